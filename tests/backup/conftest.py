@@ -20,9 +20,9 @@ def mediator_config(tmp_path: Path, capsys: Capture) -> Path:
     for name in ("secret", "token"):
         (path.parent / name).write_text("s" * 40)
         (path.parent / name).chmod(0o600)
-    given = yaml.safe_load(path.read_text())
-    given["cluster"]["secret_file"], given["admin"]["token_file"] = "secret", "token"
-    path.write_text(yaml.safe_dump(given))
+    settings = yaml.safe_load(path.read_text())
+    settings["cluster"]["secret_file"], settings["admin"]["token_file"] = "secret", "token"
+    path.write_text(yaml.safe_dump(settings))
     add_account(load_config(path).storage.sqlite.path, "did:a")
     capsys.readouterr()
     return path

@@ -25,10 +25,10 @@ from mediatord.store.interfaces.decentrl import (
 from mediatord.store.interfaces.messages import ArrivalWindow, Payload, StoredMessage
 from mediatord.store.interfaces.store import IStore, RecipientUpdateAction
 
-FAR = 4_102_444_800.0
+FAR_FUTURE = 4_102_444_800.0
 WALLETS = tuple(f"did:example:wallet-{number}" for number in range(6))
 INBOXES = tuple(f"did:key:z6MkInbox{number}" for number in range(14))
-PEOPLE = tuple(f"did:decentrl:{name}" for name in ("ann", "bob", "çelik", "dan", "eve", "nobody"))
+IDENTITIES = tuple(f"did:decentrl:{name}" for name in ("ann", "bob", "çelik", "dan", "eve", "nobody"))
 TAGS = ("red", "grün", "", "blue sky", "🙂")
 CHANNELS = ("news", "weather", None)
 ALL = PageRequest(0, 10_000)
@@ -65,25 +65,27 @@ class StorePopulator:
         for wallet in WALLETS:
             await self.store.grant(wallet)
         await self.store.mark_draft03(WALLETS[2])
-        for place, inbox in enumerate(INBOXES):
-            await self._update(WALLETS[place % 4], inbox, "add")
+        for position, inbox in enumerate(INBOXES):
+            await self._update(WALLETS[position % 4], inbox, "add")
         for number in range(5):
             await self.store.remember_did(f"did:peer:4short{number}", f"did:peer:4short{number}:long")
         for number in range(9):
-            await self.store.claim_nonce(b"nonce %d" % number, FAR + number)
+            await self.store.claim_nonce(b"nonce %d" % number, FAR_FUTURE + number)
         await self.store.release_nonce(b"nonce 3")
         await self._save_contracts()
 
     async def _save_contracts(self) -> None:
-        for person in PEOPLE[:5] * 2:
-            registration = self._make_contract(None, person, FAR + self.random.random())
+        for identity in IDENTITIES[:5] * 2:
+            registration = self._make_contract(None, identity, FAR_FUTURE + self.random.random())
             await self.store.decentrl.save_contract(self._make_guard(), registration)
-        for owner in PEOPLE[:4]:
-            for peer in PEOPLE[:3]:
-                await self.store.decentrl.save_contract(self._make_guard(), self._make_contract(owner, peer, FAR))
+        for owner in IDENTITIES[:4]:
+            for peer in IDENTITIES[:3]:
+                await self.store.decentrl.save_contract(
+                    self._make_guard(), self._make_contract(owner, peer, FAR_FUTURE)
+                )
         # The event came while there was a contract, which has expired.
         await self.store.decentrl.save_contract(
-            self._make_guard(), self._make_contract(PEOPLE[0], PEOPLE[4], self.now - 1.0)
+            self._make_guard(), self._make_contract(IDENTITIES[0], IDENTITIES[4], self.now - 1.0)
         )
 
     async def _run_message_operations(self) -> None:
@@ -106,21 +108,21 @@ class StorePopulator:
 
     async def _run_decentrl_operations(self) -> None:
         decentrl, draw = self.store.decentrl, self.random
-        owner, sender = draw.choice(PEOPLE[:4]), draw.choice(PEOPLE[:3])
+        owner, sender = draw.choice(IDENTITIES[:4]), draw.choice(IDENTITIES[:3])
         event = PendingEvent(self._make_id(), owner, sender, "é" * draw.randrange(9), self.now + draw.random())
         await self._succeeds(decentrl.enqueue_event(self._make_guard(), event))
         await decentrl.request_contract(
             self._make_guard(),
             ContractRequest(self._make_id(), f"did:stranger:{draw.randrange(99)}", owner, "sealed", "key"),
         )
-        kept = [
+        stored = [
             StoredEvent(
                 self._make_id(), draw.choice([owner, sender]), sender, "z" * draw.randrange(40), self._make_tags(), at
             )
             for at in (self.now + draw.random(), 1.5, 1e-7)
         ]
-        await decentrl.save_events(self._make_guard(), owner, [replace(kept[0], contract_id="c"), *kept[1:]])
-        self.events += [(owner, one.id) for one in kept]
+        await decentrl.save_events(self._make_guard(), owner, [replace(stored[0], contract_id="c"), *stored[1:]])
+        self.events += [(owner, one.id) for one in stored]
         shown = PublicEvent(
             self._make_id(), '{"a": 1}', self._make_tags(), draw.random(), "signature", draw.choice(CHANNELS)
         )
@@ -135,10 +137,10 @@ class StorePopulator:
     async def _rotate(self) -> None:
         await self.store.move_account(WALLETS[1], "did:example:rotated")
         await self.store.move_account(WALLETS[5], "did:example:rotated-too")
-        for person in PEOPLE[:2]:
-            waiting = await self.store.decentrl.pending_events(person, None, ALL)
+        for identity in IDENTITIES[:2]:
+            waiting = await self.store.decentrl.pending_events(identity, None, ALL)
             await self.store.decentrl.acknowledge_events(
-                self._make_guard(), person, [item.id for item in waiting.items[:1]]
+                self._make_guard(), identity, [item.id for item in waiting.items[:1]]
             )
 
     async def _update(self, wallet: str, inbox: str, action: RecipientUpdateAction) -> None:
@@ -157,7 +159,7 @@ class StorePopulator:
         return Contract(id, owner, peer, until, sha256(id.encode()).digest(), b'{"signed": "%s"}' % id.encode())
 
     def _make_guard(self) -> CommandGuard:
-        return CommandGuard(b"guard %d" % next(self.numbers), FAR)
+        return CommandGuard(b"guard %d" % next(self.numbers), FAR_FUTURE)
 
     def _make_tags(self) -> tuple[str, ...]:
         return tuple(self.random.sample(TAGS, self.random.randrange(4)))
@@ -179,7 +181,7 @@ async def query_everything(
             results[f"status {wallet} {inbox}"] = await store.get_queue_status(wallet, inbox)
             found = await store.fetch_messages(wallet, inbox, limit=10_000, max_bytes=1 << 40)
             results[f"fetch {wallet} {inbox}"] = [_to_pending(one) for one in found]
-    results["arrived"] = await store.find_arrivals(wallets, ArrivalWindow(0.0, FAR), limit=10_000)
+    results["arrived"] = await store.find_arrivals(wallets, ArrivalWindow(0.0, FAR_FUTURE), limit=10_000)
     for inbox in INBOXES:
         results[f"owner {inbox}"] = await store.find_owner(inbox)
     sizes, rest = await store.queue_sizes(1000)
@@ -193,22 +195,26 @@ async def query_everything(
 async def _query_decentrl(store: IStore) -> dict[str, Any]:
     results: dict[str, Any] = {}
     decentrl = store.decentrl
-    for person in PEOPLE:
-        results[f"registered {person}"] = await decentrl.registered_until(person)
-        results[f"requests {person}"] = await decentrl.contract_requests(person, ALL)
-        for other in (None, *PEOPLE):
-            results[f"contracts {person} {other}"] = await decentrl.contracts(person, ContractFilter(did=other), ALL)
-            results[f"pending {person} {other}"] = await decentrl.pending_events(person, other, ALL)
-            results[f"events {person} {other}"] = await decentrl.events(person, EventFilter(participant=other), ALL)
-        results[f"unprocessed {person}"] = await decentrl.events(person, EventFilter(unprocessed_only=True), ALL)
+    for identity in IDENTITIES:
+        results[f"registered {identity}"] = await decentrl.registered_until(identity)
+        results[f"requests {identity}"] = await decentrl.contract_requests(identity, ALL)
+        for other in (None, *IDENTITIES):
+            results[f"contracts {identity} {other}"] = await decentrl.contracts(
+                identity, ContractFilter(did=other), ALL
+            )
+            results[f"pending {identity} {other}"] = await decentrl.pending_events(identity, other, ALL)
+            results[f"events {identity} {other}"] = await decentrl.events(
+                identity, EventFilter(participant=other), ALL
+            )
+        results[f"unprocessed {identity}"] = await decentrl.events(identity, EventFilter(unprocessed_only=True), ALL)
         for tag in TAGS:
-            results[f"tagged {person} {tag}"] = await decentrl.events(person, EventFilter(tags=(tag,)), ALL)
-            results[f"shown {person} {tag}"] = await decentrl.public_events(
-                person, PublicEventFilter(tags=(tag,)), ALL
+            results[f"tagged {identity} {tag}"] = await decentrl.events(identity, EventFilter(tags=(tag,)), ALL)
+            results[f"shown {identity} {tag}"] = await decentrl.public_events(
+                identity, PublicEventFilter(tags=(tag,)), ALL
             )
         for channel in CHANNELS:
             wanted = PublicEventFilter(channel_id=channel)
-            results[f"channel {person} {channel}"] = await decentrl.public_events(person, wanted, ALL)
+            results[f"channel {identity} {channel}"] = await decentrl.public_events(identity, wanted, ALL)
     return results
 
 

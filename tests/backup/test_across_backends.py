@@ -72,20 +72,20 @@ class AcrossBackendsTests(MongoTestCase):
         return StoreLocation(self, self.folder / f"{name}.sqlite3")
 
     def make_mongodb(self) -> StoreLocation:
-        fresh = fresh_database(self.servers)
-        name = fresh.__enter__()
-        self.addCleanup(fresh.__exit__, None, None, None)
+        database = fresh_database(self.servers)
+        name = database.__enter__()
+        self.addCleanup(database.__exit__, None, None, None)
         return StoreLocation(self, name)
 
-    async def fill(self, place: StoreLocation) -> dict[str, Any]:
+    async def fill(self, location: StoreLocation) -> dict[str, Any]:
         """Fill a store; return its query results after it was reopened."""
-        store = await place.open_store()
+        store = await location.open_store()
         await StorePopulator(store, Random(7), CLOCK.seconds()).fill(ROUNDS)
         await store.close()
-        return await self.query(place)
+        return await self.query(location)
 
-    async def query(self, place: StoreLocation) -> dict[str, Any]:
-        store = await place.open_store()
+    async def query(self, location: StoreLocation) -> dict[str, Any]:
+        store = await location.open_store()
         results = await query_everything(store)
         await store.close()
         return results
@@ -105,16 +105,16 @@ class AcrossBackendsTests(MongoTestCase):
         results = await self.fill(one)
         exported = await self.run_in_thread(self.transfer, one, other, "there")
         self.assertEqual(await self.query(other), results)
-        again = await self.run_in_thread(self.transfer, other, back, "again")
-        self.assertEqual(read_records(again), read_records(exported))
+        exported_again = await self.run_in_thread(self.transfer, other, back, "again")
+        self.assertEqual(read_records(exported_again), read_records(exported))
         self.assertEqual(await self.query(back), results)
         self.assertFalse([line for line in self.log_lines if "building indexes" in line])
         await self.assert_continues(back)
         await self.assert_continues(other)
 
-    async def assert_continues(self, place: StoreLocation) -> None:
+    async def assert_continues(self, location: StoreLocation) -> None:
         """New messages come last, claims are remembered, and counters of visible messages return to zero."""
-        store = await place.open_store()
+        store = await location.open_store()
         self.assertFalse(await store.claim_nonce(b"nonce 1", 1.0))
         self.assertTrue(await store.claim_nonce(b"another", CLOCK.seconds() + 60))
         owners = {inbox: await store.find_owner(inbox) for inbox in INBOXES}
@@ -128,8 +128,8 @@ class AcrossBackendsTests(MongoTestCase):
         await acknowledge_everything(store)
         for wallet in WALLETS:
             self.assertEqual((await store.get_queue_status(wallet, None)).message_count, 0)
-        _, left = await store.queue_sizes(0)
-        self.assertEqual(left, (await store.get_queue_totals()).messages)
+        _, remaining = await store.queue_sizes(0)
+        self.assertEqual(remaining, (await store.get_queue_totals()).messages)
         await store.close()
 
     def test_sqlite_mongodb_sqlite(self) -> Deferred[None]:

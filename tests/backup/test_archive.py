@@ -163,21 +163,21 @@ def test_restarts_after_kill(archive: Path) -> None:
 
 def test_refuses_truncated_archive(archive: Path) -> None:
     """An archive truncated anywhere is refused."""
-    whole = archive.read_bytes()
-    for length in range(len(whole)):
-        archive.write_bytes(whole[:length])
+    intact = archive.read_bytes()
+    for length in range(len(intact)):
+        archive.write_bytes(intact[:length])
         with pytest.raises(InvalidArchiveError, match="cannot be used"):
             verify_archive(archive)
 
 
 def test_refuses_altered_archive(archive: Path) -> None:
     """A bit flipped anywhere is detected, except for bits that gzip ignores, which change nothing."""
-    whole = archive.read_bytes()
+    intact = archive.read_bytes()
     same = 0
-    for place in range(len(whole)):
+    for position in range(len(intact)):
         for bit in range(8):
-            altered = bytearray(whole)
-            altered[place] ^= 1 << bit
+            altered = bytearray(intact)
+            altered[position] ^= 1 << bit
             archive.write_bytes(altered)
             try:
                 found = [record for record, _ in verify_archive(archive).records()]
@@ -245,7 +245,7 @@ HEADER = b'{"kind":"header","format":"mediatord-store","version":%d}'
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "error"),
     [
         (b"", "not an archive of mediatord"),
         (b"{}\n", "not an archive of mediatord"),
@@ -269,9 +269,9 @@ def test_refuses_other_file(tmp_path: Path, content: bytes, error: str) -> None:
 
 def test_refuses_data_after_trailer(archive: Path) -> None:
     """Another gzip member or a further line is refused."""
-    whole = archive.read_bytes()
-    for more in (b"garbage", gzip.compress(b"x\n"), whole):
-        archive.write_bytes(whole + more)
+    intact = archive.read_bytes()
+    for more in (b"garbage", gzip.compress(b"x\n"), intact):
+        archive.write_bytes(intact + more)
         with pytest.raises(InvalidArchiveError):
             verify_archive(archive)
 
@@ -297,7 +297,7 @@ def test_detects_changed_content(archive: Path) -> None:
             list(read.records(after))
 
 
-@pytest.mark.parametrize("said", ['"' + "x" * 9999 + '"', "9" * 4000, "[1]"])
+@pytest.mark.parametrize("text", ['"' + "x" * 9999 + '"', "9" * 4000, "[1]"])
 def test_error_does_not_quote_content(text: str, archive: Path) -> None:
     """An error is one short line without payloads."""
     header, *more = read_lines(archive)

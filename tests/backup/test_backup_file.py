@@ -200,22 +200,22 @@ def test_continues_after_kill(backup: Path, tmp_path: Path) -> None:
     """After a kill the same command restores the remaining files."""
     new = tmp_path / "new"
     assert call("restore", "--from", str(backup), "--dir", str(new)) == 0
-    whole = read_tree(new)
+    tree = read_tree(new)
     for name in ("mediator.yaml", "keys.jwks"):
         (new / name).unlink()
     (new / ".log.key.restore").write_text("left over")
     assert call("restore", "--from", str(backup), "--dir", str(new)) == 0
     (new / ".log.key.restore").unlink(missing_ok=True)
-    assert read_tree(new) == whole
+    assert read_tree(new) == tree
 
 
 def test_mongodb(mediator_config: Path, tmp_path: Path, capsys: Capture) -> None:
     """A MongoDB store is backed up as records, restored, and refused by a store that is not empty."""
     servers = shared_replica_set()
     with fresh_database(servers) as name:
-        given = yaml.safe_load(mediator_config.read_text())
-        given["storage"] = {"backend": "mongodb", "mongodb": {"uri": servers.uri(name)}}
-        mediator_config.write_text(yaml.safe_dump(given))
+        settings = yaml.safe_load(mediator_config.read_text())
+        settings["storage"] = {"backend": "mongodb", "mongodb": {"uri": servers.uri(name)}}
+        mediator_config.write_text(yaml.safe_dump(settings))
         archive, backup = tmp_path / "a.gz", tmp_path / "b.tar"
         write_archive(archive, "sqlite", [AccountRecord(number=1, did="did:a", created_at=1.0, draft03=False)])
         assert call("import", "--config", str(mediator_config), "--from", str(archive)) == 0

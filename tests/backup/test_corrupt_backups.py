@@ -46,9 +46,9 @@ def read_contents(path: Path) -> tuple[BackupManifest, dict[str, bytes], bytes]:
 
 def test_refuses_truncated_backup(small_backup: Path) -> None:
     """A backup truncated before the last significant byte is refused; behind it are zeros."""
-    whole = small_backup.read_bytes()
-    for length in [*range(0, len(whole.rstrip(b"\0")), 7), len(whole.rstrip(b"\0")) - 1]:
-        small_backup.write_bytes(whole[:length])
+    intact = small_backup.read_bytes()
+    for length in [*range(0, len(intact.rstrip(b"\0")), 7), len(intact.rstrip(b"\0")) - 1]:
+        small_backup.write_bytes(intact[:length])
         with pytest.raises(InvalidArchiveError, match="cannot be used") as caught:
             read_backup_file(small_backup)
         assert "\n" not in str(caught.value)
@@ -57,12 +57,12 @@ def test_refuses_truncated_backup(small_backup: Path) -> None:
 @pytest.mark.exhaustive
 def test_refuses_altered_backup(small_backup: Path) -> None:
     """A bit flipped in any byte is detected or changes nothing."""
-    whole, random = small_backup.read_bytes(), Random(1)
+    intact, random = small_backup.read_bytes(), Random(1)
     contents = read_contents(small_backup)
     refused = 0
-    for place in range(len(whole)):
-        altered = bytearray(whole)
-        altered[place] ^= 1 << random.randrange(8)
+    for position in range(len(intact)):
+        altered = bytearray(intact)
+        altered[position] ^= 1 << random.randrange(8)
         small_backup.write_bytes(altered)
         try:
             read_backup_file(small_backup)
@@ -71,7 +71,7 @@ def test_refuses_altered_backup(small_backup: Path) -> None:
             refused += 1
         else:
             assert read_contents(small_backup) == contents
-    assert refused > len(whole.replace(b"\0", b""))
+    assert refused > len(intact.replace(b"\0", b""))
 
 
 def write_forged(path: Path, change: Callable[[dict[str, Any], list[tuple[tarfile.TarInfo, bytes]]], None]) -> Path:

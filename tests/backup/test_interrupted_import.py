@@ -67,8 +67,8 @@ def config(request: pytest.FixtureRequest, tmp_path: Path, capsys: Capture) -> I
         yield path
 
 
-def run_and_kill(archive: Path, config: Path, place: str, times: int) -> None:
-    arguments = [str(archive), str(config), place, str(times)]
+def run_and_kill(archive: Path, config: Path, phase: str, batches: int) -> None:
+    arguments = [str(archive), str(config), phase, str(batches)]
     ended = subprocess.run([sys.executable, "-m", "tests.backup.import_killer", *arguments], check=False)
     assert ended.returncode == -signal.SIGKILL
 
@@ -78,15 +78,15 @@ def test_continues_after_kills(config: Path, tmp_path: Path, capsys: Capture) ->
     """After kills between batches and within one the store has all records of the archive."""
     archive = tmp_path / "a.gz"
     write_archive(archive, "sqlite", make_records())
-    for place, times in (("committed", 0), ("writing", 0), ("committed", 2), ("writing", 1), ("committed", 1)):
-        run_and_kill(archive, config, place, times)
+    for phase, batches in (("committed", 0), ("writing", 0), ("committed", 2), ("writing", 1), ("committed", 1)):
+        run_and_kill(archive, config, phase, batches)
     assert call("import", "--config", str(config), "--from", str(archive), "--json") == 0
     output = json.loads(capsys.readouterr().out)
     assert output["equal"] and output["store"]["message"] == MESSAGES
-    again = tmp_path / "b.gz"
+    other_archive = tmp_path / "b.gz"
     with open_record_source(load_config(config).storage) as store:
-        write_archive(again, store.backend, store.records())
-    assert [one for one, _ in verify_archive(again).records()] == list(make_records())
+        write_archive(other_archive, store.backend, store.records())
+    assert [one for one, _ in verify_archive(other_archive).records()] == list(make_records())
     read_counts(config)
     assert call("import", "--config", str(config), "--from", str(archive)) == 1
     assert "is not empty (1 accounts, 2 recipient DIDs, 2600 messages, 1 nonces)" in one_line(capsys)

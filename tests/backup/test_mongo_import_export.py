@@ -225,9 +225,9 @@ class CredentialTests(MongoTestCase):
 
         await self.run_in_thread(transfer)
         self.assertEqual(list(verify_archive(folder / "b.gz").records()), list(verify_archive(archive).records()))
-        wrong = uri.replace("p4ss", "wrong")
+        wrong_uri = uri.replace("p4ss", "wrong")
         with self.assertRaises(BackupError) as caught:
-            await self.run_in_thread(export_store, wrong, folder / "c.gz")
+            await self.run_in_thread(export_store, wrong_uri, folder / "c.gz")
         self.assertIn("refused: AuthenticationFailed", str(caught.exception))
         self.assertNotIn("wrong", str(caught.exception))
 

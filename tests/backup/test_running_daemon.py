@@ -33,7 +33,7 @@ from tests.mongod import shared_replica_set
 
 reactor: Any = _reactor
 
-LETTERS, BEFORE = 400, 100
+MESSAGES, MESSAGES_BEFORE_BACKUP = 400, 100
 
 
 class RunningDaemonTests(TestCase):
@@ -53,19 +53,19 @@ class RunningDaemonTests(TestCase):
         """A restored backup has every message accepted before; those acknowledged since are delivered again."""
         self.daemon.start()
         bob = await enrol_wallet(self.daemon, reactor)
-        senders = LoadSenders(self.daemon.port, prepare_forwards(bob, "letter", LETTERS))
+        senders = LoadSenders(self.daemon.port, prepare_forwards(bob, "letter", MESSAGES))
         senders.start()
-        await deferToThread(senders.wait_for_answers, BEFORE)
+        await deferToThread(senders.wait_for_answers, MESSAGES_BEFORE_BACKUP)
         promised = set(senders.markers(202))
-        self.assertGreaterEqual(len(promised), BEFORE)
+        self.assertGreaterEqual(len(promised), MESSAGES_BEFORE_BACKUP)
         backup, archive = self.folder / "b.tar", self.folder / "a.gz"
         output = await self.run_command("backup", "--config", str(self.daemon.config), "--to", str(backup), "--json")
         await self.run_command("export", "--config", str(self.daemon.config), "--to", str(archive), "--json")
         await deferToThread(senders.join)
-        self.assertEqual(len(senders.markers(202)), LETTERS)
+        self.assertEqual(len(senders.markers(202)), MESSAGES)
         read = verify_archive(archive)
         waiting = [record for record, _ in read.records() if isinstance(record, MessageRecord)]
-        self.assertTrue(len(promised) <= output["records"]["message"] <= len(waiting) <= LETTERS)
+        self.assertTrue(len(promised) <= output["records"]["message"] <= len(waiting) <= MESSAGES)
         self.assertEqual(set(await drain_queue(bob)), set(senders.markers(202)))
         self.daemon.stop()
         self.delete_store()

@@ -90,8 +90,8 @@ def test_same_results_after_any_history(seed: int) -> None:
             assert results[0] == results[1]
             removed = [result_of(store.expire_messages(1000)) for store in stores]
             assert removed[0] == removed[1]
-            taken = [result_of(store.take_due_messages(1000)) for store in stores]
-            assert taken[0] == taken[1]
+            due = [result_of(store.take_due_messages(1000)) for store in stores]
+            assert due[0] == due[1]
             ledgers = [result_of(store.read_ledger()) for store in stores]
             assert [(ledger.didcomm.difference, ledger.decentrl.difference) for ledger in ledgers] == [(0, 0), (0, 0)]
         for store in stores:

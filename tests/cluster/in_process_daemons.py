@@ -30,8 +30,8 @@ from tests.store.builders import enforce_identity
 
 reactor: Any = _reactor
 SECRET = b"what the nodes of this cluster know and nobody else"
-PATIENCE = 120.0
-STEP = 0.01
+WAIT_TIMEOUT = 120.0
+POLL_INTERVAL = 0.01
 
 
 class AdjustableClock:
@@ -151,7 +151,7 @@ class InProcessClusterTestCase(TestCase):
 
     async def wait_until(self, condition: Any) -> None:
         """Wait for a condition."""
-        deadline = reactor.seconds() + PATIENCE
+        deadline = reactor.seconds() + WAIT_TIMEOUT
         while not condition():
             assert reactor.seconds() < deadline, "it did not happen"
-            await deferLater(reactor, STEP, lambda: None)
+            await deferLater(reactor, POLL_INTERVAL, lambda: None)

@@ -49,7 +49,7 @@ class FakeMessageSource:
         self.most = 500
         self.pushed: list[str] = []
         self.unwanted: set[str] = set()
-        self.late: list[float] = []
+        self.lags: list[float] = []
         self.stuck: set[str] = set()
         self.picked: frozenset[str] = frozenset()
         self.found: list[list[str]] = []
@@ -95,7 +95,7 @@ class FakeMessageSource:
     def push_remote(self, one: StoredMessage, *, by: float = inf) -> bool:
         """Push, unless the socket is blocked."""
         if by != inf:
-            self.late.append(by - MAX_VISIBILITY_DELAY)
+            self.lags.append(by - MAX_VISIBILITY_DELAY)
         if one.id not in self.stuck:
             self.pushed.append(one.id)
         return one.id not in self.stuck
@@ -272,7 +272,7 @@ class AntiEntropyTests(SynchronousTestCase):
         self.run_round(AntiEntropy(self.clock, [source.delivery]))
         self.assertEqual([len(dids) for dids, _ in source.questions], [7] * 6 + [1] * 3)
         self.assertEqual(source.pushed, [str(number) for number in range(20)])
-        self.assertEqual(source.late, [source.messages[str(number)].received_at for number in range(20)])
+        self.assertEqual(source.lags, [source.messages[str(number)].received_at for number in range(20)])
 
     def test_many_messages_of_one_time(self) -> None:
         """Messages of the same instant are read completely, and reading ends."""
@@ -314,7 +314,7 @@ class AntiEntropyTests(SynchronousTestCase):
 
 class LapsedNodeSweepTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.gone = ["dead", "aaaa", "late"]
+        self.lapsed = ["dead", "aaaa", "late"]
         self.dropped: list[str] = []
         self.fell_back: list[int] = []
         self.my_turn = True
@@ -331,7 +331,7 @@ class LapsedNodeSweepTests(SynchronousTestCase):
 
     def list_lapsed_nodes(self) -> Deferred[Iterable[str]]:
         """Nodes whose lease has ended."""
-        return succeed(self.gone)
+        return succeed(self.lapsed)
 
     def drop(self, boot: str) -> Deferred[int]:
         """Recorded."""
@@ -345,7 +345,7 @@ class LapsedNodeSweepTests(SynchronousTestCase):
 
     def test_reports_many_in_small_steps(self) -> None:
         """One reactor iteration reports a few messages, and all are reported."""
-        self.gone, self.number = ["dead"], 2 * BATCH_SIZE + 1
+        self.lapsed, self.number = ["dead"], 2 * BATCH_SIZE + 1
         round_ = Deferred.fromCoroutine(self.sweep.sweep())
         self.assertEqual(self.fell_back, [BATCH_SIZE])
         self.clock.pump([0.01] * 2)

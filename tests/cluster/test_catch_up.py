@@ -15,7 +15,7 @@ from mediatord.store.interfaces.messages import StoredMessage
 from tests.cluster.test_didcomm_cluster import DIDCommClusterTestCase
 from tests.in_memory_mediator import MP, FakeSocket, InMemoryWallet
 
-SOON = ANTI_ENTROPY_INTERVAL + MIN_MESSAGE_AGE + 1
+NEXT_ROUND = ANTI_ENTROPY_INTERVAL + MIN_MESSAGE_AGE + 1
 
 
 class _SkewedClock:
@@ -56,7 +56,7 @@ class DelayedMessageTests(CatchUpTestCase):
         socket = self.open_live_socket(self.b)
         self.forward(self.a, "late", delay_milli=2000 * SCAN_WINDOW)
         self.drop_notifications()
-        self.advance(2 * SCAN_WINDOW + SOON)
+        self.advance(2 * SCAN_WINDOW + NEXT_ROUND)
         self.assertEqual(self.read_texts(socket), ["late"])
         self.advance(3 * SCAN_WINDOW)
         self.assertEqual(self.read_texts(socket), [])
@@ -65,13 +65,13 @@ class DelayedMessageTests(CatchUpTestCase):
         """Another node finds a message that was taken as due and not dispatched."""
         socket = self.open_live_socket(self.b)
         self.forward(self.a, "late", delay_milli=2000 * SCAN_WINDOW)
-        taken: list[StoredMessage] = []
+        due: list[StoredMessage] = []
         for in_memory in (self.a, self.b):
-            in_memory.didcomm.due._dispatch = taken.append
+            in_memory.didcomm.due._dispatch = due.append
         self.advance(2 * SCAN_WINDOW + 2)
-        self.assertEqual((len(taken), self.read_texts(socket)), (1, []))
+        self.assertEqual((len(due), self.read_texts(socket)), (1, []))
         self.a.freeze()
-        self.advance(SOON)
+        self.advance(NEXT_ROUND)
         self.assertEqual(self.read_texts(socket), ["late"])
 
     def test_due_before_socket_is_backlog(self) -> None:
@@ -79,7 +79,7 @@ class DelayedMessageTests(CatchUpTestCase):
         self.forward(self.a, "late", delay_milli=1000)
         self.advance(1 + MAX_VISIBILITY_DELAY + 1)
         socket = self.open_live_socket(self.b)
-        self.advance(SCAN_WINDOW + SOON)
+        self.advance(SCAN_WINDOW + NEXT_ROUND)
         self.assertEqual(self.read_texts(socket), [])
 
 
@@ -104,12 +104,12 @@ class MembershipTests(CatchUpTestCase):
         calls.clear()
         self.a.membership._leave_cluster()
         self.b.membership._leave_cluster()
-        self.clock.pump([1.0] * int(SOON))
+        self.clock.pump([1.0] * int(NEXT_ROUND))
         self.assertEqual(calls, [])
         for node in (self.a, self.b):
             node.membership._joined_at = 0.0
             node.cluster.node_health.joined()
-        self.clock.pump([1.0] * int(SOON))
+        self.clock.pump([1.0] * int(NEXT_ROUND))
         self.assertGreater(len(calls), 1)
 
 
@@ -123,7 +123,7 @@ class RemotePushTests(CatchUpTestCase):
         self.drop_notifications()
         self.forward(self.a)
         self.assertEqual(self.read_texts(socket), [])
-        self.advance(SOON)
+        self.advance(NEXT_ROUND)
         self.assertEqual(self.read_texts(socket), ["hello"])
 
     def test_does_not_push_repeatedly(self) -> None:
@@ -155,7 +155,7 @@ class ClockSkewTests(CatchUpTestCase):
         self.advance(MAX_COMMIT_DELAY)
         for error in (-2.0 * MAX_COMMIT_DELAY, -CLOCKS_DIFFER):
             self.forward_with_skew(error, str(error))
-        self.advance(SOON)
+        self.advance(NEXT_ROUND)
         self.assertEqual(self.read_sorted(socket), ["-5.0", "-60.0"])
 
     def test_slow_commit(self) -> None:
@@ -163,7 +163,7 @@ class ClockSkewTests(CatchUpTestCase):
         self.drop_notifications()
         socket = self.open_live_socket(self.b)
         self.forward_with_skew(-MAX_VISIBILITY_DELAY, "slow")
-        self.advance(SOON)
+        self.advance(NEXT_ROUND)
         self.assertEqual(self.read_texts(socket), ["slow"])
 
     def test_any_skew_and_time(self) -> None:
@@ -177,7 +177,7 @@ class ClockSkewTests(CatchUpTestCase):
                 expected.append(f"{number} {error}")
                 self.forward_with_skew(error, expected[-1])
             self.advance(1)
-        self.advance(CLOCKS_DIFFER + SOON)
+        self.advance(CLOCKS_DIFFER + NEXT_ROUND)
         self.assertEqual(self.read_sorted(socket), sorted(expected))
         self.advance(2 * SCAN_WINDOW)
         self.assertEqual(self.read_texts(socket), [])
@@ -203,7 +203,7 @@ class BacklogTests(CatchUpTestCase):
         socket = self.open_live_socket(self.b)
         self.drop_notifications()
         self.forward_with_skew(-30.0, "after")
-        self.advance(CLOCKS_DIFFER + SOON)
+        self.advance(CLOCKS_DIFFER + NEXT_ROUND)
         self.assertEqual(self.read_texts(socket), ["after"])
         self.advance(2 * SCAN_WINDOW)
         self.assertEqual(self.read_texts(socket), [])
@@ -259,17 +259,17 @@ class BacklogTests(CatchUpTestCase):
         self.forward(self.a)
         self.bob_at_b.answer(f"{MP}/live-delivery-change", {"live_delivery": True}, socket=socket)
         socket.frames.clear()
-        self.advance(SOON)
+        self.advance(NEXT_ROUND)
         self.assertEqual(self.read_texts(socket), ["hello"])
 
     def test_backlog_is_per_socket(self) -> None:
         """Backlog of one socket is pushed to another that subscribed earlier."""
-        early = self.open_live_socket(self.b)
+        first_socket = self.open_live_socket(self.b)
         self.drop_notifications()
         self.forward(self.a)
-        late = self.open_live_socket(self.b)
-        self.advance(SOON)
-        self.assertEqual((self.read_texts(early), self.read_texts(late)), (["hello"], []))
+        second_socket = self.open_live_socket(self.b)
+        self.advance(NEXT_ROUND)
+        self.assertEqual((self.read_texts(first_socket), self.read_texts(second_socket)), (["hello"], []))
 
     def test_unknown_backlog_is_an_error(self) -> None:
         """If the store cannot list the backlog the wallet gets an error and retries."""
@@ -313,9 +313,9 @@ class LostPushTests(CatchUpTestCase):
         self.forward(self.a)
         self.b.base.connections.closed(socket)
         self.assertEqual(len(socket.frames), 1)
-        again = self.open_live_socket(self.a)
+        new_socket = self.open_live_socket(self.a)
         self.advance(2 * SCAN_WINDOW)
-        self.assertEqual((self.read_texts(again), self.bob.waiting()), ([], 1))
+        self.assertEqual((self.read_texts(new_socket), self.bob.waiting()), ([], 1))
         (delivered,) = self.bob.fetch()
         self.assertEqual(self.bob.open(delivered.payload).text, "hello")
 
@@ -325,7 +325,7 @@ class LostPushTests(CatchUpTestCase):
         self.drop_notifications()
         self.forward(self.a)
         self.a.base.connections.closed(dying)
-        self.advance(SOON)
+        self.advance(NEXT_ROUND)
         self.assertEqual((len(dying.frames), self.read_texts(socket)), (1, ["hello"]))
 
     def test_node_dies(self) -> None:
@@ -333,9 +333,9 @@ class LostPushTests(CatchUpTestCase):
         self.open_live_socket(self.b)
         self.forward(self.a)
         self.b.freeze()
-        again = self.open_live_socket(self.a)
+        new_socket = self.open_live_socket(self.a)
         self.advance(2 * SCAN_WINDOW)
-        self.assertEqual((self.read_texts(again), len(self.bob.fetch())), ([], 1))
+        self.assertEqual((self.read_texts(new_socket), len(self.bob.fetch())), ([], 1))
 
 
 class PickupTests(CatchUpTestCase):
@@ -374,7 +374,7 @@ class PickupTests(CatchUpTestCase):
         """If the pickup cannot be recorded the message is pushed as well; nobody waits for the record."""
         with self.a.failing("record_pickups", StoreUnavailable()):
             self.assertEqual(len(self.bob.fetch()), 1)
-        self.advance(SOON)
+        self.advance(NEXT_ROUND)
         self.assertEqual(self.read_texts(self.socket), ["hello"])
 
 
@@ -387,7 +387,7 @@ class ManyMessagesTests(CatchUpTestCase):
         texts = [f"{number:02}" for number in range(11)]
         for text in texts:
             self.forward(self.a, text)
-        self.advance(SOON)
+        self.advance(NEXT_ROUND)
         self.assertEqual(self.read_sorted(socket), texts)
 
     def test_many_of_different_clocks(self) -> None:
@@ -399,7 +399,7 @@ class ManyMessagesTests(CatchUpTestCase):
         texts = [f"{number:02}" for number in range(20)]
         for number, text in enumerate(texts):
             self.forward_with_skew(-(number * 7 % 20), text)
-        self.advance(SOON)
+        self.advance(NEXT_ROUND)
         self.assertEqual(self.read_sorted(socket), texts)
         self.advance(2 * SCAN_WINDOW)
         self.assertEqual(self.read_texts(socket), [])

@@ -23,7 +23,13 @@ from mediatord.wallet.decentrl_client import discover_decentrl_mediator as disco
 from mediatord.wallet.didcomm_client import DIDCommWallet, discover_mediator, open_http
 from mediatord.wallet.didcomm_messages import anoncrypt, build_forward
 from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socket
-from tests.cluster.in_process_daemons import PATIENCE, STEP, InProcessClusterTestCase, InProcessNode, reactor
+from tests.cluster.in_process_daemons import (
+    POLL_INTERVAL,
+    WAIT_TIMEOUT,
+    InProcessClusterTestCase,
+    InProcessNode,
+    reactor,
+)
 from tests.decentrl_contracts import make_contract
 from tests.integration.message_load import read_marker
 
@@ -65,7 +71,7 @@ class TwoNodeTestCase(InProcessClusterTestCase):
 
     async def read_text(self, socket: DIDCommSocket) -> str:
         """Text of the next push."""
-        return read_marker(self.bob, await socket.pushed.get().addTimeout(PATIENCE, reactor))
+        return read_marker(self.bob, await socket.pushed.get().addTimeout(WAIT_TIMEOUT, reactor))
 
     async def request(self, node: InProcessNode, method: str, path: str) -> tuple[int, bytes]:
         """A plain HTTP request."""
@@ -78,7 +84,7 @@ class PushTests(TwoNodeTestCase):
     async def test_pushes_to_other_node(self) -> None:
         """A message accepted at one node is pushed to the socket at the other, in both directions."""
         # Not by the holding node itself, which anti-entropy might tell before the notification arrives.
-        self.patch(anti_entropy, "MIN_MESSAGE_AGE", 2 * PATIENCE)
+        self.patch(anti_entropy, "MIN_MESSAGE_AGE", 2 * WAIT_TIMEOUT)
         for accepting, holding in ((self.a, self.b), (self.b, self.a)):
             socket = await self.open_live_socket(holding)
             await self.forward(accepting, "hello")
@@ -88,13 +94,13 @@ class PushTests(TwoNodeTestCase):
 
     async def read_notification_outcomes(self, node: InProcessNode) -> list[bytes]:
         """Outcomes of its notifications, once the first response has arrived, which is after the push."""
-        deadline, name = reactor.seconds() + PATIENCE, b"mediator_cluster_pushes_total"
+        deadline, name = reactor.seconds() + WAIT_TIMEOUT, b"mediator_cluster_pushes_total"
         while True:
             _, metrics = await self.request(node, "GET", "/metrics")
             found = [line.removeprefix(name) for line in metrics.splitlines() if line.startswith(name + b"{")]
             if found or reactor.seconds() > deadline:
                 return found
-            await deferLater(reactor, STEP, lambda: None)
+            await deferLater(reactor, POLL_INTERVAL, lambda: None)
 
     async def test_unreachable_node_catches_up(self) -> None:
         """A node that cannot be notified finds the message itself, and no response waits for it."""
@@ -116,8 +122,8 @@ class PushTests(TwoNodeTestCase):
 
     def has_presence(self, name: str) -> bool:
         """Whether the store has presence of Bob at this node."""
-        places = self.successResultOf(self.store.cluster.find_presence([self.bob.did]))
-        return name in [place.node.name for place in places if place.node]
+        records = self.successResultOf(self.store.cluster.find_presence([self.bob.did]))
+        return name in [record.node.name for record in records if record.node]
 
     async def test_pushes_events(self) -> None:
         """Decentrl events are pushed too."""
@@ -129,7 +135,7 @@ class PushTests(TwoNodeTestCase):
         socket = await connect_decentrl(reactor, bob, endpoint=self.b.make_endpoint())
         self.addCleanup(socket.close)
         await alice.send(bob.did, "hello")
-        frame = await socket.pushed.get().addTimeout(PATIENCE, reactor)
+        frame = await socket.pushed.get().addTimeout(WAIT_TIMEOUT, reactor)
         self.assertEqual(frame["type"], "PENDING_EVENTS")
 
 
@@ -169,9 +175,9 @@ class RefusalTests(TwoNodeTestCase):
         """The name of a crashed node is free at once, as nobody answers at its address."""
         await self.b.stop_services("membership", f"listener {self.b.config.cluster.listen}")
         await self.store.cluster.join(self.make_crashed_node(self.b), NODE_LEASE)
-        again = self.start_node("b")
-        await self.wait_until(lambda: again.fatal_errors or self.list_boots("b") != ["dead"])
-        self.assertEqual((again.fatal_errors, len(self.list_boots("b"))), ([], 1))
+        new_node = self.start_node("b")
+        await self.wait_until(lambda: new_node.fatal_errors or self.list_boots("b") != ["dead"])
+        self.assertEqual((new_node.fatal_errors, len(self.list_boots("b"))), ([], 1))
 
     def make_crashed_node(self, node: InProcessNode) -> Any:
         """The record that such a daemon left in the store."""
@@ -236,10 +242,10 @@ class HealthTests(TwoNodeTestCase):
 
     async def wait_for_detail(self, node: InProcessNode, detail: str) -> None:
         """Wait until the node reports this."""
-        deadline = reactor.seconds() + PATIENCE
+        deadline = reactor.seconds() + WAIT_TIMEOUT
         while await self.read_detail(node) != detail:
             assert reactor.seconds() < deadline, await self.read_detail(node)
-            await deferLater(reactor, STEP, lambda: None)
+            await deferLater(reactor, POLL_INTERVAL, lambda: None)
 
     async def test_unhealthy_until_joined(self) -> None:
         """A node is unhealthy until it has joined: live mode would be refused there."""
@@ -255,9 +261,9 @@ class HealthTests(TwoNodeTestCase):
     async def test_unhealthy_with_wrong_clock(self) -> None:
         """A node reports a wrong clock as long as that lasts, and recovers by itself."""
         store: Any = self.store
-        refused = ClockSkewError(4320)
-        store.cluster.renew = store.cluster.join = lambda *_: fail(refused)
-        await self.wait_for_detail(self.a, str(refused))
+        error = ClockSkewError(4320)
+        store.cluster.renew = store.cluster.join = lambda *_: fail(error)
+        await self.wait_for_detail(self.a, str(error))
         self.assertNotIn("a", self.list_live_names())
         del store.cluster.renew
         del store.cluster.join

@@ -13,7 +13,7 @@ from mediatord.errors import StoreUnavailable
 from tests.cluster.in_memory_cluster import InMemoryClusterTestCase
 from tests.in_memory_identities import InMemoryDecentrlSocket
 
-SOON = ANTI_ENTROPY_INTERVAL + MIN_MESSAGE_AGE + 1
+NEXT_ROUND = ANTI_ENTROPY_INTERVAL + MIN_MESSAGE_AGE + 1
 
 
 class DecentrlClusterTests(InMemoryClusterTestCase):
@@ -73,7 +73,7 @@ class DecentrlClusterTests(InMemoryClusterTestCase):
         self.bob.in_memory = self.a
         local_socket = self.bob.connect()
         self.send_event()
-        self.advance(2 * SOON)
+        self.advance(2 * NEXT_ROUND)
         self.assertEqual(
             (self.read_payloads(local_socket), self.read_payloads(remote_socket)), (["sealed"], ["sealed"])
         )
@@ -83,7 +83,7 @@ class DecentrlClusterTests(InMemoryClusterTestCase):
         dialogue = self.bob.connect()
         self.network.cut = lambda node: True
         self.send_event()
-        self.advance(SOON)
+        self.advance(NEXT_ROUND)
         self.assertEqual(self.read_payloads(dialogue), ["sealed"])
         self.advance(2 * SCAN_WINDOW)
         self.assertEqual(self.read_frames(dialogue), [])
@@ -99,7 +99,7 @@ class DecentrlClusterTests(InMemoryClusterTestCase):
         self.advance(60)
         self.assertEqual(self.read_frames(dialogue), [])
         self.network.cut = lambda node: False
-        self.advance(SOON)
+        self.advance(NEXT_ROUND)
         self.assertEqual(self.read_frames(dialogue), [{"type": "CONTRACTS_UPDATED"}])
         self.advance(60)
         self.assertEqual(self.read_frames(dialogue), [])
@@ -114,7 +114,7 @@ class DecentrlClusterTests(InMemoryClusterTestCase):
         self.advance(1)
         self.assertEqual(self.read_frames(dialogue), [])
         del cluster.find_presence
-        self.advance(SOON)
+        self.advance(NEXT_ROUND)
         self.assertEqual(self.read_frames(dialogue), [{"type": "CONTRACTS_UPDATED"}])
 
     def test_contract_notification_to_one_of_two(self) -> None:
@@ -129,7 +129,7 @@ class DecentrlClusterTests(InMemoryClusterTestCase):
         self.advance(5)
         self.assertEqual((len(self.read_frames(remote_socket)), len(self.read_frames(local_socket))), (0, 1))
         self.network.cut = lambda node: False
-        self.advance(SOON)
+        self.advance(NEXT_ROUND)
         self.assertEqual((len(self.read_frames(remote_socket)), len(self.read_frames(local_socket))), (1, 0))
 
     def test_blocked_socket_elsewhere(self) -> None:
@@ -140,7 +140,7 @@ class DecentrlClusterTests(InMemoryClusterTestCase):
         self.network.cut = lambda node: True
         self.send_event()
         self.assertEqual(self.read_payloads(remote_socket), [])
-        self.advance(2 * SOON)
+        self.advance(2 * NEXT_ROUND)
         self.assertEqual(self.read_payloads(remote_socket), ["sealed"])
 
     def test_blocked_socket_here(self) -> None:
@@ -151,7 +151,7 @@ class DecentrlClusterTests(InMemoryClusterTestCase):
         local_socket.socket.takes = False
         self.send_event()
         local_socket.socket.takes = True
-        self.advance(2 * SOON)
+        self.advance(2 * NEXT_ROUND)
         self.assertEqual(
             (self.read_payloads(local_socket), self.read_payloads(remote_socket)), (["sealed"], ["sealed"])
         )
@@ -227,7 +227,7 @@ class DecentrlClusterTests(InMemoryClusterTestCase):
         self.bob.answer("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[before["id"]])
         self.send_event("after")
         self.assertEqual(self.read_payloads(dialogue), ["after"])
-        self.advance(SOON)
+        self.advance(NEXT_ROUND)
         self.assertEqual(dialogue.heard(), [])
 
     def test_store_outage(self) -> None:

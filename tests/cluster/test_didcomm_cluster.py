@@ -18,8 +18,8 @@ from tests.cluster.in_memory_cluster import InMemoryClusterTestCase, InMemoryNod
 from tests.from_prior import FromPriorClaims, make_from_prior
 from tests.in_memory_mediator import MP, FakeSocket, InMemoryWallet, pack_forward
 
-SOON = ANTI_ENTROPY_INTERVAL + MIN_MESSAGE_AGE + 1
-OF_MEMBERS = (
+NEXT_ROUND = ANTI_ENTROPY_INTERVAL + MIN_MESSAGE_AGE + 1
+MEMBER_TASKS = (
     "join",
     "renew",
     "drop",
@@ -101,7 +101,7 @@ class PushTests(DIDCommClusterTestCase):
         """Sockets at both nodes get the message, each once."""
         local_socket, remote_socket = self.open_live_socket(self.a), self.open_live_socket(self.b)
         self.forward(self.a)
-        self.advance(2 * SOON)
+        self.advance(2 * NEXT_ROUND)
         self.assertEqual((self.read_texts(local_socket), self.read_texts(remote_socket)), (["hello"], ["hello"]))
         self.assertEqual(self.list_methods(self.a), ["live"])
 
@@ -187,7 +187,7 @@ class LostNotificationTests(DIDCommClusterTestCase):
         socket = self.open_live_socket(self.b)
         self.network.cut = lambda node: True
         self.forward(self.a)
-        self.advance(SOON)
+        self.advance(NEXT_ROUND)
         self.assertEqual(self.read_texts(socket), ["hello"])
         self.advance(3 * SCAN_WINDOW)
         self.assertEqual(self.read_texts(socket), [])
@@ -208,7 +208,7 @@ class LostNotificationTests(DIDCommClusterTestCase):
         self.forward(self.a)
         self.advance(MAX_VISIBILITY_DELAY + 1)
         socket = self.open_live_socket(self.b)
-        self.advance(2 * SOON)
+        self.advance(2 * NEXT_ROUND)
         self.assertEqual(self.read_texts(socket), [])
 
     def test_backlog_of_second_socket(self) -> None:
@@ -220,7 +220,7 @@ class LostNotificationTests(DIDCommClusterTestCase):
         self.advance(MAX_VISIBILITY_DELAY + 1)
         second = self.open_live_socket(self.b)
         first.takes = True
-        self.advance(SOON)
+        self.advance(NEXT_ROUND)
         self.assertEqual((self.read_texts(first), self.read_texts(second)), (["hello"], []))
 
     def test_store_outage_during_lookup(self) -> None:
@@ -230,7 +230,7 @@ class LostNotificationTests(DIDCommClusterTestCase):
         self.forward(self.a)
         self.assertEqual((self.list_methods(self.a), self.read_texts(socket)), (["queue"], []))
         del self.store.cluster.find_presence
-        self.advance(SOON)
+        self.advance(NEXT_ROUND)
         self.assertEqual(self.read_texts(socket), ["hello"])
 
     def test_pushed_elsewhere_meanwhile(self) -> None:
@@ -238,7 +238,7 @@ class LostNotificationTests(DIDCommClusterTestCase):
         local_socket, remote_socket = self.open_live_socket(self.a), self.open_live_socket(self.b)
         self.network.cut = lambda node: True
         self.forward(self.a)
-        self.advance(2 * SOON)
+        self.advance(2 * NEXT_ROUND)
         self.assertEqual((self.read_texts(local_socket), self.read_texts(remote_socket)), (["hello"], ["hello"]))
 
 
@@ -354,7 +354,7 @@ class GoingLiveTests(DIDCommClusterTestCase):
         token = make_from_prior(prior, signing.private)
         new.answer(f"{MP}/status-request", from_prior=token, socket=socket)
         socket.frames.clear()
-        self.advance(SOON)
+        self.advance(NEXT_ROUND)
         (delivered,) = read_delivery(new.open(socket.frames.pop()).message)
         self.assertEqual((self.bob.open(delivered.payload).text, socket.frames), ("hello", []))
 
@@ -405,13 +405,13 @@ class NodeDeathTests(DIDCommClusterTestCase):
     def test_no_notifications_after_stop(self) -> None:
         """A lookup that completes after the node has stopped sends no notifications."""
         self.open_live_socket(self.b)
-        late: Deferred[None] = Deferred()
+        response: Deferred[None] = Deferred()
         whereabouts = self.store.cluster.find_presence
-        self.store.cluster.find_presence = lambda dids: late.addCallback(lambda _: whereabouts(dids))
+        self.store.cluster.find_presence = lambda dids: response.addCallback(lambda _: whereabouts(dids))
         self.forward(self.a)
         self.result_of(self.a.cluster.stop())
         before = self.network.requests
-        late.callback(None)
+        response.callback(None)
         self.advance(1)
         self.assertEqual(self.network.requests, before)
         del self.store.cluster.find_presence
@@ -441,7 +441,7 @@ class NodeDeathTests(DIDCommClusterTestCase):
         del self.store.cluster.renew
         self.advance(RENEWAL_INTERVAL)
         self.assertEqual((self.list_live_names(), self.list_presence()), (["a", "b"], ["b"]))
-        self.advance(SOON)
+        self.advance(NEXT_ROUND)
         self.assertEqual(self.read_texts(socket), ["hello"])
         self.forward(self.a, "next")
         self.assertEqual(self.read_texts(socket), ["next"])
@@ -491,7 +491,7 @@ class NodeDeathTests(DIDCommClusterTestCase):
                 (self.read_texts(local_socket), self.read_texts(remote_socket)), (["before"], ["before"])
             )
             with ExitStack() as outage:
-                for operation in OF_MEMBERS:
+                for operation in MEMBER_TASKS:
                     outage.enter_context(self.a.failing(operation, StoreUnavailable()))
                 self.advance(seconds)
             self.advance(RENEWAL_INTERVAL)
@@ -499,7 +499,7 @@ class NodeDeathTests(DIDCommClusterTestCase):
             self.assertEqual([in_memory.base.node_health.trouble for in_memory in self.in_memory_nodes], ["", ""])
             self.forward(self.a, "after")
             self.assertEqual((self.read_texts(local_socket), self.read_texts(remote_socket)), (["after"], ["after"]))
-            self.advance(2 * SOON)
+            self.advance(2 * NEXT_ROUND)
             self.assertEqual((self.read_texts(local_socket), self.read_texts(remote_socket)), ([], []))
             for in_memory, socket in ((self.a, local_socket), (self.b, remote_socket)):
                 in_memory.base.connections.closed(socket)
@@ -510,9 +510,9 @@ class NodeDeathTests(DIDCommClusterTestCase):
         self.open_live_socket(self.b)
         self.forward(self.a)
         self.b.freeze()
-        again = self.make_node("b").start()
+        replacement = self.make_node("b").start()
         self.advance(UNRENEWED_LEASE_AGE)
-        self.assertEqual((again.fatal_errors, self.list_live_names()), ([], ["a", "b"]))
+        self.assertEqual((replacement.fatal_errors, self.list_live_names()), ([], ["a", "b"]))
         found = self.successResultOf(self.a.store.fetch_messages(self.bob.did, None, limit=9, max_bytes=99_999))
         self.assertEqual([item.status for item in found], ["pending"])
 

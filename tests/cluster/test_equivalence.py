@@ -13,7 +13,7 @@ from tests.cluster.in_memory_cluster import InMemoryClusterTestCase
 from tests.in_memory_mediator import MP, FakeSocket, InMemoryMediator, InMemoryWallet, pack_forward
 from tests.integration.daemon import PLENTY
 
-SOON = ANTI_ENTROPY_INTERVAL + MIN_MESSAGE_AGE + 1
+NEXT_ROUND = ANTI_ENTROPY_INTERVAL + MIN_MESSAGE_AGE + 1
 SCENARIOS, STEPS = 8, 24
 # Sockets of the wallet, each at a node of its own where there are two.
 SOCKETS = 2
@@ -120,7 +120,7 @@ class EquivalenceTests(InMemoryClusterTestCase):
         self, random: Random, one: MediatorScenario, two: MediatorScenario, cut: Callable[[], None]
     ) -> None:
         """Run the same steps with both."""
-        known: list[str] = []
+        fetched: list[str] = []
         for number in range(STEPS):
             step = random.choice(
                 ("forward",) * 4 + ("live", "off", "gone", "fetch", "fetch", "ack", "ack", "wait", "wait")
@@ -136,9 +136,9 @@ class EquivalenceTests(InMemoryClusterTestCase):
                 elif step == "gone":
                     scenario.close_socket(slot)
                 elif step == "fetch":
-                    known = scenario.fetch(at, limit)
+                    fetched = scenario.fetch(at, limit)
                 elif step == "ack":
-                    scenario.acknowledge(at, known[:limit])
+                    scenario.acknowledge(at, fetched[:limit])
                 else:
                     scenario.advance(seconds)
                 scenario.read_pushes()
@@ -177,7 +177,7 @@ class EquivalenceTests(InMemoryClusterTestCase):
 
                 self.run_scenario(random, one, two, cut)
                 for scenario in (one, two):
-                    scenario.advance(SCAN_WINDOW + SOON)
+                    scenario.advance(SCAN_WINDOW + NEXT_ROUND)
                     scenario.read_pushes()
                 self.assertEqual(two.count_waiting(), one.count_waiting())
                 for actual, expected, ended in zip(two.pushes, one.pushes, one.ended, strict=True):

@@ -30,8 +30,8 @@ from mediatord.store.sqlite.memory_store import MemoryStore
 from tests.in_memory_mediator import NOW
 
 BEA = ClusterNode("bea", "bbbb", "tcp:host=10.0.0.2:port=7070", b"seal")
-TAKEN = "node ann works on this database alone: nodes can share it if each has a cluster.listen"
-BESIDE = "cluster.listen: null, but nodes of a cluster work on this database: bea"
+SECOND_PROCESS_REFUSED = "node ann works on this database alone: nodes can share it if each has a cluster.listen"
+NODES_PRESENT = "cluster.listen: null, but nodes of a cluster work on this database: bea"
 
 
 class ExclusiveProcessTests(SynchronousTestCase):
@@ -108,7 +108,7 @@ class ExclusiveProcessTests(SynchronousTestCase):
         self.run_for(EXCLUSIVE_LEASE + EXCLUSIVE_RENEWAL_INTERVAL)
         self.assertNoResult(opening)
         self.run_for(EXCLUSIVE_POLL_INTERVAL * 2)
-        self.assertEqual(str(self.failureResultOf(opening, StoreUnusable).value), TAKEN)
+        self.assertEqual(str(self.failureResultOf(opening, StoreUnusable).value), SECOND_PROCESS_REFUSED)
         self.assertFalse(self.is_served())
         self.assertEqual((self.list_boots(), self.fatal_errors), (["aaaa"], []))
 
@@ -138,14 +138,14 @@ class ExclusiveProcessTests(SynchronousTestCase):
         opening = open_shared_store(self.clock, self.store, self.gate)
         self.assertFalse(self.is_served())
         self.run_for(EXCLUSIVE_LEASE + EXCLUSIVE_RENEWAL_INTERVAL + EXCLUSIVE_POLL_INTERVAL * 2)
-        self.assertEqual(str(self.failureResultOf(opening, StoreUnusable).value), TAKEN)
+        self.assertEqual(str(self.failureResultOf(opening, StoreUnusable).value), SECOND_PROCESS_REFUSED)
         self.failureResultOf(self.store.cluster.join(BEA, NODE_LEASE), ClusterSecretMismatch)
 
     def test_beside_a_cluster(self) -> None:
         """It is refused at once in a line that names the nodes, and leaves no record."""
         self.successResultOf(self.store.cluster.join(BEA, NODE_LEASE))
         refusal = self.failureResultOf(self.make_process().open(), StoreUnusable)
-        self.assertEqual(str(refusal.value), BESIDE)
+        self.assertEqual(str(refusal.value), NODES_PRESENT)
         self.assertEqual((self.list_boots(), self.list_lapsed()), (["bbbb"], []))
 
     def test_waits_for_lease_of_killed_process(self) -> None:
@@ -181,14 +181,14 @@ class ExclusiveProcessTests(SynchronousTestCase):
         self.run_for(REJOIN_GRACE_PERIOD / 2)
         self.successResultOf(self.store.cluster.join(BEA, NODE_LEASE))
         self.run_for(REJOIN_GRACE_PERIOD / 2)
-        self.assertEqual(str(self.failureResultOf(opening, StoreUnusable).value), BESIDE)
+        self.assertEqual(str(self.failureResultOf(opening, StoreUnusable).value), NODES_PRESENT)
 
     def test_cut_off_process_returns(self) -> None:
         """A cut-off process returns by itself; if it was replaced meanwhile, it ends."""
         for taker, line in (
             (None, ""),
-            (ClusterNode(STANDALONE_NODE_NAME, "dddd", "ann", b""), TAKEN),
-            (BEA, BESIDE),
+            (ClusterNode(STANDALONE_NODE_NAME, "dddd", "ann", b""), SECOND_PROCESS_REFUSED),
+            (BEA, NODES_PRESENT),
         ):
             alone = self.open_process()
             renew, join = self.store.cluster.renew, self.store.cluster.join
@@ -231,14 +231,14 @@ class ExclusiveProcessTests(SynchronousTestCase):
         """A store that an earlier process kept from opening opens the next time."""
         self.kill_process()
         self.clock.advance(EXCLUSIVE_LEASE)
-        again = self.make_process("cccc")
+        next_process = self.make_process("cccc")
         really, self.store.open = self.store.open, lambda: fail(StoreUnavailable())
-        opening = again.open()
+        opening = next_process.open()
         self.run_for(REJOIN_GRACE_PERIOD)
         self.failureResultOf(opening, StoreUnavailable)
         self.assertEqual(self.list_lapsed(), [])
         self.store.open = really
-        self.successResultOf(again.open())
+        self.successResultOf(next_process.open())
 
     def test_stopped_while_waiting(self) -> None:
         """It can be stopped while it waits."""

@@ -53,8 +53,8 @@ class MembershipTestCase(SynchronousTestCase):
         store = MemoryStore(self.clock, QueueLimits())
         self.successResultOf(store.open())
         self.store: Any = store.cluster
-        self.heard: list[str] = []
-        self.seen: list[list[str]] = []
+        self.events: list[str] = []
+        self.live_nodes_seen: list[list[str]] = []
         self.fatal_errors: list[str] = []
         self.clock_is_wrong = False
         self.probed: list[str] = []
@@ -88,21 +88,21 @@ class MembershipTestCase(SynchronousTestCase):
         self.probed.append(node.boot)
         return self.answering
 
-    def on_joined(self) -> None:
+    def joined(self) -> None:
         """Recorded."""
-        self.heard.append("joined")
+        self.events.append("joined")
 
-    def on_parted(self) -> None:
+    def parted(self) -> None:
         """Recorded."""
-        self.heard.append("parted")
+        self.events.append("parted")
 
     def set_live_nodes(self, live: Collection[ClusterNode]) -> None:
         """Recorded."""
-        self.seen.append([item.boot for item in live])
+        self.live_nodes_seen.append([item.boot for item in live])
 
-    def clock_differs(self, refused: ClockSkewError) -> None:
+    def clock_differs(self, error: ClockSkewError) -> None:
         """Recorded."""
-        self.heard.append(f"clock {refused.ahead:+.0f}")
+        self.events.append(f"clock {error.ahead:+.0f}")
         self.clock_is_wrong = True
 
     def clock_agrees(self) -> None:
@@ -140,7 +140,7 @@ class MembershipTests(MembershipTestCase):
         self.clock.advance(1)
         self.assertEqual(self.list_live_boots(), [])
         self.membership.store_opened()
-        self.assertEqual((self.list_live_boots(), self.heard), (["aaaa"], ["joined"]))
+        self.assertEqual((self.list_live_boots(), self.events), (["aaaa"], ["joined"]))
         other = self.make_membership(make_node("bea", "bbbb"))
         other.store_opened()
         self.assertEqual(self.list_live_boots(), ["aaaa"])
@@ -150,11 +150,11 @@ class MembershipTests(MembershipTestCase):
     def test_renews_and_knows_peers(self) -> None:
         """A member stays live while it runs, and knows its peers."""
         self.start()
-        self.assertEqual(self.seen, [["aaaa"]])
+        self.assertEqual(self.live_nodes_seen, [["aaaa"]])
         self.successResultOf(self.store.join(make_node("bea", "bbbb"), 100))
         self.pass_time(5 * NODE_LEASE)
-        self.assertEqual((self.list_live_boots(), self.heard), (["aaaa", "bbbb"], ["joined"]))
-        self.assertEqual(self.seen[-1], ["aaaa", "bbbb"])
+        self.assertEqual((self.list_live_boots(), self.events), (["aaaa", "bbbb"], ["joined"]))
+        self.assertEqual(self.live_nodes_seen[-1], ["aaaa", "bbbb"])
 
     def test_settles_after_a_while(self) -> None:
         """A member is settled only after a while, when all others could have returned."""
@@ -194,9 +194,9 @@ class MembershipTests(MembershipTestCase):
         with self.fail_operations("join"):
             self.start()
             self.pass_time(30)
-            self.assertEqual((self.heard, self.fatal_errors), ([], []))
+            self.assertEqual((self.events, self.fatal_errors), ([], []))
         self.pass_time(JOIN_RETRY_DELAY)
-        self.assertEqual(self.heard, ["joined"])
+        self.assertEqual(self.events, ["joined"])
 
     def test_short_outage(self) -> None:
         """A lease outlasts a short outage."""
@@ -205,7 +205,7 @@ class MembershipTests(MembershipTestCase):
         with self.fail_operations("renew", "list_nodes"):
             self.pass_time(NODE_LEASE - RENEWAL_INTERVAL - 1)
         self.pass_time(NODE_LEASE)
-        self.assertEqual((self.list_live_boots(), self.heard), (["aaaa"], ["joined"]))
+        self.assertEqual((self.list_live_boots(), self.events), (["aaaa"], ["joined"]))
 
     def test_long_outage(self) -> None:
         """
@@ -216,18 +216,18 @@ class MembershipTests(MembershipTestCase):
         with self.fail_operations("renew", "join"), capturedLogs() as events:
             self.pass_time(NODE_LEASE - 1)
             self.assertEqual(
-                (self.list_live_boots(), self.heard, self.membership.is_settled), (["aaaa"], ["joined"], True)
+                (self.list_live_boots(), self.events, self.membership.is_settled), (["aaaa"], ["joined"], True)
             )
             self.pass_time(3 * NODE_LEASE)
             self.assertEqual(
-                (self.list_live_boots(), self.heard, self.membership.is_settled), ([], ["joined", "parted"], False)
+                (self.list_live_boots(), self.events, self.membership.is_settled), ([], ["joined", "parted"], False)
             )
         self.assertEqual(
             list_warnings(events), ["the lease of node ann has expired; it joins again as soon as it can"]
         )
         with capturedLogs() as events:
             self.pass_time(JOIN_RETRY_DELAY)
-        self.assertEqual((self.list_live_boots(), self.heard), (["aaaa"], ["joined", "parted", "joined"]))
+        self.assertEqual((self.list_live_boots(), self.events), (["aaaa"], ["joined", "parted", "joined"]))
         self.assertEqual((self.membership.is_settled, list_warnings(events)), (False, []))
         self.pass_time(RENEWAL_INTERVAL)
         self.assertTrue(self.membership.is_settled)
@@ -240,25 +240,25 @@ class MembershipTests(MembershipTestCase):
         self.store.renew = lambda *args: renew(*args).addCallback(lambda _: fail(StoreUnavailable()))
         self.pass_time(5 * NODE_LEASE)
         self.assertEqual(
-            (self.list_live_boots(), self.heard, self.membership.is_settled), (["aaaa"], ["joined", "parted"], False)
+            (self.list_live_boots(), self.events, self.membership.is_settled), (["aaaa"], ["joined", "parted"], False)
         )
         self.store.renew = renew
         self.pass_time(JOIN_RETRY_DELAY)
-        self.assertEqual((self.list_live_boots(), self.heard), (["aaaa"], ["joined", "parted", "joined"]))
+        self.assertEqual((self.list_live_boots(), self.events), (["aaaa"], ["joined", "parted", "joined"]))
         self.pass_time(5 * NODE_LEASE)
-        self.assertEqual((self.heard[3:], self.membership.is_settled), ([], True))
+        self.assertEqual((self.events[3:], self.membership.is_settled), ([], True))
 
     def test_slow_renewal(self) -> None:
         """Membership ends without waiting for a slow renewal."""
-        late: Deferred[bool] = Deferred()
-        self.store.renew = lambda *_: late
+        response: Deferred[bool] = Deferred()
+        self.store.renew = lambda *_: response
         self.start()
         self.pass_time(NODE_LEASE)
-        self.assertEqual(self.heard, ["joined", "parted"])
+        self.assertEqual(self.events, ["joined", "parted"])
         del self.store.renew
-        late.callback(True)
+        response.callback(True)
         self.pass_time(NODE_LEASE)
-        self.assertEqual((self.list_live_boots(), self.heard), (["aaaa"], ["joined", "parted", "joined"]))
+        self.assertEqual((self.list_live_boots(), self.events), (["aaaa"], ["joined", "parted", "joined"]))
 
     def test_clock_step_during_outage(self) -> None:
         """A clock step makes the lease neither longer nor shorter."""
@@ -269,9 +269,9 @@ class MembershipTests(MembershipTestCase):
                 self.pass_time(NODE_LEASE / 2)
                 self.step_clock(step)
                 self.pass_time(NODE_LEASE / 2 - 1)
-                self.assertEqual(self.heard, ["joined"])
+                self.assertEqual(self.events, ["joined"])
                 self.pass_time(1)
-                self.assertEqual(self.heard, ["joined", "parted"])
+                self.assertEqual(self.events, ["joined", "parted"])
 
     def step_clock(self, step: float) -> None:
         """As :mod:`mediatord.runtime.reactor_clock` adjusts timers to the host's clock."""
@@ -284,7 +284,7 @@ class MembershipTests(MembershipTestCase):
         self.start()
         self.successResultOf(self.store.drop("aaaa", until=inf))
         self.pass_time(RENEWAL_INTERVAL)
-        self.assertEqual((self.list_live_boots(), self.heard), (["aaaa"], ["joined", "parted", "joined"]))
+        self.assertEqual((self.list_live_boots(), self.events), (["aaaa"], ["joined", "parted", "joined"]))
 
     def test_not_settled_without_lease(self) -> None:
         """A node that cannot rejoin does no periodic tasks."""
@@ -294,7 +294,7 @@ class MembershipTests(MembershipTestCase):
         self.successResultOf(self.store.drop("aaaa", until=inf))
         with self.fail_operations("join"):
             self.pass_time(RENEWAL_INTERVAL)
-            self.assertEqual(self.heard, ["joined", "parted"])
+            self.assertEqual(self.events, ["joined", "parted"])
             self.assertFalse(self.membership.is_settled)
 
     def test_programming_error(self) -> None:
@@ -304,7 +304,7 @@ class MembershipTests(MembershipTestCase):
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
         del self.store.join
         self.pass_time(JOIN_RETRY_DELAY)
-        self.assertEqual(self.heard, ["joined"])
+        self.assertEqual(self.events, ["joined"])
 
     def test_programming_error_in_renewal(self) -> None:
         """The node is no member until it has joined again."""
@@ -312,17 +312,17 @@ class MembershipTests(MembershipTestCase):
         self.store.renew = lambda *args: fail(RuntimeError("boom"))
         with self.fail_operations("join"):
             self.pass_time(RENEWAL_INTERVAL + JOIN_RETRY_DELAY)
-            self.assertEqual((self.heard, self.membership.is_settled), (["joined", "parted"], False))
+            self.assertEqual((self.events, self.membership.is_settled), (["joined", "parted"], False))
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
         del self.store.renew
         self.pass_time(JOIN_RETRY_DELAY)
-        self.assertEqual(self.heard, ["joined", "parted", "joined"])
+        self.assertEqual(self.events, ["joined", "parted", "joined"])
 
     def test_another_secret(self) -> None:
         """It ends with one line."""
         self.successResultOf(self.store.join(make_node("bea", "bbbb", b"other"), 100))
         self.start()
-        self.assertEqual((self.fatal_errors, self.heard), ([SECRET_DIFFERS], []))
+        self.assertEqual((self.fatal_errors, self.events), ([SECRET_DIFFERS], []))
         self.pass_time(NODE_LEASE)
         self.assertEqual((len(self.fatal_errors), self.list_live_boots()), (1, ["bbbb"]))
         self.successResultOf(self.membership.stopService())
@@ -335,10 +335,10 @@ class MembershipTests(MembershipTestCase):
         self.successResultOf(self.store.join(make_node("bea", "bbbb", b"other"), 5 * NODE_LEASE))
         self.pass_time(4 * NODE_LEASE)
         self.assertEqual(
-            (self.fatal_errors, self.heard, self.list_live_boots()), ([], ["joined", "parted"], ["bbbb"])
+            (self.fatal_errors, self.events, self.list_live_boots()), ([], ["joined", "parted"], ["bbbb"])
         )
         self.pass_time(NODE_LEASE + JOIN_RETRY_DELAY)
-        self.assertEqual((self.heard[2:], self.list_live_boots()), (["joined"], ["aaaa"]))
+        self.assertEqual((self.events[2:], self.list_live_boots()), (["joined"], ["aaaa"]))
 
     def test_another_identity(self) -> None:
         """It ends with one line that says what to do; a former member waits until it may join again."""
@@ -346,7 +346,7 @@ class MembershipTests(MembershipTestCase):
         other = make_node("bea", "bbbb", identity=b"they")
         self.successResultOf(self.store.join(other, 100))
         self.start()
-        self.assertEqual((self.fatal_errors, self.heard, self.list_live_boots()), ([IDENTITY_DIFFERS], [], ["bbbb"]))
+        self.assertEqual((self.fatal_errors, self.events, self.list_live_boots()), ([IDENTITY_DIFFERS], [], ["bbbb"]))
         self.assertIn("copy keys.jwks", IDENTITY_DIFFERS)
         self.successResultOf(self.membership.stopService())
         self.successResultOf(self.store.drop("bbbb", until=inf))
@@ -357,10 +357,10 @@ class MembershipTests(MembershipTestCase):
         self.successResultOf(self.store.join(other, NODE_LEASE))
         self.pass_time(NODE_LEASE - JOIN_RETRY_DELAY)
         self.assertEqual(
-            (len(self.fatal_errors), self.heard, self.list_live_boots()), (1, ["joined", "parted"], ["bbbb"])
+            (len(self.fatal_errors), self.events, self.list_live_boots()), (1, ["joined", "parted"], ["bbbb"])
         )
         self.pass_time(2 * JOIN_RETRY_DELAY)
-        self.assertEqual((self.heard[2:], self.list_live_boots()), (["joined"], ["aaaa"]))
+        self.assertEqual((self.events[2:], self.list_live_boots()), (["joined"], ["aaaa"]))
 
     def test_workers_beside_others(self) -> None:
         """Workers have no secret file: the line names the other nodes."""
@@ -405,7 +405,7 @@ class ClockSkewTests(MembershipTestCase):
         self.assertTrue(line.startswith("the clock of this host is 1 h 12 min ahead of the MongoDB server's"), line)
         self.assertIn("60 s", line)
         self.pass_time(NODE_LEASE)
-        self.assertEqual((self.heard, self.list_live_boots()), ([], []))
+        self.assertEqual((self.events, self.list_live_boots()), ([], []))
 
     def test_wrong_later(self) -> None:
         """It is neither member nor leader from then on, without waiting for its lease, until the clock is right."""
@@ -414,16 +414,16 @@ class ClockSkewTests(MembershipTestCase):
         self.assertIs(self.successResultOf(self.store.acquire_lease("turn", "aaaa", 100)), True)
         with self.make_clock_wrong(-100):
             self.pass_time(RENEWAL_INTERVAL)
-            self.assertEqual((self.heard[:3], self.list_live_boots()), (["joined", "clock -100", "parted"], []))
+            self.assertEqual((self.events[:3], self.list_live_boots()), (["joined", "clock -100", "parted"], []))
             self.assertEqual(self.successResultOf(self.store.find_presence(["did:x"])), [])
             self.assertIs(self.successResultOf(self.store.acquire_lease("turn", "bbbb", 100)), True)
             self.pass_time(2 * NODE_LEASE)
             self.assertEqual(
-                (set(self.heard[3:]), self.list_live_boots(), self.fatal_errors), ({"clock -100"}, [], [])
+                (set(self.events[3:]), self.list_live_boots(), self.fatal_errors), ({"clock -100"}, [], [])
             )
             self.assertFalse(self.membership.is_settled)
         self.pass_time(JOIN_RETRY_DELAY)
-        self.assertEqual((self.heard[-1], self.list_live_boots()), ("joined", ["aaaa"]))
+        self.assertEqual((self.events[-1], self.list_live_boots()), ("joined", ["aaaa"]))
 
     def test_wrong_on_stop(self) -> None:
         """Then its lease ends by itself, and nothing is logged."""
@@ -432,11 +432,13 @@ class ClockSkewTests(MembershipTestCase):
             with capturedLogs() as events:
                 self.pass_time(RENEWAL_INTERVAL)
             self.assertEqual(list_warnings(events), [NOT_ENDED])
-            self.assertEqual((self.heard[:3], self.list_live_boots()), (["joined", "clock +100", "parted"], ["aaaa"]))
+            self.assertEqual(
+                (self.events[:3], self.list_live_boots()), (["joined", "clock +100", "parted"], ["aaaa"])
+            )
             self.pass_time(NODE_LEASE)
             self.assertEqual(self.list_live_boots(), [])
         self.pass_time(JOIN_RETRY_DELAY)
-        self.assertEqual((self.heard[-1], self.list_live_boots()), ("joined", ["aaaa"]))
+        self.assertEqual((self.events[-1], self.list_live_boots()), ("joined", ["aaaa"]))
 
     def test_wrong_after_outage(self) -> None:
         """A former member is not refused for good."""
@@ -445,9 +447,9 @@ class ClockSkewTests(MembershipTestCase):
             self.pass_time(NODE_LEASE + RENEWAL_INTERVAL)
         with self.make_clock_wrong(100):
             self.pass_time(NODE_LEASE)
-            self.assertEqual((set(self.heard[1:]), self.fatal_errors), ({"clock +100", "parted"}, []))
+            self.assertEqual((set(self.events[1:]), self.fatal_errors), ({"clock +100", "parted"}, []))
         self.pass_time(JOIN_RETRY_DELAY)
-        self.assertEqual((self.heard[-1], self.list_live_boots()), ("joined", ["aaaa"]))
+        self.assertEqual((self.events[-1], self.list_live_boots()), ("joined", ["aaaa"]))
 
     def test_right_again_but_refused(self) -> None:
         """Then the clock is not the reason any more."""
@@ -485,7 +487,7 @@ class NodeNameTests(MembershipTestCase):
         (line,) = self.fatal_errors
         self.assertTrue(line.startswith("node: ann is running already, at tcp:host=10.0.0.1"), line)
         self.assertNotIn("\n", line)
-        self.assertEqual((self.heard, self.dropped), ([], []))
+        self.assertEqual((self.events, self.dropped), ([], []))
 
     def renew_holder(self) -> None:
         """Renew the holder's lease."""
@@ -510,7 +512,7 @@ class NodeNameTests(MembershipTestCase):
                 self.pass_time(UNRENEWED_LEASE_AGE - LEASE_POLL_INTERVAL)
                 self.assertEqual((self.dropped, self.list_live_boots()), ([], ["cccc"]))
                 self.pass_time(LEASE_POLL_INTERVAL)
-                self.assertEqual((self.fatal_errors, self.heard, self.list_live_boots()), ([], ["joined"], ["aaaa"]))
+                self.assertEqual((self.fatal_errors, self.events, self.list_live_boots()), ([], ["joined"], ["aaaa"]))
                 self.assertEqual(self.dropped, ["cccc"])
                 self.successResultOf(self.membership.stopService())
                 self.setUp()
@@ -524,7 +526,7 @@ class NodeNameTests(MembershipTestCase):
         self.start()
         self.successResultOf(self.store.drop("cccc", until=inf))
         self.pass_time(LEASE_POLL_INTERVAL)
-        self.assertEqual((self.fatal_errors, self.heard, self.list_live_boots()), ([], ["joined"], ["aaaa"]))
+        self.assertEqual((self.fatal_errors, self.events, self.list_live_boots()), ([], ["joined"], ["aaaa"]))
 
     def test_unreachable_holder_renews(self) -> None:
         """It renews its lease, so it is live, though nobody answers at its address."""
@@ -545,7 +547,7 @@ class NodeNameTests(MembershipTestCase):
         (line,) = self.fatal_errors
         self.assertIn("where this node itself answers", line)
         self.assertNotIn("\n", line)
-        self.assertEqual((self.heard, self.dropped, self.list_live_boots()), ([], [], ["cccc"]))
+        self.assertEqual((self.events, self.dropped, self.list_live_boots()), ([], [], ["cccc"]))
 
     def test_holder_renews_at_last_moment(self) -> None:
         """A renewal between the last check and the drop keeps the holder."""
@@ -558,7 +560,7 @@ class NodeNameTests(MembershipTestCase):
         self.store.drop = late
         self.start()
         self.pass_time(UNRENEWED_LEASE_AGE)
-        self.assertEqual((self.list_live_boots(), self.heard), (["cccc"], []))
+        self.assertEqual((self.list_live_boots(), self.events), (["cccc"], []))
         self.answering = "cccc"
         self.pass_time(LEASE_POLL_INTERVAL)
         self.assertEqual(len(self.fatal_errors), 1)
@@ -582,7 +584,7 @@ class NodeNameTests(MembershipTestCase):
             self.pass_time(UNRENEWED_LEASE_AGE + LEASE_POLL_INTERVAL)
             self.assertEqual(self.list_live_boots(), ["cccc"])
         self.pass_time(NODE_LEASE)
-        self.assertEqual((self.fatal_errors, self.heard, self.list_live_boots()), ([], ["joined"], ["aaaa"]))
+        self.assertEqual((self.fatal_errors, self.events, self.list_live_boots()), ([], ["joined"], ["aaaa"]))
 
     def test_slow_probes(self) -> None:
         """Checks are further apart."""
@@ -593,7 +595,7 @@ class NodeNameTests(MembershipTestCase):
         self.membership = self.build(make_node(), slow)
         self.start()
         self.pass_time(6)
-        self.assertEqual((self.fatal_errors, self.heard, self.list_live_boots()), ([], ["joined"], ["aaaa"]))
+        self.assertEqual((self.fatal_errors, self.events, self.list_live_boots()), ([], ["joined"], ["aaaa"]))
 
     def test_another_claimant_was_faster(self) -> None:
         """The name has a new holder, which gets the full time too."""
@@ -604,13 +606,13 @@ class NodeNameTests(MembershipTestCase):
         self.pass_time(UNRENEWED_LEASE_AGE - 0.5)
         self.assertEqual((self.fatal_errors, self.list_live_boots()), ([], ["dddd"]))
         self.pass_time(1)
-        self.assertEqual((self.fatal_errors, self.heard, self.list_live_boots()), ([], ["joined"], ["aaaa"]))
+        self.assertEqual((self.fatal_errors, self.events, self.list_live_boots()), ([], ["joined"], ["aaaa"]))
 
     def test_predecessor(self) -> None:
         """A holder at this node's own address is certainly gone: there is no need to wait."""
         self.membership = self.make_membership(make_node(), is_worker=True)
         self.start()
-        self.assertEqual((self.heard, self.list_live_boots(), self.probed), (["joined"], ["aaaa"], []))
+        self.assertEqual((self.events, self.list_live_boots(), self.probed), (["joined"], ["aaaa"], []))
 
     def test_holder_at_other_address_is_no_predecessor(self) -> None:
         """A holder at another address is another node."""
@@ -619,13 +621,13 @@ class NodeNameTests(MembershipTestCase):
         self.dropped.clear()
         self.membership = self.make_membership(make_node(), is_worker=True)
         self.start()
-        self.assertEqual((self.heard, self.list_live_boots(), self.probed), ([], ["c"], ["c"]))
+        self.assertEqual((self.events, self.list_live_boots(), self.probed), ([], ["c"], ["c"]))
 
     def test_name_taken_during_outage(self) -> None:
         """A node that returns and finds its name taken gives up, and leaves the other one alone."""
         self.successResultOf(self.store.drop("cccc", until=inf))
         self.start()
-        self.assertEqual(self.heard, ["joined"])
+        self.assertEqual(self.events, ["joined"])
         with self.fail_operations("renew", "join"):
             self.pass_time(NODE_LEASE)
         self.dropped.clear()
@@ -645,4 +647,4 @@ class NodeNameTests(MembershipTestCase):
         other.store_opened()
         self.pass_time(60)
         self.assertEqual((self.dropped, len(self.fatal_errors), self.list_live_boots()), ([], 1, ["aaaa"]))
-        self.assertEqual(self.heard, ["joined"])
+        self.assertEqual(self.events, ["joined"])

@@ -10,7 +10,7 @@ from mediatord.cluster.membership import NODE_LEASE, NOT_JOINED, NodeHealth
 from mediatord.store.interfaces.cluster_and_quotas import ClockSkewError
 from tests.in_memory_mediator import NOW
 
-WRONG = "the clock of this host is 1 h 12 min ahead of the MongoDB server's"
+CLOCK_ERROR = "the clock of this host is 1 h 12 min ahead of the MongoDB server's"
 
 
 class NodeHealthTests(SynchronousTestCase):
@@ -55,7 +55,7 @@ class NodeHealthTests(SynchronousTestCase):
         self.node.clock_differs(ClockSkewError(4320))
         self.node.parted()
         self.clock.advance(NODE_LEASE + 1)
-        self.assertEqual(self.node.trouble, WRONG)
+        self.assertEqual(self.node.trouble, CLOCK_ERROR)
         self.node.clock_agrees()
         self.assertEqual(self.node.trouble, NOT_JOINED)
 
@@ -68,10 +68,10 @@ class NodeHealthTests(SynchronousTestCase):
                     for _ in range(3):
                         node_health.clock_differs(ClockSkewError(4320))
                         node_health.parted()
-                        self.assertEqual(node_health.trouble, WRONG)
+                        self.assertEqual(node_health.trouble, CLOCK_ERROR)
                     node_health.joined()
                     node_health.joined()
                 self.assertEqual(node_health.trouble, "")
                 warning, over = events
-                self.assertIn(WRONG, formatEvent(warning))
+                self.assertIn(CLOCK_ERROR, formatEvent(warning))
                 self.assertEqual([event["log_level"].name for event in (warning, over)], ["warn", "info"])

@@ -205,14 +205,14 @@ class HandshakeTests(SynchronousTestCase):
 
     def test_every_bit_is_authenticated(self) -> None:
         """An altered bit in a request or a response invalidates it."""
-        for side, place in ((0, PREFIX), (0, PREFIX + 1), (0, -1), (1, PREFIX), (1, -1), (1, -MAC)):
+        for side, position in ((0, PREFIX), (0, PREFIX + 1), (0, -1), (1, PREFIX), (1, -1), (1, -MAC)):
             pair = self.open_pair()
             pair.request(b"ab")
             if side:
                 pair.server.dataReceived(pair.take_written(pair.client))
             one, other = pair.list_sides()[side]
             data = bytearray(pair.take_written(one))
-            data[place] ^= 1
+            data[position] ^= 1
             other.dataReceived(bytes(data))
             pair.carry()
             self.assertEqual((len(pair.bodies), pair.refusals), (side, [] if side else ["seal"]))
@@ -491,10 +491,10 @@ class ConnectionLimitTests(SynchronousTestCase):
         for number in range(MAX_AUTHENTICATED):
             (node,) = self.connect_from(origin=f"node {number}")
             self.server.mark_authenticated(node)
-        (late,) = self.connect_from()
-        self.server.mark_authenticated(late)
+        (slot,) = self.connect_from()
+        self.server.mark_authenticated(slot)
         self.fill_slots()
-        self.assertIn(late, self.ended)
+        self.assertIn(slot, self.ended)
         self.assertEqual(len(self.server), MAX_AUTHENTICATED + MAX_UNAUTHENTICATED)
 
     def test_next_node_gets_free_slot(self) -> None:
@@ -538,7 +538,7 @@ class RawClient(Protocol):
 
     def __init__(self) -> None:
         self.got = b""
-        self.gone: Deferred[None] = Deferred()
+        self.closed: Deferred[None] = Deferred()
 
     def dataReceived(self, data: bytes) -> None:
         """Record the data."""
@@ -546,7 +546,7 @@ class RawClient(Protocol):
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         """The server has closed the connection."""
-        self.gone.callback(None)
+        self.closed.callback(None)
 
     def send(self, data: bytes) -> None:
         """Send bytes."""
@@ -740,8 +740,8 @@ class PeerClientTests(SocketTestCase):
 
         self.use = slow
         work = [self.calling.call(self.bea, b"{}") for _ in range(MAX_CONCURRENT_REQUESTS + 1)]
-        refused, _ = await DeferredList([one.addErrback(lambda failure: failure.type) for one in work], True)
-        self.assertIs(refused, PeerCallFailed)
+        results, _ = await DeferredList([one.addErrback(lambda failure: failure.type) for one in work], True)
+        self.assertIs(results, PeerCallFailed)
         self.assertEqual(len(held), MAX_CONCURRENT_REQUESTS)
         for item in held:
             item.callback(b"{}")
@@ -763,7 +763,7 @@ class UnauthenticatedPeerTests(SocketTestCase):
         """The server sends an empty frame and closes the connection."""
         client = await self.connect_raw()
         client.send(b"POST /cluster/hints HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
-        await client.gone
+        await client.closed
         self.assertEqual((client.got, self.refusals, self.bodies), (make_frame(b""), ["malformed"], []))
 
     async def test_programming_error_before_proof(self) -> None:
@@ -771,7 +771,7 @@ class UnauthenticatedPeerTests(SocketTestCase):
         self.patch(PeerServerConnection, "hello_received", lambda *args: 1 // 0)
         client = await self.connect_raw()
         client.send(make_frame(HELLO))
-        await client.gone
+        await client.closed
         self.assertEqual((client.got, len(self.flushLoggedErrors(ZeroDivisionError))), (b"", 1))
 
     async def test_flood_does_not_exclude_nodes(self) -> None:
@@ -780,12 +780,12 @@ class UnauthenticatedPeerTests(SocketTestCase):
         self.patch(peer_connection, "MAX_UNAUTHENTICATED", 4)
         self.patch(peer_connection, "MAX_UNAUTHENTICATED_PER_ADDRESS", 2)
         clients = [await self.connect_raw() for _ in range(3)]
-        await clients[0].gone
+        await clients[0].closed
         clients += [await self.connect_raw(f":bindAddress=127.0.0.{number}") for number in (2, 2, 3, 3)]
-        await clients[1].gone
-        await clients[2].gone
+        await clients[1].closed
+        await clients[2].closed
         self.assertEqual(await self.make_client(KEYS).call(self.bea, b"{}"), b"{}")
-        await clients[3].gone
+        await clients[3].closed
         for _ in range(8):
             await self.connect_raw()
         self.assertEqual(await self.calling.call(self.bea, b"{}"), b"{}")
@@ -797,5 +797,5 @@ class UnauthenticatedPeerTests(SocketTestCase):
         while not len(self.server):
             await self.run_iteration()
         self.server.doStop()
-        await client.gone
+        await client.closed
         self.server.doStart()

@@ -57,7 +57,7 @@ class FakeMetrics:
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
-        self.took: list[float] = []
+        self.durations: list[float] = []
         self.cluster_pushes = self.peer_notification_duration = self
 
     def inc(self, outcome: str) -> None:
@@ -66,7 +66,7 @@ class FakeMetrics:
 
     def observe(self, seconds: float) -> None:
         """Record a duration."""
-        self.took.append(seconds)
+        self.durations.append(seconds)
 
 
 def push_all(names: NotificationNames) -> NotificationNames:
@@ -130,7 +130,7 @@ class SendingTests(PeersTestCase):
         self.respond(lambda names: {"messages": ["m1"]})
         self.assertEqual((self.successResultOf(first), self.successResultOf(second)), (False, True))
         self.assertEqual(self.counts.outcomes, {"pushed": 1, "no_session": 1})
-        self.assertEqual(self.counts.took, [0.5, 0.5])
+        self.assertEqual(self.counts.durations, [0.5, 0.5])
 
     def test_one_request_at_a_time(self) -> None:
         """One request of at most a hundred notifications is pending; the rest waits."""
@@ -288,7 +288,7 @@ class FailureTests(PeersTestCase):
         self.assertNoResult(notification)
         self.fail_with(PeerCallFailed)
         self.assertIsNone(self.successResultOf(notification))
-        self.assertEqual((self.counts.outcomes, self.counts.took), ({"failed": 1}, []))
+        self.assertEqual((self.counts.outcomes, self.counts.durations), ({"failed": 1}, []))
         self.clock.advance(60)
         self.assertEqual(self.pending_calls, [])
 
@@ -424,7 +424,7 @@ class FailureTests(PeersTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
 
-HINTS: NotificationNames = {"messages": ["0190aa", "0190cc"], "events": ["0190bb"], "contracts": ["did:x:bob"]}
+NAMES: NotificationNames = {"messages": ["0190aa", "0190cc"], "events": ["0190bb"], "contracts": ["did:x:bob"]}
 
 
 class BodyTests(SynchronousTestCase):
@@ -436,7 +436,7 @@ class BodyTests(SynchronousTestCase):
             b'{"protocol":1,"hints":{"messages":["0190aa","0190cc"],"events":["0190bb"],"contracts":["did:x:bob"]}}'
         )
         pushed = b'{"protocol":1,"pushed":{"messages":["0190aa"],"contracts":["did:x:bob"]}}'
-        self.assertEqual((encode_names("hints", HINTS), decode_names("hints", hints)), (hints, HINTS))
+        self.assertEqual((encode_names("hints", NAMES), decode_names("hints", hints)), (hints, NAMES))
         names: NotificationNames = {"messages": ["0190aa"], "contracts": ["did:x:bob"]}
         self.assertEqual((encode_names("pushed", names), decode_names("pushed", pushed)), (pushed, names))
 
@@ -480,21 +480,21 @@ class BodyTests(SynchronousTestCase):
 
     def test_malformed_messages(self) -> None:
         """Malformed messages are refused, unless the node reads from the store itself."""
-        good = (["a", "did:x:b", "did:x:b", "e30", "json"], [1, 2.5])
+        valid = (["a", "did:x:b", "did:x:b", "e30", "json"], [1, 2.5])
         malformed: tuple[Any, ...] = (
             5,
             [5],
             [[]],
-            [good, [good[0], [1, "x"]]],
-            [[["a", "did:x:b", "did:x:b", "e30"], good[1]]],
-            [[["a", "did:x:b", "did:x:b", "e30", "yaml"], good[1]]],
-            [[["a", "did:x:b", "did:x:b", "?", "json"], good[1]]],
+            [valid, [valid[0], [1, "x"]]],
+            [[["a", "did:x:b", "did:x:b", "e30"], valid[1]]],
+            [[["a", "did:x:b", "did:x:b", "e30", "yaml"], valid[1]]],
+            [[["a", "did:x:b", "did:x:b", "?", "json"], valid[1]]],
         )
         for contents in malformed:
             body = json.dumps({"hints": {"messages": ["a"]}, "contents": contents}).encode()
             self.assertRaises(ValueError, decode_request, body, 0.0)
             self.assertEqual(decode_names("hints", body), {"messages": ["a"]})
-        names, messages = decode_request(json.dumps({"hints": {}, "contents": [good]}).encode(), 0.0)
+        names, messages = decode_request(json.dumps({"hints": {}, "contents": [valid]}).encode(), 0.0)
         self.assertEqual((names, messages["a"].payload), ({}, b"{}"))
 
     def test_envelope_size(self) -> None:

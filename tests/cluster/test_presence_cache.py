@@ -142,12 +142,12 @@ class LookupTests(SynchronousTestCase):
         self.clock = Clock()
         self.clock.advance(NOW)
         self.counters = FakePresenceCounters()
-        self.places: list[PresenceRecord] = []
+        self.presence: list[PresenceRecord] = []
         self.lookups = 0
         self.stale = 0
         self.notifications: list[str] = []
         self.sent_to: dict[str, list[str]] = defaultdict(list)
-        self.took: bool | Deferred[bool | None] = True
+        self.response: bool | Deferred[bool | None] = True
         self.remote_delivery = RemoteDelivery(
             self.clock, ANN.boot, cast(Any, self), cast(Any, self), cast(Any, self), cast(Any, self.counters)
         )
@@ -156,13 +156,13 @@ class LookupTests(SynchronousTestCase):
     def find(self, did: str) -> Deferred[list[PresenceRecord]]:
         """Presence by the store."""
         self.lookups += 1
-        return succeed(self.places)
+        return succeed(self.presence)
 
     def enqueue(self, node: ClusterNode, notification: PeerNotification, message: object) -> Deferred[bool | None]:
         """Recorded."""
         self.notifications.append(notification.name)
         self.sent_to[node.name].append(notification.name)
-        return self.took if isinstance(self.took, Deferred) else succeed(self.took)
+        return self.response if isinstance(self.response, Deferred) else succeed(self.response)
 
     @property
     def stale_presence(self) -> Any:
@@ -184,7 +184,7 @@ class LookupTests(SynchronousTestCase):
     def test_one_lookup_per_socket(self) -> None:
         """One lookup after a socket has connected, and no more while every notification is delivered."""
         self.send()
-        self.places = [PresenceRecord(BOB, BEA.boot, BEA)]
+        self.presence = [PresenceRecord(BOB, BEA.boot, BEA)]
         self.counters.increment([BOB])
         self.assertTrue(self.send("1"))
         self.assertTrue(self.send("2"))
@@ -192,9 +192,9 @@ class LookupTests(SynchronousTestCase):
 
     def test_not_delivered(self) -> None:
         """A node that did not deliver is looked up, counted, and then known to have no socket."""
-        self.places = [PresenceRecord(BOB, BEA.boot, BEA)]
+        self.presence = [PresenceRecord(BOB, BEA.boot, BEA)]
         self.send("1")
-        self.places, self.took = [], False
+        self.presence, self.response = [], False
         self.assertFalse(self.send("2"))
         self.assertEqual((self.lookups, self.stale), (2, 1))
         self.assertFalse(self.send("3"))
@@ -203,21 +203,21 @@ class LookupTests(SynchronousTestCase):
     def test_moved_socket(self) -> None:
         """A notification that was not delivered goes to the node that has the socket by now."""
         self.remote_delivery.set_live_nodes([ANN.boot, BEA.boot, CAL.boot])
-        self.places = [PresenceRecord(BOB, BEA.boot, BEA)]
+        self.presence = [PresenceRecord(BOB, BEA.boot, BEA)]
         self.send("1")
         answer: Deferred[bool | None] = Deferred()
-        self.took = answer
-        taken = self.remote_delivery.deliver_message(StoredMessage("2", BOB, BOB, b"{}", "json", NOW, NOW + 1000))
-        self.assertNoResult(taken)
-        self.places, self.took = [PresenceRecord(BOB, CAL.boot, CAL)], True
+        self.response = answer
+        accepted = self.remote_delivery.deliver_message(StoredMessage("2", BOB, BOB, b"{}", "json", NOW, NOW + 1000))
+        self.assertNoResult(accepted)
+        self.presence, self.response = [PresenceRecord(BOB, CAL.boot, CAL)], True
         answer.callback(None)
-        self.assertIs(self.successResultOf(taken), True)
+        self.assertIs(self.successResultOf(accepted), True)
         self.assertEqual((self.notifications, self.stale, self.remote_delivery.pending), (["1", "2", "2"], 1, (0, 0)))
 
     def test_one_of_two_nodes(self) -> None:
         """The lookup for a node that did not accept does not wait for the response of another one."""
         self.remote_delivery.set_live_nodes([ANN.boot, BEA.boot, CAL.boot])
-        self.places = [PresenceRecord(BOB, node.boot, node) for node in (BEA, CAL)]
+        self.presence = [PresenceRecord(BOB, node.boot, node) for node in (BEA, CAL)]
         self.send("1")
         answers: list[Deferred[bool | None]] = [succeed(None), Deferred()]
         self.patch(self, "enqueue", lambda *args: answers.pop(0))
@@ -226,32 +226,32 @@ class LookupTests(SynchronousTestCase):
 
     def test_order(self) -> None:
         """A notification that needs a lookup does not overtake one that waits for a response."""
-        self.places = [PresenceRecord(BOB, BEA.boot, BEA)]
+        self.presence = [PresenceRecord(BOB, BEA.boot, BEA)]
         self.send("1")
-        self.took = Deferred()
+        self.response = Deferred()
         first = self.remote_delivery.deliver_message(StoredMessage("2", BOB, BOB, b"{}", "json", NOW, NOW + 1000))
         self.counters.increment([BOB])
         self.remote_delivery.deliver_message(StoredMessage("3", BOB, BOB, b"{}", "json", NOW, NOW + 1000))
-        self.places.append(PresenceRecord(BOB, CAL.boot, CAL))
+        self.presence.append(PresenceRecord(BOB, CAL.boot, CAL))
         self.clock.advance(LOOKUP_DELAY)
         self.assertNoResult(first)
         self.assertEqual(self.sent_to["cal"], ["2", "3"])
 
     def test_stop(self) -> None:
         """There are no lookups after the stop."""
-        self.places = [PresenceRecord(BOB, BEA.boot, BEA)]
+        self.presence = [PresenceRecord(BOB, BEA.boot, BEA)]
         self.send("1")
         answer: Deferred[bool | None] = Deferred()
-        self.took = answer
-        taken = self.remote_delivery.deliver_message(StoredMessage("2", BOB, BOB, b"{}", "json", NOW, NOW + 1000))
+        self.response = answer
+        accepted = self.remote_delivery.deliver_message(StoredMessage("2", BOB, BOB, b"{}", "json", NOW, NOW + 1000))
         self.remote_delivery.end()
         answer.callback(None)
-        self.assertIs(self.successResultOf(taken), False)
+        self.assertIs(self.successResultOf(accepted), False)
         self.assertEqual((self.lookups, self.remote_delivery.pending), (1, (0, 0)))
 
     def test_lapsed_node_is_looked_up_each_time(self) -> None:
         """A node that may return is looked up each time."""
-        self.places = [PresenceRecord(BOB, BEA.boot, None)]
+        self.presence = [PresenceRecord(BOB, BEA.boot, None)]
         self.send()
         self.send()
         self.assertEqual(self.lookups, 2)
@@ -276,17 +276,17 @@ class EpochTests(SynchronousTestCase):
     def test_order(self) -> None:
         """A change before the store knows would let a stale lookup count, one after the reply comes too late."""
         self.store.is_held = True
-        seen: list[int] = []
-        self.publisher.add(BOB).addCallback(lambda _: seen.append(self.counters.counts[BOB]))
+        counts: list[int] = []
+        self.publisher.add(BOB).addCallback(lambda _: counts.append(self.counters.counts[BOB]))
         self.clock.advance(0)
-        self.assertEqual((self.counters.counts[BOB], seen), (0, []))
+        self.assertEqual((self.counters.counts[BOB], counts), (0, []))
         self.store.open.pop().callback(None)
-        self.assertEqual(seen, [1])
+        self.assertEqual(counts, [1])
 
     def test_uncertain_write(self) -> None:
         """A store that did not respond may have written the presence."""
         self.store.is_down = True
-        known = self.publisher.add(BOB)
+        published = self.publisher.add(BOB)
         self.clock.advance(0)
-        self.failureResultOf(known, StoreUnavailable)
+        self.failureResultOf(published, StoreUnavailable)
         self.assertEqual(self.counters.counts[BOB], 1)

@@ -57,18 +57,18 @@ class PresencePublisherTests(SynchronousTestCase):
         self.publisher = PresencePublisher(self.clock, cast(Any, self.ledger), "aaaa")
         self.publisher.joined()
 
-    def assert_unavailable(self, known: Deferred[None]) -> None:
+    def assert_unavailable(self, published: Deferred[None]) -> None:
         """It has failed."""
-        self.failureResultOf(known, StoreUnavailable)
+        self.failureResultOf(published, StoreUnavailable)
 
     def test_fires_when_written(self) -> None:
         """Adding a DID fires when the store has it."""
         self.ledger.is_held = True
-        known = self.publisher.add(BOB)
+        published = self.publisher.add(BOB)
         self.clock.advance(0)
-        self.assertNoResult(known)
+        self.assertNoResult(published)
         self.ledger.open.pop().callback(None)
-        self.successResultOf(known)
+        self.successResultOf(published)
         self.assertEqual(self.ledger.present, {BOB})
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
@@ -83,10 +83,10 @@ class PresencePublisherTests(SynchronousTestCase):
 
     def test_one_write_per_iteration(self) -> None:
         """DIDs of one reactor iteration are written together, in chunks."""
-        known = [self.publisher.add(f"did:x:{number}") for number in range(PUBLISH_BATCH + 1)]
+        published = [self.publisher.add(f"did:x:{number}") for number in range(PUBLISH_BATCH + 1)]
         self.clock.advance(0)
         self.assertEqual([len(dids) for _, dids in self.ledger.calls], [PUBLISH_BATCH, 1])
-        for one in known:
+        for one in published:
             self.successResultOf(one)
 
     def test_last_socket_removes_presence(self) -> None:
@@ -99,9 +99,9 @@ class PresencePublisherTests(SynchronousTestCase):
 
     def test_added_and_removed_at_once(self) -> None:
         """Nothing is written, and the Deferred fires."""
-        known = self.publisher.add(BOB)
+        published = self.publisher.add(BOB)
         self.publisher.remove(BOB)
-        self.successResultOf(known)
+        self.successResultOf(published)
         self.clock.advance(1)
         self.assertEqual(self.ledger.calls, [])
 
@@ -125,9 +125,9 @@ class PresencePublisherTests(SynchronousTestCase):
     def test_store_outage(self) -> None:
         """The Deferred fails; the presence is written when the store is back."""
         self.ledger.is_down = True
-        known = self.publisher.add(BOB)
+        published = self.publisher.add(BOB)
         self.clock.advance(0)
-        self.assert_unavailable(known)
+        self.assert_unavailable(published)
         self.publisher.add(EVE).addErrback(lambda _: None)
         self.publisher.remove(EVE)
         self.clock.pump([PUBLISH_RETRY_DELAY] * 3)
@@ -140,9 +140,9 @@ class PresencePublisherTests(SynchronousTestCase):
     def test_uncertain_write_is_removed(self) -> None:
         """A write that was applied although it failed is removed too."""
         self.ledger.is_down = True
-        known = self.publisher.add(BOB)
+        published = self.publisher.add(BOB)
         self.clock.advance(0)
-        self.assert_unavailable(known)
+        self.assert_unavailable(published)
         self.ledger.present.add(BOB)
         self.ledger.is_down = False
         self.publisher.remove(BOB)
@@ -158,17 +158,17 @@ class PresencePublisherTests(SynchronousTestCase):
         self.clock.advance(0)
         self.ledger.present.clear()
         self.ledger.is_down = False
-        known = self.publisher.add(BOB)
+        published = self.publisher.add(BOB)
         self.clock.advance(PUBLISH_RETRY_DELAY)
-        self.successResultOf(known)
+        self.successResultOf(published)
         self.assertEqual(self.ledger.present, {BOB})
 
     def test_slow_store(self) -> None:
         """No Deferred waits longer than a request may take."""
         self.ledger.is_held = True
-        known = self.publisher.add(BOB)
+        published = self.publisher.add(BOB)
         self.clock.advance(REQUEST_TIME_LIMIT)
-        self.assert_unavailable(known)
+        self.assert_unavailable(published)
         self.ledger.open.pop().callback(None)
         self.successResultOf(self.publisher.add(BOB))
 
@@ -177,9 +177,9 @@ class PresencePublisherTests(SynchronousTestCase):
         self.ledger.is_held = True
         with request_deadline(self.clock):
             self.clock.advance(REQUEST_TIME_LIMIT - 0.5)
-            known = self.publisher.add(BOB)
+            published = self.publisher.add(BOB)
         self.clock.advance(0.5)
-        self.assert_unavailable(known)
+        self.assert_unavailable(published)
         self.ledger.open.pop().callback(None)
         self.successResultOf(self.publisher.add(BOB))
 
@@ -189,12 +189,12 @@ class PresencePublisherTests(SynchronousTestCase):
         is_held = self.publisher.add(EVE)
         self.clock.advance(REQUEST_TIME_LIMIT)
         self.assert_unavailable(is_held)
-        known = self.publisher.add(BOB)
+        published = self.publisher.add(BOB)
         self.clock.advance(0)
         self.assertEqual(self.ledger.calls, [])
         self.publisher.joined()
         self.clock.advance(0)
-        self.successResultOf(known)
+        self.successResultOf(published)
         self.assertEqual(self.ledger.present, {BOB, EVE})
 
     def test_parted(self) -> None:
@@ -202,24 +202,24 @@ class PresencePublisherTests(SynchronousTestCase):
         self.publisher.add(BOB)
         self.clock.advance(0)
         self.publisher.parted()
-        known = self.publisher.add(BOB)
-        self.assertNoResult(known)
+        published = self.publisher.add(BOB)
+        self.assertNoResult(published)
         self.ledger.present.clear()
         self.publisher.joined()
         self.clock.advance(0)
-        self.successResultOf(known)
+        self.successResultOf(published)
         self.assertEqual(self.ledger.present, {BOB})
 
     def test_parted_during_write(self) -> None:
         """The result of that write does not count."""
         self.ledger.is_held = True
-        known = self.publisher.add(BOB)
+        published = self.publisher.add(BOB)
         self.clock.advance(0)
         self.publisher.parted()
         self.ledger.open.pop().callback(None)
-        self.assertNoResult(known)
+        self.assertNoResult(published)
         self.clock.advance(REQUEST_TIME_LIMIT)
-        self.assert_unavailable(known)
+        self.assert_unavailable(published)
 
     def test_rejoined(self) -> None:
         """All presence is written again, since it was dropped with the lease."""
@@ -249,9 +249,9 @@ class PresencePublisherTests(SynchronousTestCase):
         """A programming error is logged, and the write is retried."""
         announce = self.ledger.add_presence
         self.ledger.add_presence = lambda boot, dids: fail(RuntimeError("boom"))  # type: ignore[method-assign]
-        known = self.publisher.add(BOB)
+        published = self.publisher.add(BOB)
         self.clock.advance(0)
-        self.assert_unavailable(known)
+        self.assert_unavailable(published)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
         self.ledger.add_presence = announce  # type: ignore[method-assign]
         self.clock.advance(PUBLISH_RETRY_DELAY)

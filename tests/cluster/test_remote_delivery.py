@@ -62,14 +62,14 @@ class PresenceLookupTests(SynchronousTestCase):
     def test_one_lookup_per_iteration(self) -> None:
         """Lookups of one iteration share a query; each gets its own result."""
         found = {did: self.finder.find(did) for did in ("did:x:a", "did:x:b")}
-        again = self.finder.find("did:x:a")
+        repeated = self.finder.find("did:x:a")
         self.clock.advance(0)
         ((dids, answer),) = self.store.lookups
         self.assertEqual(dids, ["did:x:a", "did:x:b"])
         record = PresenceRecord("did:x:a", ANN.boot, ANN)
         answer.callback([record])
         self.assertEqual(self.successResultOf(found["did:x:a"]), [record])
-        self.assertEqual(self.successResultOf(again), [record])
+        self.assertEqual(self.successResultOf(repeated), [record])
         self.assertEqual(self.successResultOf(found["did:x:b"]), [])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
@@ -110,10 +110,10 @@ class PresenceLookupTests(SynchronousTestCase):
         self.store.lookups.pop()[1].errback(StoreUnavailable())
         for item in found:
             self.failureResultOf(item, StoreUnavailable)
-        again = self.finder.find("did:x:a")
+        repeated = self.finder.find("did:x:a")
         self.clock.advance(0)
         self.store.lookups.pop()[1].callback([])
-        self.assertEqual(self.successResultOf(again), [])
+        self.assertEqual(self.successResultOf(repeated), [])
 
 
 class RemoteDeliveryTestCase(SynchronousTestCase):
@@ -157,8 +157,8 @@ class RemoteDeliveryTestCase(SynchronousTestCase):
         self.messages.append(message)
         self.notifications.append((node.name, notification.name))
         self.weights.append(notification.payload_bytes)
-        took = self.responses.get(node.name, True)
-        return took if isinstance(took, Deferred) else succeed(took)
+        response = self.responses.get(node.name, True)
+        return response if isinstance(response, Deferred) else succeed(response)
 
     @property
     def stale_presence(self) -> Any:
@@ -223,10 +223,10 @@ class RemoteDeliveryTests(RemoteDeliveryTestCase):
         self.set_presence(BEA, CAL)
         slow: Deferred[bool | None] = Deferred()
         self.responses = {"bea": False, "cal": slow}
-        taken = self.send()
-        self.assertNoResult(taken)
+        accepted = self.send()
+        self.assertNoResult(accepted)
         slow.callback(None)
-        self.assertIs(self.successResultOf(taken), False)
+        self.assertIs(self.successResultOf(accepted), False)
 
     def test_stale_presence(self) -> None:
         """A lapsed node is counted and not notified."""
@@ -237,16 +237,16 @@ class RemoteDeliveryTests(RemoteDeliveryTestCase):
     def test_store_outage(self) -> None:
         """The message waits; only the store itself logs the outage."""
         self.presence = None
-        taken = self.send()
+        accepted = self.send()
         self.lookups.pop().errback(StoreUnavailable())
-        self.assertIs(self.successResultOf(taken), False)
+        self.assertIs(self.successResultOf(accepted), False)
 
     def test_programming_error(self) -> None:
         """A programming error is logged."""
         self.presence = None
-        taken = self.send()
+        accepted = self.send()
         self.lookups.pop().errback(RuntimeError("boom"))
-        self.assertIs(self.successResultOf(taken), False)
+        self.assertIs(self.successResultOf(accepted), False)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
 
@@ -377,11 +377,11 @@ class CachedPresenceTests(RemoteDeliveryTestCase):
         """A notification without a socket is counted as stale; the one to the right node decides."""
         self.cache_presence(BEA)
         self.responses = {"bea": False}
-        taken = self.send()
-        self.assertNoResult(taken)
+        accepted = self.send()
+        self.assertNoResult(accepted)
         self.clock.advance(LOOKUP_DELAY)
         self.answer_lookup(CAL)
-        self.assertIs(self.successResultOf(taken), True)
+        self.assertIs(self.successResultOf(accepted), True)
         self.assertEqual((self.take_sent(), self.stale), ([("bea", "m"), ("cal", "m")], 1))
         self.send("next")
         self.assertEqual(self.take_sent(), [("cal", "next")])
@@ -390,10 +390,10 @@ class CachedPresenceTests(RemoteDeliveryTestCase):
         """Nothing waits for a node without sockets, and it gets no more notifications."""
         self.cache_presence(BEA)
         self.responses = {"bea": Deferred()}
-        taken = self.send()
+        accepted = self.send()
         self.clock.advance(LOOKUP_DELAY)
         self.answer_lookup()
-        self.assertIs(self.successResultOf(taken), False)
+        self.assertIs(self.successResultOf(accepted), False)
         self.assertEqual((len(self.take_sent()), self.stale), (1, 1))
         self.send("next")
         self.assertEqual((self.take_sent(), len(self.lookups)), ([], 1))
@@ -401,13 +401,13 @@ class CachedPresenceTests(RemoteDeliveryTestCase):
     def test_late_response(self) -> None:
         """The response of a node that nothing waits for is ignored."""
         self.cache_presence(BEA)
-        late: Deferred[bool | None] = Deferred()
-        self.responses = {"bea": late}
-        taken = self.send()
+        response: Deferred[bool | None] = Deferred()
+        self.responses = {"bea": response}
+        accepted = self.send()
         self.clock.advance(LOOKUP_DELAY)
         self.answer_lookup()
-        late.callback(True)
-        self.assertIs(self.successResultOf(taken), False)
+        response.callback(True)
+        self.assertIs(self.successResultOf(accepted), False)
 
     def test_order_at_new_node(self) -> None:
         """Early notifications reach a new node in order, whichever lookup reports it first."""
@@ -451,12 +451,12 @@ class CachedPresenceTests(RemoteDeliveryTestCase):
         self.cache_presence(BEA)
         slow: Deferred[bool | None] = Deferred()
         self.responses = {"bea": slow}
-        taken = self.send()
+        accepted = self.send()
         self.clock.advance(LOOKUP_DELAY)
         self.lookups.pop().errback(StoreUnavailable())
-        self.assertNoResult(taken)
+        self.assertNoResult(accepted)
         slow.callback(True)
-        self.assertIs(self.successResultOf(taken), True)
+        self.assertIs(self.successResultOf(accepted), True)
 
     def test_lapsed_node(self) -> None:
         """Cache entries of a node that is not live are ignored: it would not respond."""
@@ -479,9 +479,9 @@ class CachedPresenceTests(RemoteDeliveryTestCase):
         """Nothing is started any more, and no timer is left."""
         self.cache_presence(BEA)
         self.responses = {"bea": None}
-        taken = self.send()
+        accepted = self.send()
         self.remote_delivery.end()
-        self.assertIs(self.successResultOf(taken), False)
+        self.assertIs(self.successResultOf(accepted), False)
         self.send("late")
         self.assertEqual(self.take_sent(), [("bea", "m")])
         self.remote_delivery.notify_contracts_changed(BOB)

@@ -28,38 +28,38 @@ class StoreHealthProbeTests(SynchronousTestCase):
 
     def test_first_caller_waits(self) -> None:
         """Later callers wait for the same result."""
-        looks = [self.check(), self.check()]
+        checks = [self.check(), self.check()]
         self.assertEqual(len(self.pings), 1)
-        for look in looks:
-            self.assertNoResult(look)
+        for check in checks:
+            self.assertNoResult(check)
         self.pings[0].callback(None)
-        for look in looks:
-            self.successResultOf(look)
+        for check in checks:
+            self.successResultOf(check)
 
     def test_recent_success_is_reused(self) -> None:
         """Soon after a success callers do not wait, and the store is probed again."""
-        look = self.check()
+        check = self.check()
         self.pings[0].callback(None)
-        self.successResultOf(look)
+        self.successResultOf(check)
         self.successResultOf(self.check())
         self.assertEqual(len(self.pings), 2)
         self.clock.advance(HEALTHY_RESULT_TTL)
-        late = self.check()
-        self.assertNoResult(late)
+        second = self.check()
+        self.assertNoResult(second)
         self.pings[1].callback(None)
-        self.successResultOf(late)
+        self.successResultOf(second)
         self.assertEqual(len(self.pings), 2)
 
     def test_failed_operation_invalidates_result(self) -> None:
         """After a failed operation earlier results do not count until the next success."""
-        look = self.check()
+        check = self.check()
         self.pings[0].callback(None)
-        self.successResultOf(look)
+        self.successResultOf(check)
         self.failures += 1
-        look = self.check()
-        self.assertNoResult(look)
+        check = self.check()
+        self.assertNoResult(check)
         self.pings[1].callback(None)
-        self.successResultOf(look)
+        self.successResultOf(check)
         self.successResultOf(self.check())
 
     def test_failure_is_reported(self) -> None:
@@ -68,9 +68,9 @@ class StoreHealthProbeTests(SynchronousTestCase):
         self.pings[0].callback(None)
         self.successResultOf(self.check())
         self.pings[1].errback(StoreUnavailable())
-        looks = [self.check(), self.check()]
+        checks = [self.check(), self.check()]
         self.pings[2].errback(StoreUnavailable())
-        for look in looks:
+        for look in checks:
             self.failureResultOf(look, StoreUnavailable)
 
     def test_immediate_failure(self) -> None:

@@ -86,12 +86,12 @@ class ConnectionManagerTests(SynchronousTestCase):
 
     def test_listeners_are_called_once(self) -> None:
         """However often a transport reports the end, listeners are called once."""
-        gone: list[WebSocketSession] = []
-        self.connections.on_close(gone.append)
+        closed: list[WebSocketSession] = []
+        self.connections.on_close(closed.append)
         socket = self.open_socket()
         self.connections.closed(socket)
         self.connections.closed(socket)
-        self.assertEqual(gone, [socket])
+        self.assertEqual(closed, [socket])
 
     def test_sockets_per_address_are_limited(self) -> None:
         """A third socket of one address is refused; other addresses are not, nor is a later one."""
@@ -124,8 +124,8 @@ class ConnectionManagerTests(SynchronousTestCase):
         keep = self.open_socket()
         self.connections.stopService()
         self.assertTrue(self.connections.draining)
-        late = self.open_socket("192.0.2.9")
-        self.assertEqual(late.codes, [1001])
+        new_socket = self.open_socket("192.0.2.9")
+        self.assertEqual(new_socket.codes, [1001])
         self.connections.closed(keep)
 
     def test_single_process_publishes_nothing(self) -> None:
@@ -152,12 +152,12 @@ class FakePresencePublisher:
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
-        self.known: Deferred[None] = Deferred()
+        self.published: Deferred[None] = Deferred()
 
     def add(self, did: str) -> Deferred[None]:
         """Recorded."""
         self.calls.append(("here", did))
-        return self.known
+        return self.published
 
     def remove(self, did: str) -> None:
         """Recorded."""
@@ -180,11 +180,11 @@ class PublishedPresenceTests(SynchronousTestCase):
     def test_subscription_waits_for_publication(self) -> None:
         """A socket is pushed to at once; the publication can be awaited."""
         socket = self.open_socket()
-        known = self.connections.subscribe(socket, PHONE, "x")
+        published = self.connections.subscribe(socket, PHONE, "x")
         self.assertEqual(self.connections.subscribers(PHONE), [(socket, "x")])
-        self.assertNoResult(known)
-        self.town.known.callback(None)
-        self.successResultOf(known)
+        self.assertNoResult(published)
+        self.town.published.callback(None)
+        self.successResultOf(published)
 
     def test_last_socket_withdraws_presence(self) -> None:
         """Presence is withdrawn once, after the last socket of a DID."""
@@ -209,18 +209,18 @@ class PublishedPresenceTests(SynchronousTestCase):
 
     def test_subscribers_since(self) -> None:
         """Sockets that subscribed after a message can be excluded; repeating a subscription changes nothing."""
-        early, late = self.open_socket(), self.open_socket()
-        self.connections.subscribe(early, PHONE, "x")
+        first, second = self.open_socket(), self.open_socket()
+        self.connections.subscribe(first, PHONE, "x")
         self.clock.advance(10)
-        self.connections.subscribe(late, PHONE, "y")
+        self.connections.subscribe(second, PHONE, "y")
         self.clock.advance(10)
-        self.connections.subscribe(early, PHONE, "z")
-        self.assertEqual(self.connections.subscribers(PHONE, by=5), [(early, "z")])
+        self.connections.subscribe(first, PHONE, "z")
+        self.assertEqual(self.connections.subscribers(PHONE, by=5), [(first, "z")])
         self.assertEqual(self.connections.subscribers(PHONE, by=-1), [])
         self.assertEqual(len(self.connections.subscribers(PHONE, by=inf)), 2)
-        self.connections.unsubscribe(early, PHONE)
-        self.connections.subscribe(early, PHONE, "x")
-        self.assertEqual(self.connections.subscribers(PHONE, by=19), [(late, "y")])
+        self.connections.unsubscribe(first, PHONE)
+        self.connections.subscribe(first, PHONE, "x")
+        self.assertEqual(self.connections.subscribers(PHONE, by=19), [(second, "y")])
 
     def test_subscribers_since_after_clock_set_back(self) -> None:
         """Sockets subscribed all the time are not excluded."""

@@ -69,15 +69,15 @@ class DIDCommTests(SynchronousTestCase):
         for order in ((FakeSocket, FailingSocket), (FailingSocket, FakeSocket)):
             self.setUp()
             sockets = [self.open_live_socket(make) for make in order]
-            broken, whole = sorted(sockets, key=lambda one: isinstance(one, FailingSocket), reverse=True)
+            failing, working = sorted(sockets, key=lambda one: isinstance(one, FailingSocket), reverse=True)
             self.forward()
-            self.assert_pushed_once(whole)
-            self.assertEqual((broken.codes, whole.codes), ([1011], []))
+            self.assert_pushed_once(working)
+            self.assertEqual((failing.codes, working.codes), ([1011], []))
             self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
     def test_failing_encryption(self) -> None:
         """The same if encryption for the reader of one socket fails."""
-        whole, unreadable = self.open_live_socket(), self.open_live_socket()
+        working, unreadable = self.open_live_socket(), self.open_live_socket()
         reader = dict(self.in_memory.base.connections.subscribers(self.bob.did))[unreadable]
         pack, packing = self.in_memory.didcomm.live._packer.pack, self.in_memory.didcomm.live._packer
 
@@ -88,8 +88,8 @@ class DIDCommTests(SynchronousTestCase):
 
         object.__setattr__(packing, "pack", fail_for_one)
         self.forward()
-        self.assert_pushed_once(whole)
-        self.assertEqual((whole.codes, unreadable.codes, unreadable.frames), ([], [1011], []))
+        self.assert_pushed_once(working)
+        self.assertEqual((working.codes, unreadable.codes, unreadable.frames), ([], [1011], []))
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
     def test_all_sockets_fail(self) -> None:
@@ -104,9 +104,9 @@ class DIDCommTests(SynchronousTestCase):
         """A Decentrl socket of the same DID gets no DIDComm messages and blocks nothing."""
         other = self.in_memory.socket()
         self.in_memory.base.connections.subscribe(other, self.bob.did, None)
-        whole = self.open_live_socket()
+        working = self.open_live_socket()
         self.forward()
-        self.assert_pushed_once(whole)
+        self.assert_pushed_once(working)
         self.assertEqual((other.frames, other.codes), ([], []))
 
 
@@ -124,15 +124,15 @@ class DecentrlTests(SynchronousTestCase):
 
     def test_failing_socket(self) -> None:
         """As above; the command that brings the event succeeds."""
-        whole, broken = self.open_live_socket(), self.open_live_socket(FailingSocket)
+        working, failing = self.open_live_socket(), self.open_live_socket(FailingSocket)
         reply = self.alice.tell(self.bob, "hello")
         self.assertEqual(reply.status, 200)
         id_ = json.loads(reply.body)["pendingEventId"]
         self.assertEqual([event["method"] for event in self.in_memory.events("msg.accept")], ["live"])
         self.assertTrue(self.in_memory.decentrl.event_pusher.was_pushed(id_))
-        self.assertEqual((len(whole.frames), broken.codes), (1, [1011]))
+        self.assertEqual((len(working.frames), failing.codes), (1, [1011]))
         self.assertTrue(self.in_memory.decentrl.event_pusher.push_contracts_updated(self.bob.did))
-        self.assertEqual(len(whole.frames), 2)
+        self.assertEqual(len(working.frames), 2)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 2)
 
     def test_socket_of_other_protocol(self) -> None:

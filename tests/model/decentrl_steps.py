@@ -17,8 +17,8 @@ from tests.model.mirrored_mediators import CAPS
 from tests.model.mirrored_wallets import MirroredWallets
 from tests.model.restartable_mediator import RestartableMediator
 
-PEOPLE = ("ann", "ben", "cyn")
-MOST_LINES = 3
+IDENTITIES = ("ann", "ben", "cyn")
+MAX_SOCKETS = 3
 
 # Some have more to do than others.
 identity_names = st.sampled_from(["ann", "ann", "ben", "ben", "cyn"])
@@ -48,14 +48,14 @@ class DecentrlSteps(MirroredWallets):
 
     def __init__(self) -> None:
         super().__init__()
-        self.decentrl_identities = {name: InMemoryIdentity(self.mediators.first, name) for name in PEOPLE}
+        self.decentrl_identities = {name: InMemoryIdentity(self.mediators.first, name) for name in IDENTITIES}
         self.registered: set[str] = set()
         self.friends: set[tuple[str, str]] = set()
         self.events: list[ExpectedEvent] = []
         self.sent = 0
         self.event_ids: dict[str, ExpectedEvent] = {}
-        self.published: dict[str, list[str]] = {name: [] for name in PEOPLE}
-        self.lines: list[MirroredDecentrlSocket] = []
+        self.published: dict[str, list[str]] = {name: [] for name in IDENTITIES}
+        self.decentrl_sockets: list[MirroredDecentrlSocket] = []
         for name, peer in (("ann", "ben"), ("ben", "ann")):
             self.register(name)
             self.add_contract(name, peer)
@@ -114,17 +114,17 @@ class DecentrlSteps(MirroredWallets):
         waiting = self.list_waiting(to)
         size = sum(len(one.payload.encode()) for one in [*waiting, ExpectedEvent(name, to, payload)])
         fits = len(waiting) < CAPS.pending and size <= CAPS.pending_bytes
-        fine = to in self.registered and (to, name) in self.friends and fits
-        assert (status == 200) == fine, (status, reply)
-        if fine:
+        succeeds = to in self.registered and (to, name) in self.friends and fits
+        assert (status == 200) == succeeds, (status, reply)
+        if succeeds:
             event = ExpectedEvent(name, to, payload)
             self.events.append(event)
             self.sent += 1
             self.event_ids[reply["pendingEventId"]] = event
-        self.assert_events_pushed([event] if fine else [])
-        again = self.run_command(raw)
-        assert again[0] != 200
-        assert not fine or again == (401, {"type": "ERROR", "code": "DUPLICATE_NONCE"}), again
+        self.assert_events_pushed([event] if succeeds else [])
+        repeated = self.run_command(raw)
+        assert repeated[0] != 200
+        assert not succeeds or repeated == (401, {"type": "ERROR", "code": "DUPLICATE_NONCE"}), repeated
 
     def list_waiting(self, name: str, sender: str | None = None) -> list[ExpectedEvent]:
         """Pending events of an identity, oldest first."""
@@ -164,8 +164,8 @@ class DecentrlSteps(MirroredWallets):
         if self.is_refused(name, status):
             return
         assert status == 200
-        gone = [self.event_ids[alias] for alias in aliases if alias in self.event_ids]
-        self.events = [event for event in self.events if event.recipient != name or event not in gone]
+        acknowledged = [self.event_ids[alias] for alias in aliases if alias in self.event_ids]
+        self.events = [event for event in self.events if event.recipient != name or event not in acknowledged]
 
     @rule(name=identity_names, data=st.data(), what=st.sampled_from(["publish", "publish", "withdraw", "read"]))
     def use_channel(self, name: str, data: st.DataObject, what: str) -> None:
@@ -239,44 +239,44 @@ class DecentrlSteps(MirroredWallets):
         if not self.is_refused(name, found) and status == 200 and wanted in tags:
             assert payload in [one["payload"] for one in reply["payload"]["events"]]
 
-    @precondition(lambda self: len(self.lines) < MOST_LINES)
+    @precondition(lambda self: len(self.decentrl_sockets) < MAX_SOCKETS)
     @rule(name=identity_names)
     def open_decentrl_socket(self, name: str) -> None:
         """Only a registered identity can open a socket."""
         greeting = self.decentrl_identities[name].greeting()
-        line = MirroredDecentrlSocket(
+        mirrored = MirroredDecentrlSocket(
             name,
             {mediator.backend: InMemoryDecentrlSocket(mediator) for mediator in self.mediators.mediator_fixtures},
         )
-        for value in line.ends.values():
+        for value in mirrored.ends.values():
             value.say(greeting)
-        (answer,) = self.mediators.ask_all(lambda one: line.ends[one.backend].heard())
+        (answer,) = self.mediators.ask_all(lambda one: mirrored.ends[one.backend].heard())
         assert (answer["type"] == "AUTH_SUCCESS") == (name in self.registered)
-        self.lines.append(line)
+        self.decentrl_sockets.append(mirrored)
         if name not in self.registered:
-            self.hang_up(line)
+            self.hang_up(mirrored)
 
-    @precondition(lambda self: self.lines)
+    @precondition(lambda self: self.decentrl_sockets)
     @rule(data=st.data())
     def close_decentrl_socket(self, data: st.DataObject) -> None:
-        self.hang_up(data.draw(st.sampled_from(self.lines)))
+        self.hang_up(data.draw(st.sampled_from(self.decentrl_sockets)))
 
-    def hang_up(self, line: MirroredDecentrlSocket) -> None:
+    def hang_up(self, mirrored: MirroredDecentrlSocket) -> None:
         """Close a socket."""
-        self.lines.remove(line)
+        self.decentrl_sockets.remove(mirrored)
         for mediator in self.mediators.mediator_fixtures:
-            line.ends[mediator.backend].conversation.stop()
-            mediator.hang_up(line.ends[mediator.backend].socket)
+            mirrored.ends[mediator.backend].conversation.stop()
+            mediator.hang_up(mirrored.ends[mediator.backend].socket)
 
     def assert_events_pushed(self, events: list[ExpectedEvent]) -> None:
         """Each socket of a recipient got these events in order, and no other socket got any."""
-        for line in self.lines:
-            heard = self.mediators.ask_all(partial(_read_frames, line))
+        for mirrored in self.decentrl_sockets:
+            frames = self.mediators.ask_all(partial(_read_frames, mirrored))
             events_pushed = [
-                event for frame in heard if frame["type"] == "PENDING_EVENTS" for event in frame["events"]
+                event for frame in frames if frame["type"] == "PENDING_EVENTS" for event in frame["events"]
             ]
             assert [self.event_ids[event["id"]] for event in events_pushed] == [
-                event for event in events if event.recipient == line.name
+                event for event in events if event.recipient == mirrored.name
             ]
 
     @rule(name=identity_names, data=st.data(), what=st.sampled_from(["register", "befriend", "malformed"]))
@@ -290,5 +290,5 @@ class DecentrlSteps(MirroredWallets):
             assert 400 <= self.run_command(data.draw(garbage))[0] < 500
 
 
-def _read_frames(line: MirroredDecentrlSocket, mediator_fixture: RestartableMediator) -> list[dict[str, Any]]:
-    return line.ends[mediator_fixture.backend].heard()
+def _read_frames(mirrored: MirroredDecentrlSocket, mediator_fixture: RestartableMediator) -> list[dict[str, Any]]:
+    return mirrored.ends[mediator_fixture.backend].heard()

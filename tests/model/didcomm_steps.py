@@ -11,7 +11,7 @@ from hypothesis.stateful import rule
 from mediatord.wallet.didcomm_messages import anoncrypt, authcrypt, build_forward
 from tests.in_memory_mediator import CM3, MP, PING
 from tests.model.mirrored_mediators import LIMITS
-from tests.model.mirrored_wallets import MOST_SOCKETS, NAMES, Answer, MirroredSocket, MirroredWallets
+from tests.model.mirrored_wallets import MAX_SOCKETS, NAMES, Answer, MirroredSocket, MirroredWallets
 from tests.model.reference_model import ExpectedMessage, ForwardedPayloads
 
 TTL = 259_200.0
@@ -115,11 +115,11 @@ class DIDCommSteps(MirroredWallets):
         headers = {"delay_milli": delay or None, "expires_time": None if span is None else int(now) + span}
         status, _, _ = self.send_forward(did, payloads, form, sender, self.draw_socket(data), headers)
         fits = all(len(payload) <= LIMITS.max_bytes for payload in payloads)
-        fine = self.expected.find_owner(did) is not None and fits and span != 0
-        assert status == 202 if fine else 400 <= status < 500, status
+        succeeds = self.expected.find_owner(did) is not None and fits and span != 0
+        assert status == 202 if succeeds else 400 <= status < 500, status
         expires = now + (TTL if span is None else span)
         forwarded = ForwardedPayloads(did, payloads, expires, now + delay / 1000 if delay else None)
-        accepted = self.expected.accept([forwarded]) if fine else []
+        accepted = self.expected.accept([forwarded]) if succeeds else []
         self.assert_pushed([message for message in accepted if message.due_at is None])
 
     def send_forward(
@@ -148,10 +148,10 @@ class DIDCommSteps(MirroredWallets):
             self.mediators.first.did, envelopes, "json", None, self.draw_socket(data), {}
         )
         fits = all(len(payload) <= LIMITS.max_bytes for _, payloads in inner for payload in payloads)
-        fine = fits and all(self.expected.find_owner(did) is not None for did, _ in inner)
-        assert status == 202 if fine else 400 <= status < 500, status
+        succeeds = fits and all(self.expected.find_owner(did) is not None for did, _ in inner)
+        assert status == 202 if succeeds else 400 <= status < 500, status
         forwarded_payloads = [ForwardedPayloads(did, payloads, now + TTL) for did, payloads in inner]
-        self.assert_pushed(self.expected.accept(forwarded_payloads) if fine else [])
+        self.assert_pushed(self.expected.accept(forwarded_payloads) if succeeds else [])
 
     @rule(name=names, data=st.data())
     def query_status(self, name: str, data: st.DataObject) -> None:
@@ -240,7 +240,7 @@ class DIDCommSteps(MirroredWallets):
     @rule(data=st.data(), what=st.sampled_from(["open", "open", "close", "stuck", "reads"]))
     def change_socket(self, data: st.DataObject, what: str) -> None:
         """Open a live socket, close one, block one or unblock it."""
-        if what == "open" and len(self.sockets) < MOST_SOCKETS:
+        if what == "open" and len(self.sockets) < MAX_SOCKETS:
             self.go_live(data.draw(names), self.open_didcomm_socket())
         elif what != "open" and self.sockets:
             socket = data.draw(st.sampled_from(self.sockets))

@@ -20,7 +20,7 @@ BACKENDS = ("memory", "sqlite", "mongodb")
 
 # Members whose values a mediator generates: ids, by which things are requested again, and keys.
 _IDS = frozenset({"id", "pendingEventId", "public_event_id", "event_id"})
-_CHANCE = frozenset({"recipient_encryption_public_key", "recipient_signature"})
+_GENERATED_MEMBERS = frozenset({"recipient_encryption_public_key", "recipient_signature"})
 
 
 class IdAliases:
@@ -51,7 +51,7 @@ class IdAliases:
         return {name: self._replace_member(name, inner) for name, inner in value.items()}
 
     def _replace_member(self, name: str, value: Any) -> Any:
-        if name in _CHANCE:
+        if name in _GENERATED_MEMBERS:
             return "made up"
         return self.get_alias(value) if name in _IDS and isinstance(value, str) else self.replace_in(value)
 

@@ -18,7 +18,7 @@ from tests.model.reference_model import ExpectedMessage, ReferenceModel
 from tests.model.restartable_mediator import RestartableMediator
 
 NAMES = ("alice", "bob", "carol")
-MOST_SOCKETS = 4
+MAX_SOCKETS = 4
 
 # Status, members of the response, and reason of a refusal.
 Answer = tuple[int, Any, str | None]
@@ -120,11 +120,14 @@ class MirroredWallets(RuleBasedStateMachine):
                 mediator_fixture: RestartableMediator, socket: MirroredSocket = socket, names: list[str] = names
             ) -> list[Any]:
                 end = socket.ends[mediator_fixture.backend]
-                taken, end.frames = end.frames, []
-                assert len(taken) == len(names), (
-                    f"{mediator_fixture.backend}: {len(taken)} frames instead of {len(names)}"
+                frames_sent, end.frames = end.frames, []
+                assert len(frames_sent) == len(names), (
+                    f"{mediator_fixture.backend}: {len(frames_sent)} frames instead of {len(names)}"
                 )
-                return [self._opened(mediator_fixture, frame, name) for frame, name in zip(taken, names, strict=True)]
+                return [
+                    self._opened(mediator_fixture, frame, name)
+                    for frame, name in zip(frames_sent, names, strict=True)
+                ]
 
             for frame, message in zip(self.mediators.ask_all(frames), due, strict=True):
                 self.learn(frame["attachments"], [message])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mediatord.store.interfaces.messages import QueueLimits
 
 # Seconds between two rounds of expiry.
-SWEEP = 15.0
+EXPIRY_INTERVAL = 15.0
 
 
 @dataclass(eq=False, slots=True)
@@ -56,7 +56,7 @@ class ReferenceModel:
     def __init__(self, limits: QueueLimits, now: float) -> None:
         self.recipients: dict[str, list[str]] = {}
         self.messages: list[ExpectedMessage] = []
-        self.gone: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self._limits = limits
         self._swept = now
         self.now = now
@@ -103,8 +103,8 @@ class ReferenceModel:
         due.sort(key=lambda one: one.due_at or 0.0)
         for message in due:
             message.due_at = None
-        if self.now - self._swept >= SWEEP:
-            self._swept += SWEEP * ((self.now - self._swept) // SWEEP)
+        if self.now - self._swept >= EXPIRY_INTERVAL:
+            self._swept += EXPIRY_INTERVAL * ((self.now - self._swept) // EXPIRY_INTERVAL)
             for one in [message for message in self.messages if message.expires_at <= self.now]:
                 self._remove(one, "expired")
         return due
@@ -116,8 +116,8 @@ class ReferenceModel:
     @property
     def read_difference(self) -> int:
         """Difference of the ledger."""
-        left = sum(number for reason, number in self.gone.items() if reason != "accepted")
-        return self.gone["accepted"] - left - len(self.messages)
+        removed = sum(number for reason, number in self.counts.items() if reason != "accepted")
+        return self.counts["accepted"] - removed - len(self.messages)
 
     def _accept_one(self, forwarded: ForwardedPayloads) -> list[ExpectedMessage]:
         account = self.find_owner(forwarded.did)
@@ -128,7 +128,7 @@ class ReferenceModel:
         while queue and not self._fits(queue + new):
             self._remove(queue.pop(0), "evicted")
         self.messages += new
-        self.gone["accepted"] += len(new)
+        self.counts["accepted"] += len(new)
         return new
 
     def _fits(self, messages: Sequence[ExpectedMessage]) -> bool:
@@ -137,4 +137,4 @@ class ReferenceModel:
 
     def _remove(self, message: ExpectedMessage, reason: str) -> None:
         self.messages.remove(message)
-        self.gone[reason] += 1
+        self.counts[reason] += 1

@@ -34,11 +34,11 @@ from tests.store.builders import make_sqlite_store
 # Later than any real time: by its own clock a MongoDB server deletes what has expired.
 START = 4_000_000_000.0
 # Seconds that an iteration of the real reactor may wait.
-_TURN = 0.05
+_ITERATION_SECONDS = 0.05
 # Iterations without activity after which nothing is pending.
-_QUIET = 3
+_IDLE_ITERATIONS = 3
 # Seconds after which waiting fails.
-_SOMETIME = 120.0
+_WAIT_TIMEOUT = 120.0
 _REACTOR: Any = reactor
 
 T = TypeVar("T")
@@ -113,12 +113,12 @@ class RestartableMediator(InMemoryMediator):
 
     def stop(self) -> None:
         """Stop in order, as the daemon does."""
-        gone: list[Any] = [self.base.connections.stopService()]
+        stopping: list[Any] = [self.base.connections.stopService()]
         for socket in tuple(self.sockets):
             self.hang_up(socket)
         for service in (self.didcomm.housekeeping, self.didcomm.lag, self.didcomm.due, self.base.gate):
-            gone.append(service.stopService())
-        for item in gone:
+            stopping.append(service.stopService())
+        for item in stopping:
             if isinstance(item, Deferred):
                 self.wait_for(item)
         self.wait_for(self.store.close())
@@ -172,9 +172,9 @@ class RestartableMediator(InMemoryMediator):
 
     def settle(self, met: Callable[[], bool] = lambda: True) -> None:
         """Run all calls that are due. :param met: condition that has to hold then."""
-        until = _REACTOR.seconds() + _SOMETIME
+        until = _REACTOR.seconds() + _WAIT_TIMEOUT
         idle_iterations = 0
-        while idle_iterations < (_QUIET if self._server else 1):
+        while idle_iterations < (_IDLE_ITERATIONS if self._server else 1):
             while any(call.getTime() <= self.clock.seconds() for call in self.clock.getDelayedCalls()):
                 self.clock.advance(0)
             busy = self._server is not None and self._server._running
@@ -184,7 +184,9 @@ class RestartableMediator(InMemoryMediator):
             )
             if self._server is not None:
                 due = _REACTOR.timeout()
-                _REACTOR.iterate(0 if idle_iterations else _TURN if due is None else min(due, _TURN))
+                _REACTOR.iterate(
+                    0 if idle_iterations else _ITERATION_SECONDS if due is None else min(due, _ITERATION_SECONDS)
+                )
 
     def _start(self) -> None:
         store = self._make_store()

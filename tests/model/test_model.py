@@ -14,7 +14,7 @@ from twisted.python.monkey import MonkeyPatcher
 from mediatord.store.mongo.driver import client as server_module
 from tests.model.decentrl_steps import DecentrlSteps
 from tests.model.didcomm_steps import DIDCommSteps
-from tests.store.mongo.mongo_test_case import PATIENT
+from tests.store.mongo.mongo_test_case import TIME_LIMIT
 
 # Sequences of steps, and steps of each.
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "25"))
@@ -25,8 +25,8 @@ class MediatorComparison(DIDCommSteps, DecentrlSteps):
     """All steps."""
 
     def __init__(self) -> None:
-        self.patience = MonkeyPatcher((server_module, "REQUEST_TIME_LIMIT", PATIENT))
-        self.patience.patch()
+        self.patcher = MonkeyPatcher((server_module, "REQUEST_TIME_LIMIT", TIME_LIMIT))
+        self.patcher.patch()
         # Messages removed before the mediators began to count.
         self.before: Counter[str] = Counter()
         super().__init__()
@@ -34,7 +34,7 @@ class MediatorComparison(DIDCommSteps, DecentrlSteps):
     def teardown(self) -> None:
         self.stores_agree()
         super().teardown()
-        self.patience.restore()
+        self.patcher.restore()
 
     @rule(seconds=st.sampled_from([1, 5, 10, 15, 20, 61]))
     def advance_time(self, seconds: int) -> None:
@@ -46,12 +46,12 @@ class MediatorComparison(DIDCommSteps, DecentrlSteps):
     def restart(self) -> None:
         """Nothing is lost but sockets."""
         self.sockets.clear()
-        for line in tuple(self.lines):
-            self.hang_up(line)
+        for mirrored in tuple(self.decentrl_sockets):
+            self.hang_up(mirrored)
         for mediator in self.mediators.mediator_fixtures:
             mediator.restart()
         self.expected.restart()
-        self.before = self.expected.gone.copy()
+        self.before = self.expected.counts.copy()
 
     @invariant()
     def nothing_else_is_pushed(self) -> None:
@@ -64,8 +64,8 @@ class MediatorComparison(DIDCommSteps, DecentrlSteps):
         """All accepted messages are acknowledged, expired, evicted or queued; the counters of all mediators agree."""
         assert self.expected.read_difference == 0
         totals = self.mediators.ask_all(lambda one: one.base.recorder.metrics.collect_totals())
-        gone = self.expected.gone - self.before
-        assert (totals["expired"], totals["evicted"]) == (gone["expired"], gone["evicted"])
+        counts = self.expected.counts - self.before
+        assert (totals["expired"], totals["evicted"]) == (counts["expired"], counts["evicted"])
 
     @rule()
     def stores_agree(self) -> None:
@@ -73,8 +73,8 @@ class MediatorComparison(DIDCommSteps, DecentrlSteps):
         waiting = self.mediators.ask_all(lambda one: one.wait_for(one.store.get_queue_totals()).messages)
         assert waiting == len(self.expected.messages) + len(self.events)
         ledgers = self.mediators.ask_all(lambda one: asdict(one.wait_for(one.store.read_ledger())))
-        gone = self.expected.gone
-        didcomm = {name: gone[name] for name in ("accepted", "acknowledged", "expired", "evicted")}
+        counts = self.expected.counts
+        didcomm = {name: counts[name] for name in ("accepted", "acknowledged", "expired", "evicted")}
         expected_ledger = {**didcomm, "removed": 0, "withdrawn": 0, "waiting": len(self.expected.messages)}
         assert ledgers["didcomm"] == expected_ledger, ledgers
         assert (ledgers["decentrl"]["accepted"], ledgers["decentrl"]["waiting"]) == (self.sent, len(self.events)), (

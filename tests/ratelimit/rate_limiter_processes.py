@@ -31,7 +31,7 @@ class CountingClusterStore:
 
     def __init__(self, store: IClusterStore) -> None:
         self._store = store
-        self.taken: list[tuple[bytes, int]] = []
+        self.uses: list[tuple[bytes, int]] = []
         self.put_backs: list[tuple[bytes, int]] = []
         self.away: Exception | None = None
         self.slow = False
@@ -41,7 +41,7 @@ class CountingClusterStore:
         return getattr(self._store, name)
 
     def take_quota(self, key: bytes, amount: int, *, limit: int, period: float) -> Deferred[float]:
-        self.taken.append((key, amount))
+        self.uses.append((key, amount))
         return self._answer(lambda: self._store.take_quota(key, amount, limit=limit, period=period))
 
     def return_quota(self, key: bytes, amount: int) -> Deferred[None]:
@@ -57,7 +57,7 @@ class CountingClusterStore:
     @property
     def count_operations(self) -> int:
         """Number of operations so far."""
-        return len(self.taken) + len(self.put_backs)
+        return len(self.uses) + len(self.put_backs)
 
     def _answer(self, work: Any) -> Deferred[Any]:
         if self.away is not None:

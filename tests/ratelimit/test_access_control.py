@@ -237,9 +237,9 @@ class DecentrlTests(SynchronousTestCase):
         denied_socket, allowed_socket = self.eve.connect(), self.ann.connect()
         self.deny()
         self.assertEqual((denied_socket.socket.codes, allowed_socket.socket.codes), ([1008], []))
-        late = InMemoryDecentrlSocket(self.in_memory)
-        late.say(self.eve.greeting())
-        self.assertEqual(late.heard(), [{"type": "AUTH_FAILED", "code": "NOT_REGISTERED"}])
+        new_socket = InMemoryDecentrlSocket(self.in_memory)
+        new_socket.say(self.eve.greeting())
+        self.assertEqual(new_socket.heard(), [{"type": "AUTH_FAILED", "code": "NOT_REGISTERED"}])
 
     def test_reloads_registration_mode(self) -> None:
         """`own` and `allow-list` are reloaded too."""

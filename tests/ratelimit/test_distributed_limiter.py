@@ -119,9 +119,9 @@ def test_leaving_processes(limit: int) -> None:
     processes = LimiterProcesses(limit)
     request_for_seconds(processes, cycle([0, 1, 2]), 50)
     del processes.all[1:]
-    gone = processes.list_admitted
+    admitted_before = processes.list_admitted
     end = request_for_seconds(processes, cycle([0]), 130)
-    assert max_in_a_minute(sorted({*gone, *processes.list_admitted})) <= limit * 1.05
+    assert max_in_a_minute(sorted({*admitted_before, *processes.list_admitted})) <= limit * 1.05
     assert min_in_a_minute(processes.list_admitted, NOW + 60, end) >= limit * 0.95
 
 
@@ -184,9 +184,9 @@ class FloodTests(SynchronousTestCase):
         for limit, questions in ((60, [1]), (60_000, [1000, 3])):
             processes = LimiterProcesses(limit)
             processes[0].request_now(cost=limit)
-            before = len(processes.cluster.taken)
+            before = len(processes.cluster.uses)
             self.assertTrue(processes[1].request_now(cost=questions[-1]))
-            self.assertEqual([amount for _, amount in processes.cluster.taken[before:]], questions)
+            self.assertEqual([amount for _, amount in processes.cluster.uses[before:]], questions)
 
     def test_smaller_request_after_refusal(self) -> None:
         """A refusal of a large cost does not imply one of a small cost."""
@@ -285,10 +285,10 @@ class OutageTests(SynchronousTestCase):
         clock, process = self.processes.clock, self.processes[0]
         with request_deadline(clock):
             clock.advance(REQUEST - QUOTA_STORE_TIMEOUT / 2)
-            late = process.request()
+            deferred = process.request()
         other = process.request()
         clock.advance(QUOTA_STORE_TIMEOUT / 2)
-        self.assertEqual(self.successResultOf(late), 0)
+        self.assertEqual(self.successResultOf(deferred), 0)
         self.assertNoResult(other)
         self.processes.cluster.slow = False
         self.processes.cluster.release()
@@ -298,27 +298,27 @@ class OutageTests(SynchronousTestCase):
 
     def test_query_is_independent_of_request(self) -> None:
         """The operation has no request deadline, as others wait for it too."""
-        seen: list[float] = []
+        deadlines: list[float] = []
         take = self.processes.cluster.take_quota
 
         def noting(*args: Any, **options: Any) -> Deferred[float]:
-            seen.append(get_request_start(inf))
+            deadlines.append(get_request_start(inf))
             result: Deferred[float] = take(*args, **options)
             return result
 
         self.patch(self.processes.cluster, "take_quota", noting)
         with request_deadline(self.processes.clock):
             self.processes[0].request_now()
-        self.assertEqual(seen, [inf])
+        self.assertEqual(deadlines, [inf])
 
     def test_late_answer(self) -> None:
         """A late answer does no harm."""
         self.processes.cluster.slow = True
         for away in (None, RuntimeError("boom")):
             self.processes.cluster.away = None
-            late = self.processes[0].request()
+            deferred = self.processes[0].request()
             self.processes.clock.advance(QUOTA_STORE_TIMEOUT)
-            self.assertEqual(self.successResultOf(late), 0)
+            self.assertEqual(self.successResultOf(deferred), 0)
             self.processes.cluster.away = away
             self.processes.cluster.release()
             self.processes.clock.advance(QUOTA_STORE_BACKOFF)
@@ -390,7 +390,7 @@ class ConcurrentTests(SynchronousTestCase):
             self.processes[0].request().addCallback(partial(self.record, order, number))
         self.cluster.release()
         self.assertEqual(order, list(range(8)))
-        self.assertEqual([amount for _, amount in self.cluster.taken], [10])
+        self.assertEqual([amount for _, amount in self.cluster.uses], [10])
 
     def test_more_than_a_lease(self) -> None:
         """Requests that the first answer does not cover share the next operation."""
@@ -398,7 +398,7 @@ class ConcurrentTests(SynchronousTestCase):
         self.cluster.release()
         self.cluster.release()
         self.assertEqual([self.successResultOf(deferred) for deferred in deferreds], [0] * 45)
-        self.assertEqual([amount for _, amount in self.cluster.taken], [10, 35])
+        self.assertEqual([amount for _, amount in self.cluster.uses], [10, 35])
 
     def test_more_than_the_quota(self) -> None:
         """As many as possible are admitted, the others refused; none is forgotten and nothing is left over."""
@@ -434,7 +434,7 @@ class ConcurrentTests(SynchronousTestCase):
         """Each key has its own queue."""
         self.processes[0].request()
         self.processes[0].request("did:example:bob")
-        self.assertEqual(len({key for key, _ in self.cluster.taken}), 2)
+        self.assertEqual(len({key for key, _ in self.cluster.uses}), 2)
 
     def test_cancelled_request(self) -> None:
         """The others get their answer."""
@@ -485,7 +485,7 @@ class LateChargeTests(SynchronousTestCase):
         self.assertEqual(len(self.cluster.held), 1)
         self.cluster.release()
         self.cluster.release()
-        self.assertEqual([amount for _, amount in self.cluster.taken], [1, 4])
+        self.assertEqual([amount for _, amount in self.cluster.uses], [1, 4])
 
     def test_failed_read_while_a_request_waits(self) -> None:
         """Quota taken for a request is kept until it covers both."""
@@ -497,7 +497,7 @@ class LateChargeTests(SynchronousTestCase):
         self.assertNoResult(charge)
         processes.cluster.release()
         self.successResultOf(charge)
-        self.assertEqual([amount for _, amount in processes.cluster.taken], [30, 10])
+        self.assertEqual([amount for _, amount in processes.cluster.uses], [30, 10])
 
     def test_debt_is_paid_first(self) -> None:
         """An address that used up its minute at another process is not read here again."""
@@ -622,7 +622,7 @@ class KeyTests(SynchronousTestCase):
             admission.charge_public_read(PEER),
         ):
             self.successResultOf(Deferred.fromCoroutine(charge))
-        keys = [key for key, _ in processes.cluster.taken]
+        keys = [key for key, _ in processes.cluster.uses]
         self.assertEqual({len(key) for key in keys}, {16})
         self.assertEqual(len(set(keys)), 4)
         self.assertNotEqual(processes[0].key, LimiterProcesses(60, secret=b"other")[0].key)
@@ -685,11 +685,11 @@ class MemoryTests(SynchronousTestCase):
             self.request(f"{number}")
         self.request("0")
         self.request("new")
-        before = len(self.processes.cluster.taken)
+        before = len(self.processes.cluster.uses)
         self.request("0")
-        self.assertEqual(len(self.processes.cluster.taken), before)
+        self.assertEqual(len(self.processes.cluster.uses), before)
         self.request("1")
-        self.assertEqual(len(self.processes.cluster.taken), before + 1)
+        self.assertEqual(len(self.processes.cluster.uses), before + 1)
         self.assertLessEqual(len(self.share._leases), 100)
         held = {self.processes[0].allowances.make_key("bucket", who): 19 for who in ("1", "2")}
         self.assertEqual(dict(self.processes.cluster.put_backs), held)
@@ -708,8 +708,8 @@ class MemoryTests(SynchronousTestCase):
         for _ in range(3):
             self.processes.cluster.release()
         self.assertEqual(self.successResultOf(deferreds), 0)
-        taken = sum([amount for of, amount in self.processes.cluster.taken if of == key])
-        self.assertGreaterEqual(taken - given_back, 1 + 25)
+        used = sum([amount for of, amount in self.processes.cluster.uses if of == key])
+        self.assertGreaterEqual(used - given_back, 1 + 25)
 
     def test_expired_keys_are_forgotten(self) -> None:
         """Memory follows current use."""

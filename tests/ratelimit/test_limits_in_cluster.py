@@ -10,7 +10,7 @@ from tests.cluster.in_memory_cluster import InMemoryClusterTestCase
 from tests.in_memory_identities import PRIVATE, InMemoryDecentrlSocket, code_of
 from tests.in_memory_mediator import CM3, PING, InMemoryWallet, from_header
 
-ELSEWHERE = "198.51.100.7"
+OTHER_ADDRESS = "198.51.100.7"
 # Only the sender is limited, unless a test says otherwise.
 PLENTY = {"ip_per_minute": 100_000, "account_per_minute": 100_000}
 
@@ -54,7 +54,7 @@ class SenderLimitTests(InMemoryClusterTestCase):
         for _ in range(90):
             command = alice.command("sealed", to=bob.did, channel=PRIVATE)
             statuses.append(next(self.next).obey(command).status)
-            repeated = next(self.next).obey(command, ELSEWHERE)
+            repeated = next(self.next).obey(command, OTHER_ADDRESS)
             if statuses[-1] == 200:
                 self.assertIn(code_of(repeated)[1], ("DUPLICATE_NONCE", "RATE_LIMITED"))
         self.assertIn(statuses.count(200), range(57, 64))
@@ -64,7 +64,7 @@ class SenderLimitTests(InMemoryClusterTestCase):
         raws = [self.make_forward() for _ in range(15)]
         for _ in range(4):
             for in_memory in self.in_memory_nodes:
-                self.assertEqual({in_memory.receive(raw, peer=ELSEWHERE).status for raw in raws}, {202})
+                self.assertEqual({in_memory.receive(raw, peer=OTHER_ADDRESS).status for raw in raws}, {202})
         statuses = [next(self.next).receive(self.make_forward()).status for _ in range(30)]
         self.assertIn(statuses.count(202), range(60 - 3 * 15 - 3, 60 - 3 * 15 + 4))
 
@@ -106,10 +106,10 @@ class ReplayTests(InMemoryClusterTestCase):
         self.assertEqual(self.a.obey(command).status, 200)
         self.assertEqual(code_of(self.b.obey(command)), (401, "DUPLICATE_NONCE"))
         greeting = alice.greeting()
-        heard = []
+        frames = []
         for in_memory in (self.a, self.b):
             dialogue = InMemoryDecentrlSocket(in_memory)
             dialogue.say(greeting)
-            heard += dialogue.heard()
-        self.assertEqual([frame["type"] for frame in heard], ["AUTH_SUCCESS", "AUTH_FAILED"])
+            frames += dialogue.heard()
+        self.assertEqual([frame["type"] for frame in frames], ["AUTH_SUCCESS", "AUTH_FAILED"])
         self.assertEqual([event["code"] for event in self.b.events("replay.drop")], ["DUPLICATE_NONCE"] * 2)

@@ -283,8 +283,8 @@ class AccountExpiryTests(SynchronousTestCase):
     def test_idle_account(self) -> None:
         """If configured, used accounts expire after a time without contact, which is recorded once a day."""
         in_memory = self.make_mediator(idle_account_ttl="20d")
-        gone, used = InMemoryWallet(in_memory).enrol(), InMemoryWallet(in_memory).enrol()
-        for wallet in (gone, used):
+        unused, used = InMemoryWallet(in_memory).enrol(), InMemoryWallet(in_memory).enrol()
+        for wallet in (unused, used):
             self.assertEqual(in_memory.receive(pack_forward(in_memory, wallet.did, wallet.letter())).status, 202)
         touched: list[str] = []
         real = in_memory.store.record_contact
@@ -299,7 +299,7 @@ class AccountExpiryTests(SynchronousTestCase):
             for _ in range(3):
                 used.waiting()
         self.assertEqual(touched, [used.did] * 12)
-        self.assertEqual([self.has_account(in_memory, one) for one in (gone, used)], [False, True])
+        self.assertEqual([self.has_account(in_memory, one) for one in (unused, used)], [False, True])
         self.assertEqual(in_memory.counter("mediator_accounts_expired_total", reason="idle"), 1)
 
     def test_expires_in_small_steps(self) -> None:

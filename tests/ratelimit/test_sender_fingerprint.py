@@ -193,8 +193,8 @@ class EntryPointTests(SynchronousTestCase):
         """Replaying another sender's forward evicts none of that sender's messages."""
         raw = self.make_authenticated_forward()
         self.origin_of(raw)
-        again = self.in_memory.base.sender_fingerprints.compute(self.bob.did, OTHER_PEER, None)
-        self.assertEqual(self.origin_of(raw, OTHER_PEER), again)
+        recomputed = self.in_memory.base.sender_fingerprints.compute(self.bob.did, OTHER_PEER, None)
+        self.assertEqual(self.origin_of(raw, OTHER_PEER), recomputed)
 
     def test_daemon_itself(self) -> None:
         """Messages of the daemon to itself have no origin on either path."""

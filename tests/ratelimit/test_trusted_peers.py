@@ -17,9 +17,9 @@ from tests.in_memory_mediator import FakeSocket, InMemoryWallet, pack_forward
 from tests.ratelimit.rate_limiter_processes import LimiterProcesses
 
 # Two hosts of another mediator, and a neighbour.
-FRIEND, OTHER_HOST, STRANGER = "198.51.100.7", "198.51.100.9", "198.51.101.7"
+PEER_HOST, OTHER_HOST, NEIGHBOUR = "198.51.100.7", "198.51.100.9", "198.51.101.7"
 # Rate limit keys of both.
-FRIENDS = "198.51.100.0/24"
+PEER_NETWORK = "198.51.100.0/24"
 LIMIT, MORE = 4, 40
 
 
@@ -58,18 +58,18 @@ class TrustedPeerTests(SynchronousTestCase):
 
     def test_larger_limit_is_shared_by_network(self) -> None:
         """All hosts of the network share its limit; a neighbour has the default."""
-        answers = self.send_anonymous(FRIEND, MORE // 2) + self.send_anonymous(OTHER_HOST, MORE // 2 + 1)
+        answers = self.send_anonymous(PEER_HOST, MORE // 2) + self.send_anonymous(OTHER_HOST, MORE // 2 + 1)
         self.assertEqual(answers, [202] * MORE + [429])
-        self.assertEqual(self.send_anonymous(STRANGER, LIMIT + 1), [202] * LIMIT + [429])
+        self.assertEqual(self.send_anonymous(NEIGHBOUR, LIMIT + 1), [202] * LIMIT + [429])
         self.site_fixture.clock.advance(60)
-        self.assertEqual(self.send_anonymous(FRIEND), [202])
+        self.assertEqual(self.send_anonymous(PEER_HOST), [202])
 
     def test_sender_did_of_trusted_peer(self) -> None:
         """Under its DID the network is charged once; the same DID from elsewhere is charged as such."""
-        answers = {self.send_authenticated(FRIENDS) for _ in range(MORE)}
+        answers = {self.send_authenticated(PEER_NETWORK) for _ in range(MORE)}
         self.assertEqual(answers, {202})
-        self.assertEqual(self.send_authenticated(FRIENDS), 429)
-        self.assertEqual([self.send_authenticated(STRANGER) for _ in range(LIMIT + 1)], [202] * LIMIT + [429])
+        self.assertEqual(self.send_authenticated(PEER_NETWORK), 429)
+        self.assertEqual([self.send_authenticated(NEIGHBOUR) for _ in range(LIMIT + 1)], [202] * LIMIT + [429])
 
     def test_commands(self) -> None:
         """The same holds for commands; a replayed one refunds nothing that was not charged."""
@@ -78,43 +78,43 @@ class TrustedPeerTests(SynchronousTestCase):
             new_identity.register()
         bert.befriend(ann)
         self.site_fixture.clock.advance(60)
-        self.assertEqual({ann.tell(bert, peer=FRIENDS).status for _ in range(MORE)}, {200})
-        self.assertEqual(ann.tell(bert, peer=FRIENDS).status, 429)
-        self.assertEqual([ann.tell(bert, peer=STRANGER).status for _ in range(LIMIT + 1)], [200] * LIMIT + [429])
+        self.assertEqual({ann.tell(bert, peer=PEER_NETWORK).status for _ in range(MORE)}, {200})
+        self.assertEqual(ann.tell(bert, peer=PEER_NETWORK).status, 429)
+        self.assertEqual([ann.tell(bert, peer=NEIGHBOUR).status for _ in range(LIMIT + 1)], [200] * LIMIT + [429])
         self.site_fixture.clock.advance(60)
         neighbours = ["203.0.113.5", "203.0.113.6"]
         self.assertEqual([ann.tell(bert, peer=neighbours[0]).status for _ in range(LIMIT)], [200] * LIMIT)
-        again = ann.command("sealed", to=bert.did, channel="TWO_WAY_PRIVATE")
-        self.assertEqual([self.site_fixture.obey(again, FRIENDS).status for _ in range(2)], [200, 401])
+        command = ann.command("sealed", to=bert.did, channel="TWO_WAY_PRIVATE")
+        self.assertEqual([self.site_fixture.obey(command, PEER_NETWORK).status for _ in range(2)], [200, 401])
         self.assertEqual(ann.tell(bert, peer=neighbours[1]).status, 429)
 
     def test_connections(self) -> None:
         """WebSockets of all its hosts are counted together, other connections per host; a neighbour has fewer."""
-        for peer in (FRIEND, FRIEND, OTHER_HOST):
+        for peer in (PEER_HOST, PEER_HOST, OTHER_HOST):
             self.site_fixture.websocket_client(peer=peer)
         self.assertEqual(self.site_fixture.upgrade(peer=OTHER_HOST)[1].status, 429)
         for _ in range(2):
-            self.site_fixture.websocket_client(peer=STRANGER)
-        self.assertEqual(self.site_fixture.upgrade(peer=STRANGER)[1].status, 429)
+            self.site_fixture.websocket_client(peer=NEIGHBOUR)
+        self.assertEqual(self.site_fixture.upgrade(peer=NEIGHBOUR)[1].status, 429)
 
     def test_reload(self) -> None:
         """The list and its limits are reloaded, and open connections stay counted correctly."""
-        lines = [self.site_fixture.line(STRANGER) for _ in range(8)]
-        self.assertRaises(AttributeError, self.site_fixture.line, STRANGER)
+        lines = [self.site_fixture.line(NEIGHBOUR) for _ in range(8)]
+        self.assertRaises(AttributeError, self.site_fixture.line, NEIGHBOUR)
         self.reload_limits(trusted_peers=["198.51.101.0/24"], trusted_per_minute=LIMIT + 2)
-        lines.append(self.site_fixture.line(STRANGER))
+        lines.append(self.site_fixture.line(NEIGHBOUR))
         for line in lines:
             line.hang_up()
-        self.assertEqual(self.send_anonymous(STRANGER, LIMIT + 3), [202] * (LIMIT + 2) + [429])
-        self.assertEqual(self.send_anonymous(FRIEND, LIMIT + 1), [202] * LIMIT + [429])
+        self.assertEqual(self.send_anonymous(NEIGHBOUR, LIMIT + 3), [202] * (LIMIT + 2) + [429])
+        self.assertEqual(self.send_anonymous(PEER_HOST, LIMIT + 1), [202] * LIMIT + [429])
         self.reload_limits(trusted_peers=[])
         for _ in range(8):
-            self.site_fixture.line(STRANGER)
-        self.assertRaises(AttributeError, self.site_fixture.line, STRANGER)
+            self.site_fixture.line(NEIGHBOUR)
+        self.assertRaises(AttributeError, self.site_fixture.line, NEIGHBOUR)
 
     def test_event(self) -> None:
         """The event names the limited address as for any other."""
-        self.send_anonymous(FRIEND, MORE + 1)
+        self.send_anonymous(PEER_HOST, MORE + 1)
         (event,) = self.site_fixture.events("limit.hit")
         self.assertEqual((event["limit"], event["who"]), ("ip_per_minute", event["peer"]))
 
@@ -126,15 +126,15 @@ class TrustedPeerClusterTests(SynchronousTestCase):
         """All processes together admit 5 % more than one at most; other addresses have the default."""
         processes = LimiterProcesses(20)
         for process in processes.all:
-            process.admission.set_limits(RateLimits(20, 20, 20, frozenset({FRIENDS}), 200))
-        admitted = {FRIENDS: 0, STRANGER: 0}
+            process.admission.set_limits(RateLimits(20, 20, 20, frozenset({PEER_NETWORK}), 200))
+        admitted = {PEER_NETWORK: 0, NEIGHBOUR: 0}
         for number in range(300):
             for peer in admitted:
                 admitted[peer] += processes[number % 3].admission.try_charge_anonymous(peer) or self.is_admitted(
                     processes, number % 3, peer
                 )
-        self.assertTrue(200 <= admitted[FRIENDS] <= 210, admitted)
-        self.assertTrue(20 <= admitted[STRANGER] <= 21, admitted)
+        self.assertTrue(200 <= admitted[PEER_NETWORK] <= 210, admitted)
+        self.assertTrue(20 <= admitted[NEIGHBOUR] <= 21, admitted)
 
     def is_admitted(self, processes: LimiterProcesses, number: int, peer: str) -> bool:
         """Whether a process admits it, with the store."""

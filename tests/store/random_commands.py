@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mediatord.store.interfaces.decentrl import CommandGuard, ContractRequest, PendingEvent, PublicEvent, StoredEvent
 from mediatord.store.sqlite.connection import SQLOperation
 from tests.store.builders import NOON
-from tests.store.sqlite.operations import PEOPLE, SQLiteOperations, make_contract
+from tests.store.sqlite.operations import PARTY_DIDS, SQLiteOperations, make_contract
 
 
 class RandomCommands:
@@ -26,13 +26,13 @@ class RandomCommands:
         return f"i{next(self.numbers)}" if self.draw(st.integers(0, 9)) else f"i{self.draw(st.integers(0, 5))}"
 
     def draw_did(self) -> str:
-        return self.draw(st.sampled_from(PEOPLE))
+        return self.draw(st.sampled_from(PARTY_DIDS))
 
     def draw_guard(self) -> CommandGuard | None:
         """A guard, mostly one that admits the command."""
         if self.draw(st.integers(0, 3)):
             return None
-        optional_did = st.none() | st.sampled_from(PEOPLE)
+        optional_did = st.none() | st.sampled_from(PARTY_DIDS)
         nonce = self.draw(st.sampled_from([b"1", b"2", b""]))
         return self.operations.make_guard(self.draw(optional_did), self.draw(optional_did), nonce)
 

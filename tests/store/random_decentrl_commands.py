@@ -23,11 +23,11 @@ from mediatord.store.interfaces.decentrl import (
 
 Write = Callable[[IDecentrlStore, CommandGuard], Deferred[Any]]
 
-PEOPLE = ("did:a", "did:ab", "did:c")
+PARTY_DIDS = ("did:a", "did:ab", "did:c")
 TAGS = ("", "x", "X", "\u20ac", "tag")
 
-party_dids = st.sampled_from(PEOPLE)
-any_did = st.sampled_from([*PEOPLE, "did:stranger"])
+party_dids = st.sampled_from(PARTY_DIDS)
+any_did = st.sampled_from([*PARTY_DIDS, "did:stranger"])
 spans = st.sampled_from([1.0, 5.0, 20.0, 50.0, 0.0, -1.0])
 texts = st.sampled_from(["x", "", "\0", "\u20ac", "12345", "y" * 20, "z" * 31])
 tags = st.lists(st.sampled_from(TAGS), max_size=3).map(tuple)
@@ -119,7 +119,7 @@ class RandomDecentrlCommands:
 
     def draw_event(self, owner: str, tag: str) -> StoredEvent:
         """An event with a random participant."""
-        return StoredEvent(self._draw_id(owner), PEOPLE[0], owner, "x", (tag,), 1.0)
+        return StoredEvent(self._draw_id(owner), PARTY_DIDS[0], owner, "x", (tag,), 1.0)
 
     def draw_tagging(self, data: st.DataObject) -> Write:
         owner = data.draw(party_dids)
@@ -152,5 +152,5 @@ class RandomDecentrlCommands:
 
     def _draw_used_ids(self, kind: str, data: st.DataObject) -> list[str]:
         """Ids used before; their items may be gone, or belong to others."""
-        candidates = [*reversed(self._known[kind][-6:]), *self._known[kind.replace(*PEOPLE[:2])][-1:]]
+        candidates = [*reversed(self._known[kind][-6:]), *self._known[kind.replace(*PARTY_DIDS[:2])][-1:]]
         return data.draw(st.lists(st.sampled_from(candidates), min_size=1, max_size=5))

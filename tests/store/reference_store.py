@@ -272,12 +272,12 @@ class ReferenceStore:
         return succeed(min([message.due_at or 0.0 for message in self._list_delayed()], default=None))
 
     def take_due_messages(self, limit: int) -> Deferred[list[StoredMessage]]:
-        now, taken = self._clock.seconds(), list[StoredMessage]()
+        now, due = self._clock.seconds(), list[StoredMessage]()
         for message in sorted(self._list_delayed(), key=lambda message: message.due_at or 0.0):
-            if len(taken) < limit and (message.due_at or 0.0) <= now:
-                taken.append(message.to_stored())
+            if len(due) < limit and (message.due_at or 0.0) <= now:
+                due.append(message.to_stored())
                 message.due_at, message.arrived_at = None, now
-        return succeed(taken)
+        return succeed(due)
 
     def queue_sizes(self, top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
         dids = [message.queue[1] for message in self._messages]
@@ -407,15 +407,15 @@ class ReferenceStore:
 
     def _refuse_full(self, deposits: Iterable[tuple[_Queue, EnqueueRequest]]) -> None:
         """:raise QueueFull: one of the enqueues, in order, is to be refused."""
-        coming: dict[_Queue, tuple[MessageVolume, SenderUsage]] = {}
+        volume: dict[_Queue, tuple[MessageVolume, SenderUsage]] = {}
         for queue, one in deposits:
-            if queue not in coming:
+            if queue not in volume:
                 queued = self._list(queue)
-                coming[queue] = (
+                volume[queue] = (
                     MessageVolume(len(queued), sum(message.size for message in queued)),
                     self._usage(queue),
                 )
-            whole, usage = coming[queue]
+            whole, usage = volume[queue]
             amount = MessageVolume(len(one.payloads), sum(len(payload.data) for payload in one.payloads))
             whole.add(amount.messages, amount.size)
             if find_exceeded_limit(self._limits, whole.messages, whole.size) is not None:
@@ -439,7 +439,7 @@ class ReferenceStore:
         self._ledger["evicted"] += len(oversize)
         return EnqueueResult(tuple(message.to_stored() for message in incoming), (*evicted, *oversize))
 
-    def _evict(self, queue: _Queue, origin: int, coming: MessageVolume) -> list[RemovedMessage]:
+    def _evict(self, queue: _Queue, origin: int, volume: MessageVolume) -> list[RemovedMessage]:
         """Make room in a queue."""
         evicted: list[RemovedMessage] = []
         usage = (
@@ -447,8 +447,8 @@ class ReferenceStore:
         )
         while True:
             queued = self._list(queue)
-            size = coming.size + sum(message.size for message in queued)
-            reason = find_exceeded_limit(self._limits, coming.messages + len(queued), size)
+            size = volume.size + sum(message.size for message in queued)
+            reason = find_exceeded_limit(self._limits, volume.messages + len(queued), size)
 
             def list_group(group: SenderGroup, queued: Sequence[_Message] = queued) -> list[_Message]:
                 return [message for message in queued if is_from_group(group, message.origin, usage.known)]
@@ -456,7 +456,7 @@ class ReferenceStore:
             def find_oldest(group: SenderGroup) -> int | None:
                 return next((message.origin for message in list_group(group)), None)
 
-            group = None if reason is None else usage.victim(origin, coming, find_oldest)
+            group = None if reason is None else usage.victim(origin, volume, find_oldest)
             if group is None:
                 return evicted
             victim = list_group(group)[0]

@@ -32,7 +32,7 @@ from mediatord.store.mongo.store import MongoStore
 from mediatord.store.sqlite.connection import connect
 from tests.mongod import fresh_database, shared_replica_set
 from tests.store.builders import HoldableRunner, ImmediateClock, make_sqlite_store, result_of
-from tests.store.mongo.mongo_test_case import PATIENT, TIME_LIMITS
+from tests.store.mongo.mongo_test_case import TIME_LIMIT, TIME_LIMITS
 from tests.store.reference_store import ReferenceStore
 
 POLICIES = (
@@ -64,8 +64,8 @@ class StoreComparison(RuleBasedStateMachine):
         super().__init__()
         self.clock = ImmediateClock()
         self.stores: list[Any] = []
-        self.ids = count()
-        self.known: list[str] = []
+        self.numbers = count()
+        self.ids: list[str] = []
 
     @initialize(limits=st.sampled_from(POLICIES))
     def open_stores(self, limits: QueueLimits) -> None:
@@ -100,12 +100,12 @@ class StoreComparison(RuleBasedStateMachine):
 
     def draw_ids(self, data: st.DataObject) -> list[str]:
         digests = [sha256(body).hexdigest() for body in (b"x", b"same", b"")]
-        return data.draw(st.lists(st.sampled_from([*self.known[-12:], *digests, "unknown"]), max_size=4))
+        return data.draw(st.lists(st.sampled_from([*self.ids[-12:], *digests, "unknown"]), max_size=4))
 
     def make_payloads(self, contents: Iterable[bytes]) -> list[Payload]:
         """Payloads with new ids."""
-        payloads = [Payload(f"m{next(self.ids)}", body, "json") for body in contents]
-        self.known += [payload.id for payload in payloads]
+        payloads = [Payload(f"m{next(self.numbers)}", body, "json") for body in contents]
+        self.ids += [payload.id for payload in payloads]
         return payloads
 
     @invariant()
@@ -144,9 +144,9 @@ class StoreComparison(RuleBasedStateMachine):
 
     @rule(did=recipients, body=bodies, data=st.data())
     def enqueue_repeated_id(self, did: str, body: bytes, data: st.DataObject) -> None:
-        if not self.known:
+        if not self.ids:
             return
-        payloads = [Payload("once", body, "base64"), Payload(data.draw(st.sampled_from(self.known)), body, "json")]
+        payloads = [Payload("once", body, "base64"), Payload(data.draw(st.sampled_from(self.ids)), body, "json")]
         until = self.clock.seconds() + 5
         self.assert_same(lambda store: store.enqueue(did, payloads, expires_at=until))
         # It is removed again, so that its id can be used next time.
@@ -169,7 +169,7 @@ class StoreComparison(RuleBasedStateMachine):
     @rule(dids=st.lists(accounts), ages=st.tuples(spans, spans), data=st.data(), limit=st.integers(0, 5))
     def find_arrivals(self, dids: list[str], ages: tuple[float, float], data: st.DataObject, limit: int) -> None:
         now = self.clock.seconds()
-        after = data.draw(st.sampled_from(["", *self.known]))
+        after = data.draw(st.sampled_from(["", *self.ids]))
         window = ArrivalWindow(now - max(ages), now + 1 - min(ages), after)
         self.assert_same(lambda store: store.find_arrivals(dids, window, limit=limit))
 
@@ -295,18 +295,18 @@ class SQLiteStoreComparison(StoreComparison):
     def enqueue_concurrently(self, requests: list[tuple[str, list[bytes], bool, int]], ttl: float) -> None:
         """Many enqueues, some with an id that occurs twice, reach SQLite in one batch."""
         until = self.clock.seconds() + ttl
-        whole: list[tuple[str, list[Payload], int]] = []
+        valid: list[tuple[str, list[Payload], int]] = []
         for did, contents, spoiled, origin in requests:
             payloads = self.make_payloads(contents)
-            whole.append((did, payloads + payloads[:1] if spoiled else payloads, origin))
+            valid.append((did, payloads + payloads[:1] if spoiled else payloads, origin))
         reference, sqlite = self.stores
         self.writer.hold()
         blocking = sqlite.ping()
-        deferreds = [self.enqueue_on(did, payloads, until, origin, sqlite) for did, payloads, origin in whole]
+        deferreds = [self.enqueue_on(did, payloads, until, origin, sqlite) for did, payloads, origin in valid]
         self.writer.release()
         result_of(blocking)
         expected = [
-            result_of(self.enqueue_on(did, payloads, until, origin, reference)) for did, payloads, origin in whole
+            result_of(self.enqueue_on(did, payloads, until, origin, reference)) for did, payloads, origin in valid
         ]
         assert [result_of(enqueued) for enqueued in deferreds] == expected
 
@@ -341,7 +341,7 @@ class SQLiteStoreComparison(StoreComparison):
         if what in ("enqueue", "flood"):
             payloads, origin = self.make_payloads(items), 0x0001_0001 if what == "flood" else 0
             return lambda store: store.enqueue(did, payloads, expires_at=until, origin=origin)
-        ids = [self.known[-place] for place in items if place <= len(self.known)]
+        ids = [self.ids[-position] for position in items if position <= len(self.ids)]
         if what == "acknowledge":
             return lambda store: store.acknowledge(did, ids)
         return lambda store: store.remove_messages(ids) if what == "remove" else store.mark_delivered(ids)
@@ -351,15 +351,15 @@ class MongoStoreComparison(StoreComparison):
     """The reference store and the MongoDB store, whose operations run in the reactor's thread."""
 
     def make_store(self, limits: QueueLimits) -> IStore:
-        self.fresh = fresh_database()
-        address = parse_mongo_uri(shared_replica_set().uri(self.fresh.__enter__()))
+        self.fresh_database = fresh_database()
+        address = parse_mongo_uri(shared_replica_set().uri(self.fresh_database.__enter__()))
         clock = IReactorTime(reactor)
         server = ReplicaSetClient(address, clock, observe=ignore_observation, on_up=lambda up: None, connections=2)
         return MongoStore(server, self.clock, limits, max_nonces=NONCES)
 
     def teardown(self) -> None:
         super().teardown()
-        self.fresh.__exit__(None, None, None)
+        self.fresh_database.__exit__(None, None, None)
 
     def get_result(self, operation: Callable[[], Deferred[Any]]) -> Any:
         try:
@@ -380,6 +380,6 @@ class MongoDifferentialTests(TestCase):
         """The MongoDB store gives the same results as the reference store."""
         shared_replica_set()
         for module, name in TIME_LIMITS:
-            self.patch(module, name, PATIENT)
+            self.patch(module, name, TIME_LIMIT)
         few = settings(max_examples=30, stateful_step_count=40, deadline=None)
         await deferToThread(run_state_machine_as_test, MongoStoreComparison, settings=few)

@@ -34,9 +34,9 @@ from mediatord.store.mongo.nonces import NonceCapacity
 from mediatord.store.mongo.store import MongoStore
 from tests.mongod import fresh_database, shared_replica_set
 from tests.store.builders import HoldableRunner, ImmediateClock, make_sqlite_store, result_of
-from tests.store.mongo.mongo_test_case import PATIENT, TIME_LIMITS
+from tests.store.mongo.mongo_test_case import TIME_LIMIT, TIME_LIMITS
 from tests.store.random_decentrl_commands import (
-    PEOPLE,
+    PARTY_DIDS,
     TAGS,
     RandomDecentrlCommands,
     Write,
@@ -60,7 +60,7 @@ CAPS = DecentrlQuotas(
     stored_bytes=40,
 )
 # More than are ever drawn: MongoDB notices a full or freed capacity a little late.
-MOST_NONCES = 100_000
+MAX_NONCES = 100_000
 REACTOR: Any = reactor
 ALL = PageRequest(0, 99)
 
@@ -70,10 +70,10 @@ event_filters = st.builds(EventFilter, tags, st.none() | any_did, bounds, bounds
 public_filters = st.builds(PublicEventFilter, tags, bounds, bounds, channels)
 
 # Criteria of event queries, each by itself.
-LOOKS = (
+SINGLE_CRITERIA = (
     EventFilter(unprocessed_only=True),
     *(EventFilter((tag,)) for tag in TAGS),
-    *(EventFilter(("x", ""), did) for did in PEOPLE),
+    *(EventFilter(("x", ""), did) for did in PARTY_DIDS),
 )
 
 
@@ -88,15 +88,15 @@ class DecentrlStoreComparison(RuleBasedStateMachine):
         super().__init__()
         self.clock = ImmediateClock()
         self.stores: list[Any] = [
-            ReferenceStore(self.clock, QueueLimits(), caps=CAPS, max_nonces=MOST_NONCES),
+            ReferenceStore(self.clock, QueueLimits(), caps=CAPS, max_nonces=MAX_NONCES),
             self.make_store(),
         ]
         self.commands = RandomDecentrlCommands(self.clock)
         self.assert_same(lambda store: store.open())
-        for did in PEOPLE[:2]:
+        for did in PARTY_DIDS[:2]:
             self.write_both(self.commands.make_registration(did, 30))
             self.write_both(self.commands.make_save(did, [self.commands.draw_event(did, tag) for tag in TAGS]))
-            for peer in PEOPLE:
+            for peer in PARTY_DIDS:
                 self.write_both(self.commands.make_contract(did, peer, 30, peer.encode()))
 
     def make_store(self) -> IStore:
@@ -108,7 +108,7 @@ class DecentrlStoreComparison(RuleBasedStateMachine):
         return result_of(deferred)
 
     def teardown(self) -> None:
-        for did in PEOPLE:
+        for did in PARTY_DIDS:
             self.read_all(did)
         self.assert_same(lambda store: store.close())
 
@@ -164,7 +164,7 @@ class DecentrlStoreComparison(RuleBasedStateMachine):
     @rule(did=party_dids)
     def read_all(self, did: str) -> None:
         """Read all data of an owner, its events by each criterion."""
-        for wanted in LOOKS:
+        for wanted in SINGLE_CRITERIA:
             self.read_both(lambda store, wanted=wanted: store.events(did, wanted, ALL))  # type: ignore[misc]
         self.read_both(lambda store: store.public_events(did, PublicEventFilter(), ALL))
         self.read_both(lambda store: store.public_events(did, PublicEventFilter(channel_id=""), ALL))
@@ -192,7 +192,7 @@ class DecentrlStoreComparison(RuleBasedStateMachine):
 
     @invariant()
     def queue_sizes_agree(self) -> None:
-        for did in PEOPLE:
+        for did in PARTY_DIDS:
             self.read_both(lambda store, did=did: store.registered_until(did))  # type: ignore[misc]
             self.read_both(lambda store, did=did: store.pending_events(did, None, ALL))  # type: ignore[misc]
             self.read_both(lambda store, did=did: store.events(did, EventFilter(), ALL))  # type: ignore[misc]
@@ -209,7 +209,7 @@ class SQLiteDecentrlComparison(DecentrlStoreComparison):
         self.folder = mkdtemp(prefix="mediatord-store-")
         self.writer = HoldableRunner()
         return make_sqlite_store(
-            self.clock, Path(self.folder) / "db", caps=CAPS, write=self.writer, max_nonces=MOST_NONCES
+            self.clock, Path(self.folder) / "db", caps=CAPS, write=self.writer, max_nonces=MAX_NONCES
         )
 
     def teardown(self) -> None:
@@ -234,13 +234,13 @@ class MongoDecentrlComparison(DecentrlStoreComparison):
     """The reference store and the MongoDB store on a real server, in which two events are a long list."""
 
     def make_store(self) -> IStore:
-        self.patience = MonkeyPatcher(*[(module, name, PATIENT) for module, name in TIME_LIMITS])
+        self.patience = MonkeyPatcher(*[(module, name, TIME_LIMIT) for module, name in TIME_LIMITS])
         self.patience.patch()
-        self.fresh = fresh_database()
-        address = parse_mongo_uri(shared_replica_set().uri(self.fresh.__enter__()))
+        self.fresh_database = fresh_database()
+        address = parse_mongo_uri(shared_replica_set().uri(self.fresh_database.__enter__()))
         server = ReplicaSetClient(address, REACTOR, observe=ignore_observation, on_up=lambda up: None, connections=2)
-        store = MongoStore(server, self.clock, QueueLimits(), caps=CAPS, max_nonces=MOST_NONCES)
-        store.decentrl = MongoDecentrlStore(server, self.clock, CAPS, NonceCapacity(server, MOST_NONCES), step=1)
+        store = MongoStore(server, self.clock, QueueLimits(), caps=CAPS, max_nonces=MAX_NONCES)
+        store.decentrl = MongoDecentrlStore(server, self.clock, CAPS, NonceCapacity(server, MAX_NONCES), step=1)
         return store
 
     def get_result(self, deferred: Deferred[Any]) -> Any:
@@ -254,7 +254,7 @@ class MongoDecentrlComparison(DecentrlStoreComparison):
 
     def teardown(self) -> None:
         super().teardown()
-        self.fresh.__exit__(None, None, None)
+        self.fresh_database.__exit__(None, None, None)
         self.patience.restore()
 
 

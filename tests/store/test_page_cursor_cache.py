@@ -17,8 +17,8 @@ class PageCursorCacheTests(SynchronousTestCase):
         for offset in (20, 10, 30, 10):
             bookmarks.add(offset, (float(offset), offset))
         for offset, expected in ((9, 0), (10, 10), (19, 10), (20, 20), (1000, 30)):
-            found, place = bookmarks.before(offset)
-            self.assertEqual((found, place), (expected, (float(expected), expected) if expected else None))
+            found, cursor = bookmarks.before(offset)
+            self.assertEqual((found, cursor), (expected, (float(expected), expected) if expected else None))
 
     def test_number_of_cursors_is_bounded(self) -> None:
         """However far a list is read, the number of cursors is bounded, and the last one stays."""
@@ -26,9 +26,9 @@ class PageCursorCacheTests(SynchronousTestCase):
         for offset in range(1, 1000):
             bookmarks.add(offset, (0.0, offset))
             self.assertEqual(bookmarks.before(10_000), (offset, (0.0, offset)))
-        known = {bookmarks.before(offset)[0] for offset in range(1000)}
-        self.assertLessEqual(len(known), 65)
-        self.assertGreater(len(known), 30)
+        starts = {bookmarks.before(offset)[0] for offset in range(1000)}
+        self.assertLessEqual(len(starts), 65)
+        self.assertGreater(len(starts), 30)
 
     def test_new_edition_has_no_cursors(self) -> None:
         """A new edition of a list has no cursors, nor has a list that was not read for long."""
@@ -36,11 +36,11 @@ class PageCursorCacheTests(SynchronousTestCase):
         first = page_cursors.of("a", 1)
         self.assertIs(page_cursors.of("a", 1), first)
         self.assertIsNot(page_cursors.of("a", 2), first)
-        again = page_cursors.of("a", 2)
+        cursors = page_cursors.of("a", 2)
         page_cursors.of("b", 1)
-        self.assertIs(page_cursors.of("a", 2), again)
+        self.assertIs(page_cursors.of("a", 2), cursors)
         page_cursors.of("c", 1)
-        self.assertIs(page_cursors.of("a", 2), again)
+        self.assertIs(page_cursors.of("a", 2), cursors)
         page_cursors.of("b", 1)
         page_cursors.of("c", 1)
-        self.assertIsNot(page_cursors.of("a", 2), again)
+        self.assertIsNot(page_cursors.of("a", 2), cursors)

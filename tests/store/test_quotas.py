@@ -36,9 +36,9 @@ class QuotaWindowTests(SynchronousTestCase):
                 self.assertLessEqual(sum(some for at, some in granted if at > now - PERIOD), LIMIT)
                 continue
             self.assertEqual(self.use_quota(slots, amount, now + wait)[1], 0.0)
-            early = now + wait - PERIOD / QUOTA_WINDOW_SLOTS - 1e-3
-            counting = sum(some for at, some in granted if early - PERIOD < at)
-            self.assertTrue(early <= now or counting + amount > LIMIT)
+            earlier = now + wait - PERIOD / QUOTA_WINDOW_SLOTS - 1e-3
+            counting = sum(some for at, some in granted if earlier - PERIOD < at)
+            self.assertTrue(earlier <= now or counting + amount > LIMIT)
 
     def test_number_of_slots_is_bounded(self) -> None:
         """Any number of small uses are kept in few slots."""
@@ -52,5 +52,5 @@ class QuotaWindowTests(SynchronousTestCase):
     def test_removes_latest_use(self) -> None:
         """A return reduces the latest uses first, and part of a use may remain."""
         slots = [(1.0, 5), (2.0, 5), (3.0, 1)]
-        for amount, left in ((0, slots), (1, slots[:2]), (3, [(1.0, 5), (2.0, 3)]), (7, [(1.0, 4)]), (99, [])):
-            self.assertEqual(remove_latest_use(slots, amount), left)
+        for amount, remaining in ((0, slots), (1, slots[:2]), (3, [(1.0, 5), (2.0, 3)]), (7, [(1.0, 4)]), (99, [])):
+            self.assertEqual(remove_latest_use(slots, amount), remaining)

@@ -353,8 +353,8 @@ class AccountExpiryContract(StoreContract):
             await self.store.grant(did)
             await self.store.record_contact(did)
         self.clock.advance(30 * DAY)
-        gone = [await self.expire_accounts(None, 20 * DAY, limit=2) for _ in range(2)]
-        self.assertEqual({did for some in gone for did in some}, {ALICE, BOB, CAROL})
+        expired = [await self.expire_accounts(None, 20 * DAY, limit=2) for _ in range(2)]
+        self.assertEqual({did for some in expired for did in some}, {ALICE, BOB, CAROL})
         self.assertEqual(await self.expire_accounts(None, 20 * DAY, limit=2), [])
 
     async def test_used_accounts_do_not_block_others(self) -> None:

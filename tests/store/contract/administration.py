@@ -95,9 +95,9 @@ class AdministrationContract(DecentrlContract):
         """Purged entries are removed and counted; entries removed before are not returned."""
         await self.enqueue_ids("a", "b", data=b"12345")
         await self.deliver_events("e", "f")
-        (gone,) = await self.administration.purge(INBOX, "didcomm", ["a", "z"])
-        self.assertEqual((gone.id, gone.recipient_did, gone.account, gone.size), ("a", INBOX, ALICE, 5))
-        self.assertEqual((gone.received_at, gone.pushes, gone.reason), (NOON, 0, None))
+        (removed,) = await self.administration.purge(INBOX, "didcomm", ["a", "z"])
+        self.assertEqual((removed.id, removed.recipient_did, removed.account, removed.size), ("a", INBOX, ALICE, 5))
+        self.assertEqual((removed.received_at, removed.pushes, removed.reason), (NOON, 0, None))
         self.assertEqual(await self.administration.purge(INBOX, "didcomm", ["a"]), [])
         (event,) = await self.administration.purge(CAROL, "decentrl", ["e", "z"])
         self.assertEqual((event.id, event.recipient_did, event.size, event.received_at), ("e", CAROL, 6, NOON))

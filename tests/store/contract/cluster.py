@@ -135,13 +135,13 @@ class ClusterContract(ClusterStoreContract):
 
     async def collect_refusals(self, deferreds: Iterable[Deferred[None]]) -> list[type[ClusterJoinError]]:
         """The errors of those calls that failed."""
-        refused = []
+        errors = []
         for joined in deferreds:
             try:
                 await joined
             except ClusterJoinError as error:
-                refused.append(type(error))
-        return refused
+                errors.append(type(error))
+        return errors
 
     async def test_concurrent_joins_with_one_name(self) -> None:
         """Of concurrent joins with one name one succeeds; with different names all do."""
@@ -187,19 +187,19 @@ class ClusterContract(ClusterStoreContract):
         await self.join_nodes("a")
         self.assertEqual(await self.second_store.cluster.drop("A"), 0)
         self.assertEqual(await self.list_live_boots(), ["A", "B"])
-        self.assertEqual([place.boot for place in await self.cluster.find_presence(["did:x"])], ["A"])
+        self.assertEqual([record.boot for record in await self.cluster.find_presence(["did:x"])], ["A"])
         self.assertIs(await self.cluster.acquire_lease("turn", "B", LONG), False)
         self.assertEqual(await self.store.mark_pending(["m"]), ["m"])
 
     async def test_drops_live_node_by_its_lease(self) -> None:
         """A live node can be dropped by its lease unless that was renewed."""
         await self.join_nodes("a", "b")
-        seen = await self.read_name_expiry("a")
-        self.assertEqual(await self.read_name_expiry("a"), seen)
+        expiry = await self.read_name_expiry("a")
+        self.assertEqual(await self.read_name_expiry("a"), expiry)
         await self.pass_time(self.short / 10)
         self.assertIs(await self.cluster.renew("A", LONG), True)
-        self.assertGreater(await self.read_name_expiry("a"), seen)
-        await self.second_store.cluster.drop("A", until=seen)
+        self.assertGreater(await self.read_name_expiry("a"), expiry)
+        await self.second_store.cluster.drop("A", until=expiry)
         self.assertEqual(await self.list_live_boots(), ["A", "B"])
         await self.second_store.cluster.drop("A", until=await self.read_name_expiry("a"))
         self.assertEqual(await self.list_live_boots(), ["B"])
@@ -216,7 +216,7 @@ class ClusterContract(ClusterStoreContract):
             await self.cluster.add_presence(boot, ["did:x"])
             await gatherResults(dropped)
             self.assertEqual(await self.list_live_boots(), [boot])
-            self.assertEqual([place.boot for place in await self.cluster.find_presence(["did:x"])], [boot])
+            self.assertEqual([record.boot for record in await self.cluster.find_presence(["did:x"])], [boot])
             await self.cluster.drop(boot, until=inf)
 
     async def test_fails_before_open_and_after_close(self) -> None:

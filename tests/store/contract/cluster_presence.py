@@ -139,8 +139,8 @@ class ClusterDeliveryContract(ClusterStoreContract):
         self.assertEqual(await self.second_store.cluster.drop("A", until=inf), 2)
         self.assertEqual(await self.list_delivered(), ["n"])
         self.assertEqual(await self.cluster.drop("A", until=inf), 0)
-        gone = await self.store.acknowledge(ALICE, ["m", "n", "o"])
-        self.assertEqual([item.pushes for item in gone], [1, 1, 1])
+        removed = await self.store.acknowledge(ALICE, ["m", "n", "o"])
+        self.assertEqual([item.pushes for item in removed], [1, 1, 1])
 
     async def test_last_push_decides(self) -> None:
         """A message pushed by several nodes is requeued when the last of them is dropped."""

@@ -9,7 +9,7 @@ from mediatord.store.interfaces.messages import ArrivalWindow, MessageArrival
 from tests.store.builders import ALICE, BOB, HOUR, NOON
 from tests.store.contract.decentrl_base import DecentrlContract
 
-HALF = "x" * (MAX_PAGE_BYTES // 2)
+HALF_PAGE = "x" * (MAX_PAGE_BYTES // 2)
 
 
 class DecentrlEventLookupContract(DecentrlContract):
@@ -104,8 +104,8 @@ class DecentrlEventLookupContract(DecentrlContract):
 
     async def test_page_is_limited_in_bytes(self) -> None:
         """A page has at most the allowed bytes, but at least one event."""
-        await self.deliver_events("a", "b", payload=HALF)
-        await self.deliver_events("c", payload=HALF[::4])
+        await self.deliver_events("a", "b", payload=HALF_PAGE)
+        await self.deliver_events("c", payload=HALF_PAGE[::4])
         await self.deliver_events("d", payload="x" * self.largest)
         self.assertEqual(await self.find_ids("a", "b", "c"), ["a", "b"])
         self.assertEqual(await self.find_ids("c", "d"), ["c"])

@@ -157,21 +157,21 @@ class DecentrlFilterContract(DecentrlContract):
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         await super().setUp()
-        self.kept: list[tuple[StoredEvent, bool]] = []
+        self.saved: list[tuple[StoredEvent, bool]] = []
         participants = ((ALICE, BOB), (BOB, ALICE), (CAROL, ALICE), (ALICE, CAROL), (CAROL, DAVE))
         tags = ((), ("x",), ("y", "x"), ("z", "z"), ("y",))
         number = 0
         for (sender, recipient), own_tags, at in product(participants, tags, (2.0, 1.0)):
             number += 1
             event = make_event(f"e{number:02}", *own_tags, at=at, sender=sender, recipient=recipient)
-            self.kept.append((event, sender != ALICE))
-        await self.save_events(*(event for event, _ in self.kept[:17]))
-        await self.save_events(*(event for event, _ in self.kept[17:]))
+            self.saved.append((event, sender != ALICE))
+        await self.save_events(*(event for event, _ in self.saved[:17]))
+        await self.save_events(*(event for event, _ in self.saved[17:]))
         await self.save_events(make_event("foreign", "x", "y", "z"), owner=BOB)
 
     def filter_expected(self, wanted: EventFilter) -> list[str]:
         """What the docstring of the filter specifies."""
-        found = [event for event, unprocessed in self.kept if self.matches_filter(event, unprocessed, wanted)]
+        found = [event for event, unprocessed in self.saved if self.matches_filter(event, unprocessed, wanted)]
         return [event.id for event in sorted(found, key=lambda event: event.timestamp)]
 
     @staticmethod

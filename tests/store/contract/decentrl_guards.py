@@ -137,8 +137,8 @@ class DecentrlGuardContract(DecentrlContract):
         await self.deliver_events("pending")
         await self.add_requests("request")
         await self.save_events(make_event("event"))
-        again = make_contract("again", until=NOON + HOUR)
-        await self.assert_refused(QuotaExceeded, lambda guard: self.decentrl.save_contract(guard, again))
+        contract = make_contract("again", until=NOON + HOUR)
+        await self.assert_refused(QuotaExceeded, lambda guard: self.decentrl.save_contract(guard, contract))
         await self.assert_refused(
             QuotaExceeded, lambda guard: self.decentrl.request_contract(guard, make_request("r"))
         )

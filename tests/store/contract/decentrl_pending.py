@@ -62,11 +62,11 @@ class DecentrlDeliveryContract(DecentrlContract):
     async def test_contract_expires_by_clock_of_store(self) -> None:
         """A contract expires by the store's clock, not by the event's time."""
         await self.save_contracts("a", ttl=10)
-        late = PendingEvent("late", ALICE, BOB, "", NOON + HOUR)
-        await self.decentrl.enqueue_event(self.make_guard(), late)
+        after_expiry = PendingEvent("late", ALICE, BOB, "", NOON + HOUR)
+        await self.decentrl.enqueue_event(self.make_guard(), after_expiry)
         self.clock.advance(10)
-        early = PendingEvent("early", ALICE, BOB, "", NOON)
-        await self.assert_refused(ContractNotFound, lambda guard: self.decentrl.enqueue_event(guard, early))
+        before_expiry = PendingEvent("early", ALICE, BOB, "", NOON)
+        await self.assert_refused(ContractNotFound, lambda guard: self.decentrl.enqueue_event(guard, before_expiry))
 
     async def test_any_valid_contract_suffices(self) -> None:
         """Of several contracts of a pair any that has not expired suffices (reference 6.3)."""
@@ -189,9 +189,10 @@ class DecentrlPendingContract(DecentrlContract):
         await self.deliver_events("b", sender=CAROL, payload="\u20ac")
         self.clock.advance(5)
         await self.deliver_events("a", "c", payload="12345")
-        gone = await self.acknowledge_events("a", "unknown", "b", "a", "")
+        removed = await self.acknowledge_events("a", "unknown", "b", "a", "")
         self.assertEqual(
-            gone, [RemovedMessage("b", ALICE, ALICE, 3, NOON, 0), RemovedMessage("a", ALICE, ALICE, 5, NOON + 5, 0)]
+            removed,
+            [RemovedMessage("b", ALICE, ALICE, 3, NOON, 0), RemovedMessage("a", ALICE, ALICE, 5, NOON + 5, 0)],
         )
         self.assertEqual(await self.list_pending(), ["c"])
         self.assertEqual(await self.list_pending(sender=CAROL), [])
@@ -209,8 +210,8 @@ class DecentrlPendingContract(DecentrlContract):
         """A thousand ids fit into one call."""
         ids = [f"p{number}" for number in range(30)]
         await self.deliver_events(*ids)
-        gone = await self.acknowledge_events(*(f"unknown {number}" for number in range(1500)), *ids[1:])
-        self.assertEqual([item.id for item in gone], ids[1:])
+        removed = await self.acknowledge_events(*(f"unknown {number}" for number in range(1500)), *ids[1:])
+        self.assertEqual([item.id for item in removed], ids[1:])
         self.assertEqual(await self.list_pending(), ["p0"])
 
     async def test_kept_after_contract_expired(self) -> None:

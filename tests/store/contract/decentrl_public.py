@@ -115,14 +115,14 @@ class DecentrlPublicContract(DecentrlContract):
 
     async def test_combines_all_filters(self) -> None:
         """All filters must match, and totals count all matches."""
-        kept = [
+        published = [
             make_public_event(f"e{number}", *tags, at=at, channel=channel)
             for number, (tags, at, channel) in enumerate(
                 product(((), ("x",), ("y", "x"), ("z",)), (2.0, 1.0, 3.0), (None, "blog", "news"))
             )
         ]
-        await self.publish_events(*kept)
-        ordered = sorted(reversed(kept), key=lambda event: -event.timestamp)
+        await self.publish_events(*published)
+        ordered = sorted(reversed(published), key=lambda event: -event.timestamp)
         for tags, after, before, channel in product(
             ((), ("x",), ("y", "z", "unknown")), (None, 2.0), (None, 2.0), (None, "blog", "unknown")
         ):

@@ -21,12 +21,12 @@ class FairShareTestCase(StoreContract):
 
     async def fill(self, names: str, origin: int = 0, size: int = 1) -> list[str]:
         """Enqueue one message per letter, one after another; return the evicted ids in order."""
-        gone: list[str] = []
+        evicted: list[str] = []
         for name in names:
-            gone += [
+            evicted += [
                 message.id for message in (await self.enqueue_ids(name, data=b"x" * size, origin=origin)).evicted
             ]
-        return gone
+        return evicted
 
     async def make_known(self, *origins: int) -> None:
         """Make the senders with these origins known to the recipient."""
@@ -161,13 +161,13 @@ class FairShareContract(FairShareTestCase):
         await self.fill("abcde", make_origin(1, 1))
         deposits = [self.make_enqueue_request(name, origin=make_origin(2, 2)) for name in "ABCDEFG"]
         done = await self.store.enqueue_each(deposits)
-        gone = [[message.id for message in result.evicted] for result in done if isinstance(result, EnqueueResult)]
-        self.assertEqual(gone, [[], [], [], [], [], ["A"], ["B"]])
+        evicted = [[message.id for message in result.evicted] for result in done if isinstance(result, EnqueueResult)]
+        self.assertEqual(evicted, [[], [], [], [], [], ["A"], ["B"]])
         both = await self.store.enqueue_all(
             [self.make_enqueue_request("HI", origin=make_origin(2, 2)), self.make_enqueue_request("J")]
         )
-        gone = [[message.id for message in item.evicted] for item in both]
-        self.assertEqual(gone, [["C", "D"], ["a"]])
+        evicted = [[message.id for message in item.evicted] for item in both]
+        self.assertEqual(evicted, [["C", "D"], ["a"]])
         self.assertEqual(
             await self.store.read_ledger(), StoreLedger(MessageLedger(accepted=15, evicted=5, waiting=10))
         )
@@ -232,11 +232,11 @@ class SenderReserveContract(FairShareTestCase):
 
     async def test_known_senders_evict_beyond_reserve(self) -> None:
         """Known senders evict what exceeds the reserve of each rank, and nothing within it."""
-        known = [make_origin(0, number) for number in (2, 3, 4)]
-        await self.make_known(*known)
+        known_origins = [make_origin(0, number) for number in (2, 3, 4)]
+        await self.make_known(*known_origins)
         await self.fill("abcdef", make_origin(1, 0))
         await self.fill("ABCDEF", make_origin(5, 5))
-        for name, one in zip("0123456789KLMNOPQRSTUVW", known * 9, strict=False):
+        for name, one in zip("0123456789KLMNOPQRSTUVW", known_origins * 9, strict=False):
             await self.fill(name, one)
         self.assertEqual(
             (await self.list_remaining("abcdef"), await self.list_remaining("ABCDEF")), ("bcdef", "BCDEF")
@@ -244,9 +244,9 @@ class SenderReserveContract(FairShareTestCase):
 
     async def test_known_senders_keep_only_reserve(self) -> None:
         """Known senders' messages beyond the reserve are evicted for others that are below theirs."""
-        known = [make_origin(number, number) for number in (2, 3)]
-        await self.make_known(*known)
-        for name, one in zip("ABCDEFGHIJKLMNOPQRST", known * 10, strict=False):
+        known_origins = [make_origin(number, number) for number in (2, 3)]
+        await self.make_known(*known_origins)
+        for name, one in zip("ABCDEFGHIJKLMNOPQRST", known_origins * 10, strict=False):
             await self.fill(name, one)
         await self.flood(30, 3)
         self.assertEqual(await self.list_remaining("ABCDEFGHIJKLMNOPQRST"), "FGHIJKLMNOPQRST")
@@ -309,8 +309,8 @@ class SenderReserveContract(FairShareTestCase):
             for number, name in enumerate("abcdefghijklmnop")
         ]
         done = await self.store.enqueue_each(deposits)
-        gone = [message.id for result in done if isinstance(result, EnqueueResult) for message in result.evicted]
-        self.assertEqual(gone, [*"abcdef"])
+        evicted = [message.id for result in done if isinstance(result, EnqueueResult) for message in result.evicted]
+        self.assertEqual(evicted, [*"abcdef"])
 
     async def test_senders_are_known_per_recipient(self) -> None:
         """A sender known to one recipient is not known to another."""

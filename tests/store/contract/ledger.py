@@ -68,8 +68,8 @@ class LedgerContract(StoreContract):
             for did, id in zip([INBOX, OTHER] * 3, "abcdef", strict=True)
         ]
         done = await self.store.enqueue_each(deposits, reported.extend)
-        self.assertEqual(len({place for place, _ in reported}), len(reported))
-        self.assertEqual([(place, done[place]) for place, _ in reported], reported)
+        self.assertEqual(len({position for position, _ in reported}), len(reported))
+        self.assertEqual([(position, done[position]) for position, _ in reported], reported)
 
     async def test_counts_acknowledged(self) -> None:
         """Acknowledgements by id or by digest count; unknown and foreign ids do not."""

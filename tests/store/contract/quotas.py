@@ -87,8 +87,8 @@ class QuotaContract(ClusterStoreContract):
     async def test_many_small_uses_expire_on_time(self) -> None:
         """Any number of small uses expire neither early nor much late."""
         for _ in range(40):
-            taken = [self.cluster.take_quota(b"key", 1, limit=1000, period=LONG) for _ in range(25)]
-            self.assertEqual(await gatherResults(taken), [0.0] * 25)
+            uses = [self.cluster.take_quota(b"key", 1, limit=1000, period=LONG) for _ in range(25)]
+            self.assertEqual(await gatherResults(uses), [0.0] * 25)
             self.clock.advance(LONG / 80)
         self.assertGreater(await self.use_quota(1, limit=1000), 0.0)
 

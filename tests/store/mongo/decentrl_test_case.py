@@ -73,17 +73,17 @@ class MongoDecentrlTestCase(MongoTestCase):
 
     def find_miscounted(self) -> list[str]:
         """Parties with wrong counters, and payloads without events."""
-        wrong = []
+        miscounted = []
         for party in self.documents.parties.find():
             counted = _expected_counters(self.documents, party["_id"])
             actual = {name: party.get(name, False) for name in counted}
             if actual != counted:
-                wrong.append(f"{party['did']}: {actual} but {counted}")
+                miscounted.append(f"{party['did']}: {actual} but {counted}")
         for events, payloads in (("stored_events", "stored_payloads"), ("public_events", "public_payloads")):
             ids = [sorted(self.documents[name].distinct("_id")) for name in (events, payloads)]
             if ids[0] != ids[1]:
-                wrong.append(f"{events} and {payloads} differ")
-        return wrong
+                miscounted.append(f"{events} and {payloads} differ")
+        return miscounted
 
 
 def _expected_counters(documents: Database[dict[str, Any]], key: bytes) -> dict[str, int]:

@@ -33,13 +33,13 @@ INBOX = "did:key:z6MkInbox"
 ALICE = "did:example:alice"
 THINGS = Collection("things")
 # Time limit of an operation in tests of time limits, and the longest it may take on a busy machine.
-AT_MOST = 20.0
+MAX_OPERATION_SECONDS = 20.0
 # How long a silent server does not reply: longer than that.
 SILENT_MS = 60_000
 # Longest wait for a condition.
-SOMETIME = 120.0
+WAIT_TIMEOUT = 120.0
 # Time limit of operations elsewhere: the machine may be busy.
-PATIENT, IMPATIENT = 10.0, 0.8
+TIME_LIMIT, SHORT_TIME_LIMIT = 10.0, 0.8
 # Time limits, of operations and of their parts.
 TIME_LIMITS: tuple[tuple[Any, str], ...] = (
     (server_module, "REQUEST_TIME_LIMIT"),
@@ -72,7 +72,7 @@ def run_coroutine(work: Coroutine[Any, Any, Any]) -> Deferred[Any]:
     return Deferred.fromCoroutine(work)
 
 
-async def wait_until(holds: Callable[[], bool], seconds: float = SOMETIME) -> float:
+async def wait_until(holds: Callable[[], bool], seconds: float = WAIT_TIMEOUT) -> float:
     """Wait until a condition holds; return the seconds that it took."""
     start = CLOCK.seconds()
     while not holds():
@@ -110,16 +110,16 @@ class MongoTestCase(TestCase):
     :ivar availability_changes: values that the client reported of whether the server replies.
     """
 
-    patience: float | None = PATIENT
+    time_limit: float | None = TIME_LIMIT
 
     def setUp(self) -> None:
-        if self.patience is not None:
+        if self.time_limit is not None:
             for module, name in TIME_LIMITS:
-                self.patch(module, name, self.patience)
+                self.patch(module, name, self.time_limit)
         self.servers = self.choose_servers()
-        fresh = fresh_database() if self.servers is shared_replica_set() else fresh_database(self.servers)
-        self.database = fresh.__enter__()
-        self.addCleanup(fresh.__exit__, None, None, None)
+        database = fresh_database() if self.servers is shared_replica_set() else fresh_database(self.servers)
+        self.database = database.__enter__()
+        self.addCleanup(database.__exit__, None, None, None)
         self.documents = self.servers.client[self.database]
         self.log_lines: list[str] = []
         self.availability_changes: list[bool] = []
@@ -133,11 +133,11 @@ class MongoTestCase(TestCase):
     @contextmanager
     def with_short_time_limit(self) -> Iterator[None]:
         """Operations have little time in this context."""
-        patience = self.patch(server_module, "REQUEST_TIME_LIMIT", IMPATIENT)
+        time_limit = self.patch(server_module, "REQUEST_TIME_LIMIT", SHORT_TIME_LIMIT)
         try:
             yield
         finally:
-            patience.restore()
+            time_limit.restore()
 
     @contextmanager
     def silence_command(self, command: str) -> Iterator[None]:

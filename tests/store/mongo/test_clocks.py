@@ -26,7 +26,7 @@ from tests.store.mongo.test_contract import MongoBackend
 
 DAYS = 4 * 86_400.0
 # Time that a query may take before a clock that is nearly right counts as wrong, or the reverse.
-ASKING = 5.0
+QUERY_SECONDS = 5.0
 
 
 class ClockSkewTests(MongoBackend, ClusterStoreContract, TestCase):
@@ -56,19 +56,19 @@ class ClockSkewTests(MongoBackend, ClusterStoreContract, TestCase):
         self.host.ahead = ahead
         with self.assertRaises(ClockSkewError) as caught:
             await self.cluster.join(make_node("x"), LONG)
-        refused: ClockSkewError = caught.exception
-        return refused
+        error: ClockSkewError = caught.exception
+        return error
 
     async def test_join_is_rejected_until_clock_is_right(self) -> None:
         """
         A join is rejected with the difference; other nodes are not disturbed, and it works when the clock is right.
         """
         await self.second_store.cluster.join(make_node("b"), LONG)
-        for ahead in (DAYS, MAX_CLOCK_SKEW + ASKING, -MAX_CLOCK_SKEW - ASKING, -DAYS):
-            refused = await self.set_clock_ahead(ahead)
-            self.assertLess(abs(refused.ahead - ahead), ASKING)
+        for ahead in (DAYS, MAX_CLOCK_SKEW + QUERY_SECONDS, -MAX_CLOCK_SKEW - QUERY_SECONDS, -DAYS):
+            error = await self.set_clock_ahead(ahead)
+            self.assertLess(abs(error.ahead - ahead), QUERY_SECONDS)
             self.assertEqual(await self.list_live_boots(), ["B"])
-        for ahead in (MAX_CLOCK_SKEW - ASKING, ASKING - MAX_CLOCK_SKEW):
+        for ahead in (MAX_CLOCK_SKEW - QUERY_SECONDS, QUERY_SECONDS - MAX_CLOCK_SKEW):
             self.host.ahead = ahead
             await self.join_nodes("a")
         self.assertEqual(await self.list_live_boots(), ["A", "B"])
@@ -106,7 +106,7 @@ class ClockSkewTests(MongoBackend, ClusterStoreContract, TestCase):
         for ahead in (2 * HOUR, -DAYS):
             self.host.ahead = ahead
             self.assertEqual(await self.store.expire_messages(9), [])
-        self.host.ahead = MAX_CLOCK_SKEW - ASKING
+        self.host.ahead = MAX_CLOCK_SKEW - QUERY_SECONDS
         self.assertEqual([message.id for message in await self.store.expire_messages(9)], ["a"])
 
     async def test_rejects_new_messages(self) -> None:
@@ -167,7 +167,7 @@ class ClockSkewTests(MongoBackend, ClusterStoreContract, TestCase):
             self.host.ahead = ahead
             with self.assertRaises(StoreUnavailable):
                 await self.store.take_due_messages(9)
-        self.host.ahead = MAX_CLOCK_SKEW - ASKING
+        self.host.ahead = MAX_CLOCK_SKEW - QUERY_SECONDS
         self.assertEqual([message.id for message in await self.store.take_due_messages(9)], ["m"])
 
     async def test_compares_clocks_after_step(self) -> None:

@@ -106,8 +106,8 @@ class MongoClusterServerTests(MongoClusterBackend, ClusterStoreContract, TestCas
             self.assertEqual(await gatherResults(takings), [0.0] * 20)
         (found,) = self.list_documents("quotas")
         self.assertLessEqual(len(found["lots"]), 129)
-        self.assertLess(sum(lot["n"] for lot in found["lots"]), 601)
-        self.assertEqual({round(lot["at"]) % 5 for lot in found["lots"]}, {0})
+        self.assertLess(sum(slot["n"] for slot in found["lots"]), 601)
+        self.assertEqual({round(slot["at"]) % 5 for slot in found["lots"]}, {0})
 
     async def test_unused_quota_record_expires(self) -> None:
         """The server may delete the record of a quota that was never taken."""
@@ -136,20 +136,20 @@ class MongoClusterServerTests(MongoClusterBackend, ClusterStoreContract, TestCas
     async def test_node_joining_during_search_is_not_lapsed(self) -> None:
         """A node that joins during a search for lapsed nodes is not taken for one."""
         server = self.get_client(self.store)
-        query, came = server.query, False
+        query, joined = server.query, False
 
         async def meanwhile(name: str, *args: Any, **more: Any) -> Any:
-            nonlocal came
+            nonlocal joined
             found = await query(name, *args, **more)
-            if name == "lapsed" and not came:
-                came = True
+            if name == "lapsed" and not joined:
+                joined = True
                 await self.second_store.cluster.join(make_node("a"), LONG)
                 await self.second_store.cluster.add_presence("A", ["did:x"])
             return found
 
         self.patch(server, "query", meanwhile)
         self.assertEqual(await self.cluster.list_lapsed_nodes(), [])
-        self.assertTrue(came)
+        self.assertTrue(joined)
 
     async def test_deletes_records_in_batches(self) -> None:
         """The records of a node are deleted in batches, and no more once the node is back."""
@@ -158,20 +158,20 @@ class MongoClusterServerTests(MongoClusterBackend, ClusterStoreContract, TestCas
         await self.second_store.cluster.add_presence("A", [f"did:example:{number}" for number in range(10)])
         await self.outlive_lease()
         server = self.get_client(self.store)
-        transact, pieces = server.transact, 0
+        transact, batches = server.transact, 0
 
         async def meanwhile(name: str, work: Any) -> Any:
-            nonlocal pieces
-            pieces += 1
-            if pieces == 3:
+            nonlocal batches
+            batches += 1
+            if batches == 3:
                 await self.second_store.cluster.join(make_node("a"), LONG)
             return await transact(name, work)
 
         self.patch(server, "transact", meanwhile)
         self.assertEqual(await self.cluster.drop("A"), 0)
-        self.assertEqual((pieces, await self.list_live_boots(), len(self.list_documents("presence"))), (3, ["A"], 4))
+        self.assertEqual((batches, await self.list_live_boots(), len(self.list_documents("presence"))), (3, ["A"], 4))
         await self.cluster.drop("A", until=inf)
-        self.assertEqual((pieces, await self.list_live_boots(), len(self.list_documents("presence"))), (5, [], 0))
+        self.assertEqual((batches, await self.list_live_boots(), len(self.list_documents("presence"))), (5, [], 0))
 
     def get_client(self, store: Any) -> Any:
         """The client of its cluster store."""

@@ -16,7 +16,7 @@ from mediatord.store.mongo.store import MongoStore
 from tests.mongod import fresh_database, shared_replica_set
 from tests.store import contract
 from tests.store.contract.base import Base, StoreContract
-from tests.store.mongo.mongo_test_case import CLOCK, PATIENT, TIME_LIMITS
+from tests.store.mongo.mongo_test_case import CLOCK, TIME_LIMIT, TIME_LIMITS
 
 
 class MongoBackend(Base):
@@ -24,10 +24,10 @@ class MongoBackend(Base):
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         for module, name in TIME_LIMITS:
-            cast(TestCase, self).patch(module, name, PATIENT)
-        fresh = fresh_database()
-        self.database = fresh.__enter__()
-        self.addCleanup(fresh.__exit__, None, None, None)
+            cast(TestCase, self).patch(module, name, TIME_LIMIT)
+        database = fresh_database()
+        self.database = database.__enter__()
+        self.addCleanup(database.__exit__, None, None, None)
         await cast(Any, super()).setUp()
 
     def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: DecentrlQuotas, max_nonces: int) -> IStore:

@@ -20,9 +20,9 @@ from mediatord.store.mongo.driver.transactions import Transaction
 from mediatord.store.mongo.transaction_batcher import BatchOperation, TransactionBatcher
 from tests.store.mongo.mongo_test_case import (
     ALICE,
-    AT_MOST,
     CLOCK,
     INBOX,
+    MAX_OPERATION_SECONDS,
     THINGS,
     MongoTestCase,
     run_coroutine,
@@ -32,8 +32,8 @@ from tests.store.mongo.mongo_test_case import (
 
 # Seconds that a request has here, and milliseconds by which a command is delayed: one command is done in time, also
 # on a busy machine, and two are not.
-PATIENCE = 4.0
-SLOW = 2_200
+REQUEST_SECONDS = 4.0
+DELAY_MS = 2_200
 
 
 class ShiftedClock:
@@ -55,7 +55,7 @@ class DeadlineTestCase(MongoTestCase):
     def setUp(self) -> None:
         super().setUp()
         for module in (deadline_module, server_module):
-            self.patch(module, "REQUEST_TIME_LIMIT", PATIENCE)
+            self.patch(module, "REQUEST_TIME_LIMIT", REQUEST_SECONDS)
         self.operations: list[str] = []
 
     def observe(self, operation: str, _seconds: float) -> None:
@@ -66,7 +66,7 @@ class DeadlineTestCase(MongoTestCase):
         start = CLOCK.seconds()
         with self.assertRaises(StoreUnavailable):
             await work
-        self.assertLess(CLOCK.seconds() - start, AT_MOST)
+        self.assertLess(CLOCK.seconds() - start, MAX_OPERATION_SECONDS)
 
 
 class RequestDeadlineTests(DeadlineTestCase):
@@ -84,7 +84,7 @@ class RequestDeadlineTests(DeadlineTestCase):
             with request_deadline(CLOCK):
                 await ask()
 
-        with self.servers.failpoint("find", "aggregate", blockConnection=True, blockTimeMS=SLOW):
+        with self.servers.failpoint("find", "aggregate", blockConnection=True, blockTimeMS=DELAY_MS):
             await self.assert_fails_in_time(run_coroutine(request()))
             await ask()
 
@@ -98,7 +98,7 @@ class RequestDeadlineTests(DeadlineTestCase):
                 self.assertEqual(await store.find_owner(INBOX), ALICE)
                 await self.enqueue_ids(store, "a")
 
-        held = {"blockConnection": True, "blockTimeMS": SLOW}
+        held = {"blockConnection": True, "blockTimeMS": DELAY_MS}
         with self.servers.failpoint("aggregate", "commitTransaction", **held):
             await self.assert_fails_in_time(run_coroutine(request()))
         await wait_for_recovery(store._client)
@@ -111,7 +111,7 @@ class RequestDeadlineTests(DeadlineTestCase):
         later = CLOCK.seconds() + 60
         with make_deadline(0.5):
             self.assertTrue(await store.claim_nonce(b"key", later))
-        with make_deadline(PATIENCE), self.assertRaises(StoreUnavailable):
+        with make_deadline(REQUEST_SECONDS), self.assertRaises(StoreUnavailable):
             await store.release_nonce(b"key")
         await wait_for_recovery(store._client)
         self.assertTrue(await store.claim_nonce(b"key", later))
@@ -120,7 +120,7 @@ class RequestDeadlineTests(DeadlineTestCase):
         """A command is not started, and its nonce is not used."""
         store = await self.open_store()
         guard = CommandGuard(b"nonce", CLOCK.seconds() + 60)
-        with make_deadline(PATIENCE), self.assertRaises(StoreUnavailable):
+        with make_deadline(REQUEST_SECONDS), self.assertRaises(StoreUnavailable):
             await store.decentrl.check_guard(guard)
         await store.decentrl.check_guard(guard)
 
@@ -136,7 +136,7 @@ class RequestDeadlineTests(DeadlineTestCase):
         async def work(_: Transaction) -> None:
             raise AssertionError
 
-        with make_deadline(PATIENCE - 0.1):
+        with make_deadline(REQUEST_SECONDS - 0.1):
             for deferred in (
                 run_coroutine(server.transact("work", work)),
                 batcher.submit("batch", together, None, ()),
@@ -159,7 +159,7 @@ class RequestDeadlineTests(DeadlineTestCase):
             ended.append(transaction)
 
         lasts = [run_coroutine(server.transact("lasting", lasting)) for _ in range(32)]
-        with make_deadline(PATIENCE - 0.5):
+        with make_deadline(REQUEST_SECONDS - 0.5):
             waiting = run_coroutine(server.transact("waiting", lasting))
         await self.assert_fails_in_time(waiting)
         self.assertEqual(ended, [])
@@ -169,11 +169,11 @@ class RequestDeadlineTests(DeadlineTestCase):
     async def test_deadline_of_owner_lookup_is_per_request(self) -> None:
         """Of two lookups of one DID one times out, and the other succeeds."""
         for module in (deadline_module, server_module):
-            self.patch(module, "REQUEST_TIME_LIMIT", 2 * PATIENCE)
+            self.patch(module, "REQUEST_TIME_LIMIT", 2 * REQUEST_SECONDS)
         store = await self.open_store()
         store._owner_cache.clear()
         with self.servers.failpoint("aggregate", blockConnection=True, blockTimeMS=5_000, times=1):
-            with make_deadline(PATIENCE):
+            with make_deadline(REQUEST_SECONDS):
                 hasty = store.find_owner(INBOX)
             await deferLater(CLOCK, 0.2)  # the blocked query is its own
             with request_deadline(CLOCK):
@@ -211,7 +211,7 @@ class SharedBatchTests(DeadlineTestCase):
         await gatherResults(deferreds)
         ((number, deadline),) = self.batches
         self.assertEqual(number, 3)
-        self.assertTrue(before - 0.2 <= deadline - PATIENCE <= after - 0.2)
+        self.assertTrue(before - 0.2 <= deadline - REQUEST_SECONDS <= after - 0.2)
 
     async def test_works_with_less_time_get_own_batch(self) -> None:
         """Works with less time are in a batch of their own, in the order of common keys."""
@@ -224,13 +224,13 @@ class SharedBatchTests(DeadlineTestCase):
         deferreds.append(batcher.submit("free", self.last, 0.0, ()))
         await gatherResults(deferreds)
         self.assertEqual([number for number, _ in self.batches], [2, 1, 1])
-        self.assertEqual([deadline >= now + PATIENCE for _, deadline in self.batches], [True, False, True])
+        self.assertEqual([deadline >= now + REQUEST_SECONDS for _, deadline in self.batches], [True, False, True])
         await batcher.drain()
 
     async def test_late_work_takes_no_time_from_others(self) -> None:
         """A request that has hardly any time left takes none from the others."""
         batcher = await self.make_batcher()
-        with make_deadline(PATIENCE - 0.5):
+        with make_deadline(REQUEST_SECONDS - 0.5):
             late = batcher.submit("late", self.last, 0.0, ())
         now = CLOCK.seconds()
         free = batcher.submit("free", self.last, 0.0, ())
@@ -238,7 +238,7 @@ class SharedBatchTests(DeadlineTestCase):
         await free
         ((number, deadline),) = self.batches
         self.assertEqual(number, 1)
-        self.assertGreaterEqual(deadline, now + PATIENCE)
+        self.assertGreaterEqual(deadline, now + REQUEST_SECONDS)
 
     async def test_waiting_work_is_rejected_at_deadline(self) -> None:
         """A waiting work is rejected in time even if no batch ends and others are before it."""
@@ -254,11 +254,11 @@ class SharedBatchTests(DeadlineTestCase):
         hanging = batcher.submit("hanging", hang, 0.0, ())
         await wait_until(lambda: bool(self.batches))
         free = batcher.submit("free", self.last, 0.0, ())
-        late = []
+        removed = []
         for ago in (5.5, 5.7, 5.6):
             with make_deadline(ago):
-                late.append(batcher.submit("late", self.last, 0.0, ()))
-        await gatherResults([self.assertFailure(item, StoreUnavailable) for item in late])
+                removed.append(batcher.submit("late", self.last, 0.0, ()))
+        await gatherResults([self.assertFailure(item, StoreUnavailable) for item in removed])
         self.assertNoResult(hanging)
         end.callback(None)
         await gatherResults([hanging, free])
@@ -269,8 +269,8 @@ class SharedBatchTests(DeadlineTestCase):
         """Of several payloads that are queued too late none is stored."""
         store = await self.open_store()
         payloads = [Payload(id, b"payload", "json") for id in "abc"]
-        with self.servers.failpoint("commitTransaction", blockConnection=True, blockTimeMS=SLOW + 1_000):
-            with make_deadline(PATIENCE / 2):
+        with self.servers.failpoint("commitTransaction", blockConnection=True, blockTimeMS=DELAY_MS + 1_000):
+            with make_deadline(REQUEST_SECONDS / 2):
                 deferred = store.enqueue(INBOX, payloads, expires_at=CLOCK.seconds() + 60)
             await self.assert_fails_in_time(deferred)
         await wait_for_recovery(store._client)

@@ -27,7 +27,7 @@ from tests.store.mongo.decentrl_test_case import MongoDecentrlTestCase
 
 ALL = PageRequest(0, 1000)
 # Commands of each node.
-EACH = 8
+COMMANDS_PER_NODE = 8
 
 Write = Callable[[MongoDecentrlStore], Deferred[Any]]
 
@@ -58,7 +58,7 @@ class ConcurrentCommandTests(MongoDecentrlTestCase):
         outcomes = await self.run_concurrently(
             *[
                 lambda node: node.enqueue_event(self.make_guard(), self.make_pending_event(payload="12345"))
-                for _ in range(3 * EACH)
+                for _ in range(3 * COMMANDS_PER_NODE)
             ]
         )
         self.assertEqual(outcomes, {None: 10, QuotaExceeded: 14})
@@ -136,12 +136,12 @@ class ConcurrentCommandTests(MongoDecentrlTestCase):
         def save(node: MongoDecentrlStore) -> Deferred[None]:
             return node.save_events(self.make_guard(), ALICE, [self.make_stored_event("t"), self.make_stored_event()])
 
-        outcomes = await self.run_concurrently(*[publish, save] * EACH)
+        outcomes = await self.run_concurrently(*[publish, save] * COMMANDS_PER_NODE)
         stored = await self.decentrl.events(ALICE, EventFilter(), ALL)
         public = await self.decentrl.public_events(ALICE, PublicEventFilter(), ALL)
-        kept = stored.total + public.total
-        self.assertIn(kept, (8, 9))
-        self.assertEqual(outcomes[None] + outcomes[QuotaExceeded], 2 * EACH)
+        total = stored.total + public.total
+        self.assertIn(total, (8, 9))
+        self.assertEqual(outcomes[None] + outcomes[QuotaExceeded], 2 * COMMANDS_PER_NODE)
         self.assertEqual(outcomes[None], stored.total // 2 + public.total)
         self.assertEqual(self.find_miscounted(), [])
         if public.items:

@@ -36,11 +36,11 @@ from mediatord.store.mongo.removal import UncertainRemovalReporter
 from mediatord.store.mongo.schema import PENDING_EVENTS
 from tests.store.builders import ALICE, BOB, NOON
 from tests.store.mongo.decentrl_test_case import MongoDecentrlTestCase
-from tests.store.mongo.mongo_test_case import IMPATIENT, wait_for_recovery, wait_until
+from tests.store.mongo.mongo_test_case import SHORT_TIME_LIMIT, wait_for_recovery, wait_until
 
 ALL = PageRequest(0, 1000)
 TRANSIENT: dict[str, Any] = {"errorCode": 112, "errorLabels": ["TransientTransactionError"]}
-DONE_OR_NOT: dict[str, Any] = {"writeConcernError": {"code": 91, "errmsg": "going down"}}
+UNKNOWN_OUTCOME: dict[str, Any] = {"writeConcernError": {"code": 91, "errmsg": "going down"}}
 
 Write = Callable[[CommandGuard], Deferred[Any]]
 
@@ -57,7 +57,10 @@ class FaultTestCase(MongoDecentrlTestCase):
     @contextmanager
     def with_short_time_limits(self) -> Iterator[None]:
         """Operations have little time in this context."""
-        patches = [self.patch(client, "REQUEST_TIME_LIMIT", IMPATIENT), self.patch(client, "PROBE_INTERVAL", 0.05)]
+        patches = [
+            self.patch(client, "REQUEST_TIME_LIMIT", SHORT_TIME_LIMIT),
+            self.patch(client, "PROBE_INTERVAL", 0.05),
+        ]
         try:
             yield
         finally:
@@ -105,7 +108,7 @@ class UncertainCommitTests(FaultTestCase):
         """A command that succeeded is undone, and can be repeated with the same nonce."""
         for name, write in self.make_writes().items():
             guard = self.make_guard(ALICE)
-            await self.run_without_reply(write, guard, **DONE_OR_NOT)
+            await self.run_without_reply(write, guard, **UNKNOWN_OUTCOME)
             self.assertEqual(self.list_all_documents(), self.before, name)
             self.assertEqual(self.find_miscounted(), [], name)
         with self.clients[0].operate("ledger") as run:
@@ -137,7 +140,7 @@ class UncertainCommitTests(FaultTestCase):
         def acknowledge(guard: CommandGuard) -> Deferred[Any]:
             return decentrl.acknowledge_events(guard, ALICE, [ids[0], "unknown"])
 
-        with self.with_short_time_limits(), self.servers.failpoint("commitTransaction", **DONE_OR_NOT):
+        with self.with_short_time_limits(), self.servers.failpoint("commitTransaction", **UNKNOWN_OUTCOME):
             await self.assertFailure(acknowledge(guard), StoreUnavailable)
             # The undo releases the nonce, though its own outcome is not reported.
             await wait_until(lambda: any("undo of an uncertain commit" in line for line in self.log_lines))
@@ -146,7 +149,7 @@ class UncertainCommitTests(FaultTestCase):
         self.assertEqual([[one.id for one in some] for some in reported], [ids[:1]])
         self.assertEqual((await decentrl.pending_events(ALICE, None, ALL)).items, (events[1],))
         self.assertEqual(await acknowledge(guard), [])
-        await self.run_without_reply(acknowledge, self.make_guard(), **DONE_OR_NOT)
+        await self.run_without_reply(acknowledge, self.make_guard(), **UNKNOWN_OUTCOME)
         self.assertEqual((len(reported), self.find_miscounted()), (1, []))
 
     async def test_unpublished_event_stays_deleted(self) -> None:
@@ -154,7 +157,7 @@ class UncertainCommitTests(FaultTestCase):
         await self.make_writes()["publish"](self.make_guard())
         guard = self.make_guard()
         await self.run_without_reply(
-            lambda guard: self.decentrl.unpublish(guard, ALICE, "public"), guard, **DONE_OR_NOT
+            lambda guard: self.decentrl.unpublish(guard, ALICE, "public"), guard, **UNKNOWN_OUTCOME
         )
         await self.assertFailure(self.decentrl.unpublish(guard, ALICE, "public"), PublicEventNotFound)
 
@@ -178,7 +181,7 @@ class UncertainCommitTests(FaultTestCase):
         """A rejection without a reply has claimed no nonce."""
         guard, unauthorized_event = self.make_guard(), self.make_pending_event(sender="did:example:stranger")
         await self.run_without_reply(
-            lambda guard: self.decentrl.enqueue_event(guard, unauthorized_event), guard, **DONE_OR_NOT
+            lambda guard: self.decentrl.enqueue_event(guard, unauthorized_event), guard, **UNKNOWN_OUTCOME
         )
         self.assertEqual(self.list_all_documents(), self.before)
         await self.assertFailure(self.decentrl.enqueue_event(guard, unauthorized_event), ContractNotFound)
@@ -194,7 +197,7 @@ class UncertainCommitTests(FaultTestCase):
             return await undo(guarded, transaction)
 
         self.patch(MongoGuardedCommand, "undo", later)
-        with self.with_short_time_limits(), self.servers.failpoint("commitTransaction", **DONE_OR_NOT):
+        with self.with_short_time_limits(), self.servers.failpoint("commitTransaction", **UNKNOWN_OUTCOME):
             await self.assertFailure(self.decentrl.enqueue_event(guard, event), StoreUnavailable)
         await self.assertFailure(self.decentrl.enqueue_event(guard, event), StoreUnavailable)
         undone.callback(None)
@@ -227,7 +230,7 @@ class RetryTests(FaultTestCase):
             "insert": TRANSIENT,
             "update": TRANSIENT,
             "find": {"closeConnection": True},
-            "commitTransaction": DONE_OR_NOT,
+            "commitTransaction": UNKNOWN_OUTCOME,
         }
         for command, fault in faults.items():
             await self.decentrl.acknowledge_events(
@@ -272,8 +275,8 @@ class NonceTests(FaultTestCase):
             outcomes += await DeferredList([self.decentrl.check_guard(guard)], consumeErrors=True)
         room = 6 - len(before)
         self.assertEqual(self.list_nonces(), before + [guard.nonce for guard in guards[:room]])
-        refused = [outcome.type for _, outcome in outcomes[room:]]
-        self.assertEqual(refused, [ReplayCacheFull] * (10 - room))
+        refusals = [outcome.type for _, outcome in outcomes[room:]]
+        self.assertEqual(refusals, [ReplayCacheFull] * (10 - room))
 
     async def test_command_succeeds_without_count(self) -> None:
         """A command succeeds even if the nonces cannot be counted."""

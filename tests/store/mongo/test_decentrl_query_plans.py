@@ -26,8 +26,8 @@ from tests.store.builders import ALICE, BOB, HOUR, NOON
 from tests.store.mongo.decentrl_test_case import MongoDecentrlTestCase
 
 # Number of other parties, and of documents of each kind that each of them and ALICE has.
-OTHERS = 12
-EACH = 6
+OTHER_PARTIES = 12
+ITEMS_OF_EACH_KIND = 6
 
 # What may be examined for two items, with their party, its counters, and the bounds of a search.
 KEYS, DOCUMENTS = 16, 9
@@ -36,7 +36,7 @@ TAGS = tuple([f"tag {number}" for number in range(400)])
 
 PEER = "did:peer:1"
 CAROL = "did:example:carol"
-PART = PageRequest(1, 2)
+PAGE = PageRequest(1, 2)
 
 Ask = Callable[[], Deferred[Any]]
 
@@ -52,18 +52,18 @@ class PlanTestCase(MongoDecentrlTestCase):
             await operation()
         finally:
             database.command("profile", 0)
-        seen = list(database["system.profile"].find({"ns": {"$ne": f"{self.database}.system.profile"}}))
+        profiled = list(database["system.profile"].find({"ns": {"$ne": f"{self.database}.system.profile"}}))
         database["system.profile"].drop()
-        self.assertTrue(seen)
-        for entry in seen:
+        self.assertTrue(profiled)
+        for entry in profiled:
             self.assertNotIn("COLLSCAN", entry.get("planSummary", ""), entry["ns"])
-        return seen
+        return profiled
 
     async def measure_examined(self, operation: Ask) -> tuple[int, int]:
         """Examined keys and documents."""
-        seen = await self.profile(operation)
-        return sum(entry.get("keysExamined", 0) for entry in seen), sum(
-            entry.get("docsExamined", 0) for entry in seen
+        profiled = await self.profile(operation)
+        return sum(entry.get("keysExamined", 0) for entry in profiled), sum(
+            entry.get("docsExamined", 0) for entry in profiled
         )
 
     async def assert_examines_little(
@@ -80,14 +80,14 @@ class PlanTests(PlanTestCase):
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         await super().setUp()
-        dids = [*(f"did:example:{number}" for number in range(OTHERS)), ALICE]
+        dids = [*(f"did:example:{number}" for number in range(OTHER_PARTIES)), ALICE]
         await gatherResults([Deferred.fromCoroutine(self.fill_party(did)) for did in dids])
 
     async def fill_party(self, did: str) -> None:
         """Store documents of all kinds."""
         decentrl, events = self.decentrl, []
         await self.register_dids(did)
-        for number in range(EACH):
+        for number in range(ITEMS_OF_EACH_KIND):
             peer, tags = f"did:peer:{number % 3}", ("x", f"tag {number}")
             await self.save_contract(did, peer)
             await decentrl.request_contract(
@@ -107,13 +107,13 @@ class PlanTests(PlanTestCase):
         await self.assert_examines_little(
             {
                 "registered_until": lambda: decentrl.registered_until(ALICE),
-                "contracts": lambda: decentrl.contracts(ALICE, ContractFilter(), PART),
-                "of a pair": lambda: decentrl.contracts(ALICE, ContractFilter(PEER), PART),
-                "between times": lambda: decentrl.contracts(ALICE, ContractFilter(None, NOON + 2 * HOUR, NOON), PART),
-                "both": lambda: decentrl.contracts(ALICE, ContractFilter(PEER, NOON + 2 * HOUR, NOON), PART),
-                "contract_requests": lambda: decentrl.contract_requests(ALICE, PART),
-                "pending_events": lambda: decentrl.pending_events(ALICE, None, PART),
-                "of one sender": lambda: decentrl.pending_events(ALICE, PEER, PART),
+                "contracts": lambda: decentrl.contracts(ALICE, ContractFilter(), PAGE),
+                "of a pair": lambda: decentrl.contracts(ALICE, ContractFilter(PEER), PAGE),
+                "between times": lambda: decentrl.contracts(ALICE, ContractFilter(None, NOON + 2 * HOUR, NOON), PAGE),
+                "both": lambda: decentrl.contracts(ALICE, ContractFilter(PEER, NOON + 2 * HOUR, NOON), PAGE),
+                "contract_requests": lambda: decentrl.contract_requests(ALICE, PAGE),
+                "pending_events": lambda: decentrl.pending_events(ALICE, None, PAGE),
+                "of one sender": lambda: decentrl.pending_events(ALICE, PEER, PAGE),
                 "find_pending": lambda: decentrl.find_pending(pending_ids),
             }
         )
@@ -126,7 +126,7 @@ class PlanTests(PlanTestCase):
         decentrl = self.decentrl
         await self.assert_examines_little(
             {
-                str(wanted): lambda wanted=wanted: decentrl.events(ALICE, wanted, PART)  # type: ignore[misc]
+                str(wanted): lambda wanted=wanted: decentrl.events(ALICE, wanted, PAGE)  # type: ignore[misc]
                 for wanted in (
                     EventFilter(),
                     EventFilter(("x",)),
@@ -141,7 +141,7 @@ class PlanTests(PlanTestCase):
         )
         many = EventFilter(TAGS)
         await self.assert_examines_little(
-            {"many tags": lambda: decentrl.events(ALICE, many, PART)}, keys=3 * len(TAGS)
+            {"many tags": lambda: decentrl.events(ALICE, many, PAGE)}, keys=3 * len(TAGS)
         )
 
     async def test_public_events(self) -> None:
@@ -149,7 +149,7 @@ class PlanTests(PlanTestCase):
         decentrl = self.decentrl
         await self.assert_examines_little(
             {
-                str(wanted): lambda wanted=wanted: decentrl.public_events(ALICE, wanted, PART)  # type: ignore[misc]
+                str(wanted): lambda wanted=wanted: decentrl.public_events(ALICE, wanted, PAGE)  # type: ignore[misc]
                 for wanted in (
                     PublicEventFilter(),
                     PublicEventFilter(("x",)),

@@ -56,7 +56,7 @@ class DurabilityTests(MongoTestCase):
         finally:
             self.servers.client.admin.command("profile", 0, slowms=_USUAL)
         # At either end the server may be writing a line for another database.
-        whole = log.read_bytes()[begin:].partition(b"\n")[2].rpartition(b"\n")[0]
-        log_lines = whole.decode(errors="replace").splitlines()
+        log_bytes = log.read_bytes()[begin:].partition(b"\n")[2].rpartition(b"\n")[0]
+        log_lines = log_bytes.decode(errors="replace").splitlines()
         started = [json.loads(line).get("attr", {}).get("command", {}) for line in log_lines if '"COMMAND"' in line]
         found += [item for item in started if item.get("$db") == self.database or "commitTransaction" in item]

@@ -24,11 +24,11 @@ from mediatord.store.mongo.transaction_batcher import TransactionBatcher
 from tests.replica_set import ReplicaSet
 from tests.store.mongo.mongo_test_case import (
     ALICE,
-    AT_MOST,
     CLOCK,
     INBOX,
-    PATIENT,
+    MAX_OPERATION_SECONDS,
     SILENT_MS,
+    TIME_LIMIT,
     MongoTestCase,
     run_coroutine,
     wait_for_recovery,
@@ -133,14 +133,14 @@ class BatchTests(MongoTestCase):
         deferreds: list[Deferred[Any]] = [self.enqueue_ids(store, "a"), self.enqueue_ids(store, "b")]
         await gatherResults(deferreds)
         marked = store.mark_delivered(["a"])
-        again = store.mark_pending(["a", "b"])
+        pending = store.mark_pending(["a", "b"])
         marked_again = store.mark_delivered(["a"])
         removed = store.acknowledge(ALICE, ["a"])
-        late = store.remove_messages(["a", "b"])
+        removed_later = store.remove_messages(["a", "b"])
         await gatherResults([marked, marked_again])
-        self.assertEqual(await again, ["a"])
+        self.assertEqual(await pending, ["a"])
         self.assertEqual([(message.id, message.pushes) for message in await removed], [("a", 2)])
-        self.assertEqual([(item.id, item.pushes) for item in await late], [("b", 0)])
+        self.assertEqual([(item.id, item.pushes) for item in await removed_later], [("b", 0)])
         self.assertEqual(self.list_queued(), [])
 
     async def test_rejects_works_beyond_limit(self) -> None:
@@ -159,12 +159,12 @@ class BatchTests(MongoTestCase):
             return batcher.submit("test", together, work, (), size)
 
         deferreds = [submit("a", 99), submit("b"), submit("c", 1)]
-        refused = [submit("d")]
+        rejected = [submit("d")]
         await deferreds[0]
-        refused += [submit("e", 100)]
+        rejected += [submit("e", 100)]
         deferreds += [submit("f", 50)]
         await batcher.drain()
-        for one in (*refused, submit("g")):
+        for one in (*rejected, submit("g")):
             self.failureResultOf(one, StoreUnavailable)
         self.assertEqual(done, [["a", "b"], ["c", "f"]])
         await gatherResults(deferreds)
@@ -191,9 +191,9 @@ class NodesTests(MongoTestCase):
 
         deferreds = [self.enqueue_ids(nodes[number % 3], f"m{number:03}").addCallback(note) for number in range(150)]
         await gatherResults(deferreds)
-        kept = self.list_queued()
-        self.assertEqual((len(kept), most), (self.LIMIT, self.LIMIT))
-        self.assertEqual(sorted(kept + evicted), [f"m{number:03}" for number in range(150)])
+        queued = self.list_queued()
+        self.assertEqual((len(queued), most), (self.LIMIT, self.LIMIT))
+        self.assertEqual(sorted(queued + evicted), [f"m{number:03}" for number in range(150)])
 
     async def test_counters_stay_right_in_conflicts(self) -> None:
         """Conflicting messages, acknowledgements and expiry leave the counters right."""
@@ -309,7 +309,7 @@ class NodesTests(MongoTestCase):
             second = await self.open_store()
             begin = CLOCK.seconds()
             await self.enqueue_ids(second, "b")
-            self.assertLess(CLOCK.seconds() - begin, AT_MOST)
+            self.assertLess(CLOCK.seconds() - begin, MAX_OPERATION_SECONDS)
             await deferreds
         self.assertEqual(sorted(self.list_queued()), ["a", "b"])
 
@@ -364,7 +364,7 @@ class UncertainCommitTests(MongoTestCase):
 
     async def test_withdraws_before_close(self) -> None:
         """They are withdrawn before the store is closed."""
-        self.patch(server_module, "_CLOSE_TIMEOUT", PATIENT)
+        self.patch(server_module, "_CLOSE_TIMEOUT", TIME_LIMIT)
         store = await self.open_store()
         with self.lose_commit_replies():
             await gather_results(self.enqueue_ids(store, "a"))
@@ -405,7 +405,7 @@ class UncertainCommitTests(MongoTestCase):
 class FailoverTests(MongoTestCase):
     """A replica set of three with changing primaries."""
 
-    patience = None
+    time_limit = None
 
     def choose_servers(self) -> ReplicaSet:
         servers = ReplicaSet(3, election=1.0)

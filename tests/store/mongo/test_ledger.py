@@ -45,18 +45,18 @@ class ConcurrentNodesTests(LedgerTestCase):
         """Every read sees committed changes completely and others not at all."""
         stores = [await self.open_store(QueueLimits(max_messages=30)) for _ in range(3)]
         await self.register(stores[0], OTHER)
-        seen: list[MessageLedger] = []
+        snapshots: list[MessageLedger] = []
         writing = True
 
         async def write(store: MongoStore, number: int) -> None:
-            ids = [f"{number} {place:02}" for place in range(40)]
+            ids = [f"{number} {position:02}" for position in range(40)]
             await gatherResults([self.enqueue_ids(store, id, to=(INBOX, OTHER)[number % 2]) for id in ids])
             await gatherResults([store.acknowledge(ALICE, [id]) for id in ids[::2]])
             await store.remove_messages(ids[1::8])
 
         async def look(store: MongoStore) -> None:
             while writing:
-                seen.append((await store.read_ledger()).didcomm)
+                snapshots.append((await store.read_ledger()).didcomm)
 
         looking = [run_coroutine(look(store)) for store in stores[:2]]
         for _ in range(2):
@@ -66,8 +66,8 @@ class ConcurrentNodesTests(LedgerTestCase):
                 await store.acknowledge(ALICE, self.list_queued())
         writing = False
         await gatherResults(looking)
-        self.assertEqual({entry.difference for entry in seen}, {0})
-        self.assertGreater(len({entry.accepted for entry in seen}), 3)
+        self.assertEqual({entry.difference for entry in snapshots}, {0})
+        self.assertGreater(len({entry.accepted for entry in snapshots}), 3)
         last = (await stores[2].read_ledger()).didcomm
         self.assertEqual((last.accepted, last.waiting, last.difference), (240, 0, 0))
         self.assertGreater(last.evicted, 0)
@@ -185,8 +185,8 @@ class UncertainCommitTests(LedgerTestCase):
             await decentrl.enqueue_event(
                 CommandGuard(id.encode(), later), PendingEvent(id, ALICE, BOB, "payload", 1.0)
             )
-        late = PendingEvent("c", ALICE, BOB, "payload", 1.0)
-        await self.lose_commit_reply(lambda: decentrl.enqueue_event(CommandGuard(b"c", later), late))
+        event = PendingEvent("c", ALICE, BOB, "payload", 1.0)
+        await self.lose_commit_reply(lambda: decentrl.enqueue_event(CommandGuard(b"c", later), event))
         await self.lose_commit_reply(lambda: decentrl.acknowledge_events(CommandGuard(b"2", later), ALICE, ["a"]))
         await self.wait_for_undo()
         found = (await store.read_ledger()).decentrl

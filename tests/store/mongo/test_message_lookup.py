@@ -24,9 +24,9 @@ class FindTests(MongoTestCase):
             self.documents.command("profile", 0)
         # The store itself reads the size of the database every few seconds.
         query = {"ns": {"$not": {"$regex": "system[.]profile$"}}, "command.dbStats": {"$exists": False}}
-        seen = list(self.documents["system.profile"].find(query).sort("ts"))
+        operations = list(self.documents["system.profile"].find(query).sort("ts"))
         self.documents["system.profile"].drop()
-        return [next(iter(entry["command"])) for entry in seen]
+        return [next(iter(entry["command"])) for entry in operations]
 
     async def test_one_round_trip(self) -> None:
         """All messages are read in one query, once the recipient DIDs are cached."""

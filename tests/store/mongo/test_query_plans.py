@@ -14,8 +14,8 @@ from tests.store.builders import ALICE, HOUR, NOON, ImmediateClock, make_payload
 from tests.store.mongo.mongo_test_case import MongoTestCase, run_coroutine
 
 # Number of other accounts, and of messages queued for each recipient DID.
-OTHERS = 12
-WAITING = 30
+OTHER_ACCOUNTS = 12
+QUEUED_MESSAGES = 30
 # What may be examined for two messages: their recipient, the messages, and the bounds of a search.
 KEYS, DOCUMENTS = 12, 10
 
@@ -33,7 +33,7 @@ class PlanTests(MongoTestCase):
         super().setUp()
         self.clock = ImmediateClock()
         self.store = await self.open_store(clock=self.clock)
-        accounts = [ALICE, *(f"did:example:{number}" for number in range(OTHERS))]
+        accounts = [ALICE, *(f"did:example:{number}" for number in range(OTHER_ACCOUNTS))]
         await gatherResults([Deferred.fromCoroutine(self.fill_account(account)) for account in accounts])
         await gatherResults([self.store.claim_nonce(b"%d" % number, NOON + HOUR + number) for number in range(100)])
 
@@ -43,12 +43,15 @@ class PlanTests(MongoTestCase):
         await store.grant(account)
         dids = [f"did:key:{account}-{number}" for number in (0, 1)]
         await store.update_recipients(account, [(did, "add") for did in dids], max_recipients=9)
-        ids = [f"{account} {number:03}" for number in range(WAITING)]
+        ids = [f"{account} {number:03}" for number in range(QUEUED_MESSAGES)]
         for number, did in enumerate(dids):
             payloads = tuple(make_payload(id) for id in ids[number::2])
-            late = (make_payload(f"{did} late"),)
+            delayed_payloads = (make_payload(f"{did} late"),)
             await store.enqueue_all(
-                [EnqueueRequest(did, payloads, NOON + HOUR), EnqueueRequest(did, late, NOON + HOUR, NOON + 60)]
+                [
+                    EnqueueRequest(did, payloads, NOON + HOUR),
+                    EnqueueRequest(did, delayed_payloads, NOON + HOUR, NOON + 60),
+                ]
             )
         await store.mark_delivered(ids[::5], node=account)
 
@@ -59,14 +62,14 @@ class PlanTests(MongoTestCase):
             await operation()
         finally:
             self.documents.command("profile", 0)
-        seen = list(self.documents["system.profile"].find({"ns": {"$not": {"$regex": "system[.]profile$"}}}))
+        profiled = list(self.documents["system.profile"].find({"ns": {"$not": {"$regex": "system[.]profile$"}}}))
         self.documents["system.profile"].drop()
-        self.assertTrue(seen)
-        for entry in seen:
+        self.assertTrue(profiled)
+        for entry in profiled:
             if not entry["ns"].endswith((".nodes", ".session_owners", ".ledger")):  # of which there are never many
                 self.assertNotIn("COLLSCAN", entry.get("planSummary", ""), entry["ns"])
-        return sum(entry.get("keysExamined", 0) for entry in seen), sum(
-            entry.get("docsExamined", 0) for entry in seen
+        return sum(entry.get("keysExamined", 0) for entry in profiled), sum(
+            entry.get("docsExamined", 0) for entry in profiled
         )
 
     async def assert_examined(self, keys: int, documents: int, **operations: Ask) -> None:
@@ -96,8 +99,8 @@ class PlanTests(MongoTestCase):
         """Operations on an account do not depend on others."""
         store = self.store
         await self.assert_examined(
-            6 * WAITING,
-            4 * WAITING,
+            6 * QUEUED_MESSAGES,
+            4 * QUEUED_MESSAGES,
             by_digest=lambda: store.acknowledge(ALICE, ["0" * 64, "f" * 64]),
             recipients=lambda: store.list_recipients(ALICE, offset=1, limit=1),
             status=lambda: store.get_queue_status(ALICE, None),
@@ -173,12 +176,12 @@ class PlanTests(MongoTestCase):
         await store.grant(account)
         await store.update_recipients(account, [(make_did(7), "add"), (make_did(8), "add")], max_recipients=9)
         for delayed in (100, 300):
-            late = tuple(make_payload(f"late {delayed} {number}") for number in range(delayed // 2))
-            await store.enqueue(make_did(7), late, expires_at=NOON + HOUR, due_at=NOON + 60)
+            delayed_payloads = tuple(make_payload(f"late {delayed} {number}") for number in range(delayed // 2))
+            await store.enqueue(make_did(7), delayed_payloads, expires_at=NOON + HOUR, due_at=NOON + 60)
             other = tuple(make_payload(f"other {delayed} {number}") for number in range(delayed // 2))
             await store.enqueue(make_did(8), other, expires_at=NOON + HOUR, due_at=NOON + 60)
-            fresh = (make_payload(f"fresh {delayed} 1"), make_payload(f"fresh {delayed} 2"))
-            await store.enqueue(make_did(8), fresh, expires_at=NOON + HOUR)
+            new_payloads = (make_payload(f"fresh {delayed} 1"), make_payload(f"fresh {delayed} 2"))
+            await store.enqueue(make_did(8), new_payloads, expires_at=NOON + HOUR)
             await self.assert_examined(
                 KEYS, DOCUMENTS, fetch=lambda: store.fetch_messages(account, None, limit=2, max_bytes=1000)
             )
@@ -190,8 +193,8 @@ class PlanTests(MongoTestCase):
     async def test_due_messages(self) -> None:
         """Of due messages that were not handed out only those that are fetched are read."""
         store = self.store
-        late = tuple(make_payload(f"late {number}") for number in range(100))
-        await store.enqueue(make_did(0), late, expires_at=NOON + HOUR, due_at=NOON + 60)
+        delayed_payloads = tuple(make_payload(f"late {number}") for number in range(100))
+        await store.enqueue(make_did(0), delayed_payloads, expires_at=NOON + HOUR, due_at=NOON + 60)
         self.clock.advance(60)
         await self.assert_examined(
             2 * 100 + 2 * KEYS,
@@ -217,17 +220,17 @@ class PlanTests(MongoTestCase):
     async def test_statistics_read_counters(self) -> None:
         """The first message is read, and a bounded number of counters."""
         self.patch(queue_statistics, "_EXACT_COUNT_LIMIT", 9)
-        queues = 2 * (OTHERS + 1)
-        known = await self.store.get_queue_totals()
-        self.assertEqual(known.recipients, queues)
+        queues = 2 * (OTHER_ACCOUNTS + 1)
+        expected = await self.store.get_queue_totals()
+        self.assertEqual(expected.recipients, queues)
         await self.assert_examined(2 * queues + 9 + 4, queues + 2, waiting=lambda: self.store.get_queue_totals())
         namespace = f"{self.documents.name}.recipients"
         with self.servers.failpoint("aggregate", errorCode=50, namespace=namespace):  # more than one would be late
-            self.assertEqual(await self.store.get_queue_totals(), replace(known, bytes=None, recipients=None))
+            self.assertEqual(await self.store.get_queue_totals(), replace(expected, bytes=None, recipients=None))
         self.patch(queue_statistics, "_MAX_SUMMED_QUEUES", 5)
         unknown = await self.store.get_queue_totals()
         self.assertEqual((unknown.bytes, unknown.recipients), (None, None))
-        self.assertEqual(unknown.oldest_received_at, known.oldest_received_at)
+        self.assertEqual(unknown.oldest_received_at, expected.oldest_received_at)
         await self.assert_examined(6 + 9 + 4, 2, waiting=lambda: self.store.get_queue_totals())
 
     async def test_backlog_counts_bounded_keys(self) -> None:
@@ -249,7 +252,7 @@ class PlanTests(MongoTestCase):
         ages = 2 * (9 + 3) + 2 * 3
         pages = sum(self.documents[name].estimated_document_count() for name in ("ledger", "session_owners"))
         await self.assert_examined(ages, 2 + pages, by_age=lambda: self.store.read_backlog(bounds, 0))
-        queues = 2 * (OTHERS + 1)
+        queues = 2 * (OTHER_ACCOUNTS + 1)
         await self.assert_examined(
             ages + queues + 4 + 3 * 3, 2 + pages + queues + 4 + 3, all=lambda: self.store.read_backlog(bounds, 3)
         )
@@ -263,14 +266,14 @@ class PlanTests(MongoTestCase):
         empty = [(f"did:key:empty-{number}", "add") for number in range(200)]
         await self.store.update_recipients(ALICE, empty, max_recipients=1000)  # type: ignore[arg-type]  # of a list of pairs
         self.documents["parties"].insert_many([{"did": f"did:example:{n}", "pending": 0} for n in range(200)])
-        queues = 2 * (OTHERS + 1)
-        keys = queues + 4 + (OTHERS + 1) * (WAITING + 2) + 1
+        queues = 2 * (OTHER_ACCOUNTS + 1)
+        keys = queues + 4 + (OTHER_ACCOUNTS + 1) * (QUEUED_MESSAGES + 2) + 1
         await self.assert_examined(keys, queues + 4, queue_sizes=lambda: self.store.queue_sizes(5))
 
     async def test_open_examines_deliveries_of_dead_nodes(self) -> None:
         """Opening the store examines only messages delivered by dead nodes."""
         self.patch(message_queues, "_RELEASE_BATCH", 20)
-        boots, delivered = OTHERS + 1, (OTHERS + 1) * WAITING // 5
+        boots, delivered = OTHER_ACCOUNTS + 1, (OTHER_ACCOUNTS + 1) * QUEUED_MESSAGES // 5
         for more in (100, 400):
             self.documents["messages"].insert_many(
                 [{"_id": f"{more} {number}", "delivered": "gone"} for number in range(more)]
@@ -285,5 +288,5 @@ class PlanTests(MongoTestCase):
         """Delivering nodes are found with a key for each."""
         server = await self.open_client()
         await self.assert_examined(
-            OTHERS + 3, 0, delivered_by=lambda: run_coroutine(message_queues.list_delivering_boots(server))
+            OTHER_ACCOUNTS + 3, 0, delivered_by=lambda: run_coroutine(message_queues.list_delivering_boots(server))
         )

@@ -22,9 +22,9 @@ from tests.mongod import fresh_database
 from tests.replica_set import ReplicaSet
 from tests.store.mongo.mongo_test_case import (
     ALICE,
-    AT_MOST,
     CLOCK,
     INBOX,
+    MAX_OPERATION_SECONDS,
     MongoTestCase,
     authenticated_server,
     wait_until,
@@ -164,7 +164,7 @@ class IndexTests(SchemaTestCase):
     async def test_build_outlives_time_limit(self) -> None:
         """A build that exceeds the time limit goes on, and the next start waits for the same."""
         self.documents["things"].insert_many([{"name": number, "place": 2} for number in range(100)])
-        patience = self.patch(schema_module, "_BUILD_TIMEOUT", 3.0)
+        time_limit = self.patch(schema_module, "_BUILD_TIMEOUT", 3.0)
         hang = {"configureFailPoint": "hangAfterStartingIndexBuild"}
         self.servers.client.admin.command({**hang, "mode": "alwaysOn"})
         builds: list[Any] = []
@@ -175,7 +175,7 @@ class IndexTests(SchemaTestCase):
                 builds += [index["buildUUID"] for index in self.list_index_descriptions() if "buildUUID" in index]
         finally:
             self.servers.client.admin.command({**hang, "mode": "off"})
-        patience.restore()
+        time_limit.restore()
         # Both indexes are built together.
         self.assertEqual((len(builds), len(set(builds))), (4, 1))
         await self.prepare()
@@ -241,7 +241,7 @@ class IndexTests(SchemaTestCase):
         with self.silence_command("listIndexes"):
             with self.assertRaises(StoreUnavailable):
                 await server.open(MongoSchema([THINGS]).prepare)
-            self.assertLess(CLOCK.seconds() - start, AT_MOST)
+            self.assertLess(CLOCK.seconds() - start, MAX_OPERATION_SECONDS)
 
     async def test_duplicates_prevent_start(self) -> None:
         """Documents that violate a unique index prevent the start, with an error that names the index."""
@@ -318,8 +318,8 @@ async def _count_places(run: Operation) -> None:
     await run.write(Collection("counts").update({"_id": 1}, {"$inc": {"n": 1}}, upsert=True))
 
 
-NAMED = MongoMigration(_name_places, readable_from=1)
-COUNTED = MongoMigration(_count_places, readable_from=2)
+RENAME_MIGRATION = MongoMigration(_name_places, readable_from=1)
+COUNT_MIGRATION = MongoMigration(_count_places, readable_from=2)
 
 
 class UpgradeTests(SchemaTestCase):
@@ -400,7 +400,7 @@ class VersionTests(SchemaTestCase):
         await self.enqueue_ids(old, "a")
         await old.close()
         for _ in range(2):
-            store = await self.open_store(migrations=(NAMED, COUNTED))
+            store = await self.open_store(migrations=(RENAME_MIGRATION, COUNT_MIGRATION))
             self.assertEqual(self.list_queued(), ["a"])
             await store.close()
         self.assertEqual(self.read_version(), {"_id": "schema", "version": 3, "readable_from": 2})
@@ -411,7 +411,7 @@ class VersionTests(SchemaTestCase):
         """Nodes of this version and the next use one database at the same time, in any order of start."""
         for _ in range(2):
             current = await self.open_store()
-            newer = await self.open_store(migrations=(NAMED,))
+            newer = await self.open_store(migrations=(RENAME_MIGRATION,))
             again = await self.open_store()
             await gatherResults([self.enqueue_ids(store, f"m{n}") for n, store in enumerate((current, newer, again))])
             self.assertEqual(sorted(self.list_queued()), ["m0", "m1", "m2"])
@@ -427,7 +427,7 @@ class VersionTests(SchemaTestCase):
             for collection in self.documents.list_collection_names():
                 self.documents.drop_collection(collection)
             restore_snapshot(self.documents, version)
-            store = await self.open_store(migrations=(NAMED,))
+            store = await self.open_store(migrations=(RENAME_MIGRATION,))
             await self.assert_snapshot_data(store)
             await store.close()
 
@@ -454,7 +454,7 @@ class VersionTests(SchemaTestCase):
 
     async def test_does_not_change_incompatible_version(self) -> None:
         """A database of an incompatible version is not changed."""
-        newer = await self.open_store(migrations=(NAMED, COUNTED))
+        newer = await self.open_store(migrations=(RENAME_MIGRATION, COUNT_MIGRATION))
         await newer.close()
         self.documents["messages"].drop_index("message_expiry")
         server: ReplicaSetClient = self.make_client()
@@ -462,16 +462,16 @@ class VersionTests(SchemaTestCase):
             await self.open_store(server=server)
         self.assertFalse(server.is_available)
         self.assertNotIn("message_expiry", self.list_indexes("messages"))
-        await self.open_store(migrations=(NAMED,))
+        await self.open_store(migrations=(RENAME_MIGRATION,))
 
     async def test_failed_migration_is_repeated(self) -> None:
         """A migration that fails is run when the store is opened again."""
         await self.open_store()
         with self.servers.failpoint("update", errorCode=8, times=1):
             with self.assertRaises(StoreUnavailable):
-                await self.open_store(migrations=(NAMED,))
+                await self.open_store(migrations=(RENAME_MIGRATION,))
         self.assertEqual(self.read_version()["version"], 1)
-        await self.open_store(migrations=(NAMED,))
+        await self.open_store(migrations=(RENAME_MIGRATION,))
         self.assertEqual(self.read_version()["version"], 2)
 
     async def test_migration_may_use_any_command(self) -> None:

@@ -14,7 +14,7 @@ from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import StoreFault
 from mediatord.store.mongo.space_limit import CHECK_INTERVAL, MongoSpaceLimit
 from mediatord.store.mongo.store import MongoStore
-from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX, SOMETIME, MongoTestCase, wait_until
+from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX, WAIT_TIMEOUT, MongoTestCase, wait_until
 
 BOB = "did:example:bob"
 LIMIT_BYTES = 4_000_000
@@ -109,9 +109,9 @@ class SpaceLimitTests(SpaceTestCase):
     async def test_checks_periodically(self) -> None:
         """The store checks soon after it is open, and periodically."""
         store = await self.open_limited_store(SpaceLimits(max_bytes=1))
-        await wait_until(lambda: bool(store.fault_description), SOMETIME)
+        await wait_until(lambda: bool(store.fault_description), WAIT_TIMEOUT)
         store.space_limit.limits = SpaceLimits()
-        await wait_until(lambda: not store.fault_description, CHECK_INTERVAL + SOMETIME)
+        await wait_until(lambda: not store.fault_description, CHECK_INTERVAL + WAIT_TIMEOUT)
         self.assertEqual(self.faults, [("full", True), ("full", False)])
 
 
@@ -121,7 +121,7 @@ class DiskTests(SpaceTestCase):
     async def test_rejects_writes_on_full_disk(self) -> None:
         """Writes are rejected if less space is free than the limit."""
         store = await self.open_limited_store(SpaceLimits(min_free_bytes=1 << 60))
-        await wait_until(lambda: bool(store.fault_description), SOMETIME)
+        await wait_until(lambda: bool(store.fault_description), WAIT_TIMEOUT)
         await self.assert_unavailable(store.grant(ALICE), store.ping())
 
     async def test_limits_around_free_space(self) -> None:
@@ -141,7 +141,7 @@ class StatisticsErrorTests(SpaceTestCase):
     async def check_with_error(self, code: int) -> tuple[MongoStore, list[str]]:
         """Check while the server replies with this error once. :return: and what is logged."""
         store = await self.open_limited_store(SpaceLimits(max_bytes=1))
-        await wait_until(lambda: bool(store.fault_description), SOMETIME)
+        await wait_until(lambda: bool(store.fault_description), WAIT_TIMEOUT)
         store.space_limit.stop()  # or its own check might be the one that gets the error
         self.log_lines.clear()
         with self.servers.failpoint("dbStats", times=1, errorCode=code):
@@ -170,7 +170,7 @@ class StatisticsErrorTests(SpaceTestCase):
     async def test_stopped_server_is_no_fault(self) -> None:
         """The fault is not reported while the server is down."""
         store = await self.open_limited_store(SpaceLimits(max_bytes=1))
-        await wait_until(lambda: bool(store.fault_description), SOMETIME)
+        await wait_until(lambda: bool(store.fault_description), WAIT_TIMEOUT)
         await store.close()
         self.assertEqual(store.fault_description, "")
 

@@ -27,9 +27,9 @@ from tests.store.builders import BOB, HOUR
 from tests.store.mongo.mongo_test_case import (
     ALICE,
     CLOCK,
-    IMPATIENT,
     INBOX,
-    PATIENT,
+    SHORT_TIME_LIMIT,
+    TIME_LIMIT,
     MongoTestCase,
     wait_for_recovery,
     wait_until,
@@ -140,10 +140,10 @@ class OverloadTests(MongoTestCase):
         await wait_until(lambda: bool(self.done))
         with self.with_short_time_limit():
             waiting = submit("b")
-            await deferLater(CLOCK, IMPATIENT / 2)
+            await deferLater(CLOCK, SHORT_TIME_LIMIT / 2)
             with self.assertRaises(StoreUnavailable):
                 await submit("c")
-            await deferLater(CLOCK, IMPATIENT / 4)
+            await deferLater(CLOCK, SHORT_TIME_LIMIT / 4)
             held.callback(None)
             await first
             with self.assertRaises(StoreUnavailable):
@@ -169,7 +169,7 @@ class OverloadTests(MongoTestCase):
 
     async def test_large_acknowledgements_are_split(self) -> None:
         """Many large acknowledgements do not share a query."""
-        self.patch(server_module, "REQUEST_TIME_LIMIT", 6 * PATIENT)
+        self.patch(server_module, "REQUEST_TIME_LIMIT", 6 * TIME_LIMIT)
         observed: Counter[str] = Counter()
         store = await self.open_store(observe=lambda operation, seconds: observed.update([operation]))
         before = observed["commit"]

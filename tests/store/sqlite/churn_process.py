@@ -24,7 +24,7 @@ from tests.store.builders import ALICE, BOB, HOUR, LEDGER_ENTRY_BY_REASON, make_
 
 INBOX = "did:key:z6MkInbox"
 LIMITS = QueueLimits(max_messages=40, max_bytes=100_000, share=0.5)
-AT_A_TIME = 8
+CONCURRENCY = 8
 ORIGINS = (0, 0x0001_0001, 0x0001_0002, 0x0002_0003)
 
 
@@ -95,8 +95,8 @@ class ChurnWorker:
     async def _acknowledge_event(self) -> None:
         found = await self._store.decentrl.pending_events(ALICE, None, PageRequest(0, 2))
         ids = [event.id for event in found.items]
-        gone = await self._store.decentrl.acknowledge_events(self._make_guard(), ALICE, ids)
-        _print_entry("decentrl", "acknowledged", len(gone))
+        acknowledged = await self._store.decentrl.acknowledge_events(self._make_guard(), ALICE, ids)
+        _print_entry("decentrl", "acknowledged", len(acknowledged))
 
     def _make_guard(self) -> CommandGuard:
         return CommandGuard(self._make_id().encode(), self._clock.seconds() + 1)
@@ -122,7 +122,7 @@ async def churn_forever(reactor: IReactorTime) -> None:
     await store.open()
     churner = ChurnWorker(store, reactor, seed)
     await churner.prepare()
-    await gatherResults([Deferred.fromCoroutine(churner.run_forever()) for _ in range(AT_A_TIME)])
+    await gatherResults([Deferred.fromCoroutine(churner.run_forever()) for _ in range(CONCURRENCY)])
 
 
 if __name__ == "__main__":

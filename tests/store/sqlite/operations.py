@@ -27,10 +27,10 @@ from mediatord.store.sqlite.executor import SQLiteExecutor
 from tests.store.builders import ALICE, BOB, HOUR, NOON, ImmediateClock
 
 CAROL = "did:example:carol"
-PEOPLE = (ALICE, BOB, CAROL)
+PARTY_DIDS = (ALICE, BOB, CAROL)
 
 # Counters, and the queries for their correct values.
-COUNTED = {
+COUNTER_QUERIES = {
     "nonces": "SELECT value FROM counter WHERE name = 'nonces' EXCEPT SELECT count(*) FROM nonce",
     "contracts": "SELECT h.contracts FROM party_usage h WHERE h.contracts IS NOT ("
     "SELECT count(*) FROM contract WHERE owner_id = h.party_id)",
@@ -59,7 +59,7 @@ COUNTED = {
 
 
 # All rows, with DIDs and labels in place of their numbers.
-KEPT = (
+ROW_QUERIES = (
     "SELECT key, until FROM nonce ORDER BY place",
     "SELECT p.did, h.contracts, h.requests, h.pending, h.pending_bytes, h.stored, h.stored_bytes"
     " FROM party_usage h JOIN party p ON p.id = h.party_id ORDER BY p.did",
@@ -145,8 +145,8 @@ class SQLiteOperations:
     def prepare_parties(self) -> list[SQLOperation]:
         """Operations that register two of three parties, with contracts with everybody."""
         return [
-            *(self.save_contract(make_contract(f"r {did}", None, did)) for did in PEOPLE[:2]),
-            *(self.save_contract(make_contract(f"{a} {b}", a, b)) for a in PEOPLE[:2] for b in PEOPLE),
+            *(self.save_contract(make_contract(f"r {did}", None, did)) for did in PARTY_DIDS[:2]),
+            *(self.save_contract(make_contract(f"{a} {b}", a, b)) for a in PARTY_DIDS[:2] for b in PARTY_DIDS),
         ]
 
 
@@ -168,9 +168,9 @@ def resolve_results(outcomes: Iterable[Any]) -> list[Any]:
 
 def read_all_rows(connection: sqlite3.Connection) -> list[list[tuple[Any, ...]]]:
     """All rows of all tables, without numbers."""
-    return [connection.execute(query).fetchall() for query in KEPT]
+    return [connection.execute(query).fetchall() for query in ROW_QUERIES]
 
 
 def find_miscounts(connection: sqlite3.Connection) -> list[str]:
     """Counters that are wrong."""
-    return [what for what, query in COUNTED.items() if connection.execute(query).fetchall()]
+    return [what for what, query in COUNTER_QUERIES.items() if connection.execute(query).fetchall()]

@@ -29,13 +29,13 @@ from tests.store.builders import ALICE, BOB, HOUR, make_payload
 INBOX = "did:key:z6MkInbox"
 LIMITS = QueueLimits(max_messages=60)
 CAPS = DecentrlQuotas(requests=40, requests_of_one=1000)
-MOST_RECIPIENTS = 30
+MAX_RECIPIENTS = 30
 NONCES = 200
-TAKEN = 50
+MAX_TAKEN = 50
 ROUNDS = 40
-AT_A_TIME = 5
+CONCURRENCY = 5
 # Seconds for which a write waits for other processes: long enough for all of them on a busy machine.
-PATIENCE = 60.0
+LOCK_TIMEOUT = 60.0
 
 
 class StressWorker:
@@ -67,10 +67,10 @@ class StressWorker:
 
     async def _run_concurrently(self, work: Callable[[int], Awaitable[None]], rounds: int) -> None:
         async def some(first: int) -> None:
-            for number in range(first, rounds, AT_A_TIME):
+            for number in range(first, rounds, CONCURRENCY):
                 await work(number)
 
-        await gatherResults([Deferred.fromCoroutine(some(first)) for first in range(AT_A_TIME)])
+        await gatherResults([Deferred.fromCoroutine(some(first)) for first in range(CONCURRENCY)])
 
     async def _enqueue_messages(self) -> None:
         await self._run_concurrently(self._enqueue, ROUNDS)
@@ -80,11 +80,11 @@ class StressWorker:
         payloads = [make_payload(f"{self._name}-{number}-{part}") for part in range(3)]
         enqueued = await self._store.enqueue(INBOX, payloads, expires_at=self._clock.seconds() + HOUR)
         self._record("deposited", *(message.id for message in enqueued.messages))
-        self._record("evicted", *(gone.id for gone in enqueued.evicted))
+        self._record("evicted", *(removed.id for removed in enqueued.evicted))
         found = await self._store.fetch_messages(ALICE, None, limit=1000, max_bytes=1 << 30)
         self._record("waiting", len(found))
-        gone = await self._store.acknowledge(ALICE, [message.id for message in found[:2]])
-        self._record("acknowledged", *(item.id for item in gone))
+        removed = await self._store.acknowledge(ALICE, [message.id for message in found[:2]])
+        self._record("acknowledged", *(item.id for item in removed))
 
     async def _claim_nonces(self) -> None:
         order = Random(self._name).sample(range(NONCES), NONCES)
@@ -99,7 +99,7 @@ class StressWorker:
     async def _register_dids(self) -> None:
         async def register(number: int) -> None:
             update = await self._store.update_recipients(
-                BOB, [(f"did:{self._name}:{number}", "add")], max_recipients=MOST_RECIPIENTS
+                BOB, [(f"did:{self._name}:{number}", "add")], max_recipients=MAX_RECIPIENTS
             )
             self._record("registered", *(one for one in update if one == "success"))
 
@@ -119,10 +119,10 @@ class StressWorker:
 
     async def _use_quota(self) -> None:
         async def take(_: int) -> None:
-            if not await self._store.cluster.take_quota(b"key", 1, limit=TAKEN, period=HOUR):
+            if not await self._store.cluster.take_quota(b"key", 1, limit=MAX_TAKEN, period=HOUR):
                 self._record("taken", 1)
 
-        await self._run_concurrently(take, TAKEN)
+        await self._run_concurrently(take, MAX_TAKEN)
 
     async def _join_cluster(self) -> None:
         try:
@@ -139,7 +139,7 @@ async def run_stress(reactor: IReactorTime) -> None:
         Path(path),
         reactor,
         lambda kind: ThreadRunner(threads, f"mediatord-store-{kind}"),
-        patience=PATIENCE,
+        patience=LOCK_TIMEOUT,
         shared=True,
     )
     store = SQLiteStore(executor, reactor, LIMITS, caps=CAPS, shared=True)

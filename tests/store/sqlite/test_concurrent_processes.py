@@ -37,7 +37,7 @@ from tests.store.sqlite.operations import SQLiteOperations, find_miscounts, reso
 from tests.store.sqlite.stress_process import INBOX
 
 PROCESSES = ("a", "b", "c")
-PATIENCE = 0.05
+LOCK_TIMEOUT = 0.05
 
 
 @pytest.mark.system
@@ -80,25 +80,26 @@ class StressTests(SynchronousTestCase):
         path = self.prepare_database()
         done = self.run_workers(path)
         with closing(open_database(path)) as connection:
-            left = [id for (id,) in connection.execute("SELECT id FROM message")]
+            remaining = [id for (id,) in connection.execute("SELECT id FROM message")]
             self.assertEqual(find_miscounts(connection), [])
             self.assertEqual(connection.execute("PRAGMA integrity_check").fetchall(), [("ok",)])
             self.assertEqual(connection.execute("PRAGMA foreign_key_check").fetchall(), [])
             counted = connection.execute("SELECT sum(messages) FROM queue").fetchone()
-            self.assertEqual(counted[0] or 0, len(left))
+            self.assertEqual(counted[0] or 0, len(remaining))
 
         def count_reported(what: str) -> list[Any]:
             return sorted(item for kind, item in done.elements() if kind == what)
 
         self.assertEqual(len(count_reported("deposited")), 3 * stress_process.ROUNDS * len(PROCESSES))
         self.assertEqual(
-            count_reported("deposited"), sorted([*count_reported("evicted"), *count_reported("acknowledged"), *left])
+            count_reported("deposited"),
+            sorted([*count_reported("evicted"), *count_reported("acknowledged"), *remaining]),
         )
         self.assertLessEqual(max(count_reported("waiting")), stress_process.LIMITS.max_messages)
         self.assertEqual(count_reported("claimed"), list(range(stress_process.NONCES)))
-        self.assertEqual(len(count_reported("registered")), stress_process.MOST_RECIPIENTS)
+        self.assertEqual(len(count_reported("registered")), stress_process.MAX_RECIPIENTS)
         self.assertEqual(len(count_reported("requested")), stress_process.CAPS.requests)
-        self.assertEqual(len(count_reported("taken")), stress_process.TAKEN)
+        self.assertEqual(len(count_reported("taken")), stress_process.MAX_TAKEN)
         self.assertEqual(len(count_reported("joined")), 1)
 
 
@@ -187,7 +188,7 @@ class WriteLockTests(SynchronousTestCase):
         self.addCleanup(self.other.close)
 
     def make_store(self) -> SQLiteStore:
-        return make_sqlite_store(self.clock, self.path, shared=True, write=self.writer, patience=PATIENCE)
+        return make_sqlite_store(self.clock, self.path, shared=True, write=self.writer, patience=LOCK_TIMEOUT)
 
     def assert_unavailable(self, *deferreds: Deferred[Any]) -> None:
         for deferred in deferreds:

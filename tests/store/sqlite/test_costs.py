@@ -114,8 +114,8 @@ class StoredSizeTests(CostTestCase):
         registered = self.read_database_size()
         for did in dids:
             account_queries.grant_account(self.connection, did, NOON)
-        for taken in (registered - before, self.read_database_size() - registered):
-            self.assertLess(taken, 1.1 * sum(map(len, dids)))
+        for growth in (registered - before, self.read_database_size() - registered):
+            self.assertLess(growth, 1.1 * sum(map(len, dids)))
 
 
 class StatementTests(CostTestCase):
@@ -149,7 +149,7 @@ class StatementTests(CostTestCase):
                 assert isinstance(work, EnqueueOperation)
                 work.request.origin = 5 << 32 | 7
             self.commit(works)
-            ids = [f"{32 * number + place:032d}" for place in range(1, 33)]
+            ids = [f"{32 * number + position:032d}" for position in range(1, 33)]
             self.assertEqual(
                 self.count_statements([RemoveOperation([id], ALICE, now) for id in ids]), 8 + more, number
             )
@@ -158,11 +158,11 @@ class StatementTests(CostTestCase):
         """Alternating enqueues, acknowledgements and delivery marks share statements."""
         self.commit(self.make_enqueues(96))
         works: list[SQLOperation] = []
-        for place, enqueue in enumerate(self.make_enqueues(32)):
+        for position, enqueue in enumerate(self.make_enqueues(32)):
             works += [
                 enqueue,
-                RemoveOperation([f"{place + 1:032d}"], ALICE, NOON),
-                MarkDeliveredOperation([f"{place + 60:032d}"], ""),
+                RemoveOperation([f"{position + 1:032d}"], ALICE, NOON),
+                MarkDeliveredOperation([f"{position + 60:032d}"], ""),
             ]
         self.assertEqual(self.count_statements(works), 9)
         (count,) = self.connection.execute(
@@ -182,10 +182,14 @@ class StatementTests(CostTestCase):
         operations = SQLiteOperations(DecentrlQuotas())
         self.commit(operations.prepare_parties())
         works: list[SQLOperation] = [lambda c: message_writes.expire_messages(c, NOON + HOUR, 1, 1 << 30)]
-        for place, enqueue in enumerate(self.make_enqueues(8)):
-            event = PendingEvent(f"e{place}", ALICE, BOB, "", NOON)
-            works += [enqueue, operations.deliver_event(event), RemoveOperation([f"{place + 40:032d}"], ALICE, NOON)]
-            works.append(operations.acknowledge_events(ALICE, [f"e{place}"]))
+        for position, enqueue in enumerate(self.make_enqueues(8)):
+            event = PendingEvent(f"e{position}", ALICE, BOB, "", NOON)
+            works += [
+                enqueue,
+                operations.deliver_event(event),
+                RemoveOperation([f"{position + 40:032d}"], ALICE, NOON),
+            ]
+            works.append(operations.acknowledge_events(ALICE, [f"e{position}"]))
         statements: list[str] = []
         self.connection.set_trace_callback(statements.append)
         self.commit(works)
@@ -266,9 +270,9 @@ class QueueCacheTests(CostTestCase):
         outcomes = self.connection.commit_batch([*self.make_enqueues(8), fail])
         self.assertEqual([isinstance(outcome, EnqueueResult) for outcome in outcomes], [True] * 8 + [False])
         self.commit(self.make_enqueues(8))
-        known = self.connection._cache
-        assert known is not None
-        found = known.find(self.connection, DIDS)
+        cache = self.connection._cache
+        assert cache is not None
+        found = cache.find(self.connection, DIDS)
         self.assertEqual([queue.messages for queue in found.values()], [3] * 8)
 
     def test_bounds_cached_sender_usage(self) -> None:
@@ -276,16 +280,16 @@ class QueueCacheTests(CostTestCase):
         self.patch(message_writes, "CACHED_EVICTION_STATES", 2)
         limits = QueueLimits(max_messages=1, max_bytes=1 << 40, share=0.5, reserved=0.1)
         self.commit(self.make_enqueues(len(DIDS)))
-        for number, place in enumerate((0, 1, 0, 2)):
-            self.number = place - 1
+        for number, position in enumerate((0, 1, 0, 2)):
+            self.number = position - 1
             (work,) = self.make_enqueues(1, limits=limits)
             assert isinstance(work, EnqueueOperation)
             work.request.payloads = (make_payload(f"{number} full"),)
             self.commit([work])
-        known = self.connection._cache
-        assert known is not None
-        queues = known.find(self.connection, [DIDS[0], DIDS[2]])
-        self.assertEqual(list(known.eviction_states), [queue.recipient_id for queue in queues.values()])
+        cache = self.connection._cache
+        assert cache is not None
+        queues = cache.find(self.connection, [DIDS[0], DIDS[2]])
+        self.assertEqual(list(cache.eviction_states), [queue.recipient_id for queue in queues.values()])
 
     def test_eviction_leaves_no_garbage(self) -> None:
         """Data read for an eviction is freed at once, without a garbage collection."""
@@ -306,26 +310,26 @@ class QueueCacheTests(CostTestCase):
                 work.request.origin = 5 << 32 | 7
             self.commit(works)
             # The first recipient is used last.
-            places = [*range(2, len(DIDS) + 1), 1]
-            self.commit([RemoveOperation([f"{more + place:032d}"], ALICE, now) for place in places])
-            known = self.connection._cache
-            assert known is not None
-            queues = known.find(self.connection, [DIDS[place % len(DIDS)] for place in places]).values()
-            self.assertEqual([queue.recipient_id in known.senders for queue in queues], [False] * 5 + [True] * 3)
+            positions = [*range(2, len(DIDS) + 1), 1]
+            self.commit([RemoveOperation([f"{more + position:032d}"], ALICE, now) for position in positions])
+            cache = self.connection._cache
+            assert cache is not None
+            queues = cache.find(self.connection, [DIDS[position % len(DIDS)] for position in positions]).values()
+            self.assertEqual([queue.recipient_id in cache.senders for queue in queues], [False] * 5 + [True] * 3)
         texts = self.connection.execute("SELECT senders FROM recipient WHERE registered IS NOT NULL").fetchall()
         self.assertEqual([KnownSenders(text).known for (text,) in texts], [{7}] * len(DIDS))
 
     def test_bounds_cached_queues(self) -> None:
         """A bounded number of queues is cached, those used last."""
-        known = QueueCache(capacity=3)
+        cache = QueueCache(capacity=3)
         for did in DIDS:
-            known.find(self.connection, [did])
-            known.find(self.connection, DIDS[:1])
+            cache.find(self.connection, [did])
+            cache.find(self.connection, DIDS[:1])
         statements: list[str] = []
         self.connection.set_trace_callback(statements.append)
-        known.find(self.connection, [DIDS[0], DIDS[-1]])
+        cache.find(self.connection, [DIDS[0], DIDS[-1]])
         self.assertEqual(statements, [])
-        known.find(self.connection, [DIDS[1]])
+        cache.find(self.connection, [DIDS[1]])
         self.assertEqual(len(statements), 1)
 
 
@@ -335,7 +339,7 @@ class BatchSizeTests(CommitTestCase):
     def expire_messages(self, number: int, size: int, limit: int) -> tuple[list[RemovedMessage], int]:
         """Number of expired messages, and of the transactions."""
         for first in range(0, number, 100):
-            names = [f"m{place}" for place in range(first, min(first + 100, number))]
+            names = [f"m{position}" for position in range(first, min(first + 100, number))]
             self.finish(self.enqueue_ids(*names, data=b"x" * size))
         self.clock.advance(HOUR)
         self.observed.clear()
@@ -345,7 +349,7 @@ class BatchSizeTests(CommitTestCase):
     def test_limits_messages_per_transaction(self) -> None:
         """A transaction removes a bounded number of messages, whatever the limit of the call."""
         removed, commits = self.expire_messages(500, 10, 500)
-        self.assertEqual([one.id for one in removed], [f"m{place}" for place in range(500)])
+        self.assertEqual([one.id for one in removed], [f"m{position}" for position in range(500)])
         self.assertEqual(commits, -(-500 // sqlite_store.EXPIRY_BATCH_MESSAGES))
         self.assertLessEqual(sqlite_store.EXPIRY_BATCH_MESSAGES, 64)
 
@@ -356,7 +360,7 @@ class BatchSizeTests(CommitTestCase):
 
     def test_other_writes_run_in_between(self) -> None:
         """Operations submitted meanwhile do not wait for the end."""
-        self.finish(self.enqueue_ids(*[f"m{place}" for place in range(300)]))
+        self.finish(self.enqueue_ids(*[f"m{position}" for position in range(300)]))
         self.clock.advance(HOUR)
         self.observed.clear()
         self.writer.hold()
@@ -373,9 +377,9 @@ class BatchSizeTests(CommitTestCase):
         """Digests of an account are compared for a few recipients at a time."""
         self.patch(message_queries, "COMPARED_AT_A_TIME", 1)
         self.finish(self.store.update_recipients(ALICE, [(did, "add") for did in DIDS], max_recipients=99))
-        for place, did in enumerate(DIDS):
-            self.finish(self.enqueue_ids(f"m{place}", to=did))
-        wanted = [sha256(make_payload(f"m{place}").data).hexdigest() for place in (6, 1)]
+        for position, did in enumerate(DIDS):
+            self.finish(self.enqueue_ids(f"m{position}", to=did))
+        wanted = [sha256(make_payload(f"m{position}").data).hexdigest() for position in (6, 1)]
         before = self.reader.calls
         acknowledged = self.store.acknowledge(ALICE, wanted)
         for _ in range(9):

@@ -35,9 +35,9 @@ class DatabaseFileLockTests(SynchronousTestCase):
         self.first.release()
         self.second.take()
         self.second.release()
-        (left,) = self.directory.iterdir()
-        self.assertEqual((left.name, left.stat().st_size), ("mediator.sqlite3.lock", 0))
-        self.assertEqual(left.stat().st_mode & 0o777, 0o600)
+        (remaining,) = self.directory.iterdir()
+        self.assertEqual((remaining.name, remaining.stat().st_size), ("mediator.sqlite3.lock", 0))
+        self.assertEqual(remaining.stat().st_mode & 0o777, 0o600)
 
     def test_locks_by_file_not_name(self) -> None:
         """Another name of the same file is locked too."""

@@ -166,31 +166,31 @@ class DamageTests(FileTestCase):
     def test_garbage_is_found_at_start(self) -> None:
         """Garbage in the middle, at the end or at the beginning is found at the start, which says what to do."""
         size = self.fill_database()
-        whole = self.path.read_bytes()
+        content = self.path.read_bytes()
         check_store("sqlite", self.path)
         for start in (size // 2, size // 4, size - GARBAGE, 0):
             self.overwrite_page(start)
             self.assertRegex(self.read_refusal(), "(it is damaged|file is not a database).*; restore a backup")
-            self.path.write_bytes(whole)
+            self.path.write_bytes(content)
         check_store("sqlite", self.path)
 
     def test_truncated_file(self) -> None:
         """A truncated file is found at the start, with or without a write-ahead log."""
         size = self.fill_database()
-        whole = self.path.read_bytes()
-        for left in (size // 2, size - 4096, 4096, 100):
-            self.path.write_bytes(whole[:left])
+        content = self.path.read_bytes()
+        for length in (size // 2, size - 4096, 4096, 100):
+            self.path.write_bytes(content[:length])
             self.assertRegex(self.read_refusal(), "(it is damaged|file is not a database).*; restore a backup")
-        self.path.write_bytes(whole)
+        self.path.write_bytes(content)
         self.store = self.open_store()
         self.successResultOf(self.enqueue_ids("in the log"))
         log = self.get_sibling("-wal").read_bytes()
         self.close()
-        self.path.write_bytes(whole[: size // 2])
+        self.path.write_bytes(content[: size // 2])
         self.get_sibling("-wal").write_bytes(log)
         self.assertIn("restore a backup", self.read_refusal())
         self.assertEqual(self.get_sibling("-wal").read_bytes(), log)
-        self.assertEqual(self.path.read_bytes(), whole[: size // 2])
+        self.assertEqual(self.path.read_bytes(), content[: size // 2])
 
     def test_log_without_database(self) -> None:
         """An empty or missing database beside its write-ahead log is not initialised, and the log stays."""
@@ -296,16 +296,16 @@ class FirstStartTests(SynchronousTestCase):
 
     def test_event_log_proves_earlier_database(self) -> None:
         """An event log, also that of a worker, shows that there was a database."""
-        for place in (self.logs, self.logs / "m-1"):
-            place.mkdir(parents=True)
-            log = place / "events.jsonl"
+        for directory in (self.logs, self.logs / "m-1"):
+            directory.mkdir(parents=True)
+            log = directory / "events.jsonl"
             log.touch()
             self.assertRegex(
                 self.read_refusal(), f"may have been one.*{self.logs}.*storage.backend.*mediatord store create"
             )
-            log.rename(place / "events-20260101T000000Z-m-0-1.jsonl.gz")
+            log.rename(directory / "events-20260101T000000Z-m-0-1.jsonl.gz")
             self.assertIn(str(self.logs), self.read_refusal())
-            (place / "events-20260101T000000Z-m-0-1.jsonl.gz").unlink()
+            (directory / "events-20260101T000000Z-m-0-1.jsonl.gz").unlink()
         self.check()
 
     def test_created_on_request(self) -> None:
@@ -398,9 +398,9 @@ class TableSizeTests(FileTestCase):
             self.successResultOf(self.enqueue_ids(f"m{number}", size=9000))
         self.close()
         with closing(connect_reader(self.path)) as connection:
-            whole = TableSizeEstimator(lambda: 0.0).measure(connection)
-            self.assertEqual(sum(whole.values()), self.path.stat().st_size)
-            self.assertEqual(max(whole, key=whole.__getitem__), "message")
+            sizes = TableSizeEstimator(lambda: 0.0).measure(connection)
+            self.assertEqual(sum(sizes.values()), self.path.stat().st_size)
+            self.assertEqual(max(sizes, key=sizes.__getitem__), "message")
             now = [0.0]
 
             def trace(statement: str) -> None:
@@ -411,7 +411,7 @@ class TableSizeTests(FileTestCase):
             connection.set_trace_callback(trace)
             first = slow.measure(connection)
             self.assertNotIn("message", first)
-            self.assertLess(len(first), len(whole))
+            self.assertLess(len(first), len(sizes))
             for _ in range(3):
                 last = slow.measure(connection)
-            self.assertEqual(last, whole)
+            self.assertEqual(last, sizes)

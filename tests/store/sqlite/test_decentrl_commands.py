@@ -45,7 +45,7 @@ from tests.store.sqlite.operations import (
     resolve_results,
 )
 
-STRANGER = "did:example:stranger"
+UNREGISTERED = "did:example:stranger"
 ALL = PageRequest(0, 1000)
 SMALL = DecentrlQuotas(
     requests=3,
@@ -57,7 +57,7 @@ SMALL = DecentrlQuotas(
     stored=5,
     stored_bytes=60,
 )
-MOST_NONCES = 14
+MAX_NONCES = 14
 
 
 class BatchTests(SynchronousTestCase):
@@ -67,7 +67,7 @@ class BatchTests(SynchronousTestCase):
     @given(data=st.data())
     def test_batch_equals_single_commands(self, data: st.DataObject) -> None:
         """Commands have the same outcomes and the same data, one by one or in one batch."""
-        operations = SQLiteOperations(SMALL, MOST_NONCES)
+        operations = SQLiteOperations(SMALL, MAX_NONCES)
         draw = RandomCommands(data, operations)
         commands = [draw.draw_command() for _ in range(data.draw(st.integers(2, 14)))]
         with closing(create_memory_database()) as alone, closing(create_memory_database()) as together:
@@ -94,7 +94,7 @@ class BatchTests(SynchronousTestCase):
                 [
                     deliver_event("a", size=25, guard=operations.make_guard(nonce=b"same")),
                     deliver_event("b", guard=operations.make_guard(nonce=b"same")),
-                    deliver_event("c", sender=STRANGER),
+                    deliver_event("c", sender=UNREGISTERED),
                     deliver_event("d", to=BOB, sender=CAROL, guard=operations.make_guard(None, BOB)),
                     deliver_event("e", to=CAROL, guard=operations.make_guard(None, CAROL)),
                     deliver_event("f", size=6),
@@ -121,8 +121,8 @@ class BatchTests(SynchronousTestCase):
                     ContractNotFound,
                 ],
             )
-            kept = connection.execute("SELECT id FROM pending_event ORDER BY seq").fetchall()
-            self.assertEqual([id for (id,) in kept], ["a", "d", "g", "h", "j"])
+            stored_ids = connection.execute("SELECT id FROM pending_event ORDER BY seq").fetchall()
+            self.assertEqual([id for (id,) in stored_ids], ["a", "d", "g", "h", "j"])
 
     def test_registration_counts_for_later_commands(self) -> None:
         """A registration counts for later commands of the same batch, not for earlier ones."""
@@ -156,15 +156,15 @@ class BatchTests(SynchronousTestCase):
         """Commands on the same items run in order, whatever is between them."""
         operations = SQLiteOperations(SMALL)
         waiting = PendingEvent("p", ALICE, BOB, "", NOON)
-        kept, public = StoredEvent("e", BOB, ALICE, "", ("old",), 1.0), PublicEvent("x", "", (), 1.0, "")
+        event, public = StoredEvent("e", BOB, ALICE, "", ("old",), 1.0), PublicEvent("x", "", (), 1.0, "")
         with closing(create_memory_database()) as connection:
             connection.commit_batch(operations.prepare_parties())
             outcomes = connection.commit_batch(
                 [
                     operations.acknowledge_requests(ALICE, ["q"]),
                     operations.update_tags(ALICE, [("e", ("early",))]),
-                    operations.add_request(ContractRequest("q", STRANGER, ALICE, "", "")),
-                    operations.save_events(ALICE, [kept]),
+                    operations.add_request(ContractRequest("q", UNREGISTERED, ALICE, "", "")),
+                    operations.save_events(ALICE, [event]),
                     operations.publish_event(ALICE, public),
                     operations.acknowledge_events(ALICE, ["p"]),
                     operations.deliver_event(waiting),
@@ -177,7 +177,7 @@ class BatchTests(SynchronousTestCase):
                 ],
             )
             self.assertEqual([isinstance(outcome, Exception) for outcome in outcomes], [False] * 13)
-            self.assertEqual([len(outcomes[place]) for place in (5, 10)], [0, 1])
+            self.assertEqual([len(outcomes[position]) for position in (5, 10)], [0, 1])
             for table, number in (("contract_request", 0), ("pending_event", 0), ("public_event", 0)):
                 self.assertEqual(connection.execute(f"SELECT count(*) FROM {table}").fetchone(), (number,))
             labels = connection.execute("SELECT text FROM label WHERE kind = 3").fetchall()
@@ -230,13 +230,13 @@ class CommandCommitTests(CommitTestCase):
             decentrl.check_guard(self.make_guard(b"4", ALICE)),
             self.enqueue_ids("m"),
         ]
-        refused = decentrl.enqueue_event(self.make_guard(b"5"), PendingEvent("q", BOB, ALICE, "payload", NOON))
-        again = decentrl.check_guard(self.make_guard(b"5"))
+        refused_event = decentrl.enqueue_event(self.make_guard(b"5"), PendingEvent("q", BOB, ALICE, "payload", NOON))
+        replay = decentrl.check_guard(self.make_guard(b"5"))
         self.run_iterations()
         for deferred in deferreds:
             self.successResultOf(deferred)
-        self.failureResultOf(refused, ContractNotFound)
-        self.failureResultOf(again, DuplicateNonce)
+        self.failureResultOf(refused_event, ContractNotFound)
+        self.failureResultOf(replay, DuplicateNonce)
         self.assertEqual(count_wal_commits(self.path) - before, 1)
 
     def test_refusal_is_durable(self) -> None:

@@ -39,14 +39,14 @@ from tests.store.builders import (
 )
 from tests.store.sqlite.operations import (
     CAROL,
-    PEOPLE,
+    PARTY_DIDS,
     SQLiteOperations,
     create_memory_database,
     find_miscounts,
     make_contract,
 )
 
-STRANGER = "did:example:stranger"
+UNREGISTERED = "did:example:stranger"
 ALL = PageRequest(0, 1000)
 
 
@@ -77,22 +77,22 @@ class PartyTests(TestCase):
     async def test_unauthorized_senders_get_no_row(self) -> None:
         """A DID that only requests a contract, writes without one, or is refused gets no row."""
         await self.register_did(ALICE, HOUR)
-        request = ContractRequest("q", STRANGER, ALICE, "request", "key")
+        request = ContractRequest("q", UNREGISTERED, ALICE, "request", "key")
         await self.store.decentrl.request_contract(self.make_guard(None, ALICE), request)
-        event = PendingEvent("p", ALICE, STRANGER, "payload", NOON)
+        event = PendingEvent("p", ALICE, UNREGISTERED, "payload", NOON)
         for deferred in (
             self.store.decentrl.enqueue_event(self.make_guard(None, ALICE), event),
-            self.store.decentrl.check_guard(self.make_guard(STRANGER)),
-            self.store.decentrl.check_guard(self.make_guard(None, STRANGER)),
+            self.store.decentrl.check_guard(self.make_guard(UNREGISTERED)),
+            self.store.decentrl.check_guard(self.make_guard(None, UNREGISTERED)),
         ):
             with self.assertRaises(MediatorError):
                 await deferred
-        await self.store.decentrl.events(STRANGER, EventFilter(participant=STRANGER), ALL)
+        await self.store.decentrl.events(UNREGISTERED, EventFilter(participant=UNREGISTERED), ALL)
         self.assertEqual(list(self.list_parties()), [ALICE])
 
     async def test_prunes_expired_registrations(self) -> None:
         """Expired registrations are pruned, with their party if it has nothing else."""
-        for did in (*PEOPLE, "did:example:empty", "did:example:peer", "did:example:registered"):
+        for did in (*PARTY_DIDS, "did:example:empty", "did:example:peer", "did:example:registered"):
             await self.register_did(did, 10)
         await self.register_did("did:example:registered", HOUR)
         decentrl = self.store.decentrl
@@ -189,13 +189,15 @@ class QueueSizeTests(TestCase):
                 await store.enqueue(did, [make_payload(f"m{next(numbers)}")], expires_at=NOON + HOUR)
             for _ in range(events):
                 guard = CommandGuard(b"%d" % next(numbers), NOON + HOUR)
-                await store.decentrl.enqueue_event(guard, PendingEvent(f"p{next(numbers)}", did, STRANGER, "", NOON))
+                await store.decentrl.enqueue_event(
+                    guard, PendingEvent(f"p{next(numbers)}", did, UNREGISTERED, "", NOON)
+                )
 
         await store.grant(ALICE)
         for did in ("both", "message", "pending", "other message", "other pending"):
             guard = CommandGuard(b"%d" % next(numbers), NOON + HOUR)
             await store.update_recipients(ALICE, [(did, "add")], max_recipients=9)
-            await store.decentrl.save_contract(guard, make_contract(f"c{next(numbers)}", did, STRANGER))
+            await store.decentrl.save_contract(guard, make_contract(f"c{next(numbers)}", did, UNREGISTERED))
         await fill_queue("message", 3, 0)
         await fill_queue("pending", 0, 3)
         await fill_queue("both", 2, 2)
@@ -262,11 +264,11 @@ class NonceTests(TestCase):
                 one_by_one = [coordination_queries.claim_nonces(alone, [claim])[0] for claim in claims]
                 at_once = coordination_queries.claim_nonces(together, claims)
                 self.assertEqual([repr(one) for one in at_once], [repr(one) for one in one_by_one])
-                kept = [
+                stored = [
                     connection.execute("SELECT key, until FROM nonce ORDER BY place").fetchall()
                     for connection in (alone, together)
                 ]
-                self.assertEqual(kept[0], kept[1])
+                self.assertEqual(stored[0], stored[1])
                 self.assertEqual(find_miscounts(together), [])
 
     async def test_claims_are_shared_between_processes(self) -> None:
@@ -294,7 +296,7 @@ class RestartTests(TestCase):
         decentrl = store.decentrl
         await decentrl.save_contract(next(guards), make_contract("r", None, ALICE))
         await decentrl.save_contract(next(guards), make_contract("c", ALICE, BOB))
-        await decentrl.request_contract(next(guards), ContractRequest("q", STRANGER, ALICE, "request", "key"))
+        await decentrl.request_contract(next(guards), ContractRequest("q", UNREGISTERED, ALICE, "request", "key"))
         await decentrl.enqueue_event(next(guards), PendingEvent("p", ALICE, BOB, "payload", NOON))
         await decentrl.save_events(
             next(guards), ALICE, [StoredEvent("e", BOB, ALICE, "payload", ("x", "y"), 1.5, "c")]

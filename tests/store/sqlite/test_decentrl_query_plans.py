@@ -27,7 +27,7 @@ from mediatord.store.sqlite.event_archive_queries import PageReadOptions
 from tests.store.builders import ALICE, BOB, HOUR, NOON, make_database_path
 from tests.store.sqlite.operations import CAROL, SQLiteOperations, make_contract
 
-STRANGER = "did:example:stranger"
+UNREGISTERED = "did:example:stranger"
 ALL = PageRequest(0, 1000)
 
 
@@ -77,7 +77,9 @@ class QueryPlanTests(SynchronousTestCase):
             operations.check_guard(operations.make_guard(ALICE, BOB)),
             operations.save_contract(make_contract("again", None, ALICE)),
             operations.save_contract(make_contract("c", ALICE, BOB), operations.make_guard(ALICE)),
-            operations.add_request(ContractRequest("q", STRANGER, ALICE, "", ""), operations.make_guard(None, ALICE)),
+            operations.add_request(
+                ContractRequest("q", UNREGISTERED, ALICE, "", ""), operations.make_guard(None, ALICE)
+            ),
             operations.deliver_event(PendingEvent("p", ALICE, BOB, "", NOON), operations.make_guard(None, ALICE)),
             operations.deliver_event(PendingEvent("p2", ALICE, CAROL, "", NOON), operations.make_guard(None, ALICE)),
             operations.acknowledge_events(ALICE, ["p", "unknown"], operations.make_guard(ALICE)),
@@ -168,7 +170,7 @@ class QueryPlanTests(SynchronousTestCase):
     def test_several_criteria(self) -> None:
         """Further criteria are probed in the same index, and ranges are merged without sorting."""
         self.run_all_commands()
-        plans = self.search_events(EventFilter(("x", "y"), unprocessed_only=True, participant=STRANGER))
+        plans = self.search_events(EventFilter(("x", "y"), unprocessed_only=True, participant=UNREGISTERED))
         self.assertEqual(self.find_scans(plans), set())
         plans = self.search_events(EventFilter(("x", "y", "z"), before=2.0))
         self.assertEqual(self.find_scans(plans), set())

@@ -110,8 +110,8 @@ class EventPageTests(TestCase):
         before = await self.list_ids(wanted, 0, 1000)
         for offset in range(0, 100, 10):
             await self.list_ids(wanted, offset, 10)
-        early = [StoredEvent(f"early {number}", BOB, ALICE, "", ("third",), 1.0) for number in range(5)]
-        await self.save_events(*early, store=other)
+        early_events = [StoredEvent(f"early {number}", BOB, ALICE, "", ("third",), 1.0) for number in range(5)]
+        await self.save_events(*early_events, store=other)
         await other.decentrl.update_tags(self.make_guard(), ALICE, [("e12", ()), ("e25", ("even",))])
         for store in (other, self.store):
             after = await self.list_ids(wanted, 0, 1000, store)
@@ -226,10 +226,10 @@ class EventPageTests(TestCase):
             (EventFilter(("even", "third")), 39_201, True),
             (EventFilter(("even",), after=1e6 + 20_000), 20_001, True),
         ):
-            for again in (False, True):
+            for repeated in (False, True):
                 found = await self.store.decentrl.events(ALICE, wanted, PageRequest(0, 0))
                 self.assertEqual(found.total, total)
-                self.assertEqual("events_patiently" in self.observed, long and not again, wanted)
+                self.assertEqual("events_patiently" in self.observed, long and not repeated, wanted)
                 self.observed.clear()
 
     async def test_page_larger_than_read_chunk(self) -> None:

@@ -93,11 +93,11 @@ class GroupCommitTests(CommitTestCase):
     def test_stale_owner_is_not_cached(self) -> None:
         """A result that was pending while the registration changed is not cached."""
         self.reader.hold()
-        early = self.store.find_owner(INBOX)
+        lookup = self.store.find_owner(INBOX)
         self.run_iterations()
         self.finish(self.store.update_recipients(ALICE, [(INBOX, "remove"), (INBOX, "add")], max_recipients=9))
         self.reader.release()
-        self.assertEqual(self.successResultOf(early), ALICE)
+        self.assertEqual(self.successResultOf(lookup), ALICE)
         before = self.reader.calls
         self.finish(self.store.find_owner(INBOX))
         self.assertEqual(self.reader.calls - before, 1)
@@ -214,7 +214,9 @@ class BatchLimitTests(CommitTestCase):
         deposits = [EnqueueRequest(INBOX, (make_payload(id, b"x"),), NOON + 9) for id in "abcdef"]
 
         def record_early(outcomes: Sequence[tuple[int, object]]) -> None:
-            reported.append(([place for place, _ in outcomes], count_wal_commits(self.path) - before, done.called))
+            reported.append(
+                ([position for position, _ in outcomes], count_wal_commits(self.path) - before, done.called)
+            )
 
         done = self.store.enqueue_each(deposits, record_early)
         self.run_iterations()

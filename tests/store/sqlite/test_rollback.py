@@ -25,7 +25,7 @@ class FailingRollback:
     """Makes SQLite deny a number of ROLLBACKs on a connection."""
 
     def __init__(self, times: int) -> None:
-        self.left = times
+        self.remaining = times
 
     def __call__(self, connection: StoreConnection) -> None:
         """Operation that writes and fails."""
@@ -38,8 +38,8 @@ class FailingRollback:
         connection.set_authorizer(self._authorise)
 
     def _authorise(self, action: int, what: str | None, *_: Any) -> int:
-        if action == sqlite3.SQLITE_TRANSACTION and what == "ROLLBACK" and self.left:
-            self.left -= 1
+        if action == sqlite3.SQLITE_TRANSACTION and what == "ROLLBACK" and self.remaining:
+            self.remaining -= 1
             return sqlite3.SQLITE_DENY
         return sqlite3.SQLITE_OK
 

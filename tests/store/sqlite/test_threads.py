@@ -70,9 +70,9 @@ class ThreadTests(TestCase):
         self.assertEqual(len(list_store_threads()), 4)
         await self.store.close()
         self.assertEqual(list_store_threads(), set())
-        refused = build_store("sqlite", self.clock, QueueLimits(), path=self.path / "not a directory")
+        unusable_store = build_store("sqlite", self.clock, QueueLimits(), path=self.path / "not a directory")
         with self.assertRaises(StoreUnavailable):
-            await refused.open()
+            await unusable_store.open()
         self.assertEqual(list_store_threads(), set())
         await self.store.open()
         self.assertEqual(await self.store.find_owner(INBOX), ALICE)

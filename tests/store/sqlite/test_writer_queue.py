@@ -53,8 +53,8 @@ class WriterFairnessTests(SynchronousTestCase):
             names = [name for (name,) in connection.execute("SELECT name FROM written ORDER BY place")]
         # The first processes ran alone until the last one began, which may be a while on a busy machine.
         later = names[max(map(names.index, PROCESSES)) :]
-        again = sum(before == name for before, name in zip(later, later[1:], strict=False))
-        self.assertLess(again, len(later) // 5)
+        repetitions = sum(before == name for before, name in zip(later, later[1:], strict=False))
+        self.assertLess(repetitions, len(later) // 5)
 
 
 @pytest.mark.system

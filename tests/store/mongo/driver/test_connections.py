@@ -19,8 +19,8 @@ from tests.store.mongo.mongo_test_case import (
     ALICE,
     CLOCK,
     INBOX,
-    PATIENT,
     THINGS,
+    TIME_LIMIT,
     MongoTestCase,
     run_coroutine,
     wait_until,
@@ -28,7 +28,7 @@ from tests.store.mongo.mongo_test_case import (
 
 reactor: Any = _reactor
 
-BEATING = THINGS.update({"_id": 1}, {"$set": {"there": True}}, upsert=True)
+WRITE = THINGS.update({"_id": 1}, {"$set": {"there": True}}, upsert=True)
 
 
 class CuttingProxy(ProxyServer):
@@ -55,7 +55,7 @@ def guarded_server() -> ReplicaSet:
 class GuardedTests(MongoTestCase):
     """A server with access control."""
 
-    patience = None
+    time_limit = None
 
     def choose_servers(self) -> ReplicaSet:
         return guarded_server()
@@ -77,7 +77,7 @@ class GuardedTests(MongoTestCase):
 
     async def test_recovers_when_user_exists_again(self) -> None:
         """Operations fail at once while the user does not exist, and work again when it does."""
-        self.patch(server_module, "PROBE_TIMEOUT", PATIENT)
+        self.patch(server_module, "PROBE_TIMEOUT", TIME_LIMIT)
         create: dict[str, Any] = {
             "pwd": "p",
             "roles": [{"role": "readWrite", "db": self.database}],
@@ -86,11 +86,11 @@ class GuardedTests(MongoTestCase):
         admin = self.servers.client.admin
         admin.command("createUser", "revoked", **create)
         server = await self.open_client(uri=self.servers.uri(self.database, credentials="revoked:p"), connections=10)
-        await server.write("write", BEATING)
+        await server.write("write", WRITE)
         admin.command("dropUser", "revoked")
         dropped = self.count_drops(server)
-        refused = [run_coroutine(server.write("write", BEATING)) for _ in range(20)]
-        for item in refused:
+        deferreds = [run_coroutine(server.write("write", WRITE)) for _ in range(20)]
+        for item in deferreds:
             with self.assertRaises(StoreUnavailable):
                 await item
         await wait_until(lambda: not server.is_available)
@@ -99,12 +99,12 @@ class GuardedTests(MongoTestCase):
         self.addCleanup(admin.command, "dropUser", "revoked")
         await wait_until(lambda: server.is_available)
         await gatherResults([run_coroutine(server.query("read", THINGS.find({}))) for _ in range(20)])
-        await gatherResults([run_coroutine(server.write("write", BEATING)) for _ in range(20)])
+        await gatherResults([run_coroutine(server.write("write", WRITE)) for _ in range(20)])
         self.assertEqual((self.availability_changes, len(dropped)), ([True, False, True], 1))
 
     async def test_unauthorized_command_affects_no_other(self) -> None:
         """A command that is not authorized affects no other command and no connection."""
-        self.patch(server_module, "PROBE_TIMEOUT", PATIENT)
+        self.patch(server_module, "PROBE_TIMEOUT", TIME_LIMIT)
         roles = [{"role": "readWrite", "db": self.database}]
         self.servers.client.admin.command("createUser", "limited", pwd="p", roles=roles, mechanisms=["SCRAM-SHA-1"])
         self.addCleanup(self.servers.client.admin.command, "dropUser", "limited")
@@ -114,7 +114,7 @@ class GuardedTests(MongoTestCase):
         for _ in range(3):
             with self.assertRaises(StoreUnavailable):
                 await server.command("refused", {"replSetGetConfig": 1}, database="admin", has_time_limit=False)
-        await server.write("write", BEATING)
+        await server.write("write", WRITE)
         self.assertEqual((server._pool._protocols(), dropped, self.availability_changes), (before, [], [True]))
 
     def count_drops(self, server: server_module.ReplicaSetClient) -> list[None]:

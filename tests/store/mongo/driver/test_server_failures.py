@@ -25,13 +25,13 @@ from tests.replica_set import ReplicaSet
 from tests.store.builders import HOUR
 from tests.store.mongo.mongo_test_case import (
     ALICE,
-    AT_MOST,
     CLOCK,
     INBOX,
-    PATIENT,
-    SOMETIME,
+    MAX_OPERATION_SECONDS,
     THINGS,
+    TIME_LIMIT,
     TIME_LIMITS,
+    WAIT_TIMEOUT,
     MongoTestCase,
     ShiftedReactor,
     authenticated_server,
@@ -66,7 +66,7 @@ class ServerTestCase(MongoTestCase):
         start = CLOCK.seconds()
         with self.assertRaises(StoreUnavailable):
             await work
-        self.assertLess(CLOCK.seconds() - start, AT_MOST)
+        self.assertLess(CLOCK.seconds() - start, MAX_OPERATION_SECONDS)
 
     def assert_fails_at_once(self, work: Coroutine[Any, Any, Any]) -> None:
         """Check that an operation fails without waiting."""
@@ -126,7 +126,7 @@ class CommandTests(ServerTestCase):
             )
             start = CLOCK.seconds()
             await slow
-            self.assertLess(CLOCK.seconds() - start, AT_MOST)
+            self.assertLess(CLOCK.seconds() - start, MAX_OPERATION_SECONDS)
         await self.server.write("write", make_increment(2))
         self.assertEqual(self.list_documents(), [1, 2])
 
@@ -189,7 +189,7 @@ class CommandTests(ServerTestCase):
             deferred = run_coroutine(self.server.query("read", THINGS.find({})))
             start = CLOCK.seconds()
             await self.server.close()
-            self.assertLess(CLOCK.seconds() - start, AT_MOST)
+            self.assertLess(CLOCK.seconds() - start, MAX_OPERATION_SECONDS)
             self.failureResultOf(deferred, StoreUnavailable)
 
 
@@ -312,7 +312,7 @@ class TransactionTests(ServerTestCase):
             await self.assert_fails_in_time(self.server.transact("work", write_first))
         start = CLOCK.seconds()
         await self.server.transact("count", self.increment)
-        self.assertLess(CLOCK.seconds() - start, AT_MOST)
+        self.assertLess(CLOCK.seconds() - start, MAX_OPERATION_SECONDS)
         self.assertEqual(self.read_number(), 1)
 
     async def test_aborts_transactions_of_dead_process(self) -> None:
@@ -323,8 +323,8 @@ class TransactionTests(ServerTestCase):
             await Deferred[None]()
 
         self.server.set_session_owner("boot 1")
-        left = run_coroutine(self.server.transact("work", leave))
-        left.addErrback(lambda _: None)
+        abandoned = run_coroutine(self.server.transact("work", leave))
+        abandoned.addErrback(lambda _: None)
         other = await self.open_client()
         await wait_until(
             lambda: any("transaction" in operation for operation in self.list_session_operations(self.server))
@@ -332,7 +332,7 @@ class TransactionTests(ServerTestCase):
         await other.end_sessions("boot 1")
         await other.transact("count", self.increment)
         self.assertEqual(self.read_number(), 1)
-        left.cancel()
+        abandoned.cancel()
 
 
 class UncertainCommitTests(ServerTestCase):
@@ -367,26 +367,26 @@ class UncertainCommitTests(ServerTestCase):
 class UnavailableServerTests(ServerTestCase):
     """A server that is down or does not reply."""
 
-    patience = None
+    time_limit = None
 
     def choose_servers(self) -> ReplicaSet:
         return start_restartable_server()
 
-    async def assert_recovers(self, go: Callable[[int], None], come: Callable[[int], None]) -> None:
+    async def assert_recovers(self, stop: Callable[[int], None], restart: Callable[[int], None]) -> None:
         """Operations fail in time while the server is down, soon at once, and work soon after it is back."""
-        await self.run_in_thread(go, 0)
+        await self.run_in_thread(stop, 0)
         try:
             await self.assert_fails_in_time(self.server.write("write", make_increment(1)))
             await wait_until(lambda: not self.server.is_available)
             self.assert_fails_at_once(self.server.write("write", make_increment(1)))
             self.assert_fails_at_once(self.server.transact("work", self.read))
         finally:
-            await self.run_in_thread(come, 0)
+            await self.run_in_thread(restart, 0)
         # Only after there is a primary again, which is up to the servers.
         await self.run_in_thread(self.servers.primary)
-        took = await wait_until(lambda: self.server.is_available)
+        seconds = await wait_until(lambda: self.server.is_available)
         await self.server.write("write", make_increment(2))
-        self.assertEqual(self.availability_changes, [True, False, True], f"after {took:.1f} s")
+        self.assertEqual(self.availability_changes, [True, False, True], f"after {seconds:.1f} s")
         self.assertIn(2, self.list_documents())
 
     async def read(self, transaction: Transaction) -> list[Any]:
@@ -438,7 +438,7 @@ class UnavailableServerTests(ServerTestCase):
     async def test_counts_messages_after_crash(self) -> None:
         """Queued messages are counted right after a crash, unlike in the server's metadata."""
         for module, name in TIME_LIMITS:
-            self.patch(module, name, PATIENT)
+            self.patch(module, name, TIME_LIMIT)
         store = await self.open_store()
         ids = [f"{number}" for number in range(200)]
         await self.enqueue_ids(store, *ids)
@@ -475,7 +475,7 @@ class UnavailableServerTests(ServerTestCase):
             await wait_until(lambda: True)
             start = CLOCK.seconds()
             await self.server.close()
-            self.assertLess(CLOCK.seconds() - start, AT_MOST)
+            self.assertLess(CLOCK.seconds() - start, MAX_OPERATION_SECONDS)
             for deferred in deferreds:
                 self.failureResultOf(deferred, StoreUnavailable)
         finally:
@@ -515,7 +515,7 @@ class OpeningTests(MongoTestCase):
 class CredentialTests(MongoTestCase):
     """A server with access control."""
 
-    patience = None
+    time_limit = None
 
     PASSWORD = "p4ss-w0rd"
 
@@ -529,16 +529,16 @@ class CredentialTests(MongoTestCase):
         for _ in range(2):
             with self.assertRaises(StoreUnavailable):
                 await server.open()
-        refused = [line for line in self.log_lines if "rejects the credentials" in line]
-        self.assertEqual(len(refused), 1)
-        self.assertIn(self.servers.hosts[0], refused[0])
+        warnings = [line for line in self.log_lines if "rejects the credentials" in line]
+        self.assertEqual(len(warnings), 1)
+        self.assertIn(self.servers.hosts[0], warnings[0])
         self.servers.client.admin.command(
             "createUser", "late", pwd=self.PASSWORD, roles=[{"role": "readWrite", "db": self.database}]
         )
         self.addCleanup(self.servers.client.admin.command, "dropUser", "late")
         start = CLOCK.seconds()
         while True:
-            self.assertLess(CLOCK.seconds() - start, SOMETIME)
+            self.assertLess(CLOCK.seconds() - start, WAIT_TIMEOUT)
             with contextlib.suppress(StoreUnavailable):
                 await server.open()
                 await server.write("write", make_increment(1))

@@ -11,7 +11,7 @@ from mediatord.store.mongo.driver.tls import ReplicaSetTLS
 from mediatord.store.mongo.driver.uri import InvalidMongoURI, parse_mongo_uri
 from tests.certificate_authority import CertificateAuthority
 
-ALWAYS = "w=majority&journal=true"
+FIXED_OPTIONS = "w=majority&journal=true"
 SECRET = "s3cret"
 
 
@@ -32,7 +32,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
 def test_defaults_are_safe() -> None:
     """By default writes wait for a majority and its journal. Without a read preference txmongo finds the primary."""
     address = parse_mongo_uri("mongodb://db.example/mediatord")
-    assert address.uri == f"mongodb://db.example:27017/mediatord?{ALWAYS}"
+    assert address.uri == f"mongodb://db.example:27017/mediatord?{FIXED_OPTIONS}"
     assert (address.hosts, address.database) == ("db.example:27017", "mediatord")
     assert address.ssl_context_factory is None
     assert address.x509_user is None
@@ -45,7 +45,7 @@ def test_accepts_options_that_agree_with_defaults() -> None:
         "&readPreference=primary&retryWrites=true&retryReads=true&tls=false&ssl=false"
     )
     address = parse_mongo_uri(uri)
-    assert address.uri == f"mongodb://{address.hosts}/m?{ALWAYS}&replicaSet=rs0"
+    assert address.uri == f"mongodb://{address.hosts}/m?{FIXED_OPTIONS}&replicaSet=rs0"
     assert address.hosts == "db1:27018,db2:27017,10.0.0.3:27019"
 
 
@@ -53,7 +53,7 @@ def test_auth_source() -> None:
     """Credentials are of the database in the path, or of authSource."""
     address = parse_mongo_uri("mongodb://u%40x:p%2B%3A%2F%C3%BC@h/m")
     assert address.uri == (
-        f"mongodb://u%40x:p%2B%3A%2F%C3%BC@h:27017/m?{ALWAYS}&authMechanism=SCRAM-SHA-1&authSource=m"
+        f"mongodb://u%40x:p%2B%3A%2F%C3%BC@h:27017/m?{FIXED_OPTIONS}&authMechanism=SCRAM-SHA-1&authSource=m"
     )
     assert "authSource=admin" in parse_mongo_uri("mongodb://u:p@h/m?authSource=admin&authMechanism=SCRAM-SHA-1").uri
 
@@ -164,7 +164,7 @@ def test_builds_tls_options(authority: CertificateAuthority) -> None:
     for switch in ("tls=true", "ssl=true", "tls=true&ssl=true"):
         address = parse_mongo_uri(f"mongodb://db.example/m?{switch}&tlsCAFile={quote(str(authority.path))}")
         assert isinstance(address.ssl_context_factory, ReplicaSetTLS)
-        assert address.uri == f"mongodb://db.example:27017/m?{ALWAYS}"
+        assert address.uri == f"mongodb://db.example:27017/m?{FIXED_OPTIONS}"
 
 
 def test_rejects_unreadable_authority(authority: CertificateAuthority, tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_x509_user_is_subject_of_certificate(authority: CertificateAuthority) ->
     tls = f"tls=true&tlsCAFile={authority.path}&tlsCertificateKeyFile={certificate}&authMechanism=MONGODB-X509"
     address = parse_mongo_uri(f"mongodb://h/m?{tls}")
     assert address.x509_user == r"CN=node,O=Mediators\, Inc."
-    assert address.uri == f"mongodb://h:27017/m?{ALWAYS}"
+    assert address.uri == f"mongodb://h:27017/m?{FIXED_OPTIONS}"
     named = parse_mongo_uri(f"mongodb://{quote('CN=x,O=y')}@h/m?{tls}&authSource=$external")
     assert named.x509_user == "CN=x,O=y"
     assert named.uri == address.uri
