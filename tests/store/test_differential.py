@@ -133,7 +133,7 @@ class StoreComparison(RuleBasedStateMachine):
     def enqueue_on(did: str, payloads: list[Payload], until: float, origin: int, store: IStore) -> Deferred[Any]:
         return store.enqueue(did, payloads, expires_at=until, origin=origin)
 
-    @rule(orders=st.lists(st.tuples(recipients, st.lists(bodies, max_size=2), origins), min_size=2, max_size=4))
+    @rule(requests=st.lists(st.tuples(recipients, st.lists(bodies, max_size=2), origins), min_size=2, max_size=4))
     def enqueue_all(self, requests: list[tuple[str, list[bytes], int]]) -> None:
         until = self.clock.seconds() + 20
         deposits = [
@@ -287,7 +287,7 @@ class SQLiteStoreComparison(StoreComparison):
         rmtree(self.folder)
 
     @rule(
-        orders=st.lists(
+        requests=st.lists(
             st.tuples(recipients, st.lists(bodies, max_size=2), st.booleans(), origins), min_size=2, max_size=9
         ),
         ttl=spans,
@@ -311,7 +311,7 @@ class SQLiteStoreComparison(StoreComparison):
         assert [result_of(enqueued) for enqueued in deferreds] == expected
 
     @rule(
-        orders=st.lists(
+        requests=st.lists(
             st.one_of(
                 st.tuples(st.sampled_from(["enqueue", "flood"]), recipients, st.lists(bodies, max_size=2)),
                 st.tuples(st.just("acknowledge"), accounts, st.lists(st.integers(1, 9), max_size=3)),
