@@ -93,7 +93,7 @@ class PushTests(TwoNodeTestCase):
             await socket.close()
 
     async def read_notification_outcomes(self, node: InProcessNode) -> list[bytes]:
-        """Outcomes of its notifications, once the first response has arrived, which is after the push."""
+        """Outcomes of pushes to other nodes, once the first is counted, which happens after the push."""
         deadline, name = reactor.seconds() + WAIT_TIMEOUT, b"mediator_cluster_pushes_total"
         while True:
             _, metrics = await self.request(node, "GET", "/metrics")

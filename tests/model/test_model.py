@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 from twisted.python.monkey import MonkeyPatcher
 
-from mediatord.store.mongo.driver import client as server_module
 from tests.model.decentrl_steps import DecentrlSteps
 from tests.model.didcomm_steps import DIDCommSteps
-from tests.store.mongo.mongo_test_case import TIME_LIMIT
+from tests.store.mongo.mongo_test_case import TIME_LIMIT, TIME_LIMIT_SETTINGS
 
 # Sequences of steps, and steps of each.
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "25"))
@@ -25,7 +24,7 @@ class MediatorComparison(DIDCommSteps, DecentrlSteps):
     """All steps."""
 
     def __init__(self) -> None:
-        self.patcher = MonkeyPatcher((server_module, "REQUEST_TIME_LIMIT", TIME_LIMIT))
+        self.patcher = MonkeyPatcher(*((module, name, TIME_LIMIT) for module, name in TIME_LIMIT_SETTINGS))
         self.patcher.patch()
         # Messages removed before the mediators began to count.
         self.before: Counter[str] = Counter()

@@ -32,7 +32,7 @@ from mediatord.store.mongo.store import MongoStore
 from mediatord.store.sqlite.connection import connect
 from tests.mongod import fresh_database, shared_replica_set
 from tests.store.builders import HoldableRunner, ImmediateClock, make_sqlite_store, result_of
-from tests.store.mongo.mongo_test_case import TIME_LIMIT, TIME_LIMITS
+from tests.store.mongo.mongo_test_case import TIME_LIMIT, TIME_LIMIT_SETTINGS
 from tests.store.reference_store import ReferenceStore
 
 POLICIES = (
@@ -379,7 +379,7 @@ class MongoDifferentialTests(TestCase):
     async def test_same_results_as_reference_store(self) -> None:
         """The MongoDB store gives the same results as the reference store."""
         shared_replica_set()
-        for module, name in TIME_LIMITS:
+        for module, name in TIME_LIMIT_SETTINGS:
             self.patch(module, name, TIME_LIMIT)
         few = settings(max_examples=30, stateful_step_count=40, deadline=None)
         await deferToThread(run_state_machine_as_test, MongoStoreComparison, settings=few)

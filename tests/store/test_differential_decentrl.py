@@ -34,7 +34,7 @@ from mediatord.store.mongo.nonces import NonceCapacity
 from mediatord.store.mongo.store import MongoStore
 from tests.mongod import fresh_database, shared_replica_set
 from tests.store.builders import HoldableRunner, ImmediateClock, make_sqlite_store, result_of
-from tests.store.mongo.mongo_test_case import TIME_LIMIT, TIME_LIMITS
+from tests.store.mongo.mongo_test_case import TIME_LIMIT, TIME_LIMIT_SETTINGS
 from tests.store.random_decentrl_commands import (
     PARTY_DIDS,
     TAGS,
@@ -234,7 +234,7 @@ class MongoDecentrlComparison(DecentrlStoreComparison):
     """The reference store and the MongoDB store on a real server, in which two events are a long list."""
 
     def make_store(self) -> IStore:
-        self.patience = MonkeyPatcher(*[(module, name, TIME_LIMIT) for module, name in TIME_LIMITS])
+        self.patience = MonkeyPatcher(*[(module, name, TIME_LIMIT) for module, name in TIME_LIMIT_SETTINGS])
         self.patience.patch()
         self.fresh_database = fresh_database()
         address = parse_mongo_uri(shared_replica_set().uri(self.fresh_database.__enter__()))

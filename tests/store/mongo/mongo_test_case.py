@@ -41,7 +41,7 @@ WAIT_TIMEOUT = 120.0
 # Time limit of operations elsewhere: the machine may be busy.
 TIME_LIMIT, SHORT_TIME_LIMIT = 10.0, 0.8
 # Time limits, of operations and of their parts.
-TIME_LIMITS: tuple[tuple[Any, str], ...] = (
+TIME_LIMIT_SETTINGS: tuple[tuple[Any, str], ...] = (
     (server_module, "REQUEST_TIME_LIMIT"),
     (server_module, "PROBE_TIMEOUT"),
     (schema, "_COMMAND_TIMEOUT"),
@@ -114,7 +114,7 @@ class MongoTestCase(TestCase):
 
     def setUp(self) -> None:
         if self.time_limit is not None:
-            for module, name in TIME_LIMITS:
+            for module, name in TIME_LIMIT_SETTINGS:
                 self.patch(module, name, self.time_limit)
         self.servers = self.choose_servers()
         database = fresh_database() if self.servers is shared_replica_set() else fresh_database(self.servers)

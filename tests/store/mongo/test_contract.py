@@ -16,14 +16,14 @@ from mediatord.store.mongo.store import MongoStore
 from tests.mongod import fresh_database, shared_replica_set
 from tests.store import contract
 from tests.store.contract.base import Base, StoreContract
-from tests.store.mongo.mongo_test_case import CLOCK, TIME_LIMIT, TIME_LIMITS
+from tests.store.mongo.mongo_test_case import CLOCK, TIME_LIMIT, TIME_LIMIT_SETTINGS
 
 
 class MongoBackend(Base):
     """Stores on one database, which is empty before a test."""
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
-        for module, name in TIME_LIMITS:
+        for module, name in TIME_LIMIT_SETTINGS:
             cast(TestCase, self).patch(module, name, TIME_LIMIT)
         database = fresh_database()
         self.database = database.__enter__()

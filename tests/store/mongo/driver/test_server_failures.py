@@ -30,7 +30,7 @@ from tests.store.mongo.mongo_test_case import (
     MAX_OPERATION_SECONDS,
     THINGS,
     TIME_LIMIT,
-    TIME_LIMITS,
+    TIME_LIMIT_SETTINGS,
     WAIT_TIMEOUT,
     MongoTestCase,
     ShiftedReactor,
@@ -437,7 +437,7 @@ class UnavailableServerTests(ServerTestCase):
 
     async def test_counts_messages_after_crash(self) -> None:
         """Queued messages are counted right after a crash, unlike in the server's metadata."""
-        for module, name in TIME_LIMITS:
+        for module, name in TIME_LIMIT_SETTINGS:
             self.patch(module, name, TIME_LIMIT)
         store = await self.open_store()
         ids = [f"{number}" for number in range(200)]
