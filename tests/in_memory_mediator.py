@@ -39,7 +39,7 @@ from mediatord.wallet.didcomm_messages import (
     unpack_message,
 )
 from tests.ledger_checks import assert_ledger_balanced
-from tests.store.builders import SteppingStore
+from tests.store.builders import MultiStepMemoryStore
 
 NOW = 1_800_000_000.0
 PEER = "192.0.2.1"
@@ -102,7 +102,7 @@ class InMemoryMediator:
         self.clock = InMemoryReactor()
         self.clock.advance(NOW)
         self.config = Config.model_validate({"storage": {"backend": "memory"}, **settings}).resolved(directory)
-        store = SteppingStore(self.clock, QueueLimits()) if in_steps else None
+        store = MultiStepMemoryStore(self.clock, QueueLimits()) if in_steps else None
         self.base = CoreServices(self.clock, self.config, store=store, monotonic=self.clock.seconds)
         os.utime(directory / "log.key", (NOW, NOW))  # which is how old its key is
         self.didcomm = DIDCommServices(self.base, self.config)

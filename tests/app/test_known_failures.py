@@ -23,19 +23,19 @@ class TimeTests(SynchronousTestCase):
     """
 
     def setUp(self) -> None:
-        self.in_memory = InMemoryMediator(self, queue={"ttl": "60s"})
-        self.bob = InMemoryWallet(self.in_memory).enrol()
-        self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, self.bob.letter()))
+        self.make_node = InMemoryMediator(self, queue={"ttl": "60s"})
+        self.bob = InMemoryWallet(self.make_node).enrol()
+        self.make_node.receive(pack_forward(self.make_node, self.bob.did, self.bob.letter()))
 
     def test_an_expiry_loop_that_dies(self) -> None:
         """Whatever goes wrong in a round, once or for long, the next one that can does the work."""
         for error in (ZeroDivisionError(), StoreUnavailable(), KeyError("x")):
-            with self.in_memory.failing("expire_messages", error):
-                self.in_memory.clock.pump([15] * 5)
+            with self.make_node.failing("expire_messages", error):
+                self.make_node.clock.pump([15] * 5)
         self.flushLoggedErrors(ZeroDivisionError, KeyError)
-        self.assertEqual(self.in_memory.counter("mediator_messages_expired_total"), 0)
-        self.in_memory.clock.advance(15)
-        self.assertEqual(self.in_memory.counter("mediator_messages_expired_total"), 1)
+        self.assertEqual(self.make_node.counter("mediator_messages_expired_total"), 0)
+        self.make_node.clock.advance(15)
+        self.assertEqual(self.make_node.counter("mediator_messages_expired_total"), 1)
 
     def test_a_store_failure_is_no_empty_queue(self) -> None:
         """Whichever question the store does not answer, the wallet is not told that nothing is there."""
@@ -45,7 +45,7 @@ class TimeTests(SynchronousTestCase):
             ("acknowledge_once", "messages-received", {"message_id_list": ["x"]}),
         )
         for operation, type_, body in requests:
-            with self.in_memory.failing(operation, StoreUnavailable()):
+            with self.make_node.failing(operation, StoreUnavailable()):
                 reply = self.bob.ask(f"{MP}/{type_}", body)
             self.assertEqual((reply.status, code_of(reply, self.bob)), (503, "e.p.me.res.storage"), operation)
         self.assertEqual(self.bob.waiting(), 1)
@@ -65,7 +65,7 @@ class PresenceTests(InMemoryClusterTestCase):
         dave.register()
         dave.befriend(eve)
         socket, dialogue = bob.go_live(), dave.connect()
-        self.later(LONG)
+        self.advance(LONG)
         socket.frames.clear()
         dialogue.heard()
         self.assertEqual(there.receive(pack_forward(there, bob.did, bob.letter())).status, 202)

@@ -1,1 +1,1 @@
-"""Exports, imports, backups."""
+"""Tests of export, import, backup and restore."""

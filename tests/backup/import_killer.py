@@ -1,7 +1,7 @@
 """
-Imports that are killed in their midst: `python -m tests.backup.import_killer ARCHIVE CONFIG PLACE TIMES`.
+Process that imports an archive and kills itself: `python -m tests.backup.import_killer ARCHIVE CONFIG PHASE BATCHES`.
 
-PLACE says where: `committed`, after so many batches, or `writing`, inside the next one, when some of it is written.
+PHASE is `committed`, for a kill after so many batches, or `writing`, for one inside the next batch.
 """
 
 from __future__ import annotations
@@ -21,59 +21,59 @@ from mediatord.config.file import load_config
 
 
 class ImportKiller(monitoring.CommandListener):
-    """Ends this process as a power cut would, at the time that was asked for."""
+    """Kills this process at the given point, like a power cut."""
 
-    def __init__(self, place: str, times: int) -> None:
-        self.place = place
-        self.left = times
+    def __init__(self, phase: str, batches: int) -> None:
+        self.phase = phase
+        self.remaining_batches = batches
         self.inserted = 0
 
-    def told(self, done: int) -> None:
-        """After the beginning and after each batch."""
-        self.left -= 1
-        if self.place == "committed" and self.left < 0:
+    def on_batch(self, done: int) -> None:
+        """Called at the start and after each batch."""
+        self.remaining_batches -= 1
+        if self.phase == "committed" and self.remaining_batches < 0:
             self.kill()
 
-    def traced(self, statement: str) -> None:
-        """Before each statement of SQLite."""
-        self.wrote(statement.lstrip().upper().startswith("INSERT INTO MESSAGE"))
+    def on_sqlite_statement(self, statement: str) -> None:
+        """Called before each statement of SQLite."""
+        self.on_write(statement.lstrip().upper().startswith("INSERT INTO MESSAGE"))
 
     def started(self, event: Any) -> None:
-        """Before each command to MongoDB."""
-        self.wrote(event.command_name in ("insert", "update") and "messages" in event.command.values())
+        """Called before each command to MongoDB."""
+        self.on_write(event.command_name in ("insert", "update") and "messages" in event.command.values())
 
-    def wrote(self, matters: bool) -> None:
-        """Some of a batch."""
-        if matters and self.place == "writing" and self.left < 0:
+    def on_write(self, matters: bool) -> None:
+        """Called before each write of a batch."""
+        if matters and self.phase == "writing" and self.remaining_batches < 0:
             self.inserted += 1
             if self.inserted > 1:
                 self.kill()
 
     def kill(self) -> None:
-        """Now."""
+        """Kill this process."""
         os.kill(os.getpid(), signal.SIGKILL)
 
     def succeeded(self, event: Any) -> None:
-        """Nothing to do."""
+        """Called after each successful command to MongoDB."""
         if event.command_name == "insert":
-            self.wrote(self.left < 0)
+            self.on_write(self.remaining_batches < 0)
 
     def failed(self, event: Any) -> None:
-        """Nothing to do."""
+        """Ignored."""
 
 
 def main(archive: Path, config: Path, killer: ImportKiller) -> None:
-    """Import until it is killed."""
+    """Run the import until it is killed."""
     monitoring.register(killer)
     with open_record_target(load_config(config).storage) as target:
         read = verify_archive(archive)
 
-        def told(done: int) -> None:
+        def report_batch(done: int) -> None:
             if isinstance(target, SQLiteRecordTarget):
-                target.connection.set_trace_callback(killer.traced)
-            killer.told(done)
+                target.connection.set_trace_callback(killer.on_sqlite_statement)
+            killer.on_batch(done)
 
-        import_archive(read, target, told)
+        import_archive(read, target, report_batch)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A store with some of everything in every state, and all that it answers."""
+"""A store with data of all kinds in all states, and its query results."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from mediatord.store.interfaces.decentrl import (
 from mediatord.store.interfaces.messages import ArrivalWindow, Payload, StoredMessage
 from mediatord.store.interfaces.store import IStore, RecipientUpdateAction
 
-FAR = 4_102_444_800.0
+FAR_FUTURE = 4_102_444_800.0
 WALLETS = tuple(f"did:example:wallet-{number}" for number in range(6))
 INBOXES = tuple(f"did:key:z6MkInbox{number}" for number in range(14))
-PEOPLE = tuple(f"did:decentrl:{name}" for name in ("ann", "bob", "çelik", "dan", "eve", "nobody"))
+IDENTITIES = tuple(f"did:decentrl:{name}" for name in ("ann", "bob", "çelik", "dan", "eve", "nobody"))
 TAGS = ("red", "grün", "", "blue sky", "🙂")
 CHANNELS = ("news", "weather", None)
 ALL = PageRequest(0, 10_000)
@@ -37,10 +37,11 @@ ALL = PageRequest(0, 10_000)
 @dataclass(eq=False, slots=True)
 class StorePopulator:
     """
-    Fills a store by its own commands.
+    Fills a store by its own operations.
 
-    :param now: by the clock of the store.
-    :ivar messages: ids of those that were deposited, and `events`, `public` likewise with their owners.
+    :param now: time of the store's clock.
+
+    :ivar messages: ids of all enqueued messages; `events` and `public` have the ids of events with their owners.
     """
 
     store: IStore
@@ -52,160 +53,177 @@ class StorePopulator:
     public: list[tuple[str, str]] = field(default_factory=list)
 
     async def fill(self, rounds: int) -> None:
-        """So many of all that can be done."""
+        """Run each operation so many times."""
         await self._enrol()
         for _ in range(rounds):
-            await self._post()
-            await self._change_hands()
-            await self._decentrl()
+            await self._run_message_operations()
+            await self._change_owner()
+            await self._run_decentrl_operations()
         await self._rotate()
 
     async def _enrol(self) -> None:
         for wallet in WALLETS:
             await self.store.grant(wallet)
         await self.store.mark_draft03(WALLETS[2])
-        for place, inbox in enumerate(INBOXES):
-            await self._update(WALLETS[place % 4], inbox, "add")
+        for position, inbox in enumerate(INBOXES):
+            await self._update(WALLETS[position % 4], inbox, "add")
         for number in range(5):
             await self.store.remember_did(f"did:peer:4short{number}", f"did:peer:4short{number}:long")
         for number in range(9):
-            await self.store.claim_nonce(b"nonce %d" % number, FAR + number)
+            await self.store.claim_nonce(b"nonce %d" % number, FAR_FUTURE + number)
         await self.store.release_nonce(b"nonce 3")
-        await self._agree()
+        await self._save_contracts()
 
-    async def _agree(self) -> None:
-        for person in PEOPLE[:5] * 2:
-            registration = self._contract(None, person, FAR + self.random.random())
-            await self.store.decentrl.save_contract(self._guard(), registration)
-        for owner in PEOPLE[:4]:
-            for peer in PEOPLE[:3]:
-                await self.store.decentrl.save_contract(self._guard(), self._contract(owner, peer, FAR))
-        # It came while there was a contract, which is over by now.
-        await self.store.decentrl.save_contract(self._guard(), self._contract(PEOPLE[0], PEOPLE[4], self.now - 1.0))
+    async def _save_contracts(self) -> None:
+        for identity in IDENTITIES[:5] * 2:
+            registration = self._make_contract(None, identity, FAR_FUTURE + self.random.random())
+            await self.store.decentrl.save_contract(self._make_guard(), registration)
+        for owner in IDENTITIES[:4]:
+            for peer in IDENTITIES[:3]:
+                await self.store.decentrl.save_contract(
+                    self._make_guard(), self._make_contract(owner, peer, FAR_FUTURE)
+                )
+        # The event came while there was a contract, which has expired.
+        await self.store.decentrl.save_contract(
+            self._make_guard(), self._make_contract(IDENTITIES[0], IDENTITIES[4], self.now - 1.0)
+        )
 
-    async def _post(self) -> None:
+    async def _run_message_operations(self) -> None:
         for inbox in self.random.sample(INBOXES, 4):
             expires_at = self.random.choice([self.now + 3600.125, self.now + 7200.1, self.now - 1.0])
             due_at = self.random.choice([None, None, self.now - 0.5, self.now + 600.3, self.now + 9000.0])
             data = self.random.randbytes(self.random.choice([0, 1, 40, 5000]))
-            payloads = [Payload(self._id(), data + bytes([part]), "json") for part in range(2)]
-            if await self._quietly(self.store.enqueue(inbox, payloads, expires_at=expires_at, due_at=due_at)):
+            payloads = [Payload(self._make_id(), data + bytes([part]), "json") for part in range(2)]
+            if await self._succeeds(self.store.enqueue(inbox, payloads, expires_at=expires_at, due_at=due_at)):
                 self.messages += [payload.id for payload in payloads]
         some = self.random.sample(self.messages, min(3, len(self.messages)))
         await self.store.mark_delivered(some, node=self.random.choice(["", "boot-1"]))
         await self.store.take_due_messages(1)
         await self.store.acknowledge(self.random.choice(WALLETS), self.random.sample(self.messages, 1))
 
-    async def _change_hands(self) -> None:
+    async def _change_owner(self) -> None:
         inbox = self.random.choice(INBOXES)
         await self._update(self.random.choice(WALLETS[:4]), inbox, "remove")
         await self._update(self.random.choice(WALLETS[:4]), inbox, "add")
 
-    async def _decentrl(self) -> None:
+    async def _run_decentrl_operations(self) -> None:
         decentrl, draw = self.store.decentrl, self.random
-        owner, sender = draw.choice(PEOPLE[:4]), draw.choice(PEOPLE[:3])
-        event = PendingEvent(self._id(), owner, sender, "é" * draw.randrange(9), self.now + draw.random())
-        await self._quietly(decentrl.enqueue_event(self._guard(), event))
+        owner, sender = draw.choice(IDENTITIES[:4]), draw.choice(IDENTITIES[:3])
+        event = PendingEvent(self._make_id(), owner, sender, "é" * draw.randrange(9), self.now + draw.random())
+        await self._succeeds(decentrl.enqueue_event(self._make_guard(), event))
         await decentrl.request_contract(
-            self._guard(), ContractRequest(self._id(), f"did:stranger:{draw.randrange(99)}", owner, "sealed", "key")
+            self._make_guard(),
+            ContractRequest(self._make_id(), f"did:stranger:{draw.randrange(99)}", owner, "sealed", "key"),
         )
-        kept = [
-            StoredEvent(self._id(), draw.choice([owner, sender]), sender, "z" * draw.randrange(40), self._tags(), at)
+        stored = [
+            StoredEvent(
+                self._make_id(), draw.choice([owner, sender]), sender, "z" * draw.randrange(40), self._make_tags(), at
+            )
             for at in (self.now + draw.random(), 1.5, 1e-7)
         ]
-        await decentrl.save_events(self._guard(), owner, [replace(kept[0], contract_id="c"), *kept[1:]])
-        self.events += [(owner, one.id) for one in kept]
-        shown = PublicEvent(self._id(), '{"a": 1}', self._tags(), draw.random(), "signature", draw.choice(CHANNELS))
-        await decentrl.publish(self._guard(), owner, shown)
+        await decentrl.save_events(self._make_guard(), owner, [replace(stored[0], contract_id="c"), *stored[1:]])
+        self.events += [(owner, one.id) for one in stored]
+        shown = PublicEvent(
+            self._make_id(), '{"a": 1}', self._make_tags(), draw.random(), "signature", draw.choice(CHANNELS)
+        )
+        await decentrl.publish(self._make_guard(), owner, shown)
         self.public.append((owner, shown.id))
         who, id = draw.choice(self.events)
-        await decentrl.update_tags(self._guard(), who, [(id, self._tags())])
+        await decentrl.update_tags(self._make_guard(), who, [(id, self._make_tags())])
         if draw.random() < 0.3:
             who, id = self.public.pop(draw.randrange(len(self.public)))
-            await decentrl.unpublish(self._guard(), who, id)
+            await decentrl.unpublish(self._make_guard(), who, id)
 
     async def _rotate(self) -> None:
         await self.store.move_account(WALLETS[1], "did:example:rotated")
         await self.store.move_account(WALLETS[5], "did:example:rotated-too")
-        for person in PEOPLE[:2]:
-            waiting = await self.store.decentrl.pending_events(person, None, ALL)
-            await self.store.decentrl.acknowledge_events(self._guard(), person, [one.id for one in waiting.items[:1]])
+        for identity in IDENTITIES[:2]:
+            waiting = await self.store.decentrl.pending_events(identity, None, ALL)
+            await self.store.decentrl.acknowledge_events(
+                self._make_guard(), identity, [item.id for item in waiting.items[:1]]
+            )
 
     async def _update(self, wallet: str, inbox: str, action: RecipientUpdateAction) -> None:
-        await self._quietly(self.store.update_recipients(wallet, [(inbox, action)], max_recipients=100))
+        await self._succeeds(self.store.update_recipients(wallet, [(inbox, action)], max_recipients=100))
 
-    async def _quietly(self, asked: Any) -> bool:
-        """Whether it was not refused."""
+    async def _succeeds(self, deferred: Any) -> bool:
+        """Whether the operation was not refused."""
         try:
-            await asked
+            await deferred
         except MediatorError:
             return False
         return True
 
-    def _contract(self, owner: str | None, peer: str, until: float) -> Contract:
-        id = self._id()
+    def _make_contract(self, owner: str | None, peer: str, until: float) -> Contract:
+        id = self._make_id()
         return Contract(id, owner, peer, until, sha256(id.encode()).digest(), b'{"signed": "%s"}' % id.encode())
 
-    def _guard(self) -> CommandGuard:
-        return CommandGuard(b"guard %d" % next(self.numbers), FAR)
+    def _make_guard(self) -> CommandGuard:
+        return CommandGuard(b"guard %d" % next(self.numbers), FAR_FUTURE)
 
-    def _tags(self) -> tuple[str, ...]:
+    def _make_tags(self) -> tuple[str, ...]:
         return tuple(self.random.sample(TAGS, self.random.randrange(4)))
 
-    def _id(self) -> str:
-        """Like those of the daemon, they begin with the time."""
+    def _make_id(self) -> str:
+        """An id that begins with the time, like those of the daemon."""
         return f"{next(self.numbers):08d}"
 
 
 async def query_everything(
     store: IStore, wallets: Sequence[str] = (*WALLETS, "did:example:rotated")
 ) -> dict[str, Any]:
-    """All that can be asked of a store, but for what does not outlive a restart."""
-    told: dict[str, Any] = {}
+    """Results of all queries of a store, except for data that a restart changes."""
+    results: dict[str, Any] = {}
     for wallet in wallets:
-        told[f"account {wallet}"] = await store.get_account(wallet)
-        told[f"recipients {wallet}"] = await store.list_recipients(wallet, offset=0, limit=1000)
+        results[f"account {wallet}"] = await store.get_account(wallet)
+        results[f"recipients {wallet}"] = await store.list_recipients(wallet, offset=0, limit=1000)
         for inbox in (None, *INBOXES):
-            told[f"status {wallet} {inbox}"] = await store.get_queue_status(wallet, inbox)
+            results[f"status {wallet} {inbox}"] = await store.get_queue_status(wallet, inbox)
             found = await store.fetch_messages(wallet, inbox, limit=10_000, max_bytes=1 << 40)
-            told[f"fetch {wallet} {inbox}"] = [_pending(one) for one in found]
-    told["arrived"] = await store.find_arrivals(wallets, ArrivalWindow(0.0, FAR), limit=10_000)
+            results[f"fetch {wallet} {inbox}"] = [_to_pending(one) for one in found]
+    results["arrived"] = await store.find_arrivals(wallets, ArrivalWindow(0.0, FAR_FUTURE), limit=10_000)
     for inbox in INBOXES:
-        told[f"owner {inbox}"] = await store.find_owner(inbox)
+        results[f"owner {inbox}"] = await store.find_owner(inbox)
     sizes, rest = await store.queue_sizes(1000)
-    told["sizes"] = sorted(sizes), rest
-    told["waiting"] = await store.get_queue_totals()
-    told["due"] = await store.find_next_due()
-    told["long forms"] = [await store.recall_did(f"did:peer:4short{number}") for number in range(6)]
-    return told | await _of_decentrl(store)
+    results["sizes"] = sorted(sizes), rest
+    results["waiting"] = await store.get_queue_totals()
+    results["due"] = await store.find_next_due()
+    results["long forms"] = [await store.recall_did(f"did:peer:4short{number}") for number in range(6)]
+    return results | await _query_decentrl(store)
 
 
-async def _of_decentrl(store: IStore) -> dict[str, Any]:
-    told: dict[str, Any] = {}
-    asked = store.decentrl
-    for person in PEOPLE:
-        told[f"registered {person}"] = await asked.registered_until(person)
-        told[f"requests {person}"] = await asked.contract_requests(person, ALL)
-        for other in (None, *PEOPLE):
-            told[f"contracts {person} {other}"] = await asked.contracts(person, ContractFilter(did=other), ALL)
-            told[f"pending {person} {other}"] = await asked.pending_events(person, other, ALL)
-            told[f"events {person} {other}"] = await asked.events(person, EventFilter(participant=other), ALL)
-        told[f"unprocessed {person}"] = await asked.events(person, EventFilter(unprocessed_only=True), ALL)
+async def _query_decentrl(store: IStore) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    decentrl = store.decentrl
+    for identity in IDENTITIES:
+        results[f"registered {identity}"] = await decentrl.registered_until(identity)
+        results[f"requests {identity}"] = await decentrl.contract_requests(identity, ALL)
+        for other in (None, *IDENTITIES):
+            results[f"contracts {identity} {other}"] = await decentrl.contracts(
+                identity, ContractFilter(did=other), ALL
+            )
+            results[f"pending {identity} {other}"] = await decentrl.pending_events(identity, other, ALL)
+            results[f"events {identity} {other}"] = await decentrl.events(
+                identity, EventFilter(participant=other), ALL
+            )
+        results[f"unprocessed {identity}"] = await decentrl.events(identity, EventFilter(unprocessed_only=True), ALL)
         for tag in TAGS:
-            told[f"tagged {person} {tag}"] = await asked.events(person, EventFilter(tags=(tag,)), ALL)
-            told[f"shown {person} {tag}"] = await asked.public_events(person, PublicEventFilter(tags=(tag,)), ALL)
+            results[f"tagged {identity} {tag}"] = await decentrl.events(identity, EventFilter(tags=(tag,)), ALL)
+            results[f"shown {identity} {tag}"] = await decentrl.public_events(
+                identity, PublicEventFilter(tags=(tag,)), ALL
+            )
         for channel in CHANNELS:
             wanted = PublicEventFilter(channel_id=channel)
-            told[f"channel {person} {channel}"] = await asked.public_events(person, wanted, ALL)
-    return told
+            results[f"channel {identity} {channel}"] = await decentrl.public_events(identity, wanted, ALL)
+    return results
 
 
-def _pending(message: StoredMessage) -> StoredMessage:
+def _to_pending(message: StoredMessage) -> StoredMessage:
     return replace(message, status="pending")
 
 
 async def acknowledge_everything(store: IStore, wallets: Sequence[str] = (*WALLETS, "did:example:rotated")) -> None:
-    """Acknowledge all that can be seen, so that only what is delayed or over stays counted."""
+    """Acknowledge all visible messages, so that only delayed and expired ones still count."""
     for wallet in wallets:
         found = await store.fetch_messages(wallet, None, limit=10_000, max_bytes=1 << 40)
-        await store.acknowledge(wallet, [one.id for one in found])
+        await store.acknowledge(wallet, [item.id for item in found])

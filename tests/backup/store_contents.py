@@ -1,4 +1,4 @@
-"""What is in stores and directories."""
+"""Helpers to write stores and to read directories."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from mediatord.store.sqlite.database_file import open_database
 
 
 def add_account(path: Path, did: str) -> None:
-    """Keep an account."""
+    """Add an account to a store."""
     with closing(open_database(path, None)) as connection:
         connection.execute("INSERT INTO account (did, created_at) VALUES (?, 1.0)", (did,))
 
 
 def read_tree(path: Path) -> dict[str, bytes]:
-    """All files below, with what is in them."""
+    """Contents of all files in a directory tree."""
     return {str(one.relative_to(path)): one.read_bytes() for one in path.rglob("*") if one.is_file()}

@@ -1,4 +1,4 @@
-"""From every backend to every other: what a store answers afterwards is what the other one answered."""
+"""Exports from every backend and imports into every other: the query results are the same."""
 
 from __future__ import annotations
 
@@ -20,101 +20,101 @@ from mediatord.store.mongo.store import MongoStore
 from tests.backup.populated_store import INBOXES, WALLETS, StorePopulator, acknowledge_everything, query_everything
 from tests.mongod import fresh_database
 from tests.store.builders import make_sqlite_store
-from tests.store.mongo.mongo_test_case import CLOCK, MongoTestCase, start_mongod
+from tests.store.mongo.mongo_test_case import CLOCK, MongoTestCase, run_coroutine
 
 ROUNDS = 60
 
 
 class StoreLocation:
-    """Where a store is."""
+    """Location of a store."""
 
     def __init__(self, case: MongoTestCase, where: Path | str) -> None:
         self._case = case
         self._where = where
 
-    def source(self, *, offline: bool = False) -> Any:
-        """To be exported."""
+    def open_source(self, *, offline: bool = False) -> Any:
+        """Open for export."""
         if isinstance(self._where, Path):
             return open_sqlite_source(self._where)
-        return open_mongodb_source(self._uri(), offline=offline, stopped=False)
+        return open_mongodb_source(self._get_uri(), offline=offline, stopped=False)
 
-    def target(self) -> Any:
-        """To be imported into."""
+    def open_target(self) -> Any:
+        """Open for import."""
         return (
             open_sqlite_target(self._where)
             if isinstance(self._where, Path)
-            else open_mongodb_target(self._uri(), stopped=False)
+            else open_mongodb_target(self._get_uri(), stopped=False)
         )
 
-    async def opened(self) -> IStore:
-        """By a daemon."""
+    async def open_store(self) -> IStore:
+        """Open as a daemon does."""
         if isinstance(self._where, Path):
             store: IStore = make_sqlite_store(CLOCK, self._where)
         else:
-            store = MongoStore(self._case.a_server(self._uri()), CLOCK, QueueLimits())
+            store = MongoStore(self._case.make_client(self._get_uri()), CLOCK, QueueLimits())
         await store.open()
         return store
 
-    def _uri(self) -> str:
+    def _get_uri(self) -> str:
         assert isinstance(self._where, str)
         return self._case.servers.uri(self._where)
 
 
-class BetweenStoresTests(MongoTestCase):
-    """Each with a real server."""
+class AcrossBackendsTests(MongoTestCase):
+    """Each test uses a real server."""
 
     def setUp(self) -> None:
         super().setUp()
         self.folder = Path(mkdtemp(prefix="mediatord-transfer-"))
         self.addCleanup(rmtree, self.folder)
 
-    def sqlite(self, name: str) -> StoreLocation:
+    def make_sqlite(self, name: str) -> StoreLocation:
         return StoreLocation(self, self.folder / f"{name}.sqlite3")
 
-    def mongodb(self) -> StoreLocation:
-        fresh = fresh_database(self.servers)
-        name = fresh.__enter__()
-        self.addCleanup(fresh.__exit__, None, None, None)
+    def make_mongodb(self) -> StoreLocation:
+        database = fresh_database(self.servers)
+        name = database.__enter__()
+        self.addCleanup(database.__exit__, None, None, None)
         return StoreLocation(self, name)
 
-    async def filled(self, place: StoreLocation) -> dict[str, Any]:
-        """Fill a store; its answers, once it has been opened anew."""
-        store = await place.opened()
+    async def fill(self, location: StoreLocation) -> dict[str, Any]:
+        """Fill a store; return its query results after it was reopened."""
+        store = await location.open_store()
         await StorePopulator(store, Random(7), CLOCK.seconds()).fill(ROUNDS)
         await store.close()
-        return await self.asked(place)
+        return await self.query(location)
 
-    async def asked(self, place: StoreLocation) -> dict[str, Any]:
-        store = await place.opened()
-        told = await query_everything(store)
+    async def query(self, location: StoreLocation) -> dict[str, Any]:
+        store = await location.open_store()
+        results = await query_everything(store)
         await store.close()
-        return told
+        return results
 
-    def moved(self, source: StoreLocation, target: StoreLocation, name: str) -> Path:
-        """Export and import; the archive."""
+    def transfer(self, source: StoreLocation, target: StoreLocation, name: str) -> Path:
+        """Export and import; return the archive."""
         archive = self.folder / f"{name}.gz"
-        with source.source() as store:
+        with source.open_source() as store:
             counts = write_archive(archive, store.backend, store.records())
             self.assertEqual(counts, store.counts())
         self.assertTrue(all(counts.values()), counts)
-        with target.target() as store:
+        with target.open_target() as store:
             self.assertEqual(import_archive(verify_archive(archive, accept=store.accept), store), counts)
         return archive
 
     async def round_trip(self, one: StoreLocation, other: StoreLocation, back: StoreLocation) -> None:
-        told = await self.filled(one)
-        there = await self.elsewhere(self.moved, one, other, "there")
-        self.assertEqual(await self.asked(other), told)
-        again = await self.elsewhere(self.moved, other, back, "again")
-        self.assertEqual(records_of(again), records_of(there))
-        self.assertEqual(await self.asked(back), told)
-        self.assertFalse([line for line in self.said if "building indexes" in line])
-        await self.goes_on(back)
-        await self.goes_on(other)
+        results = await self.fill(one)
+        exported = await self.run_in_thread(self.transfer, one, other, "there")
+        self.assertEqual(await self.query(other), results)
+        exported_again = await self.run_in_thread(self.transfer, other, back, "again")
+        self.assertEqual(read_records(exported_again), read_records(exported))
+        self.assertEqual(await self.query(back), results)
+        self.assertFalse([line for line in self.log_lines if "building indexes" in line])
+        await self.assert_continues(back)
+        await self.assert_continues(other)
 
-    async def goes_on(self, place: StoreLocation) -> None:
-        """What comes afterwards comes last, claims are remembered, and counters come down to nothing that is seen."""
-        store = await place.opened()
+    async def assert_continues(self, location: StoreLocation) -> None:
+        """New messages come last, claims are remembered, and counters of visible messages return to zero."""
+        store = await location.open_store()
         self.assertFalse(await store.claim_nonce(b"nonce 1", 1.0))
         self.assertTrue(await store.claim_nonce(b"another", CLOCK.seconds() + 60))
         owners = {inbox: await store.find_owner(inbox) for inbox in INBOXES}
@@ -128,26 +128,26 @@ class BetweenStoresTests(MongoTestCase):
         await acknowledge_everything(store)
         for wallet in WALLETS:
             self.assertEqual((await store.get_queue_status(wallet, None)).message_count, 0)
-        _, left = await store.queue_sizes(0)
-        self.assertEqual(left, (await store.get_queue_totals()).messages)
+        _, remaining = await store.queue_sizes(0)
+        self.assertEqual(remaining, (await store.get_queue_totals()).messages)
         await store.close()
 
     def test_sqlite_mongodb_sqlite(self) -> Deferred[None]:
-        """There and back: the same records, the same answers."""
-        return start_mongod(self.round_trip(self.sqlite("a"), self.mongodb(), self.sqlite("b")))
+        """A round trip has the same records and the same results."""
+        return run_coroutine(self.round_trip(self.make_sqlite("a"), self.make_mongodb(), self.make_sqlite("b")))
 
     def test_mongodb_sqlite_mongodb(self) -> Deferred[None]:
-        """There and back from the other side."""
-        return start_mongod(self.round_trip(self.mongodb(), self.sqlite("a"), self.mongodb()))
+        """The same, starting from the other backend."""
+        return run_coroutine(self.round_trip(self.make_mongodb(), self.make_sqlite("a"), self.make_mongodb()))
 
     def test_sqlite_sqlite(self) -> Deferred[None]:
-        """To the same backend."""
-        return start_mongod(self.round_trip(self.sqlite("a"), self.sqlite("b"), self.sqlite("c")))
+        """The same with one backend."""
+        return run_coroutine(self.round_trip(self.make_sqlite("a"), self.make_sqlite("b"), self.make_sqlite("c")))
 
     def test_mongodb_mongodb(self) -> Deferred[None]:
-        """Likewise."""
-        return start_mongod(self.round_trip(self.mongodb(), self.mongodb(), self.mongodb()))
+        """The same with one backend."""
+        return run_coroutine(self.round_trip(self.make_mongodb(), self.make_mongodb(), self.make_mongodb()))
 
 
-def records_of(path: Path) -> list[StoreRecord]:
+def read_records(path: Path) -> list[StoreRecord]:
     return [record for record, _ in verify_archive(path).records()]

@@ -1,4 +1,4 @@
-"""Archives of records: what is written can be read, and what was torn or altered is refused whole."""
+"""Archives of records: reading returns what was written; truncated and altered archives are refused as a whole."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from mediatord.backup.records import (
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 times = st.floats(allow_nan=False)
-somebody = st.builds(AccountRecord, number=st.just(1), did=texts, created_at=times, draft03=st.booleans())
+account_records = st.builds(AccountRecord, number=st.just(1), did=texts, created_at=times, draft03=st.booleans())
 records = st.one_of(
-    somebody,
+    account_records,
     st.builds(RetiredDIDRecord, did=texts),
     st.builds(
         RecipientRecord, number=st.just(1), account=st.just(1), did=texts, place=st.none() | st.integers(1, 99)
@@ -111,22 +111,22 @@ SOME: list[StoreRecord] = [
 
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
-    """One with some records."""
+    """An archive with some records."""
     path = tmp_path / "a.gz"
     write_archive(path, "sqlite", SOME)
     return path
 
 
 @given(records)
-def test_a_record_is_a_line(record: StoreRecord) -> None:
-    """Any text, any bytes, any time, exactly."""
+def test_record_is_one_line(record: StoreRecord) -> None:
+    """Any text, bytes and time are written as one line and read back exactly."""
     line = encode_record(record)
     assert line.count(b"\n") == 1 and decode_record(line) == record
     assert json.loads(line)["kind"] == record.kind
 
 
-def test_what_is_written_is_read(archive: Path) -> None:
-    """In its order, with its numbers, from anywhere on; readable by its owner only."""
+def test_reads_what_was_written(archive: Path) -> None:
+    """Records are read in order, with their numbers, from any position; only the owner can read the file."""
     read = verify_archive(archive)
     assert [record for record, _ in read.records()] == SOME
     assert [record for record, _ in read.records(after=2)] == SOME[2:]
@@ -135,24 +135,24 @@ def test_what_is_written_is_read(archive: Path) -> None:
     assert [path.name for path in archive.parent.iterdir()] == ["a.gz"]
 
 
-def test_nothing_is_written_over(archive: Path) -> None:
-    """What is there stays; what fails on its way leaves nothing."""
+def test_does_not_overwrite(archive: Path) -> None:
+    """An existing file is kept; a failed export leaves nothing."""
     before = archive.read_bytes()
     with pytest.raises(BackupError, match="is not overwritten"):
         write_archive(archive, "sqlite", [])
     assert archive.read_bytes() == before
 
-    def fails() -> Any:
+    def fail() -> Any:
         yield SOME[0]
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        write_archive(archive.with_name("b.gz"), "sqlite", fails())
+        write_archive(archive.with_name("b.gz"), "sqlite", fail())
     assert [path.name for path in archive.parent.iterdir()] == ["a.gz"]
 
 
-def test_after_a_kill_it_is_begun_anew(archive: Path) -> None:
-    """What was left of an earlier run does not matter."""
+def test_restarts_after_kill(archive: Path) -> None:
+    """Files left by a killed run do not matter."""
     draft = archive.with_name(".b.gz.draft")
     draft.write_bytes(b"left over" * 10_000)
     draft.chmod(0o644)
@@ -161,23 +161,23 @@ def test_after_a_kill_it_is_begun_anew(archive: Path) -> None:
     assert stat.S_IMODE(archive.with_name("b.gz").stat().st_mode) == 0o600 and not draft.exists()
 
 
-def test_every_torn_one_is_refused(archive: Path) -> None:
-    """Cut anywhere."""
-    whole = archive.read_bytes()
-    for length in range(len(whole)):
-        archive.write_bytes(whole[:length])
+def test_refuses_truncated_archive(archive: Path) -> None:
+    """An archive truncated anywhere is refused."""
+    intact = archive.read_bytes()
+    for length in range(len(intact)):
+        archive.write_bytes(intact[:length])
         with pytest.raises(InvalidArchiveError, match="cannot read"):
             verify_archive(archive)
 
 
-def test_every_altered_one_is_refused(archive: Path) -> None:
-    """A bit flipped anywhere; but for those that gzip has no use for, with which nothing else is read."""
-    whole = archive.read_bytes()
+def test_refuses_altered_archive(archive: Path) -> None:
+    """A bit flipped anywhere is detected, except for bits that gzip ignores, which change nothing."""
+    intact = archive.read_bytes()
     same = 0
-    for place in range(len(whole)):
+    for position in range(len(intact)):
         for bit in range(8):
-            altered = bytearray(whole)
-            altered[place] ^= 1 << bit
+            altered = bytearray(intact)
+            altered[position] ^= 1 << bit
             archive.write_bytes(altered)
             try:
                 found = [record for record, _ in verify_archive(archive).records()]
@@ -189,12 +189,12 @@ def test_every_altered_one_is_refused(archive: Path) -> None:
     assert same < 100
 
 
-def lines_of(path: Path) -> list[bytes]:
+def read_lines(path: Path) -> list[bytes]:
     return gzip.decompress(path.read_bytes()).splitlines(keepends=True)
 
 
-def forged(path: Path, lines: list[bytes]) -> Path:
-    """An archive with these lines, whose trailer says so."""
+def write_forged(path: Path, lines: list[bytes]) -> Path:
+    """An archive with these lines and a matching trailer."""
     header, *middle, _ = lines
     counted = {kind: [line for line in middle if json.loads(line).get("kind") == kind] for kind in RECORD_KINDS}
     counts = {
@@ -206,10 +206,10 @@ def forged(path: Path, lines: list[bytes]) -> Path:
     return path
 
 
-def test_what_contradicts_itself_is_refused(archive: Path) -> None:
-    """Made by somebody who can count: wrong order, wrong numbers, wrong fields, no records at all."""
-    header, account, recipient, message, nonce, end = lines_of(archive)
-    verify_archive(forged(archive, [header, account, recipient, message, nonce, end]))
+def test_refuses_inconsistent_archive(archive: Path) -> None:
+    """Archives with a valid trailer but wrong order, numbers or fields, or without records, are refused."""
+    header, account, recipient, message, nonce, end = read_lines(archive)
+    verify_archive(write_forged(archive, [header, account, recipient, message, nonce, end]))
     for middle in (
         [recipient, account],
         [account, account],
@@ -228,14 +228,14 @@ def test_what_contradicts_itself_is_refused(archive: Path) -> None:
         [b"\n"],
     ):
         with pytest.raises(InvalidArchiveError) as caught:
-            verify_archive(forged_badly(archive, [header, *middle, end]))
+            verify_archive(write_invalid(archive, [header, *middle, end]))
         assert "\n" not in str(caught.value)
 
 
-def forged_badly(path: Path, lines: list[bytes]) -> Path:
-    """The same of lines that may be none of ours."""
+def write_invalid(path: Path, lines: list[bytes]) -> Path:
+    """The same for lines that need not be valid."""
     try:
-        return forged(path, lines)
+        return write_forged(path, lines)
     except (ValueError, RecursionError, AttributeError):
         path.write_bytes(gzip.compress(b"".join(lines)))
         return path
@@ -245,7 +245,7 @@ HEADER = b'{"kind":"header","format":"mediatord-store","version":%d}'
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "error"),
     [
         (b"", "not a mediatord archive"),
         (b"{}\n", "not a mediatord archive"),
@@ -256,28 +256,28 @@ HEADER = b'{"kind":"header","format":"mediatord-store","version":%d}'
     ],
     ids=range(6),
 )
-def test_what_is_none_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
-    """Whatever it is instead, packed or not."""
+def test_refuses_other_file(tmp_path: Path, content: bytes, error: str) -> None:
+    """Any other file is refused, compressed or not."""
     path = tmp_path / "x"
     path.write_bytes(gzip.compress(content))
-    with pytest.raises(InvalidArchiveError, match=said):
+    with pytest.raises(InvalidArchiveError, match=error):
         verify_archive(path)
     path.write_bytes(content)
     with pytest.raises(InvalidArchiveError, match="not a mediatord archive"):
         verify_archive(path)
 
 
-def test_nothing_follows_the_trailer(archive: Path) -> None:
-    """Another member, or a line more."""
-    whole = archive.read_bytes()
-    for more in (b"garbage", gzip.compress(b"x\n"), whole):
-        archive.write_bytes(whole + more)
+def test_refuses_data_after_trailer(archive: Path) -> None:
+    """Another gzip member or a further line is refused."""
+    intact = archive.read_bytes()
+    for more in (b"garbage", gzip.compress(b"x\n"), intact):
+        archive.write_bytes(intact + more)
         with pytest.raises(InvalidArchiveError):
             verify_archive(archive)
 
 
-def test_one_that_changes_while_it_is_read(archive: Path, tmp_path: Path) -> None:
-    """It was looked at before, but is another one by now."""
+def test_detects_replaced_archive(archive: Path, tmp_path: Path) -> None:
+    """An archive that is replaced after it was checked is refused."""
     read = verify_archive(archive)
     other = tmp_path / "b.gz"
     write_archive(other, "mongodb", [*SOME, NonceRecord(key=b"more", until=1.0)])
@@ -286,10 +286,10 @@ def test_one_that_changes_while_it_is_read(archive: Path, tmp_path: Path) -> Non
         list(read.records())
 
 
-def test_content_that_changes_while_it_is_read(archive: Path) -> None:
-    """Though its trailer is the same: what was checked is what is used."""
+def test_detects_changed_content(archive: Path) -> None:
+    """Content that changed after the check is refused even if the trailer is the same."""
     read = verify_archive(archive)
-    header, account, recipient, message, nonce, end = lines_of(archive)
+    header, account, recipient, message, nonce, end = read_lines(archive)
     other = encode_record(SOME[2].model_copy(update={"payload": b"another"}))
     archive.write_bytes(gzip.compress(b"".join([header, account, recipient, other, nonce, end])))
     for after in (0, 3):
@@ -297,14 +297,14 @@ def test_content_that_changes_while_it_is_read(archive: Path) -> None:
             list(read.records(after))
 
 
-@pytest.mark.parametrize("said", ['"' + "x" * 9999 + '"', "9" * 4000, "[1]"])
-def test_what_is_refused_is_not_repeated_at_length(said: str, archive: Path) -> None:
-    """A line stays one that can be read, and has nothing of a payload."""
-    header, *more = lines_of(archive)
-    archive.write_bytes(gzip.compress(header.replace(b'"version":1', b'"version":' + said.encode())))
+@pytest.mark.parametrize("text", ['"' + "x" * 9999 + '"', "9" * 4000, "[1]"])
+def test_error_does_not_quote_content(text: str, archive: Path) -> None:
+    """An error is one short line without payloads."""
+    header, *more = read_lines(archive)
+    archive.write_bytes(gzip.compress(header.replace(b'"version":1', b'"version":' + text.encode())))
     with pytest.raises(InvalidArchiveError) as version:
         verify_archive(archive)
-    archive.write_bytes(gzip.compress(header + b'{"kind":' + said.encode() + b"}\n"))
+    archive.write_bytes(gzip.compress(header + b'{"kind":' + text.encode() + b"}\n"))
     with pytest.raises(InvalidArchiveError) as kind:
         verify_archive(archive)
     archive.write_bytes(gzip.compress(header + b'{"kind":"retired","did":"d","' + b"x" * 9999 + b'":1}\n'))
@@ -313,8 +313,8 @@ def test_what_is_refused_is_not_repeated_at_length(said: str, archive: Path) -> 
     assert all(len(str(one.value)) < len(str(archive)) + 150 for one in (version, kind, field))
 
 
-def test_a_draft_of_somebody_else(archive: Path) -> None:
-    """What is written to it could be read by whoever has made it, or would be written to another file."""
+def test_refuses_existing_partial_file(archive: Path) -> None:
+    """An existing partial file may be readable by its owner, or be a link to another file, so it is refused."""
     precious = archive.with_name("precious")
     precious.write_text("precious")
     draft = archive.with_name(".b.gz.draft")
@@ -323,7 +323,7 @@ def test_a_draft_of_somebody_else(archive: Path) -> None:
         write_archive(archive.with_name("b.gz"), "sqlite", SOME)
     assert precious.read_text() == "precious"
     draft.unlink()
-    if os.geteuid() == 0:  # who alone can give it away
+    if os.geteuid() == 0:  # which only root can change
         draft.touch()
         os.chown(draft, 12345, 12345)
         with pytest.raises(BackupError, match="belongs to another user"):
@@ -331,8 +331,8 @@ def test_a_draft_of_somebody_else(archive: Path) -> None:
         assert draft.read_bytes() == b""
 
 
-def test_no_room(archive: Path) -> None:
-    """It is said for what, and nothing is left."""
+def test_full_disk(archive: Path) -> None:
+    """The error names the file, and nothing is left."""
     script = (
         "import resource, sys; from pathlib import Path; from mediatord.backup.archive import write_archive; "
         "from mediatord.backup.records import NonceRecord; resource.setrlimit(resource.RLIMIT_FSIZE, (99, 99)); "

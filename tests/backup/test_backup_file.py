@@ -1,4 +1,4 @@
-"""Backups and what becomes of them: whole and where nothing is, or not at all."""
+"""Backup and restore: complete, into an empty place, or not at all."""
 
 from __future__ import annotations
 
@@ -27,16 +27,19 @@ from tests.cli.test_commands import Capture, call, one_line
 from tests.mongod import fresh_database, shared_replica_set
 
 
-def test_there_and_back(made: Path, saved: Path, tmp_path: Path, capsys: Capture) -> None:
-    """Everything is where the configuration wants it, as it was, readable by its owner only; again is nothing new."""
+def test_round_trip(mediator_config: Path, backup: Path, tmp_path: Path, capsys: Capture) -> None:
+    """
+    All files are restored to where the configuration wants them, readable by their owner only; a repetition changes
+    nothing.
+    """
     new = tmp_path / "new" / "place"
     for _ in range(2):
-        assert call("restore", "--from", str(saved), "--dir", str(new), "--json") == 0
-        told = json.loads(capsys.readouterr().out)
-        assert told["records"] == told["store"] and told["store"]["account"] == 1
+        assert call("restore", "--from", str(backup), "--dir", str(new), "--json") == 0
+        output = json.loads(capsys.readouterr().out)
+        assert output["records"] == output["store"] and output["store"]["account"] == 1
     files = ["mediator.yaml", "keys.jwks", "log.key", "secret", "token"]
     assert {name: (new / name).read_bytes() for name in files} == {
-        name: (made.parent / name).read_bytes() for name in files
+        name: (mediator_config.parent / name).read_bytes() for name in files
     }
     assert sorted(os.listdir(new)) == sorted([*files, "mediator.sqlite3", "mediator.sqlite3.lock"])
     assert all(stat.S_IMODE((new / name).stat().st_mode) == 0o600 for name in (*files[1:], "mediator.sqlite3"))
@@ -45,29 +48,31 @@ def test_there_and_back(made: Path, saved: Path, tmp_path: Path, capsys: Capture
     assert call("check-config", "--config", str(new / "mediator.yaml")) == 0
 
 
-def test_the_daemon_gets_to_what_root_restores(made: Path, tmp_path: Path, capsys: Capture) -> None:
-    """Its directory belongs to whom the configuration belonged to, like the files in it."""
+def test_restored_files_belong_to_owner_of_configuration(
+    mediator_config: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """Files and directories restored by root belong to the owner of the configuration."""
     if os.geteuid() != 0:
         pytest.skip("only root can give files away")
-    nobody = pwd.getpwnam("nobody")
-    for path in made.parent.iterdir():
-        os.chown(path, nobody.pw_uid, nobody.pw_gid)
+    other_user = pwd.getpwnam("nobody")
+    for path in mediator_config.parent.iterdir():
+        os.chown(path, other_user.pw_uid, other_user.pw_gid)
     new = tmp_path / "new"
-    assert call("backup", "--config", str(made), "--to", str(tmp_path / "b.tar")) == 0
+    assert call("backup", "--config", str(mediator_config), "--to", str(tmp_path / "b.tar")) == 0
     assert call("restore", "--from", str(tmp_path / "b.tar"), "--dir", str(new)) == 0
-    there = [path for path in (new, *new.iterdir()) if path.stat().st_uid != nobody.pw_uid]
-    assert there == []
+    wrong_owner = [path for path in (new, *new.iterdir()) if path.stat().st_uid != other_user.pw_uid]
+    assert wrong_owner == []
     assert stat.S_IMODE(new.stat().st_mode) == 0o750
 
 
-def test_a_backup_is_private_and_leaves_nothing_else(saved: Path) -> None:
-    """One file, of mode 0600; one that is there is not overwritten."""
-    assert stat.S_IMODE(saved.stat().st_mode) == 0o600
-    assert sorted(os.listdir(saved.parent)) == ["backup.tar", "m"]
+def test_backup_is_one_private_file(backup: Path) -> None:
+    """A backup is one file of mode 0600, which is never overwritten."""
+    assert stat.S_IMODE(backup.stat().st_mode) == 0o600
+    assert sorted(os.listdir(backup.parent)) == ["backup.tar", "m"]
 
 
-def test_what_is_only_in_the_write_ahead_log(tmp_path: Path) -> None:
-    """Is in the copy if it is committed, and not if it is not, while the writer goes on."""
+def test_includes_committed_data_of_write_ahead_log(tmp_path: Path) -> None:
+    """Committed data in the log is copied and uncommitted data is not, while the writer goes on."""
     path = tmp_path / "s.sqlite3"
     insert = "INSERT INTO account (did, created_at) VALUES (?, 1.0)"
     with closing(open_database(path, None)) as writer:
@@ -83,8 +88,8 @@ def test_what_is_only_in_the_write_ahead_log(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "copy").stat().st_mode) == 0o600
 
 
-def test_the_ledger_goes_along(tmp_path: Path) -> None:
-    """What became of what was accepted before is known after a backup is restored."""
+def test_restores_ledger(tmp_path: Path) -> None:
+    """A restored store has the ledger of earlier messages."""
     path, numbers = (
         tmp_path / "s.sqlite3",
         "SELECT accepted, expired, removed FROM ledger WHERE protocol = 'decentrl'",
@@ -96,15 +101,15 @@ def test_the_ledger_goes_along(tmp_path: Path) -> None:
         assert connection.execute(numbers).fetchall() == [(3, 2, 1)]
 
 
-def test_a_backup_of_an_earlier_version(
-    made: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+def test_restores_backup_of_earlier_version(
+    mediator_config: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was saved before an upgrade can be brought back after it, with all that is kept since."""
-    path, backup, new = load_config(made).storage.sqlite.path, tmp_path / "old.tar", tmp_path / "new"
+    """A backup made before an upgrade can be restored after it, with all that is stored by now."""
+    path, backup, new = load_config(mediator_config).storage.sqlite.path, tmp_path / "old.tar", tmp_path / "new"
     path.unlink()
     with closing(open_database(path, None)) as writer:
         writer.execute("INSERT INTO account (did, created_at) VALUES ('did:old', 1.0)")
-    assert call("backup", "--config", str(made), "--to", str(backup)) == 0
+    assert call("backup", "--config", str(mediator_config), "--to", str(backup)) == 0
     steps = [*read_schema_steps(), "CREATE TABLE extra (did TEXT); INSERT INTO extra SELECT did FROM account;"]
     for module in (database_file, sqlite_database_files, check_config_module):
         monkeypatch.setattr(module, "read_schema_steps", lambda: steps)
@@ -115,52 +120,52 @@ def test_a_backup_of_an_earlier_version(
     assert call("check-config", "--config", str(new / "mediator.yaml")) == 0
 
 
-def test_what_is_there_is_not_overwritten(made: Path, saved: Path, capsys: Capture) -> None:
-    """Neither by a backup."""
-    before = saved.read_bytes()
-    assert call("backup", "--config", str(made), "--to", str(saved)) == 1
+def test_restore_does_not_overwrite(mediator_config: Path, backup: Path, capsys: Capture) -> None:
+    """Neither a restore nor a backup overwrites a file."""
+    before = backup.read_bytes()
+    assert call("backup", "--config", str(mediator_config), "--to", str(backup)) == 1
     assert "is not overwritten" in one_line(capsys)
-    assert saved.read_bytes() == before
+    assert backup.read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["mediator.yaml", "keys.jwks", "log.key", "secret", "token"])
-def test_another_file_is_in_the_way(name: str, saved: Path, tmp_path: Path, capsys: Capture) -> None:
-    """Nothing is written then."""
+def test_existing_file_prevents_restore(name: str, backup: Path, tmp_path: Path, capsys: Capture) -> None:
+    """Nothing is written if a file exists."""
     new = tmp_path / "new"
     new.mkdir()
     (new / name).write_text("public_url: http://127.0.0.1:9999\n")
     before = read_tree(new)
-    assert call("restore", "--from", str(saved), "--dir", str(new)) == 1
+    assert call("restore", "--from", str(backup), "--dir", str(new)) == 1
     assert f"{new / name} exists and differs" in one_line(capsys)
     assert read_tree(new) == before
 
 
-def test_a_store_is_in_the_way(saved: Path, tmp_path: Path, capsys: Capture) -> None:
-    """With anything in it; an empty one is replaced."""
+def test_non_empty_store_prevents_restore(backup: Path, tmp_path: Path, capsys: Capture) -> None:
+    """A store with data prevents a restore; an empty one is replaced."""
     new = tmp_path / "new"
     new.mkdir()
     add_account(new / "mediator.sqlite3", "did:b")
     before = read_tree(new)
-    assert call("restore", "--from", str(saved), "--dir", str(new)) == 1
+    assert call("restore", "--from", str(backup), "--dir", str(new)) == 1
     assert "is not empty (1 accounts)" in one_line(capsys)
     assert {name: content for name, content in read_tree(new).items() if "lock" not in name} == before
     (new / "mediator.sqlite3").unlink()
     open_database(new / "mediator.sqlite3", None).close()
     require_empty_database(new / "mediator.sqlite3")
-    assert call("restore", "--from", str(saved), "--dir", str(new)) == 0
+    assert call("restore", "--from", str(backup), "--dir", str(new)) == 0
     with pytest.raises(BackupError, match="1 accounts"):
         require_empty_database(new / "mediator.sqlite3")
 
 
-def test_a_daemon_is_in_the_way(saved: Path, tmp_path: Path, capsys: Capture) -> None:
-    """One that runs on the database, even if nothing is in that."""
+def test_running_daemon_prevents_restore(backup: Path, tmp_path: Path, capsys: Capture) -> None:
+    """A daemon that runs on the database prevents a restore, even if that is empty."""
     new = tmp_path / "new"
     new.mkdir()
     daemon = DatabaseFileLock(new / "mediator.sqlite3")
     daemon.take()
     for command in ("restore", "import"):
         arguments = {"restore": ["--dir", str(new)], "import": ["--config", str(new / "mediator.yaml")]}[command]
-        archive = saved if command == "restore" else tmp_path / "a.gz"
+        archive = backup if command == "restore" else tmp_path / "a.gz"
         if command == "import":
             write_archive(archive, "sqlite", [])
             shutil.copy(tmp_path / "m" / "mediator.yaml", new)
@@ -170,83 +175,83 @@ def test_a_daemon_is_in_the_way(saved: Path, tmp_path: Path, capsys: Capture) ->
     assert sorted(os.listdir(new)) == ["mediator.sqlite3.lock", "mediator.yaml"]
 
 
-def test_a_place_that_fails_at_the_end(
-    saved: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+def test_restores_all_or_nothing(
+    backup: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All or nothing: what had its place already leaves it."""
+    """If the last file cannot be placed the others are removed."""
     new = tmp_path / "new"
     new.mkdir()
     link = os.link
 
-    def full(source: Path, path: Path) -> None:
+    def fail_full(source: Path, path: Path) -> None:
         if path.name == "mediator.yaml":
             raise OSError(28, "No space left on device", str(path))
         link(source, path)
 
-    monkeypatch.setattr(os, "link", full)
-    assert call("restore", "--from", str(saved), "--dir", str(new)) == 1
+    monkeypatch.setattr(os, "link", fail_full)
+    assert call("restore", "--from", str(backup), "--dir", str(new)) == 1
     assert "No space left on device" in one_line(capsys)
     assert sorted(os.listdir(new)) == ["mediator.sqlite3.lock"]
     monkeypatch.undo()
-    assert call("restore", "--from", str(saved), "--dir", str(new)) == 0
+    assert call("restore", "--from", str(backup), "--dir", str(new)) == 0
 
 
-def test_killed_before_its_end(saved: Path, tmp_path: Path) -> None:
-    """Whatever of it is there is the same, and the rest follows."""
+def test_continues_after_kill(backup: Path, tmp_path: Path) -> None:
+    """After a kill the same command restores the remaining files."""
     new = tmp_path / "new"
-    assert call("restore", "--from", str(saved), "--dir", str(new)) == 0
-    whole = read_tree(new)
+    assert call("restore", "--from", str(backup), "--dir", str(new)) == 0
+    tree = read_tree(new)
     for name in ("mediator.yaml", "keys.jwks"):
         (new / name).unlink()
     (new / ".log.key.restore").write_text("left over")
-    assert call("restore", "--from", str(saved), "--dir", str(new)) == 0
+    assert call("restore", "--from", str(backup), "--dir", str(new)) == 0
     (new / ".log.key.restore").unlink(missing_ok=True)
-    assert read_tree(new) == whole
+    assert read_tree(new) == tree
 
 
-def test_with_mongodb(made: Path, tmp_path: Path, capsys: Capture) -> None:
-    """The store is in it as records; there and back, and into what is not empty it is refused."""
+def test_mongodb(mediator_config: Path, tmp_path: Path, capsys: Capture) -> None:
+    """A MongoDB store is backed up as records, restored, and refused by a store that is not empty."""
     servers = shared_replica_set()
     with fresh_database(servers) as name:
-        given = yaml.safe_load(made.read_text())
-        given["storage"] = {"backend": "mongodb", "mongodb": {"uri": servers.uri(name)}}
-        made.write_text(yaml.safe_dump(given))
-        archive, saved = tmp_path / "a.gz", tmp_path / "b.tar"
+        settings = yaml.safe_load(mediator_config.read_text())
+        settings["storage"] = {"backend": "mongodb", "mongodb": {"uri": servers.uri(name)}}
+        mediator_config.write_text(yaml.safe_dump(settings))
+        archive, backup = tmp_path / "a.gz", tmp_path / "b.tar"
         write_archive(archive, "sqlite", [AccountRecord(number=1, did="did:a", created_at=1.0, draft03=False)])
-        assert call("import", "--config", str(made), "--from", str(archive)) == 0
-        assert call("backup", "--config", str(made), "--to", str(saved)) == 0
+        assert call("import", "--config", str(mediator_config), "--from", str(archive)) == 0
+        assert call("backup", "--config", str(mediator_config), "--to", str(backup)) == 0
         capsys.readouterr()
-        assert call("restore", "--from", str(saved), "--dir", str(tmp_path / "new")) == 1
+        assert call("restore", "--from", str(backup), "--dir", str(tmp_path / "new")) == 1
         assert "is not empty (1 accounts)" in one_line(capsys)
         assert not (tmp_path / "new").exists()
         servers.client.drop_database(name)
-        assert call("restore", "--from", str(saved), "--dir", str(tmp_path / "new")) == 0
-        assert [one["did"] for one in servers.client[name]["accounts"].find()] == ["did:a"]
+        assert call("restore", "--from", str(backup), "--dir", str(tmp_path / "new")) == 0
+        assert [document["did"] for document in servers.client[name]["accounts"].find()] == ["did:a"]
         assert load_config(tmp_path / "new" / "mediator.yaml").storage.mongodb.uri == servers.uri(name)
         assert sorted(os.listdir(tmp_path / "new")) == ["keys.jwks", "log.key", "mediator.yaml", "secret", "token"]
 
 
 @pytest.mark.parametrize("command", ["export", "backup"])
-def test_there_is_nothing_to_be_read(command: str, tmp_path: Path, capsys: Capture) -> None:
-    """A store that was never opened, or that is in memory: one line, and no file."""
+def test_nothing_to_read(command: str, tmp_path: Path, capsys: Capture) -> None:
+    """A store that was never opened, or is in memory: one line and no file."""
     assert call("init", "--dir", str(tmp_path / "m")) == 0
     capsys.readouterr()
     path = tmp_path / "m" / "mediator.yaml"
-    for backend, told in (
+    for backend, error in (
         ("sqlite", "a daemon creates it at its first start"),
         ("memory", "storage.backend memory cannot be exported"),
     ):
         path.write_text(path.read_text().replace("backend: sqlite", f"backend: {backend}"))
         assert call(command, "--config", str(path), "--to", str(tmp_path / "x")) == 1
-        assert told in one_line(capsys)
+        assert error in one_line(capsys)
     assert os.listdir(tmp_path) == ["m"]
 
 
-def test_wrong_usage(saved: Path, tmp_path: Path, capsys: Capture) -> None:
-    """Exit status 2, one line."""
+def test_wrong_usage(backup: Path, tmp_path: Path, capsys: Capture) -> None:
+    """Exit status 2 and one line."""
     for arguments in (
-        ["restore", "--from", str(saved)],
-        ["restore", "--from", str(saved), "--dir", str(tmp_path), "--config", str(tmp_path / "x")],
+        ["restore", "--from", str(backup)],
+        ["restore", "--from", str(backup), "--dir", str(tmp_path), "--config", str(tmp_path / "x")],
         ["restore", "--from", str(tmp_path / "none"), "--dir", str(tmp_path)],
         ["export", "--to", str(tmp_path / "x")],
     ):

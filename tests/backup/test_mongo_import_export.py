@@ -1,4 +1,4 @@
-"""What an import into MongoDB, or an export from there, does not do, and as whom it can be done."""
+"""Refusals and privileges of imports into MongoDB and exports from it."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from mediatord.store.interfaces.store import Account as InterfaceAccount
 from mediatord.store.interfaces.store import StoreUnusable
 from mediatord.store.mongo.store import MongoStore
 from tests.replica_set import ReplicaSet
-from tests.store.mongo.mongo_test_case import ALICE, CLOCK, MongoTestCase, authenticated_server, open_store
+from tests.store.mongo.mongo_test_case import ALICE, CLOCK, MongoTestCase, authenticated_server, start_until_exit
 
 
 class RefusalTests(MongoTestCase):
-    """What an import into MongoDB, or an export from there, does not do."""
+    """Imports and exports that are refused or interrupted."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -53,27 +53,27 @@ class RefusalTests(MongoTestCase):
             self.other, "sqlite", [AccountRecord(number=1, did="did:b", created_at=1.0, draft03=False, seen_at=2.0)]
         )
 
-    def imported(
-        self, archive: Path, *, stopped: bool = False, tell: ProgressCallback = ignore_progress
+    def import_into(
+        self, archive: Path, *, stopped: bool = False, report_progress: ProgressCallback = ignore_progress
     ) -> RecordCounts:
         with open_mongodb_target(self.uri, stopped=stopped) as target:
-            return import_archive(verify_archive(archive), target, tell)
+            return import_archive(verify_archive(archive), target, report_progress)
 
-    def refused(self, work: Callable[[], object]) -> Deferred[str]:
-        """What is said."""
-        return self.elsewhere(lambda: str(self.assertRaises(BackupError, work)))
+    def assert_refused(self, work: Callable[[], object]) -> Deferred[str]:
+        """The error text."""
+        return self.run_in_thread(lambda: str(self.assertRaises(BackupError, work)))
 
-    async def test_what_is_kept_is_in_the_way(self) -> None:
-        """An import wants an empty store; what it had is as it was."""
-        store = await self.a_store()
+    async def test_import_needs_empty_store(self) -> None:
+        """An import into a store with data is refused, and the data is unchanged."""
+        store = await self.open_store()
         await store.close()
-        said = await self.refused(lambda: self.imported(self.archive))
-        self.assertIn("is not empty (1 accounts, 1 recipient DIDs)", said)
+        error = await self.assert_refused(lambda: self.import_into(self.archive))
+        self.assertIn("is not empty (1 accounts, 1 recipient DIDs)", error)
         self.assertEqual(self.documents["accounts"].count_documents({}), 1)
-        await (await self.a_store()).close()
+        await (await self.open_store()).close()
 
-    def test_what_is_too_large(self) -> None:
-        """Is refused before anything is written, whether it is one text or many."""
+    def test_too_large_records(self) -> None:
+        """Records that are too large are refused before anything is written, one large text or many."""
         event = StoredEventRecord(
             id="e", owner="o", sender="s", recipient="r", timestamp=1.0, contract_id=None, processed=False,
             tags=(), payload="",
@@ -85,24 +85,28 @@ class RefusalTests(MongoTestCase):
                 with self.assertRaisesRegex(InvalidArchiveError, "exceeds MongoDB's limit"):
                     target.accept(event.model_copy(update=more))
 
-    async def test_daemons_are_in_the_way(self) -> None:
-        """One that runs; one that was killed is believed to run until the operator says that it does not."""
-        server = self.a_server()
+    async def test_running_daemons_prevent_import(self) -> None:
+        """A live node prevents an import; a killed one too, unless the operator says that none runs."""
+        server = self.make_client()
         store = MongoStore(server, CLOCK, QueueLimits())
         await store.open()
-        said = await self.refused(lambda: self.imported(self.archive))
-        self.assertIn("a daemon uses the MongoDB database", said)
+        error = await self.assert_refused(lambda: self.import_into(self.archive))
+        self.assertIn("a daemon uses the MongoDB database", error)
         await store.cluster.join(ClusterNode("north", "boot", "tcp:127.0.0.1:9", b"seal"), 3600.0)
-        said = await self.refused(lambda: self.imported(self.archive, stopped=True))
-        self.assertIn("nodes use the MongoDB database: north", said)
-        said = await self.refused(lambda: exported(self.uri, self.archive.with_name("c.gz"), offline=True))
-        self.assertIn("nodes use the MongoDB database: north", said)
+        error = await self.assert_refused(lambda: self.import_into(self.archive, stopped=True))
+        self.assertIn("nodes use the MongoDB database: north", error)
+        error = await self.assert_refused(
+            lambda: export_store(self.uri, self.archive.with_name("c.gz"), offline=True)
+        )
+        self.assertIn("nodes use the MongoDB database: north", error)
         await store.cluster.drop("boot", until=float("inf"))
-        await self.elsewhere(self.imported, self.archive, stopped=True)
+        await self.run_in_thread(self.import_into, self.archive, stopped=True)
         await store.close()
 
-    async def test_a_daemon_refuses_what_is_not_finished(self) -> None:
-        """As does another archive, and an export; the same one is brought to its end, and then a daemon starts."""
+    async def test_unfinished_import_blocks_daemon(self) -> None:
+        """
+        An unfinished import blocks a daemon, another archive and an export; once it is finished a daemon starts.
+        """
 
         class Interrupted(Exception):
             pass
@@ -110,21 +114,21 @@ class RefusalTests(MongoTestCase):
         def interrupt(done: int) -> None:
             raise Interrupted
 
-        await self.elsewhere(self.assertRaises, Interrupted, self.imported, self.archive, tell=interrupt)
+        await self.run_in_thread(self.assertRaises, Interrupted, self.import_into, self.archive, tell=interrupt)
         with self.assertRaises(StoreUnusable) as caught:
-            await MongoStore(self.a_server(), CLOCK, QueueLimits()).open()
+            await MongoStore(self.make_client(), CLOCK, QueueLimits()).open()
         self.assertIn("an import into it is incomplete", str(caught.exception))
-        self.assertIn("another archive", await self.refused(lambda: self.imported(self.other)))
-        said = await self.refused(lambda: exported(self.uri, self.archive.with_name("c.gz")))
-        self.assertIn("is incomplete", said)
-        await self.elsewhere(self.imported, self.archive)
-        store = MongoStore(self.a_server(), CLOCK, QueueLimits())
+        self.assertIn("another archive", await self.assert_refused(lambda: self.import_into(self.other)))
+        error = await self.assert_refused(lambda: export_store(self.uri, self.archive.with_name("c.gz")))
+        self.assertIn("is incomplete", error)
+        await self.run_in_thread(self.import_into, self.archive)
+        store = MongoStore(self.make_client(), CLOCK, QueueLimits())
         await store.open()
         self.assertEqual(await store.get_account("did:a"), InterfaceAccount("did:a", 1.0))
         await store.close()
 
-    async def test_a_daemon_that_begins_meanwhile_ends_the_import(self) -> None:
-        """It had looked before the import began; nothing is written beside it."""
+    async def test_starting_daemon_ends_import(self) -> None:
+        """A daemon that checked before the import began ends it; nothing is written beside it."""
         with open_mongodb_target(self.uri, stopped=False) as target:
             archive = verify_archive(self.archive)
             target.begin(archive.id)
@@ -134,8 +138,8 @@ class RefusalTests(MongoTestCase):
         self.assertEqual(self.documents["accounts"].count_documents({}), 0)
         self.documents["schema"].delete_many({})
 
-    async def test_only_the_last_one_to_begin_writes(self) -> None:
-        """Two imports of the same archive, of which the first is not dead after all: each record is there once."""
+    async def test_only_latest_import_writes(self) -> None:
+        """Of two imports of one archive, of which the first was taken for dead, each record is stored once."""
         with (
             open_mongodb_target(self.uri, stopped=False) as first,
             open_mongodb_target(self.uri, stopped=False) as last,
@@ -151,56 +155,56 @@ class RefusalTests(MongoTestCase):
             last.finish()
         self.assertEqual(self.documents["accounts"].count_documents({}), 1)
 
-    async def test_a_server_that_is_away(self) -> None:
-        """One line; when it is back, the same command goes on where it had stopped."""
-        servers = open_store(ReplicaSet())
+    async def test_continues_after_server_outage(self) -> None:
+        """The error is one line; once the server is back the same command continues."""
+        servers = start_until_exit(ReplicaSet())
         uri = servers.uri("away")
         with open_mongodb_target(uri, stopped=False) as target:
             target.begin(verify_archive(self.archive).id)
         servers.kill(0)
         self.patch(mongo_records, "_SERVER_SELECTION_TIMEOUT_MS", 200)
 
-        def imported() -> None:
+        def import_into() -> None:
             with open_mongodb_target(uri, stopped=False) as target:
                 import_archive(verify_archive(self.archive), target)
 
-        self.assertIn("does not respond", await self.refused(imported))
+        self.assertIn("does not respond", await self.assert_refused(import_into))
         servers.start(0)
         self.patch(mongo_records, "_SERVER_SELECTION_TIMEOUT_MS", 60_000)
-        await self.elsewhere(imported)
+        await self.run_in_thread(import_into)
         self.assertEqual(servers.client["away"]["accounts"].count_documents({}), 1)
 
-    async def test_a_snapshot_does_not_see_what_comes_later(self) -> None:
-        """An export is of the time when it began, however long it takes."""
-        store = await self.a_store()
-        await self.put(store, "before")
+    async def test_export_is_a_snapshot(self) -> None:
+        """An export has the data of its start, however long it takes."""
+        store = await self.open_store()
+        await self.enqueue_ids(store, "before")
         with open_mongodb_source(self.uri, offline=False, stopped=False) as source:
             counts = source.counts()
             await store.acknowledge(ALICE, ["before"])
-            await self.put(store, "after")
+            await self.enqueue_ids(store, "after")
             found = [record.id for record in source.records() if isinstance(record, MessageRecord)]
             self.assertEqual(source.counts(), counts)
         self.assertEqual(found, ["before"])
         await store.close()
 
-    async def test_a_forgotten_snapshot(self) -> None:
-        """The server keeps no history any more: that is said, with what can be done."""
-        store = await self.a_store()
+    async def test_expired_snapshot(self) -> None:
+        """An expired snapshot is reported, with a remedy."""
+        store = await self.open_store()
         await store.close()
         with self.servers.failpoint("find", errorCode=239, times=1):
-            said = await self.refused(lambda: exported(self.uri, self.archive.with_name("c.gz")))
-        self.assertIn("minSnapshotHistoryWindowInSeconds", said)
+            error = await self.assert_refused(lambda: export_store(self.uri, self.archive.with_name("c.gz")))
+        self.assertIn("minSnapshotHistoryWindowInSeconds", error)
         self.assertFalse(self.archive.with_name("c.gz").exists())
 
 
 class CredentialTests(MongoTestCase):
-    """A server that takes nobody without credentials."""
+    """A server with access control."""
 
     def choose_servers(self) -> ReplicaSet:
         return authenticated_server()
 
-    async def test_a_user_who_may_read_and_write(self) -> None:
-        """Is enough for all of it, even to go on; somebody else is told that he is refused."""
+    async def test_read_write_user_suffices(self) -> None:
+        """A user with readWrite suffices for everything, also to continue; another user is told of missing rights."""
         folder = Path(mkdtemp(prefix="mediatord-transfer-"))
         self.addCleanup(rmtree, folder)
         create: dict[str, Any] = {"pwd": "p4ss", "roles": ["readWrite"], "mechanisms": ["SCRAM-SHA-1"]}
@@ -212,22 +216,22 @@ class CredentialTests(MongoTestCase):
             archive, "sqlite", [AccountRecord(number=1, did="did:a", created_at=1.0, draft03=False, seen_at=2.0)]
         )
 
-        def moved() -> None:
+        def transfer() -> None:
             with open_mongodb_target(uri, stopped=False) as target:
                 target.begin(verify_archive(archive).id)
             with open_mongodb_target(uri, stopped=False) as target:
                 import_archive(verify_archive(archive), target)
-            exported(uri, folder / "b.gz")
+            export_store(uri, folder / "b.gz")
 
-        await self.elsewhere(moved)
+        await self.run_in_thread(transfer)
         self.assertEqual(list(verify_archive(folder / "b.gz").records()), list(verify_archive(archive).records()))
-        wrong = uri.replace("p4ss", "wrong")
+        wrong_uri = uri.replace("p4ss", "wrong")
         with self.assertRaises(BackupError) as caught:
-            await self.elsewhere(exported, wrong, folder / "c.gz")
+            await self.run_in_thread(export_store, wrong_uri, folder / "c.gz")
         self.assertIn("refused: AuthenticationFailed", str(caught.exception))
         self.assertNotIn("wrong", str(caught.exception))
 
 
-def exported(uri: str, path: Path, *, offline: bool = False) -> None:
+def export_store(uri: str, path: Path, *, offline: bool = False) -> None:
     with open_mongodb_source(uri, offline=offline, stopped=False) as source:
         write_archive(path, source.backend, source.records())

@@ -1,4 +1,4 @@
-"""Backups and exports of a daemon that is busy: whatever was promised before they began is in them."""
+"""Backups and exports of a daemon under load: they have everything that was accepted before they began."""
 
 from __future__ import annotations
 
@@ -33,60 +33,60 @@ from tests.mongod import shared_replica_set
 
 reactor: Any = _reactor
 
-LETTERS, BEFORE = 400, 100
+MESSAGES, MESSAGES_BEFORE_BACKUP = 400, 100
 
 
-class LiveTests(TestCase):
+class RunningDaemonTests(TestCase):
     """With SQLite."""
 
     def setUp(self) -> None:
         self.folder = Path(mkdtemp(prefix="mediatord-live-"))
         self.addCleanup(rmtree, self.folder)
-        self.daemon = prepare_daemon({**ROOMY, **self.storage()})
+        self.daemon = prepare_daemon({**ROOMY, **self.get_storage()})
         self.addCleanup(self.daemon.clean)
 
-    def storage(self) -> dict[str, Any]:
-        """Where the daemon keeps what it keeps."""
+    def get_storage(self) -> dict[str, Any]:
+        """Storage settings of the daemon."""
         return {}
 
-    async def test_a_backup_under_load(self) -> None:
-        """Restored elsewhere, it has every letter that was accepted before; those acknowledged since come again."""
+    async def test_backup_under_load(self) -> None:
+        """A restored backup has every message accepted before; those acknowledged since are delivered again."""
         self.daemon.start()
         bob = await enrol_wallet(self.daemon, reactor)
-        senders = LoadSenders(self.daemon.port, prepare_forwards(bob, "letter", LETTERS))
+        senders = LoadSenders(self.daemon.port, prepare_forwards(bob, "letter", MESSAGES))
         senders.start()
-        await deferToThread(senders.wait_for_answers, BEFORE)
+        await deferToThread(senders.wait_for_answers, MESSAGES_BEFORE_BACKUP)
         promised = set(senders.markers(202))
-        self.assertGreaterEqual(len(promised), BEFORE)
+        self.assertGreaterEqual(len(promised), MESSAGES_BEFORE_BACKUP)
         backup, archive = self.folder / "b.tar", self.folder / "a.gz"
-        told = await self.run_("backup", "--config", str(self.daemon.config), "--to", str(backup), "--json")
-        await self.run_("export", "--config", str(self.daemon.config), "--to", str(archive), "--json")
+        output = await self.run_command("backup", "--config", str(self.daemon.config), "--to", str(backup), "--json")
+        await self.run_command("export", "--config", str(self.daemon.config), "--to", str(archive), "--json")
         await deferToThread(senders.join)
-        self.assertEqual(len(senders.markers(202)), LETTERS)
+        self.assertEqual(len(senders.markers(202)), MESSAGES)
         read = verify_archive(archive)
         waiting = [record for record, _ in read.records() if isinstance(record, MessageRecord)]
-        self.assertTrue(len(promised) <= told["records"]["message"] <= len(waiting) <= LETTERS)
+        self.assertTrue(len(promised) <= output["records"]["message"] <= len(waiting) <= MESSAGES)
         self.assertEqual(set(await drain_queue(bob)), set(senders.markers(202)))
         self.daemon.stop()
-        self.make_room()
-        with self.restored(backup) as daemon:
+        self.delete_store()
+        with self.restore(backup) as daemon:
             found = await drain_queue(bob)
             self.assertLessEqual(promised, set(found))
-            self.assertEqual(len(found), told["records"]["message"])
+            self.assertEqual(len(found), output["records"]["message"])
             self.assertEqual([ids for ids in found.values() if len(ids) > 1], [])
             self.check(daemon)
 
-    def make_room(self) -> None:
-        """The store of the daemon is lost."""
+    def delete_store(self) -> None:
+        """Delete the daemon's store."""
 
     def check(self, daemon: Daemon) -> None:
-        """The file is sound."""
+        """The database file is intact."""
         with closing(sqlite3.connect(daemon.directory / "mediator.sqlite3")) as connection:
             self.assertEqual(connection.execute("PRAGMA integrity_check").fetchall(), [("ok",)])
             self.assertEqual(connection.execute("SELECT count(*) FROM queue").fetchall(), [(0,)])
 
-    def restored(self, backup: Path) -> Daemon:
-        """A daemon at the same address, made of nothing but the backup."""
+    def restore(self, backup: Path) -> Daemon:
+        """A daemon at the same address, started from the backup only."""
         daemon = Daemon()
         self.addCleanup(daemon.clean)
         subprocess.run(
@@ -97,8 +97,8 @@ class LiveTests(TestCase):
         daemon.port, daemon.url = self.daemon.port, self.daemon.url
         return daemon
 
-    async def run_(self, *arguments: str) -> dict[str, Any]:
-        """What a command says, while the daemon goes on."""
+    async def run_command(self, *arguments: str) -> dict[str, Any]:
+        """Output of a command while the daemon runs."""
         ended = await deferToThread(
             subprocess.run, [sys.executable, "-m", "mediatord", *arguments], capture_output=True, check=False
         )
@@ -107,19 +107,19 @@ class LiveTests(TestCase):
 
 
 @pytest.mark.exhaustive
-class MongoDBLiveTests(LiveTests):
-    """With MongoDB, where a backup has the state of one time as well."""
+class MongoDBRunningDaemonTests(RunningDaemonTests):
+    """With MongoDB, where a backup is a snapshot too."""
 
-    def storage(self) -> dict[str, Any]:
+    def get_storage(self) -> dict[str, Any]:
         self.section = fresh_storage(self)
         return {"storage": self.section}
 
-    def make_room(self) -> None:
+    def delete_store(self) -> None:
         name = self.section["mongodb"]["uri"].rpartition("/")[2].partition("?")[0]
         shared_replica_set().client.drop_database(name)
 
     def check(self, daemon: Daemon) -> None:
-        """Nothing waits according to any counter."""
+        """No counter has queued messages."""
         name = self.section["mongodb"]["uri"].rpartition("/")[2].partition("?")[0]
         found = shared_replica_set().client[name]["recipients"].find()
-        self.assertEqual([(one["messages"], one["bytes"]) for one in found], [(0, 0)])
+        self.assertEqual([(item["messages"], item["bytes"]) for item in found], [(0, 0)])

@@ -1,4 +1,4 @@
-"""From file to file: whatever was done to a store, the other one has the same records and gives the same answers."""
+"""Export and import between SQLite files: records and query results are the same."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ from tests.store.builders import ImmediateClock, make_sqlite_store, result_of
 ROUNDS = 6
 
 
-def done(work: Coroutine[Any, Any, Any]) -> Any:
-    """What came of something that waits for nothing."""
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    """Result of a coroutine that waits for nothing."""
     results: list[Any] = []
     Deferred.fromCoroutine(work).addCallback(results.append)
     return results.pop()
 
 
-def opened(clock: ImmediateClock, path: Path) -> SQLiteStore:
-    """A store of a daemon."""
+def open_store(clock: ImmediateClock, path: Path) -> SQLiteStore:
+    """A store as a daemon opens it."""
     store = make_sqlite_store(clock, path)
     store.open()
     return store
 
 
-def exported(path: Path, archive: Path) -> list[StoreRecord]:
+def export_records(path: Path, archive: Path) -> list[StoreRecord]:
     """The records of a store."""
     with open_sqlite_source(path) as source:
         write_archive(archive, source.backend, source.records())
@@ -67,43 +67,43 @@ def exported(path: Path, archive: Path) -> list[StoreRecord]:
 @pytest.mark.exhaustive
 @settings(max_examples=15)
 @given(st.integers(0, 1 << 32))
-def test_the_same(seed: int) -> None:
-    """After any history, and later, when what was delayed is due and what was to expire has."""
+def test_same_results_after_any_history(seed: int) -> None:
+    """After random operations the results are the same, also once delayed messages are due and others expired."""
     folder = Path(mkdtemp(prefix="mediatord-transfer-"))
     try:
         clock = ImmediateClock()
         one, other = folder / "one.sqlite3", folder / "other.sqlite3"
-        store = opened(clock, one)
-        done(StorePopulator(store, Random(seed), clock.seconds()).fill(ROUNDS))
+        store = open_store(clock, one)
+        run(StorePopulator(store, Random(seed), clock.seconds()).fill(ROUNDS))
         store.close()
-        records = exported(one, folder / "a.gz")
+        records = export_records(one, folder / "a.gz")
         with open_sqlite_target(other) as target:
             import_archive(verify_archive(folder / "a.gz"), target)
-        assert exported(other, folder / "b.gz") == records
-        stores = [opened(clock, one), opened(clock, other)]
+        assert export_records(other, folder / "b.gz") == records
+        stores = [open_store(clock, one), open_store(clock, other)]
         halves = [len([record for record in records if record.kind == kind]) for kind in ("message", "pending_event")]
         accepted = StoreLedger(*[MessageLedger(accepted=number, waiting=number) for number in halves])
         assert result_of(stores[1].read_ledger()) == accepted
         for seconds in (0.0, 601.0, 7200.0):
             clock.advance(seconds)
-            told = [done(query_everything(store)) for store in stores]
-            assert told[0] == told[1]
+            results = [run(query_everything(store)) for store in stores]
+            assert results[0] == results[1]
             removed = [result_of(store.expire_messages(1000)) for store in stores]
             assert removed[0] == removed[1]
-            taken = [result_of(store.take_due_messages(1000)) for store in stores]
-            assert taken[0] == taken[1]
-            books = [result_of(store.read_ledger()) for store in stores]
-            assert [(one.didcomm.difference, one.decentrl.difference) for one in books] == [(0, 0), (0, 0)]
+            due = [result_of(store.take_due_messages(1000)) for store in stores]
+            assert due[0] == due[1]
+            ledgers = [result_of(store.read_ledger()) for store in stores]
+            assert [(ledger.didcomm.difference, ledger.decentrl.difference) for ledger in ledgers] == [(0, 0), (0, 0)]
         for store in stores:
             store.close()
     finally:
         rmtree(folder)
 
 
-def test_what_comes_later_is_not_in_it(tmp_path: Path) -> None:
-    """An export is of the time when it began."""
+def test_export_is_a_snapshot(tmp_path: Path) -> None:
+    """An export has the data of its start."""
     clock = ImmediateClock()
-    store = opened(clock, tmp_path / "s.sqlite3")
+    store = open_store(clock, tmp_path / "s.sqlite3")
     store.grant("did:before")
     with open_sqlite_source(tmp_path / "s.sqlite3") as source:
         store.grant("did:after")
@@ -112,21 +112,24 @@ def test_what_comes_later_is_not_in_it(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_database_of_another_version(tmp_path: Path) -> None:
-    """Or of another program: refused, and as it was."""
+def test_refuses_other_database(tmp_path: Path) -> None:
+    """A database of another version or program is refused and unchanged."""
     path = tmp_path / "s.sqlite3"
     open_database(path, None).close()
-    for pragma, said in (("user_version = 2", "version 2"), ("application_id = 1", "is not a mediatord database")):
+    for pragma, error in (
+        ("user_version = 2", "version 2"),
+        ("application_id = 1", "is not a mediatord database"),
+    ):
         with closing(connect(path)) as connection:
             connection.execute(f"PRAGMA {pragma}")
-        with pytest.raises(BackupError, match=said), open_sqlite_source(path):
+        with pytest.raises(BackupError, match=error), open_sqlite_source(path):
             pass
-        with pytest.raises(BackupError, match=said), open_sqlite_target(path) as target:
+        with pytest.raises(BackupError, match=error), open_sqlite_target(path) as target:
             target.begin("archive")
 
 
 def test_counts_that_differ(tmp_path: Path, capsys: Capture) -> None:
-    """Exit status 1, with the table; the store stays as it was, and no daemon finds what is unfinished."""
+    """Exit status 1 and the table of counts; the store is unchanged, and no daemon finds unfinished data."""
     assert call("init", "--dir", str(tmp_path)) == 0
     capsys.readouterr()
     archive, path = tmp_path / "a.gz", tmp_path / "mediator.sqlite3"
@@ -136,19 +139,19 @@ def test_counts_that_differ(tmp_path: Path, capsys: Capture) -> None:
         target.begin(read.id)
         target.connection.execute("INSERT INTO retired VALUES ('did:lost')")
     assert call("import", "--config", str(tmp_path / "mediator.yaml"), "--from", str(archive)) == 1
-    told = capsys.readouterr()
-    assert "retired DIDs                  0      1  differs" in told.out
+    output = capsys.readouterr()
+    assert "retired DIDs                  0      1  differs" in output.out
     assert (
-        told.err.startswith("mediatord: import incomplete: the store has 1 retired DIDs (expected 0)")
-        and told.err.count("\n") == 1
+        output.err.startswith("mediatord: import incomplete: the store has 1 retired DIDs (expected 0)")
+        and output.err.count("\n") == 1
     )
     assert not path.exists() and make_import_path(path).exists()
     with open_sqlite_target(path) as target, pytest.raises(CountMismatchError):
         import_archive(read, target)
 
 
-def test_an_archive_that_contradicts_itself(tmp_path: Path) -> None:
-    """Two records of the same id, which only the store can see: refused, and no daemon finds any of it."""
+def test_duplicate_ids(tmp_path: Path) -> None:
+    """Two records with one id, which only the store can detect, are refused, and no daemon finds them."""
     message: dict[str, Any] = {
         "account": 1,
         "recipient": 1,
@@ -168,8 +171,10 @@ def test_an_archive_that_contradicts_itself(tmp_path: Path) -> None:
     assert not (tmp_path / "s.sqlite3").exists()
 
 
-def test_an_archive_of_an_earlier_version(tmp_path: Path) -> None:
-    """Accounts have the canonical forms of their DIDs, and are as if seen now; of two that are one neither comes."""
+def test_archive_of_earlier_version(tmp_path: Path) -> None:
+    """
+    Accounts get the canonical forms of their DIDs and count as seen now; two with the same form are both refused.
+    """
     archive, path = tmp_path / "a.gz", tmp_path / "s.sqlite3"
     records: list[StoreRecord] = [
         AccountRecord(number=1, did="did:web:Wallet.example%3A443", created_at=1.0, draft03=False),
@@ -193,16 +198,16 @@ def test_an_archive_of_an_earlier_version(tmp_path: Path) -> None:
     assert document["retired_dids"] == [{"_id": "did:web:gone.example"}]
 
 
-def test_a_place_that_cannot_be_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When all was written: the same command goes on, or begins again."""
+def test_target_that_cannot_be_placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the finished file cannot be placed, the same command continues or starts again."""
     path, archive = tmp_path / "s.sqlite3", tmp_path / "a.gz"
     write_archive(archive, "sqlite", [AccountRecord(number=1, did="did:a", created_at=1.0, draft03=False)])
 
-    def full(*_: object) -> None:
+    def fail_full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("mediatord.backup.sqlite_records.install_database", full)
+        patched.setattr("mediatord.backup.sqlite_records.install_database", fail_full)
         with pytest.raises(OSError, match="No space"), open_sqlite_target(path) as target:
             import_archive(verify_archive(archive), target)
     assert not path.exists()
@@ -211,8 +216,8 @@ def test_a_place_that_cannot_be_taken(tmp_path: Path, monkeypatch: pytest.Monkey
     assert sorted(one.name for one in tmp_path.iterdir()) == ["a.gz", "s.sqlite3", "s.sqlite3.lock"]
 
 
-def test_a_lock_that_cannot_be_made(tmp_path: Path) -> None:
-    """Nobody is to be stopped for that."""
+def test_missing_lock_does_not_prevent_import(tmp_path: Path) -> None:
+    """If the lock cannot be created the import goes on."""
     (tmp_path / "s.sqlite3.lock").symlink_to("elsewhere")
     with (
         pytest.raises(BackupError, match="Too many levels of symbolic links$"),
@@ -221,8 +226,8 @@ def test_a_lock_that_cannot_be_made(tmp_path: Path) -> None:
         pass
 
 
-def test_a_damaged_store(tmp_path: Path) -> None:
-    """A message of nobody costs a line."""
+def test_damaged_store(tmp_path: Path) -> None:
+    """A message without owner is reported in one line."""
     path = tmp_path / "s.sqlite3"
     with closing(open_database(path, None)) as connection:
         connection.execute("INSERT INTO account (did, created_at) VALUES ('did:a', 1.0)")
@@ -230,11 +235,11 @@ def test_a_damaged_store(tmp_path: Path) -> None:
         connection.execute("PRAGMA foreign_keys = OFF")
         connection.execute("DELETE FROM account")
     with pytest.raises(BackupError, match="damaged"):
-        exported(path, tmp_path / "a.gz")
+        export_records(path, tmp_path / "a.gz")
 
 
-def test_a_directory_that_is_not_there(tmp_path: Path, capsys: Capture) -> None:
-    """One line says so."""
+def test_missing_directory(tmp_path: Path, capsys: Capture) -> None:
+    """A missing directory is reported in one line."""
     assert call("init", "--dir", str(tmp_path)) == 0
     text = (tmp_path / "mediator.yaml").read_text().replace("path: mediator.sqlite3", "path: data/mediator.sqlite3")
     (tmp_path / "mediator.yaml").write_text(text)
@@ -244,27 +249,27 @@ def test_a_directory_that_is_not_there(tmp_path: Path, capsys: Capture) -> None:
     assert "data does not exist" in one_line(capsys)
 
 
-def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
-    """On standard error; standard output has what was asked for."""
+def test_progress_bar_on_terminal(tmp_path: Path) -> None:
+    """The progress bar is on standard error, the result on standard output."""
     assert call("init", "--dir", str(tmp_path)) == 0
     records: list[StoreRecord] = [
         AccountRecord(number=number, did=f"did:{number}", created_at=1.0, draft03=False) for number in range(1, 2001)
     ]
     write_archive(tmp_path / "a.gz", "sqlite", records)
-    ours, theirs = pty.openpty()
+    controller, terminal = pty.openpty()
     arguments = ["import", "--config", str(tmp_path / "mediator.yaml"), "--from", str(tmp_path / "a.gz"), "--json"]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     with subprocess.Popen(
-        [sys.executable, "-m", "mediatord", *arguments], stderr=theirs, stdout=subprocess.PIPE, env=environment
+        [sys.executable, "-m", "mediatord", *arguments], stderr=terminal, stdout=subprocess.PIPE, env=environment
     ) as process:
-        os.close(theirs)
+        os.close(terminal)
         shown = b""
         try:
-            while some := os.read(ours, 4096):
+            while some := os.read(controller, 4096):
                 shown += some
-        except OSError:  # what a terminal says when nobody is there any more
+        except OSError:  # read errors of a terminal whose other side is closed
             pass
-        told = process.communicate()[0]
-    os.close(ours)
-    assert process.returncode == 0 and told.startswith(b'{"archive"')
+        output = process.communicate()[0]
+    os.close(controller)
+    assert process.returncode == 0 and output.startswith(b'{"archive"')
     assert b"importing" in shown and b"2000/2000" in shown

@@ -1,4 +1,4 @@
-"""Nodes in one process, with one memory store and one clock, whose requests to each other are function calls."""
+"""Nodes in one process, with one memory store and one clock; requests between them are function calls."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ class InMemoryPeerNetwork:
     """
     Carries requests between in-memory nodes.
 
-    :ivar cut: called with each request; true keeps it from arriving.
-    :ivar lost: likewise for its response.
+    :ivar cut: called with each request; true drops it.
+
+    :ivar lost: the same for its response.
+
     :ivar requests: number of requests.
     """
 
@@ -47,8 +49,8 @@ class InMemoryPeerNetwork:
         self.lost: Callable[[ClusterNode], bool] = lambda node: False
         self.requests = 0
 
-    def caller(self, reactor: Any, keys: Any) -> _InMemoryPeerClient:
-        """Takes the place of :class:`~mediatord.cluster.peer_connection.PeerClient`."""
+    def make_client(self, reactor: Any, keys: Any) -> _InMemoryPeerClient:
+        """Stands in for :class:`~mediatord.cluster.peer_connection.PeerClient`."""
         return _InMemoryPeerClient(self)
 
 
@@ -74,7 +76,7 @@ class _InMemoryPeerClient:
         return node.boot
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
     def _find(self, node: ClusterNode) -> PeerServer:
         self._network.requests += 1
@@ -90,7 +92,7 @@ class InMemoryNode(InMemoryMediator):
     """
     One node.
 
-    :ivar said: lines with which it gave up.
+    :ivar fatal_errors: lines with which it gave up.
     """
 
     def __init__(self, test_case: InMemoryClusterTestCase, name: str, **settings: Any) -> None:
@@ -104,7 +106,7 @@ class InMemoryNode(InMemoryMediator):
         self.test = test_case
         self.test_case = test_case
         self.clock = test_case.clock
-        self.said: list[str] = []
+        self.fatal_errors: list[str] = []
         self.config = Config.model_validate(merge_settings(merge_settings(plain, PLENTY), settings)).resolved(
             test_case.directory
         )
@@ -116,7 +118,7 @@ class InMemoryNode(InMemoryMediator):
         self.store = test_case.store
         self.did = self.base.identity.now.did
         self.document = resolve_local(self.did)
-        self.membership = self.cluster.build_membership(self.said.append, lambda: None)
+        self.membership = self.cluster.build_membership(self.fatal_errors.append, lambda: None)
         node = build_cluster_services(self.base, self.cluster, self.didcomm, self.decentrl, self.membership)
         self.services: list[Any] = [
             self.base.events,
@@ -133,11 +135,11 @@ class InMemoryNode(InMemoryMediator):
 
     @property
     def boot(self) -> str:
-        """Of this start."""
+        """Boot id of this start."""
         return self.cluster.node.boot
 
     def start(self) -> InMemoryNode:
-        """Begin, and join."""
+        """Start and join the cluster."""
         self._running = True
         self.test_case.network.in_memory_nodes[self.boot] = self
         self.test.successResultOf(self.store.open())
@@ -150,7 +152,7 @@ class InMemoryNode(InMemoryMediator):
         return self
 
     def stop(self) -> None:
-        """In order."""
+        """Stop in order."""
         if self._running:
             self._running = False
             for service in reversed(self.services):
@@ -167,36 +169,36 @@ class InMemoryNode(InMemoryMediator):
         self._running = False
         self.test_case.network.in_memory_nodes.pop(self.boot, None)
         self.cluster.presence_publisher.stop()
-        life = self.membership._task
+        task = self.membership._task
         self.membership._task = None
-        if life is not None:
-            life.cancel()
+        if task is not None:
+            task.cancel()
         for service in reversed(self.services):
             service.stopService()
 
     def socket(self, **options: Any) -> FakeSocket:
-        """A socket that has finished its handshake, and goes when it is told to."""
+        """An open socket, which closes when it is told to."""
         socket = super().socket(**options)
         self.sockets.append(socket)
         return socket
 
     def done(self, work: Coroutine[Any, Any, T]) -> T:
-        """What comes of work, once everything has happened that is to happen at once."""
-        return self.test_case.get(work)
+        """Result of a coroutine, after all calls that are due."""
+        return self.test_case.result_of(work)
 
 
 class InMemoryClusterTestCase(SynchronousTestCase):
     """
-    A test case with several nodes.
+    Test case with several nodes.
 
-    :cvar names: of those that are started before each test.
+    :cvar names: nodes that are started before each test.
     """
 
     names: tuple[str, ...] = ("a", "b")
     settings: dict[str, Any] = {}
 
     def setUp(self) -> None:
-        """Start them."""
+        """Start the nodes."""
         self.directory = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, self.directory)
         create_keys(self.directory / "keys.jwks")
@@ -205,13 +207,13 @@ class InMemoryClusterTestCase(SynchronousTestCase):
         self.clock.advance(NOW)
         self.store: Any = MemoryStore(self.clock, QueueLimits())
         self.network = InMemoryPeerNetwork()
-        self.patch(wiring, "PeerClient", self.network.caller)
-        # As long as nobody else has it open, nothing is in it.
+        self.patch(wiring, "PeerClient", self.network.make_client)
+        # The memory store is cleared when its last user closes it.
         self.successResultOf(self.store.open())
-        self.in_memory_nodes = [self.in_memory(name).start() for name in self.names]
+        self.in_memory_nodes = [self.make_node(name).start() for name in self.names]
 
-    def in_memory(self, name: str, **settings: Any) -> InMemoryNode:
-        """One more, yet to be started."""
+    def make_node(self, name: str, **settings: Any) -> InMemoryNode:
+        """A further node, not started."""
         in_memory = InMemoryNode(self, name, **merge_settings(self.settings, settings))
         self.addCleanup(in_memory.stop)
         return in_memory
@@ -221,27 +223,27 @@ class InMemoryClusterTestCase(SynchronousTestCase):
         while any(call.getTime() <= self.clock.seconds() for call in self.clock.getDelayedCalls()):
             self.clock.advance(0)
 
-    def later(self, seconds: float) -> None:
+    def advance(self, seconds: float) -> None:
         """Let time pass in small steps."""
         until = self.clock.seconds() + seconds
         while self.clock.seconds() < until:
             self.clock.advance(min(0.25, until - self.clock.seconds()))
             self.settle()
 
-    def get(self, work: Awaitable[T] | Coroutine[Any, Any, T]) -> T:
-        """What comes of work that needs no time."""
+    def result_of(self, work: Awaitable[T] | Coroutine[Any, Any, T]) -> T:
+        """Result of a coroutine that takes no time."""
         done: Deferred[T] = Deferred.fromCoroutine(work)  # type: ignore[arg-type]
         self.settle()
         return self.successResultOf(done)
 
-    def live(self) -> list[str]:
-        """The names of the live nodes."""
+    def list_live_names(self) -> list[str]:
+        """Names of the live nodes."""
         return [node.name for node in self.successResultOf(self.store.cluster.list_nodes())]
 
     def new_wallet(self, in_memory: InMemoryNode) -> InMemoryWallet:
-        """A wallet with an account, which asks this node."""
+        """A wallet with an account, connected to this node."""
         return InMemoryWallet(in_memory).enrol()
 
     def new_identity(self, in_memory: InMemoryNode, name: str) -> InMemoryIdentity:
-        """A Decentrl identity that asks this node."""
+        """A Decentrl identity, connected to this node."""
         return InMemoryIdentity(in_memory, name)

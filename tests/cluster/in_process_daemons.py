@@ -1,4 +1,4 @@
-"""Whole daemons in one process, on one memory store, with real sockets between them."""
+"""Daemons in one process, on one memory store, connected by real sockets."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from mediatord.store.sqlite.memory_store import MemoryStore
 from mediatord.wallet.didcomm_socket import make_client_endpoint
 from mediatord.wallet.temporary_daemon import find_free_port
 from tests.integration.daemon import PLENTY, merge_settings
-from tests.store.builders import compare_identities
+from tests.store.builders import enforce_identity
 
 reactor: Any = _reactor
 SECRET = b"what the nodes of this cluster know and nobody else"
-PATIENCE = 120.0
-STEP = 0.01
+WAIT_TIMEOUT = 120.0
+POLL_INTERVAL = 0.01
 
 
 class AdjustableClock:
-    """The reactor's time, which a test may set forward."""
+    """The reactor's time plus an offset."""
 
     def __init__(self) -> None:
         self.ahead = 0.0
 
     def seconds(self) -> float:
-        """Since the epoch."""
+        """Seconds since the epoch."""
         return float(reactor.seconds()) + self.ahead
 
 
@@ -49,13 +49,13 @@ class InProcessNode:
     """
     One of several daemons.
 
-    :ivar said: lines with which it gave up.
+    :ivar fatal_errors: lines with which it gave up.
     """
 
     def __init__(self, test_case: InProcessClusterTestCase, name: str, settings: dict[str, Any]) -> None:
         port = find_free_port()
         self.name = name
-        self.said: list[str] = []
+        self.fatal_errors: list[str] = []
         self.url = f"http://127.0.0.1:{port}"
         plain = {
             "public_url": test_case.url or self.url,
@@ -67,37 +67,39 @@ class InProcessNode:
             "drain_timeout": "2s",
             "control_socket": None,
             "cluster": {
-                "listen": test_case.node_listen(name),
+                "listen": test_case.get_peer_endpoint(name),
                 "secret_file": str(test_case.directory / "cluster.secret"),
             },
         }
         self.config = Config.model_validate(merge_settings(merge_settings(plain, PLENTY), settings))
-        self.service: Any = build_daemon(reactor, self.config, give_up=self.said.append, store=test_case.store)
+        self.service: Any = build_daemon(
+            reactor, self.config, give_up=self.fatal_errors.append, store=test_case.store
+        )
         self._running = False
 
-    def endpoint(self) -> Any:
-        """How wallets get here, whatever the mediator's document names."""
+    def make_endpoint(self) -> Any:
+        """Endpoint of this node, whatever URL the mediator's DID document has."""
         return make_client_endpoint(reactor, self.url)
 
     def start(self) -> None:
-        """Bind and begin."""
+        """Bind and start."""
         self._running = True
         self.service.privilegedStartService()
         self.service.startService()
 
     async def stop(self) -> None:
-        """In order, if it runs."""
+        """Stop in order, if it runs."""
         if self._running:
             self._running = False
             await self.service.stopService()
 
-    async def stop_only(self, *names: str) -> None:
-        """Have some of its services end, as if they had been killed."""
+    async def stop_services(self, *names: str) -> None:
+        """Stop some of its services, as if they had been killed."""
         for child in list(self.service):
             if child.name in names:
-                await self._end(child)
+                await self._stop_service(child)
 
-    async def _end(self, child: Service) -> None:
+    async def _stop_service(self, child: Service) -> None:
         stopped: Any = child.stopService()
         if isinstance(stopped, Deferred):
             await stopped
@@ -105,15 +107,15 @@ class InProcessNode:
 
 class InProcessClusterTestCase(TestCase):
     """
-    A test case with several daemons.
+    Test case with several daemons.
 
-    :cvar names: of those that are started before each test.
+    :cvar names: daemons that are started before each test.
     """
 
     names: Sequence[str] = ("a", "b")
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
-        """Start them; rounds come often."""
+        """Start the daemons, with short intervals."""
         self.patch(app_cluster, "ANTI_ENTROPY_INTERVAL", 0.3)
         self.patch(app_cluster, "SWEEP_INTERVAL", 0.3)
         self.patch(anti_entropy, "MIN_MESSAGE_AGE", 0.05)
@@ -121,21 +123,21 @@ class InProcessClusterTestCase(TestCase):
         self.addCleanup(shutil.rmtree, self.directory)
         create_keys(self.directory / "keys.jwks")
         create_secret_file(self.directory / "cluster.secret", SECRET)
-        self.watch = AdjustableClock()
-        self.store: IStore = MemoryStore(cast(Any, self.watch), QueueLimits())
-        compare_identities(self.store.cluster)
+        self.wall_clock = AdjustableClock()
+        self.store: IStore = MemoryStore(cast(Any, self.wall_clock), QueueLimits())
+        enforce_identity(self.store.cluster)
         self.url = ""
         self.nodes: list[InProcessNode] = []
         for name in self.names:
-            self.start(name)
-        await self.until(lambda: self.live() == list(self.names))
+            self.start_node(name)
+        await self.wait_until(lambda: self.list_live_names() == list(self.names))
 
-    def node_listen(self, name: str) -> str:
-        """Where a node listens for others."""
+    def get_peer_endpoint(self, name: str) -> str:
+        """Endpoint at which a node listens for peers."""
         return f"tcp:{find_free_port()}:interface=127.0.0.1"
 
-    def start(self, name: str, **settings: Any) -> InProcessNode:
-        """One more daemon; the first one's URL is that of all."""
+    def start_node(self, name: str, **settings: Any) -> InProcessNode:
+        """Start a further daemon; all have the URL of the first one."""
         node = InProcessNode(self, name, settings)
         self.url = self.url or node.url
         self.nodes.append(node)
@@ -143,13 +145,13 @@ class InProcessClusterTestCase(TestCase):
         self.addCleanup(lambda: Deferred.fromCoroutine(node.stop()))
         return node
 
-    def live(self) -> list[str]:
-        """The names of the nodes that are live."""
+    def list_live_names(self) -> list[str]:
+        """Names of the live nodes."""
         return [node.name for node in self.successResultOf(self.store.cluster.list_nodes())]
 
-    async def until(self, condition: Any) -> None:
-        """Wait for something that is about to happen."""
-        deadline = reactor.seconds() + PATIENCE
+    async def wait_until(self, condition: Any) -> None:
+        """Wait for a condition."""
+        deadline = reactor.seconds() + WAIT_TIMEOUT
         while not condition():
             assert reactor.seconds() < deadline, "it did not happen"
-            await deferLater(reactor, STEP, lambda: None)
+            await deferLater(reactor, POLL_INTERVAL, lambda: None)

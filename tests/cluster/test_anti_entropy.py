@@ -1,4 +1,4 @@
-"""Taking what other nodes hint at, and what is done every few seconds."""
+"""Reception of notifications, anti-entropy, and the sweep of lapsed nodes."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ from tests.in_memory_mediator import NOW
 BOB = "did:x:bob"
 
 
-def message(id_: str, *, age: float = 10.0) -> StoredMessage:
-    """One that waits for Bob, of so many seconds ago."""
+def make_message(id_: str, *, age: float = 10.0) -> StoredMessage:
+    """A message queued for Bob so many seconds ago."""
     return StoredMessage(id_, BOB, BOB, b"{}", "json", NOW - age, NOW + 1000)
 
 
 class FakeMessageSource:
-    """A protocol half whose messages the test puts there."""
+    """Message source of one protocol, with messages set by the test."""
 
     def __init__(self, *messages: StoredMessage) -> None:
-        self.messages = {one.id: one for one in messages}
+        self.messages = {message.id: message for message in messages}
         self.dids = [BOB]
         self.most = 500
         self.pushed: list[str] = []
         self.unwanted: set[str] = set()
-        self.late: list[float] = []
+        self.lags: list[float] = []
         self.stuck: set[str] = set()
         self.picked: frozenset[str] = frozenset()
         self.found: list[list[str]] = []
@@ -61,254 +61,260 @@ class FakeMessageSource:
         )
 
     def live(self, wanted: Callable[[object], bool]) -> list[str]:
-        """Those with sockets."""
+        """Those of the DIDs that have sockets."""
         return self.dids
 
     def subscribers(self, did: str, *, by: float, message: str) -> list[object]:
-        """Somebody, unless the message is in the backlog."""
+        """One subscriber, unless the message is in the backlog."""
         return [] if message in self.unwanted else [did]
 
     def was_pushed(self, id_: str) -> bool:
-        """Here."""
+        """Whether the message was pushed here."""
         return id_ in self.pushed
 
     def find_picked_up(self, ids: Sequence[str]) -> Deferred[frozenset[str]]:
-        """Those of them."""
+        """Those of the ids that were picked up."""
         return succeed(self.picked.intersection(ids))
 
     def find(self, ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
-        """By id, no more than fit."""
+        """Messages by id, as many as fit."""
         self.found.append(list(ids))
-        return succeed([self.messages[one] for one in ids if one in self.messages][: self.most])
+        return succeed([self.messages[id_] for id_ in ids if id_ in self.messages][: self.most])
 
     def arrived(self, dids: Sequence[str], window: ArrivalWindow, limit: int) -> Deferred[list[MessageArrival]]:
-        """By time, and then by id."""
+        """Messages by time and id."""
         if self.is_away:
             return fail(StoreUnavailable())
         self.questions.append((list(dids), window))
         messages = self.messages.values()
-        in_time = [(one.received_at, one.id) for one in messages if window.has(one.received_at, one.id)]
+        in_time = [
+            (message.received_at, message.id) for message in messages if window.has(message.received_at, message.id)
+        ]
         return succeed([MessageArrival(id_, BOB, at) for at, id_ in sorted(in_time)[:limit]])
 
     def push_remote(self, one: StoredMessage, *, by: float = inf) -> bool:
-        """Unless its socket is stuck."""
+        """Push, unless the socket is blocked."""
         if by != inf:
-            self.late.append(by - MAX_VISIBILITY_DELAY)
+            self.lags.append(by - MAX_VISIBILITY_DELAY)
         if one.id not in self.stuck:
             self.pushed.append(one.id)
         return one.id not in self.stuck
 
 
 class NotificationReceiverTests(SynchronousTestCase):
-    def take(self, shelf: FakeMessageSource, *ids: str) -> list[str]:
-        """What is said to be pushed."""
-        return self.successResultOf(Deferred.fromCoroutine(shelf.delivery.push_notified(ids)))
+    def push_notified(self, source: FakeMessageSource, *ids: str) -> list[str]:
+        """Ids reported as pushed."""
+        return self.successResultOf(Deferred.fromCoroutine(source.delivery.push_notified(ids)))
 
-    def test_take(self) -> None:
-        """What is there is pushed; what is gone or not taken is left out."""
-        shelf = FakeMessageSource(message("a"), message("b"), message("c"))
-        shelf.stuck = {"b"}
-        self.assertEqual(self.take(shelf, "a", "b", "x"), ["a"])
-        self.assertEqual(shelf.pushed, ["a"])
+    def test_pushes_messages_found(self) -> None:
+        """Messages that exist are pushed; missing and refused ones are left out."""
+        source = FakeMessageSource(make_message("a"), make_message("b"), make_message("c"))
+        source.stuck = {"b"}
+        self.assertEqual(self.push_notified(source, "a", "b", "x"), ["a"])
+        self.assertEqual(source.pushed, ["a"])
 
-    def test_once(self) -> None:
-        """A hint that comes again, since its answer was lost, is answered as before."""
-        shelf = FakeMessageSource(message("a"))
-        self.take(shelf, "a")
-        self.assertEqual(self.take(shelf, "a"), ["a"])
-        self.assertEqual((shelf.pushed, shelf.found), (["a"], [["a"]]))
+    def test_repeated_notification_is_answered_alike(self) -> None:
+        """A notification repeated because its response was lost gets the same response."""
+        source = FakeMessageSource(make_message("a"))
+        self.push_notified(source, "a")
+        self.assertEqual(self.push_notified(source, "a"), ["a"])
+        self.assertEqual((source.pushed, source.found), (["a"], [["a"]]))
 
-    def test_again_meanwhile(self) -> None:
-        """Also while the first one is still being looked up."""
-        shelf = FakeMessageSource(message("a"))
-        asked: list[Deferred[list[StoredMessage]]] = []
-        shelf.find = lambda ids: asked.append(Deferred()) or asked[-1]  # type: ignore[func-returns-value, method-assign]
-        both = [Deferred.fromCoroutine(shelf.delivery.push_notified(["a"])) for _ in range(2)]
-        for one in asked:
-            one.callback([message("a")])
-        self.assertEqual([self.successResultOf(one) for one in both], [["a"], ["a"]])
-        self.assertEqual(shelf.pushed, ["a"])
+    def test_repeated_notification_during_lookup(self) -> None:
+        """The same holds while the first one is still looked up."""
+        source = FakeMessageSource(make_message("a"))
+        lookups: list[Deferred[list[StoredMessage]]] = []
+        source.find = lambda ids: lookups.append(Deferred()) or lookups[-1]  # type: ignore[func-returns-value, method-assign]
+        both = [Deferred.fromCoroutine(source.delivery.push_notified(["a"])) for _ in range(2)]
+        for lookup in lookups:
+            lookup.callback([make_message("a")])
+        self.assertEqual([self.successResultOf(item) for item in both], [["a"], ["a"]])
+        self.assertEqual(source.pushed, ["a"])
 
-    def test_with_messages(self) -> None:
-        """What comes with the hint is pushed as it is, unless it has been, and without the store."""
-        shelf = FakeMessageSource()
-        shelf.pushed, shelf.stuck = ["a"], {"c"}
-        self.assertEqual(self.receive(shelf, "abc", map(message, "abc")), ["a", "b"])
-        self.assertEqual((shelf.pushed, shelf.found), (["a", "b"], []))
+    def test_pushes_messages_sent_with_notification(self) -> None:
+        """Messages sent with the notification are pushed without the store, unless pushed before."""
+        source = FakeMessageSource()
+        source.pushed, source.stuck = ["a"], {"c"}
+        self.assertEqual(self.push_sent(source, "abc", map(make_message, "abc")), ["a", "b"])
+        self.assertEqual((source.pushed, source.found), (["a", "b"], []))
 
-    def test_without_some_messages(self) -> None:
-        """Nothing of a hint is pushed before what has to be read for it: they are pushed in order."""
-        shelf = FakeMessageSource(*map(message, "abc"))
-        self.assertEqual(self.receive(shelf, "abc", map(message, "ac")), ["a", "b", "c"])
-        self.assertEqual((shelf.pushed, shelf.found), (["a", "b", "c"], [["a", "b", "c"]]))
+    def test_missing_messages_are_read_before_push(self) -> None:
+        """Nothing is pushed before missing messages have been read: the order is kept."""
+        source = FakeMessageSource(*map(make_message, "abc"))
+        self.assertEqual(self.push_sent(source, "abc", map(make_message, "ac")), ["a", "b", "c"])
+        self.assertEqual((source.pushed, source.found), (["a", "b", "c"], [["a", "b", "c"]]))
 
-    def test_expired_on_the_way(self) -> None:
-        """A message whose time is over is read, so that it is not pushed."""
-        shelf = FakeMessageSource()
-        self.assertEqual(self.receive(shelf, "a", [replace(message("a"), expires_at=NOW)]), [])
-        self.assertEqual((shelf.pushed, shelf.found), ([], [["a"]]))
+    def test_expired_message_is_read(self) -> None:
+        """A message that has expired on the way is looked up, and so not pushed."""
+        source = FakeMessageSource()
+        self.assertEqual(self.push_sent(source, "a", [replace(make_message("a"), expires_at=NOW)]), [])
+        self.assertEqual((source.pushed, source.found), ([], [["a"]]))
 
-    def receive(self, shelf: FakeMessageSource, ids: Iterable[str], messages: Iterable[StoredMessage]) -> list[str]:
-        """What is said to be pushed of a request with messages."""
+    def push_sent(
+        self, source: FakeMessageSource, ids: Iterable[str], messages: Iterable[StoredMessage]
+    ) -> list[str]:
+        """Ids reported as pushed for a request with messages."""
         clock = Clock()
         clock.advance(NOW)
-        receiver = NotificationReceiver(clock, shelf.delivery, cast(Any, None), cast(Any, None), lambda did: False)
+        receiver = NotificationReceiver(clock, source.delivery, cast(Any, None), cast(Any, None), lambda did: False)
         body = encode_names("hints", {"messages": list(ids)}, list(messages))
         answer = self.successResultOf(Deferred.fromCoroutine(receiver.receive(body)))
         return decode_names("pushed", answer).get("messages", [])
 
-    def test_more_than_fits(self) -> None:
-        """What the store does not give at once is asked for again."""
-        shelf = FakeMessageSource(*(message(str(number)) for number in range(5)))
-        shelf.most = 2
-        self.assertEqual(self.take(shelf, *"01234x"), list("01234"))
+    def test_reads_more_than_one_page(self) -> None:
+        """Messages that the store does not return at once are requested again."""
+        source = FakeMessageSource(*(make_message(str(number)) for number in range(5)))
+        source.most = 2
+        self.assertEqual(self.push_notified(source, *"01234x"), list("01234"))
 
 
-class CatchUpTests(SynchronousTestCase):
+class AntiEntropyTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.clock.advance(NOW)
 
-    def round(self, catch_up: AntiEntropy) -> None:
-        """One of them."""
+    def run_round(self, catch_up: AntiEntropy) -> None:
+        """Run one round."""
         self.successResultOf(Deferred.fromCoroutine(catch_up.scan()))
 
     def test_window(self) -> None:
-        """What is very young may be on its way still, what is old was caught up with before."""
+        """Very young messages may still be on their way, old ones were found by earlier rounds."""
         ages = {
             "young": MIN_MESSAGE_AGE,
             "new": MIN_MESSAGE_AGE + 0.1,
             "old": SCAN_WINDOW,
             "older": SCAN_WINDOW + 0.1,
         }
-        shelf = FakeMessageSource(*(message(name, age=age) for name, age in ages.items()))
-        self.round(AntiEntropy(self.clock, [shelf.delivery]))
-        self.assertEqual(shelf.pushed, ["old", "new"])
+        source = FakeMessageSource(*(make_message(name, age=age) for name, age in ages.items()))
+        self.run_round(AntiEntropy(self.clock, [source.delivery]))
+        self.assertEqual(source.pushed, ["old", "new"])
 
-    def test_not_twice(self) -> None:
-        """What was pushed here is not pushed again; what no socket took is tried once more."""
-        shelf = FakeMessageSource(message("a"), message("b", age=5))
-        shelf.stuck = {"b"}
-        catch_up = AntiEntropy(self.clock, [shelf.delivery])
-        self.round(catch_up)
-        shelf.stuck = set()
-        self.round(catch_up)
-        self.assertEqual(shelf.pushed, ["a", "b"])
+    def test_does_not_push_twice(self) -> None:
+        """A message pushed here is not pushed again; one that no socket accepted is retried once."""
+        source = FakeMessageSource(make_message("a"), make_message("b", age=5))
+        source.stuck = {"b"}
+        catch_up = AntiEntropy(self.clock, [source.delivery])
+        self.run_round(catch_up)
+        source.stuck = set()
+        self.run_round(catch_up)
+        self.assertEqual(source.pushed, ["a", "b"])
 
-    def test_picked_up(self) -> None:
-        """What its recipient has got by pickup is left out, and not looked up."""
-        shelf = FakeMessageSource(message("a"), message("b"))
-        shelf.picked = frozenset("a")
-        self.round(AntiEntropy(self.clock, [shelf.delivery]))
-        self.assertEqual((shelf.pushed, shelf.found), (["b"], [["b"]]))
+    def test_skips_picked_up_messages(self) -> None:
+        """Messages that the recipient has picked up are skipped and not looked up."""
+        source = FakeMessageSource(make_message("a"), make_message("b"))
+        source.picked = frozenset("a")
+        self.run_round(AntiEntropy(self.clock, [source.delivery]))
+        self.assertEqual((source.pushed, source.found), (["b"], [["b"]]))
 
-    def test_backlogs_that_no_round_asks_for(self) -> None:
-        """They are forgotten; not if the round failed, as the next one looks further back."""
+    def test_forgets_backlogs_beyond_window(self) -> None:
+        """
+        Backlogs older than the window are forgotten, unless the round failed, as the next one looks further back.
+        """
         forgotten: list[float] = []
-        shelf = FakeMessageSource()
-        catch_up = AntiEntropy(self.clock, [shelf.delivery], forgotten.append)
-        self.round(catch_up)
+        source = FakeMessageSource()
+        catch_up = AntiEntropy(self.clock, [source.delivery], forgotten.append)
+        self.run_round(catch_up)
         self.assertEqual(forgotten, [NOW - SCAN_WINDOW - MAX_VISIBILITY_DELAY])
-        shelf.dids = [BOB] * 2
-        shelf.is_away = True
+        source.dids = [BOB] * 2
+        source.is_away = True
         self.failureResultOf(Deferred.fromCoroutine(catch_up.scan()), StoreUnavailable)
         self.assertEqual(len(forgotten), 1)
 
-    def test_after_a_gap(self) -> None:
-        """Rounds that failed, or did not happen, are made up for."""
-        shelf = FakeMessageSource()
-        catch_up = AntiEntropy(self.clock, [shelf.delivery])
-        self.round(catch_up)
+    def test_next_round_covers_failed_rounds(self) -> None:
+        """The next round covers the windows of rounds that failed or were skipped."""
+        source = FakeMessageSource()
+        catch_up = AntiEntropy(self.clock, [source.delivery])
+        self.run_round(catch_up)
         self.clock.advance(100)
-        shelf.is_away = True
+        source.is_away = True
         self.failureResultOf(Deferred.fromCoroutine(catch_up.scan()), StoreUnavailable)
         self.clock.advance(100)
-        shelf.is_away = False
-        self.round(catch_up)
+        source.is_away = False
+        self.run_round(catch_up)
         self.assertEqual(
-            shelf.questions[-1][1], ArrivalWindow(NOW - MAX_VISIBILITY_DELAY, NOW + 200 - MIN_MESSAGE_AGE)
+            source.questions[-1][1], ArrivalWindow(NOW - MAX_VISIBILITY_DELAY, NOW + 200 - MIN_MESSAGE_AGE)
         )
 
-    def test_after_a_wrong_clock(self) -> None:
-        """By the last round before that is noticed it may have been any time; it looked back to the one before."""
+    def test_clock_step_extends_window(self) -> None:
+        """After a clock step the last round cannot be trusted; the window goes back to the one before."""
         for step in (7200.0, 200.0, -7200.0):
             clock = Clock()
             clock.advance(NOW)
-            shelf = FakeMessageSource()
-            catch_up = AntiEntropy(clock, [shelf.delivery])
-            self.round(catch_up)
+            source = FakeMessageSource()
+            catch_up = AntiEntropy(clock, [source.delivery])
+            self.run_round(catch_up)
             clock.rightNow += step
-            self.round(catch_up)
+            self.run_round(catch_up)
             clock.rightNow -= step
             clock.advance(300)
-            self.round(catch_up)
+            self.run_round(catch_up)
             self.assertEqual(
-                shelf.questions[-1][1],
+                source.questions[-1][1],
                 ArrivalWindow(NOW + min(step, 0) - MAX_VISIBILITY_DELAY, NOW + 300 - MIN_MESSAGE_AGE),
             )
 
-    def test_after_many_rounds(self) -> None:
-        """A round looks back no further than it has to, however long ago the first one was."""
-        shelf = FakeMessageSource()
-        catch_up = AntiEntropy(self.clock, [shelf.delivery])
+    def test_window_is_bounded(self) -> None:
+        """A round looks back no further than needed, however long ago the first one was."""
+        source = FakeMessageSource()
+        catch_up = AntiEntropy(self.clock, [source.delivery])
         for _ in range(3):
-            self.round(catch_up)
+            self.run_round(catch_up)
             self.clock.advance(ANTI_ENTROPY_INTERVAL)
         now = NOW + 2 * ANTI_ENTROPY_INTERVAL
-        self.assertEqual(shelf.questions[-1][1], ArrivalWindow(now - SCAN_WINDOW, now - MIN_MESSAGE_AGE))
+        self.assertEqual(source.questions[-1][1], ArrivalWindow(now - SCAN_WINDOW, now - MIN_MESSAGE_AGE))
 
-    def test_chunks(self) -> None:
-        """However many DIDs there are, and however many messages."""
+    def test_reads_in_chunks(self) -> None:
+        """Any number of DIDs and messages is read in chunks."""
         self.patch(anti_entropy, "BATCH_SIZE", 7)
-        shelf = FakeMessageSource(*(message(str(number), age=29 - number) for number in range(20)))
-        shelf.dids = [f"did:x:{number}" for number in range(2 * 7 + 1)]
-        shelf.most = 3
-        self.round(AntiEntropy(self.clock, [shelf.delivery]))
-        self.assertEqual([len(dids) for dids, _ in shelf.questions], [7] * 6 + [1] * 3)
-        self.assertEqual(shelf.pushed, [str(number) for number in range(20)])
-        self.assertEqual(shelf.late, [shelf.messages[str(number)].received_at for number in range(20)])
+        source = FakeMessageSource(*(make_message(str(number), age=29 - number) for number in range(20)))
+        source.dids = [f"did:x:{number}" for number in range(2 * 7 + 1)]
+        source.most = 3
+        self.run_round(AntiEntropy(self.clock, [source.delivery]))
+        self.assertEqual([len(dids) for dids, _ in source.questions], [7] * 6 + [1] * 3)
+        self.assertEqual(source.pushed, [str(number) for number in range(20)])
+        self.assertEqual(source.lags, [source.messages[str(number)].received_at for number in range(20)])
 
-    def test_many_of_one_time(self) -> None:
-        """What all came at the same instant is gone through to its end, and not without end."""
+    def test_many_messages_of_one_time(self) -> None:
+        """Messages of the same instant are read completely, and reading ends."""
         self.patch(anti_entropy, "BATCH_SIZE", 7)
         for many, questions in ((20, 3), (21, 4)):
-            shelf = FakeMessageSource(*(message(f"{number:02}") for number in range(many)))
-            shelf.stuck = {f"{number:02}" for number in range(14)}
-            self.round(AntiEntropy(self.clock, [shelf.delivery]))
-            self.assertEqual(len(shelf.questions), questions)
-            self.assertEqual(shelf.pushed, [f"{number:02}" for number in range(14, many)])
+            source = FakeMessageSource(*(make_message(f"{number:02}") for number in range(many)))
+            source.stuck = {f"{number:02}" for number in range(14)}
+            self.run_round(AntiEntropy(self.clock, [source.delivery]))
+            self.assertEqual(len(source.questions), questions)
+            self.assertEqual(source.pushed, [f"{number:02}" for number in range(14, many)])
 
-    def test_only_what_is_missed(self) -> None:
-        """Nothing else is read."""
-        shelf = FakeMessageSource(message("a"), message("b"), message("c"))
-        shelf.pushed, shelf.unwanted = ["a"], {"b"}
-        self.round(AntiEntropy(self.clock, [shelf.delivery]))
-        self.assertEqual((shelf.found, shelf.pushed), ([["c"]], ["a", "c"]))
+    def test_looks_up_missing_messages_only(self) -> None:
+        """Only messages that were not pushed are read."""
+        source = FakeMessageSource(make_message("a"), make_message("b"), make_message("c"))
+        source.pushed, source.unwanted = ["a"], {"b"}
+        self.run_round(AntiEntropy(self.clock, [source.delivery]))
+        self.assertEqual((source.found, source.pushed), ([["c"]], ["a", "c"]))
 
-    def test_pushed_meanwhile(self) -> None:
-        """A hint that comes while it is looked up is enough."""
-        shelf = FakeMessageSource(message("a"))
-        find = shelf.find
+    def test_notification_during_lookup(self) -> None:
+        """A notification that arrives during the lookup replaces it."""
+        source = FakeMessageSource(make_message("a"))
+        find = source.find
 
         def find_late(ids: Sequence[str]) -> Deferred[list[StoredMessage]]:
-            shelf.pushed.append("a")
+            source.pushed.append("a")
             return find(ids)
 
-        shelf.find = find_late  # type: ignore[method-assign]
-        self.round(AntiEntropy(self.clock, [shelf.delivery]))
-        self.assertEqual(shelf.pushed, ["a"])
+        source.find = find_late  # type: ignore[method-assign]
+        self.run_round(AntiEntropy(self.clock, [source.delivery]))
+        self.assertEqual(source.pushed, ["a"])
 
-    def test_nobody(self) -> None:
-        """Without sockets nothing is asked."""
-        shelf = FakeMessageSource()
-        shelf.dids = []
-        self.round(AntiEntropy(self.clock, [shelf.delivery]))
-        self.assertEqual(shelf.questions, [])
+    def test_no_sockets_no_queries(self) -> None:
+        """Without sockets there are no queries."""
+        source = FakeMessageSource()
+        source.dids = []
+        self.run_round(AntiEntropy(self.clock, [source.delivery]))
+        self.assertEqual(source.questions, [])
 
 
-class SweepTests(SynchronousTestCase):
+class LapsedNodeSweepTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.gone = ["dead", "aaaa", "late"]
+        self.lapsed = ["dead", "aaaa", "late"]
         self.dropped: list[str] = []
         self.fell_back: list[int] = []
         self.my_turn = True
@@ -316,51 +322,51 @@ class SweepTests(SynchronousTestCase):
         self.clock = Clock()
         store: Any = self
         self.sweep = LapsedNodeSweeper(
-            self.clock, store, "aaaa", self.mine, self.fell_back.append, lambda boot: boot.upper()
+            self.clock, store, "aaaa", self.is_leader, self.fell_back.append, lambda boot: boot.upper()
         )
 
-    async def mine(self) -> bool:
-        """As the test says."""
+    async def is_leader(self) -> bool:
+        """As set by the test."""
         return self.my_turn
 
     def list_lapsed_nodes(self) -> Deferred[Iterable[str]]:
-        """Those whose lease is over."""
-        return succeed(self.gone)
+        """Nodes whose lease has ended."""
+        return succeed(self.lapsed)
 
     def drop(self, boot: str) -> Deferred[int]:
-        """Noted."""
+        """Recorded."""
         self.dropped.append(boot)
         return succeed(self.number)
 
-    def test_round(self) -> None:
-        """All of them but ourselves; what they had pushed is counted as waiting again."""
+    def test_drops_lapsed_nodes(self) -> None:
+        """All lapsed nodes but this one are dropped; their pushes are counted as requeued."""
         self.successResultOf(Deferred.fromCoroutine(self.sweep.sweep()))
         self.assertEqual((self.dropped, self.fell_back), (["dead", "late"], [3, 3]))
 
-    def test_very_many(self) -> None:
-        """No turn of the reactor tells of more than a few, and all are told of."""
-        self.gone, self.number = ["dead"], 2 * BATCH_SIZE + 1
+    def test_reports_many_in_small_steps(self) -> None:
+        """One reactor iteration reports a few messages, and all are reported."""
+        self.lapsed, self.number = ["dead"], 2 * BATCH_SIZE + 1
         round_ = Deferred.fromCoroutine(self.sweep.sweep())
         self.assertEqual(self.fell_back, [BATCH_SIZE])
         self.clock.pump([0.01] * 2)
         self.successResultOf(round_)
         self.assertEqual(self.fell_back, [BATCH_SIZE, BATCH_SIZE, 1])
 
-    def test_who_is_gone(self) -> None:
-        """The operator is told by name."""
+    def test_warns_with_name_of_lapsed_node(self) -> None:
+        """The warning names the node."""
         with capturedLogs() as events:
             self.successResultOf(Deferred.fromCoroutine(self.sweep.sweep()))
-        said = [formatEvent(event) for event in events]
+        log_lines = [formatEvent(event) for event in events]
         self.assertEqual(
-            said,
+            log_lines,
             [
                 "dropped lapsed node DEAD (boot dead); requeued 3 messages",
                 "dropped lapsed node LATE (boot late); requeued 3 messages",
             ],
         )
 
-    def test_not_our_turn(self) -> None:
-        """Somebody else does it."""
+    def test_only_leader_sweeps(self) -> None:
+        """Only the leader sweeps."""
         self.my_turn = False
         self.successResultOf(Deferred.fromCoroutine(self.sweep.sweep()))
         self.assertEqual(self.dropped, [])

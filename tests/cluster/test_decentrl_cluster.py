@@ -1,4 +1,4 @@
-"""What nodes do for each other in Decentrl."""
+"""Decentrl across nodes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mediatord.errors import StoreUnavailable
 from tests.cluster.in_memory_cluster import InMemoryClusterTestCase
 from tests.in_memory_identities import InMemoryDecentrlSocket
 
-SOON = ANTI_ENTROPY_INTERVAL + MIN_MESSAGE_AGE + 1
+NEXT_ROUND = ANTI_ENTROPY_INTERVAL + MIN_MESSAGE_AGE + 1
 
 
-class DecentrlTests(InMemoryClusterTestCase):
-    """Alice asks node a, Bob node b; Bob lets Alice write to him."""
+class DecentrlClusterTests(InMemoryClusterTestCase):
+    """Alice uses node a, Bob node b; Bob's contract admits Alice."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -27,38 +27,38 @@ class DecentrlTests(InMemoryClusterTestCase):
         self.bob.register()
         self.bob.befriend(self.alice)
 
-    def tell(self, text: str = "sealed") -> str:
-        """Alice sends Bob an event; its id."""
+    def send_event(self, text: str = "sealed") -> str:
+        """Alice sends Bob an event; returns its id."""
         reply = self.alice.tell(self.bob, text)
         self.assertEqual(reply.status, 200)
         return str(json.loads(reply.body)["pendingEventId"])
 
-    def heard(self, dialogue: InMemoryDecentrlSocket) -> list[dict[str, Any]]:
-        """What came since this was asked last, but for pings."""
+    def read_frames(self, dialogue: InMemoryDecentrlSocket) -> list[dict[str, Any]]:
+        """Frames since the last call, without pings."""
         return [frame for frame in dialogue.heard() if frame["type"] != "PING"]
 
-    def payloads(self, dialogue: InMemoryDecentrlSocket) -> list[str]:
-        """What was pushed since this was asked last."""
-        return [event["payload"] for frame in self.heard(dialogue) for event in frame["events"]]
+    def read_payloads(self, dialogue: InMemoryDecentrlSocket) -> list[str]:
+        """Payloads pushed since the last call."""
+        return [event["payload"] for frame in self.read_frames(dialogue) for event in frame["events"]]
 
-    def methods(self) -> list[str]:
-        """How accepted events went, by the log of the node that accepted them."""
+    def list_methods(self) -> list[str]:
+        """How accepted events were delivered, by the event log of the accepting node."""
         return [event["method"] for event in self.a.events("msg.accept")]
 
-    def test_event(self) -> None:
-        """Pushed at once where the socket is, and counted as live wherever it is acknowledged."""
+    def test_event_is_pushed_to_other_node(self) -> None:
+        """An event is pushed to the node of the socket and counts as live wherever it is acknowledged."""
         dialogue = self.bob.connect()
-        ids = [self.tell("one"), self.tell("two")]
-        self.assertEqual(self.payloads(dialogue), ["one", "two"])
-        self.assertEqual(self.methods(), ["live", "live"])
+        ids = [self.send_event("one"), self.send_event("two")]
+        self.assertEqual(self.read_payloads(dialogue), ["one", "two"])
+        self.assertEqual(self.list_methods(), ["live", "live"])
         self.bob.answer("ACKNOWLEDGE_PENDING_EVENTS", event_ids=ids[:1])
         self.bob.in_memory = self.a
         self.bob.answer("ACKNOWLEDGE_PENDING_EVENTS", event_ids=ids[1:])
         for in_memory in self.in_memory_nodes:
             self.assertEqual([event["path"] for event in in_memory.events("msg.ack")], ["live"])
 
-    def test_contracts(self) -> None:
-        """CONTRACTS_UPDATED comes from other nodes too: for a request, for an answer to one, for one's own."""
+    def test_contract_changes_reach_other_nodes(self) -> None:
+        """CONTRACTS_UPDATED is sent across nodes: for a request, its answer, and a contract of one's own."""
         dialogue = self.bob.connect()
         expected = {"type": "CONTRACTS_UPDATED"}
         self.alice.answer("REQUEST_COMMUNICATION_CONTRACT", to=self.bob.did, **self.alice.sealed_registration({}))
@@ -67,115 +67,119 @@ class DecentrlTests(InMemoryClusterTestCase):
         self.bob.befriend(self.alice)
         self.assertEqual(dialogue.heard(), [expected])
 
-    def test_both(self) -> None:
-        """Sockets at both nodes get it, each once."""
-        there = self.bob.connect()
+    def test_sockets_at_both_nodes(self) -> None:
+        """Sockets at both nodes get the event, each once."""
+        remote_socket = self.bob.connect()
         self.bob.in_memory = self.a
-        here = self.bob.connect()
-        self.tell()
-        self.later(2 * SOON)
-        self.assertEqual((self.payloads(here), self.payloads(there)), (["sealed"], ["sealed"]))
+        local_socket = self.bob.connect()
+        self.send_event()
+        self.advance(2 * NEXT_ROUND)
+        self.assertEqual(
+            (self.read_payloads(local_socket), self.read_payloads(remote_socket)), (["sealed"], ["sealed"])
+        )
 
-    def test_lost_hint(self) -> None:
+    def test_lost_notification(self) -> None:
         """The event is found by the next round, once."""
         dialogue = self.bob.connect()
         self.network.cut = lambda node: True
-        self.tell()
-        self.later(SOON)
-        self.assertEqual(self.payloads(dialogue), ["sealed"])
-        self.later(2 * SCAN_WINDOW)
-        self.assertEqual(self.heard(dialogue), [])
-        self.assertEqual(self.methods(), ["queue"])
+        self.send_event()
+        self.advance(NEXT_ROUND)
+        self.assertEqual(self.read_payloads(dialogue), ["sealed"])
+        self.advance(2 * SCAN_WINDOW)
+        self.assertEqual(self.read_frames(dialogue), [])
+        self.assertEqual(self.list_methods(), ["queue"])
 
-    def test_lost_contract_hint(self) -> None:
-        """A change is told when the nodes reach each other again, however often something has changed: once."""
+    def test_lost_contract_notification(self) -> None:
+        """A change is notified when the nodes reach each other again: once, however many changes there were."""
         dialogue = self.bob.connect()
         self.network.cut = lambda node: True
         self.bob.in_memory = self.a
         self.bob.befriend(self.alice)
         self.bob.befriend(self.alice)
-        self.later(60)
-        self.assertEqual(self.heard(dialogue), [])
+        self.advance(60)
+        self.assertEqual(self.read_frames(dialogue), [])
         self.network.cut = lambda node: False
-        self.later(SOON)
-        self.assertEqual(self.heard(dialogue), [{"type": "CONTRACTS_UPDATED"}])
-        self.later(60)
-        self.assertEqual(self.heard(dialogue), [])
+        self.advance(NEXT_ROUND)
+        self.assertEqual(self.read_frames(dialogue), [{"type": "CONTRACTS_UPDATED"}])
+        self.advance(60)
+        self.assertEqual(self.read_frames(dialogue), [])
 
-    def test_contract_hint_without_the_store(self) -> None:
-        """That nobody could say where the sockets are delays it, too."""
+    def test_contract_notification_without_store(self) -> None:
+        """The notification is also delayed if the presence lookup fails."""
         dialogue = self.bob.connect()
         cluster: Any = self.store.cluster
         cluster.find_presence = lambda dids: fail(StoreUnavailable())
         self.bob.in_memory = self.a
         self.bob.befriend(self.alice)
-        self.later(1)
-        self.assertEqual(self.heard(dialogue), [])
+        self.advance(1)
+        self.assertEqual(self.read_frames(dialogue), [])
         del cluster.find_presence
-        self.later(SOON)
-        self.assertEqual(self.heard(dialogue), [{"type": "CONTRACTS_UPDATED"}])
+        self.advance(NEXT_ROUND)
+        self.assertEqual(self.read_frames(dialogue), [{"type": "CONTRACTS_UPDATED"}])
 
-    def test_contract_hint_to_one_of_two(self) -> None:
-        """Who was told is not told again."""
-        third = self.in_memory("c").start()
-        there = self.bob.connect()
+    def test_contract_notification_to_one_of_two(self) -> None:
+        """A notified node is not notified again."""
+        third = self.make_node("c").start()
+        remote_socket = self.bob.connect()
         self.bob.in_memory = third
-        here = self.bob.connect()
+        local_socket = self.bob.connect()
         self.network.cut = lambda node: node.boot == self.b.boot
         self.bob.in_memory = self.a
         self.bob.befriend(self.alice)
-        self.later(5)
-        self.assertEqual((len(self.heard(there)), len(self.heard(here))), (0, 1))
+        self.advance(5)
+        self.assertEqual((len(self.read_frames(remote_socket)), len(self.read_frames(local_socket))), (0, 1))
         self.network.cut = lambda node: False
-        self.later(SOON)
-        self.assertEqual((len(self.heard(there)), len(self.heard(here))), (1, 0))
+        self.advance(NEXT_ROUND)
+        self.assertEqual((len(self.read_frames(remote_socket)), len(self.read_frames(local_socket))), (1, 0))
 
-    def test_dead_socket_elsewhere(self) -> None:
-        """What a socket of another node has taken is no less missing here."""
-        there = self.bob.connect()
+    def test_blocked_socket_elsewhere(self) -> None:
+        """A push to a socket of another node does not replace one here."""
+        remote_socket = self.bob.connect()
         self.bob.in_memory = self.a
         self.bob.connect()
         self.network.cut = lambda node: True
-        self.tell()
-        self.assertEqual(self.payloads(there), [])
-        self.later(2 * SOON)
-        self.assertEqual(self.payloads(there), ["sealed"])
+        self.send_event()
+        self.assertEqual(self.read_payloads(remote_socket), [])
+        self.advance(2 * NEXT_ROUND)
+        self.assertEqual(self.read_payloads(remote_socket), ["sealed"])
 
-    def test_stuck_socket_here(self) -> None:
-        """A socket that can take nothing gets it from a round, though one of another node has it."""
-        there = self.bob.connect()
+    def test_blocked_socket_here(self) -> None:
+        """A blocked socket gets the event from a later round, though a socket of another node has it."""
+        remote_socket = self.bob.connect()
         self.bob.in_memory = self.a
-        here = self.bob.connect()
-        here.socket.takes = False
-        self.tell()
-        here.socket.takes = True
-        self.later(2 * SOON)
-        self.assertEqual((self.payloads(here), self.payloads(there)), (["sealed"], ["sealed"]))
+        local_socket = self.bob.connect()
+        local_socket.socket.takes = False
+        self.send_event()
+        local_socket.socket.takes = True
+        self.advance(2 * NEXT_ROUND)
+        self.assertEqual(
+            (self.read_payloads(local_socket), self.read_payloads(remote_socket)), (["sealed"], ["sealed"])
+        )
 
-    def test_no_backlog(self) -> None:
-        """What came before AUTH_SUCCESS is asked for, not pushed, however shortly before that."""
+    def test_backlog_is_not_pushed(self) -> None:
+        """Events from before AUTH_SUCCESS are for the client to query."""
         for seconds in (MAX_VISIBILITY_DELAY, 11.0, 0.0):
-            self.tell()
-            self.later(seconds)
+            self.send_event()
+            self.advance(seconds)
         dialogue = self.bob.connect()
-        self.later(SCAN_WINDOW)
-        self.assertEqual(self.heard(dialogue), [])
+        self.advance(SCAN_WINDOW)
+        self.assertEqual(self.read_frames(dialogue), [])
         self.assertEqual(len(self.bob.pending()), 3)
 
-    def test_picked_up(self) -> None:
-        """What was asked for is not pushed as well, wherever it was asked for."""
+    def test_picked_up_event_is_not_pushed(self) -> None:
+        """A queried event is not pushed as well, wherever it was queried."""
         dialogue = self.bob.connect()
         self.network.cut = lambda node: True
-        self.tell()
+        self.send_event()
         self.bob.in_memory = self.a
         (event,) = self.bob.pending()
-        self.later(22)
+        self.advance(22)
         self.bob.answer("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[event["id"]])
-        self.later(SCAN_WINDOW)
-        self.assertEqual(self.heard(dialogue), [])
+        self.advance(SCAN_WINDOW)
+        self.assertEqual(self.read_frames(dialogue), [])
 
     def test_expired_registration(self) -> None:
-        """Nothing is pushed for a registration that has expired meanwhile, by a round or a reminder."""
+        """Nothing is pushed for a registration that has expired meanwhile, by a round or a retry."""
         self.bob.in_memory = self.b
         brief = self.new_identity(self.b, "brief")
         brief.register(expires_at=int(self.clock.seconds()) + 5)
@@ -184,72 +188,74 @@ class DecentrlTests(InMemoryClusterTestCase):
         self.network.cut = lambda node: True
         self.assertEqual(self.alice.tell(brief).status, 200)
         self.alice.answer("REQUEST_COMMUNICATION_CONTRACT", to=brief.did, **self.alice.sealed_registration({}))
-        self.later(5)
+        self.advance(5)
         self.network.cut = lambda node: False
-        self.later(SCAN_WINDOW)
-        self.assertEqual(self.heard(dialogue), [])
+        self.advance(SCAN_WINDOW)
+        self.assertEqual(self.read_frames(dialogue), [])
 
-    def test_registration_that_lasts(self) -> None:
-        """One that has not expired gets both."""
+    def test_valid_registration(self) -> None:
+        """A registration that has not expired gets both."""
         dialogue = self.bob.connect()
         self.network.cut = lambda node: True
-        self.tell()
+        self.send_event()
         self.alice.answer("REQUEST_COMMUNICATION_CONTRACT", to=self.bob.did, **self.alice.sealed_registration({}))
-        self.later(5)
+        self.advance(5)
         self.network.cut = lambda node: False
-        self.later(SCAN_WINDOW)
-        self.assertEqual({frame["type"] for frame in self.heard(dialogue)}, {"PENDING_EVENTS", "CONTRACTS_UPDATED"})
+        self.advance(SCAN_WINDOW)
+        self.assertEqual(
+            {frame["type"] for frame in self.read_frames(dialogue)}, {"PENDING_EVENTS", "CONTRACTS_UPDATED"}
+        )
 
-    def test_success_comes_first(self) -> None:
-        """While other nodes do not know yet, nothing is pushed or promised; what comes is found by asking."""
+    def test_auth_success_precedes_pushes(self) -> None:
+        """Until other nodes know of the socket there is no AUTH_SUCCESS and no push; queries find new events."""
         cluster: Any = self.store.cluster
         held: Deferred[None] = Deferred()
         announce = cluster.add_presence
         cluster.add_presence = lambda boot, dids: held.addCallback(lambda _: announce(boot, dids))
         dialogue = InMemoryDecentrlSocket(self.b)
-        said = Deferred.fromCoroutine(dialogue.conversation.handle_message(self.bob.greeting(), False))
+        authenticated = Deferred.fromCoroutine(dialogue.conversation.handle_message(self.bob.greeting(), False))
         self.settle()
-        self.tell("before")
-        self.later(0.5)
+        self.send_event("before")
+        self.advance(0.5)
         self.assertEqual(dialogue.heard(), [])
         held.callback(None)
         self.settle()
-        self.successResultOf(said)
+        self.successResultOf(authenticated)
         self.assertEqual(dialogue.heard(), [{"type": "AUTH_SUCCESS"}])
         (before,) = self.bob.pending()
         self.assertEqual(before["payload"], "before")
         self.bob.answer("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[before["id"]])
-        self.tell("after")
-        self.assertEqual(self.payloads(dialogue), ["after"])
-        self.later(SOON)
+        self.send_event("after")
+        self.assertEqual(self.read_payloads(dialogue), ["after"])
+        self.advance(NEXT_ROUND)
         self.assertEqual(dialogue.heard(), [])
 
-    def test_store_away(self) -> None:
-        """A socket that others cannot know of is told to come again, and leaves nothing behind."""
+    def test_store_outage(self) -> None:
+        """A socket that cannot be announced is told to retry, and leaves no presence."""
         cluster: Any = self.store.cluster
         cluster.add_presence = lambda boot, dids: fail(StoreUnavailable())
         dialogue = InMemoryDecentrlSocket(self.b)
         dialogue.say(self.bob.greeting())
-        (told,) = dialogue.heard()
-        self.assertEqual(told["type"], "AUTH_FAILED")
+        (reply,) = dialogue.heard()
+        self.assertEqual(reply["type"], "AUTH_FAILED")
         self.assertEqual(dialogue.socket.codes, [1013])
         del cluster.add_presence
         dialogue.hang_up()
-        self.later(2)
+        self.advance(2)
         self.assertEqual(self.successResultOf(cluster.find_presence([self.bob.did])), [])
 
-    def test_gone_while_it_authenticates(self) -> None:
-        """Likewise."""
+    def test_closed_while_authenticating(self) -> None:
+        """A socket closed while it authenticates leaves no presence."""
         cluster: Any = self.store.cluster
         held: Deferred[None] = Deferred()
         announce = cluster.add_presence
         cluster.add_presence = lambda boot, dids: held.addCallback(lambda _: announce(boot, dids))
         dialogue = InMemoryDecentrlSocket(self.b)
-        said = Deferred.fromCoroutine(dialogue.conversation.handle_message(self.bob.greeting(), False))
+        authenticated = Deferred.fromCoroutine(dialogue.conversation.handle_message(self.bob.greeting(), False))
         self.settle()
         dialogue.hang_up()
         held.callback(None)
         self.settle()
-        self.successResultOf(said)
+        self.successResultOf(authenticated)
         self.assertEqual(dialogue.heard(), [])
         self.assertEqual(self.successResultOf(cluster.find_presence([self.bob.did])), [])

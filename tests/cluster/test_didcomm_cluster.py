@@ -1,4 +1,4 @@
-"""What nodes do for each other in the DIDComm part: no socket is real, and no second passes by itself."""
+"""DIDComm across nodes, on in-memory sockets and a manual clock."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.cluster.in_memory_cluster import InMemoryClusterTestCase, InMemoryNod
 from tests.from_prior import FromPriorClaims, make_from_prior
 from tests.in_memory_mediator import MP, FakeSocket, InMemoryWallet, pack_forward
 
-SOON = ANTI_ENTROPY_INTERVAL + MIN_MESSAGE_AGE + 1
-OF_MEMBERS = (
+NEXT_ROUND = ANTI_ENTROPY_INTERVAL + MIN_MESSAGE_AGE + 1
+MEMBER_TASKS = (
     "join",
     "renew",
     "drop",
@@ -33,7 +33,7 @@ OF_MEMBERS = (
 
 
 class DIDCommClusterTestCase(InMemoryClusterTestCase):
-    """Bob is enrolled; he may ask either node."""
+    """Bob is enrolled and may use either node."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -41,19 +41,19 @@ class DIDCommClusterTestCase(InMemoryClusterTestCase):
         self.bob = self.new_wallet(self.a)
         self.bob_at_b = InMemoryWallet(self.b, self.bob.identity)
 
-    def live_at(self, in_memory: InMemoryNode) -> FakeSocket:
-        """A live socket of Bob's at this node, with nothing on it yet."""
+    def open_live_socket(self, in_memory: InMemoryNode) -> FakeSocket:
+        """A live socket of Bob's at this node, without frames."""
         socket = InMemoryWallet(in_memory, self.bob.identity).go_live()
         socket.frames.clear()
         return socket
 
     def forward(self, in_memory: InMemoryNode, text: str = "hello", **headers: Any) -> None:
-        """A stranger leaves something for Bob at this node."""
+        """Forward an anonymous message to Bob at this node."""
         raw = pack_forward(in_memory, self.bob.did, self.bob.letter(text), **headers)
         self.assertEqual(in_memory.receive(raw).status, 202)
 
-    def texts(self, socket: FakeSocket) -> list[str]:
-        """What was pushed since this was asked last."""
+    def read_texts(self, socket: FakeSocket) -> list[str]:
+        """Texts pushed since the last call."""
         frames, socket.frames = socket.frames, []
         return [
             self.bob.open(delivered.payload).text
@@ -61,27 +61,27 @@ class DIDCommClusterTestCase(InMemoryClusterTestCase):
             for delivered in read_delivery(self.bob.open(frame).message)
         ]
 
-    def pushes(self, in_memory: InMemoryNode, outcome: str) -> float:
-        """How many hints of this node came to this."""
+    def count_notifications(self, in_memory: InMemoryNode, outcome: str) -> float:
+        """Number of this node's notifications with this outcome."""
         return in_memory.counter("mediator_cluster_pushes_total", outcome=outcome)
 
-    def methods(self, in_memory: InMemoryNode) -> list[str]:
-        """How accepted messages went, by the event log."""
+    def list_methods(self, in_memory: InMemoryNode) -> list[str]:
+        """How accepted messages were delivered, by the event log."""
         return [event["method"] for event in in_memory.events("msg.accept")]
 
-    def places(self) -> list[str]:
-        """The names of the nodes that the store says have sockets of Bob's."""
+    def list_presence(self) -> list[str]:
+        """Names of the nodes that have sockets of Bob's, by the store."""
         found = self.successResultOf(self.store.cluster.find_presence([self.bob.did]))
-        return sorted(one.node.name if one.node else "?" for one in found)
+        return sorted(item.node.name if item.node else "?" for item in found)
 
 
 class PushTests(DIDCommClusterTestCase):
-    """What is accepted at one node is pushed at another."""
+    """Messages accepted at one node are pushed at another."""
 
-    def test_push(self) -> None:
-        """At once, and counted as live; it stays until it is acknowledged, which may be done at either node."""
+    def test_pushes_to_other_node(self) -> None:
+        """A push is immediate and counts as live; the message stays until it is acknowledged, at either node."""
         for acknowledging in (self.bob, self.bob_at_b):
-            socket = self.live_at(self.b)
+            socket = self.open_live_socket(self.b)
             self.forward(self.a)
             (delivered,) = read_delivery(self.bob.open(socket.frames.pop()).message)
             self.assertEqual(self.bob.waiting(), 1)
@@ -89,36 +89,36 @@ class PushTests(DIDCommClusterTestCase):
             self.assertEqual(self.bob_at_b.waiting(), 0)
             self.b.base.connections.closed(socket)
             self.settle()
-        self.assertEqual(self.methods(self.a), ["live", "live"])
-        self.assertEqual(self.pushes(self.a, "pushed"), 2)
+        self.assertEqual(self.list_methods(self.a), ["live", "live"])
+        self.assertEqual(self.count_notifications(self.a, "pushed"), 2)
         self.assertEqual(self.a.counter("mediator_messages_stored_total"), 0)
         self.assertEqual([event["path"] for event in self.a.events("msg.ack")], ["live"])
         self.assertEqual([event["path"] for event in self.b.events("msg.ack")], ["live"])
         self.assertEqual(self.b.counter("mediator_cluster_hint_duration_seconds_count"), 0)
         self.assertEqual(self.a.counter("mediator_cluster_hint_duration_seconds_count"), 2)
 
-    def test_both(self) -> None:
-        """Sockets at both nodes get it, each once."""
-        here, there = self.live_at(self.a), self.live_at(self.b)
+    def test_sockets_at_both_nodes(self) -> None:
+        """Sockets at both nodes get the message, each once."""
+        local_socket, remote_socket = self.open_live_socket(self.a), self.open_live_socket(self.b)
         self.forward(self.a)
-        self.later(2 * SOON)
-        self.assertEqual((self.texts(here), self.texts(there)), (["hello"], ["hello"]))
-        self.assertEqual(self.methods(self.a), ["live"])
+        self.advance(2 * NEXT_ROUND)
+        self.assertEqual((self.read_texts(local_socket), self.read_texts(remote_socket)), (["hello"], ["hello"]))
+        self.assertEqual(self.list_methods(self.a), ["live"])
 
-    def test_nobody(self) -> None:
-        """Without a socket anywhere nobody is asked."""
+    def test_no_socket_no_notification(self) -> None:
+        """Without a socket no node is notified."""
         self.forward(self.a)
-        self.assertEqual((self.network.requests, self.methods(self.a)), (0, ["queue"]))
+        self.assertEqual((self.network.requests, self.list_methods(self.a)), (0, ["queue"]))
 
-    def test_only_here(self) -> None:
-        """Sockets of this node need no other."""
-        socket = self.live_at(self.a)
+    def test_local_sockets_need_no_notification(self) -> None:
+        """Sockets of this node involve no other."""
+        socket = self.open_live_socket(self.a)
         self.forward(self.a)
-        self.assertEqual((self.network.requests, self.texts(socket)), (0, ["hello"]))
+        self.assertEqual((self.network.requests, self.read_texts(socket)), (0, ["hello"]))
 
-    def test_many(self) -> None:
-        """In order, and in fewer requests than messages where they come together."""
-        socket = self.live_at(self.b)
+    def test_notifications_are_batched_in_order(self) -> None:
+        """Many messages are pushed in order, with fewer requests than messages."""
+        socket = self.open_live_socket(self.b)
         raws = [pack_forward(self.a, self.bob.did, self.bob.letter(str(number))) for number in range(20)]
         replies = [
             Deferred.fromCoroutine(self.a.didcomm.dispatcher.receive(raw, MessageOrigin("192.0.2.1", None)))
@@ -126,176 +126,178 @@ class PushTests(DIDCommClusterTestCase):
         ]
         self.settle()
         self.assertEqual({self.successResultOf(reply).status for reply in replies}, {202})
-        self.assertEqual(self.texts(socket), [str(number) for number in range(20)])
+        self.assertEqual(self.read_texts(socket), [str(number) for number in range(20)])
         self.assertEqual(self.network.requests, 1)
 
-    def test_nobody_waits(self) -> None:
-        """The sender has its 202 before anybody knows what became of the hint; the log waits for that."""
-        self.live_at(self.b)
+    def test_sender_does_not_wait(self) -> None:
+        """The sender gets its 202 before the notification's outcome; the event log waits for that."""
+        self.open_live_socket(self.b)
         self.network.cut = lambda node: True
         self.forward(self.a)
-        self.assertEqual(self.methods(self.a), [])
-        self.later(2)
-        self.assertEqual(self.methods(self.a), ["queue"])
-        self.assertEqual((self.pushes(self.a, "failed"), self.pushes(self.a, "pushed")), (1, 0))
+        self.assertEqual(self.list_methods(self.a), [])
+        self.advance(2)
+        self.assertEqual(self.list_methods(self.a), ["queue"])
+        self.assertEqual(
+            (self.count_notifications(self.a, "failed"), self.count_notifications(self.a, "pushed")), (1, 0)
+        )
         self.assertEqual(self.a.counter("mediator_messages_stored_total"), 1)
 
-    def test_endpoint_only_when_nobody_took_it(self) -> None:
-        """An account with an endpoint gets by POST what no socket of any node took."""
+    def test_endpoint_delivery_if_no_socket_accepts(self) -> None:
+        """An account with an endpoint gets by POST what no socket of any node accepted."""
         offered: list[str] = []
         dispatch: Any = self.a.didcomm.due._dispatch
         dispatch.__self__.fail_over = lambda message: offered.append(message.id)
-        socket = self.live_at(self.b)
+        socket = self.open_live_socket(self.b)
         self.forward(self.a)
         self.assertEqual(offered, [])
         socket.takes = False
         self.forward(self.a)
         self.assertEqual(len(offered), 1)
-        self.assertEqual(self.pushes(self.a, "no_session"), 1)
+        self.assertEqual(self.count_notifications(self.a, "no_session"), 1)
 
-    def test_fault_in_telling(self) -> None:
-        """A mistake of ours in what follows a push elsewhere is logged."""
-        self.live_at(self.b).takes = False
+    def test_programming_error_is_logged(self) -> None:
+        """A programming error in a remote push is logged."""
+        self.open_live_socket(self.b).takes = False
         dispatch: Any = self.a.didcomm.due._dispatch
         dispatch.__self__.fail_over = lambda message: 1 // 0
         self.forward(self.a)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
-    def test_delayed(self) -> None:
-        """When it is due, wherever its socket is by then."""
+    def test_delayed_message(self) -> None:
+        """A delayed message is pushed when due, wherever its socket is then."""
         self.forward(self.a, delay_milli=5000)
-        socket = self.live_at(self.b)
-        self.later(4)
-        self.assertEqual(self.texts(socket), [])
-        self.later(1.5)
-        self.assertEqual(self.texts(socket), ["hello"])
+        socket = self.open_live_socket(self.b)
+        self.advance(4)
+        self.assertEqual(self.read_texts(socket), [])
+        self.advance(1.5)
+        self.assertEqual(self.read_texts(socket), ["hello"])
 
-    def test_delayed_at_a_node_that_is_gone(self) -> None:
-        """Another one looks after what came due there."""
-        socket = self.live_at(self.b)
+    def test_delayed_message_of_stopped_node(self) -> None:
+        """Another node dispatches messages that came due at a stopped one."""
+        socket = self.open_live_socket(self.b)
         self.forward(self.a, delay_milli=20_000)
         self.a.freeze()
-        self.later(20 + NODE_LEASE)
-        self.assertEqual(self.texts(socket), ["hello"])
+        self.advance(20 + NODE_LEASE)
+        self.assertEqual(self.read_texts(socket), ["hello"])
 
 
-class LostHintTests(DIDCommClusterTestCase):
-    def test_caught_up(self) -> None:
-        """A hint that never arrives delays and does not lose; and nothing comes twice."""
-        socket = self.live_at(self.b)
+class LostNotificationTests(DIDCommClusterTestCase):
+    def test_round_finds_message(self) -> None:
+        """A lost notification delays and loses nothing, and no message comes twice."""
+        socket = self.open_live_socket(self.b)
         self.network.cut = lambda node: True
         self.forward(self.a)
-        self.later(SOON)
-        self.assertEqual(self.texts(socket), ["hello"])
-        self.later(3 * SCAN_WINDOW)
-        self.assertEqual(self.texts(socket), [])
+        self.advance(NEXT_ROUND)
+        self.assertEqual(self.read_texts(socket), ["hello"])
+        self.advance(3 * SCAN_WINDOW)
+        self.assertEqual(self.read_texts(socket), [])
         self.assertEqual(self.bob.waiting(), 1)
 
-    def test_answer_lost(self) -> None:
-        """The hint is sent again, and the message is not pushed again."""
-        socket = self.live_at(self.b)
+    def test_lost_response(self) -> None:
+        """The notification is repeated and the message is not pushed again."""
+        socket = self.open_live_socket(self.b)
         answers = iter([True, True, False])
         self.network.lost = lambda node: next(answers)
         self.forward(self.a)
-        self.later(1)
+        self.advance(1)
         self.assertEqual(self.network.requests, 3)
-        self.assertEqual((self.texts(socket), self.methods(self.a)), (["hello"], ["live"]))
+        self.assertEqual((self.read_texts(socket), self.list_methods(self.a)), (["hello"], ["live"]))
 
-    def test_no_backlog(self) -> None:
-        """What came before the socket asked for it is not pushed by a later round either, but for the very last."""
+    def test_backlog_is_not_pushed(self) -> None:
+        """Messages older than the subscription are not pushed by a later round, except for the very last."""
         self.forward(self.a)
-        self.later(MAX_VISIBILITY_DELAY + 1)
-        socket = self.live_at(self.b)
-        self.later(2 * SOON)
-        self.assertEqual(self.texts(socket), [])
+        self.advance(MAX_VISIBILITY_DELAY + 1)
+        socket = self.open_live_socket(self.b)
+        self.advance(2 * NEXT_ROUND)
+        self.assertEqual(self.read_texts(socket), [])
 
-    def test_backlog_of_the_second_socket(self) -> None:
-        """A round pushes to the sockets that were there when the message came, as far as clocks can tell."""
-        first = self.live_at(self.b)
+    def test_backlog_of_second_socket(self) -> None:
+        """A round pushes to sockets that existed when the message came, as far as clocks can tell."""
+        first = self.open_live_socket(self.b)
         first.takes = False
         self.network.cut = lambda node: True
         self.forward(self.a)
-        self.later(MAX_VISIBILITY_DELAY + 1)
-        second = self.live_at(self.b)
+        self.advance(MAX_VISIBILITY_DELAY + 1)
+        second = self.open_live_socket(self.b)
         first.takes = True
-        self.later(SOON)
-        self.assertEqual((self.texts(first), self.texts(second)), (["hello"], []))
+        self.advance(NEXT_ROUND)
+        self.assertEqual((self.read_texts(first), self.read_texts(second)), (["hello"], []))
 
-    def test_store_away_for_the_lookup(self) -> None:
-        """Nobody knows where the sockets are: the message waits, and is found."""
-        socket = self.live_at(self.b)
+    def test_store_outage_during_lookup(self) -> None:
+        """If the presence lookup fails the message waits and is found later."""
+        socket = self.open_live_socket(self.b)
         self.store.cluster.find_presence = lambda dids: fail(StoreUnavailable())
         self.forward(self.a)
-        self.assertEqual((self.methods(self.a), self.texts(socket)), (["queue"], []))
+        self.assertEqual((self.list_methods(self.a), self.read_texts(socket)), (["queue"], []))
         del self.store.cluster.find_presence
-        self.later(SOON)
-        self.assertEqual(self.texts(socket), ["hello"])
+        self.advance(NEXT_ROUND)
+        self.assertEqual(self.read_texts(socket), ["hello"])
 
     def test_pushed_elsewhere_meanwhile(self) -> None:
-        """What a socket of another node has got is no less missing here: both get it, each once."""
-        here, there = self.live_at(self.a), self.live_at(self.b)
+        """A push to a socket of another node does not replace one here: both get it, each once."""
+        local_socket, remote_socket = self.open_live_socket(self.a), self.open_live_socket(self.b)
         self.network.cut = lambda node: True
         self.forward(self.a)
-        self.later(2 * SOON)
-        self.assertEqual((self.texts(here), self.texts(there)), (["hello"], ["hello"]))
+        self.advance(2 * NEXT_ROUND)
+        self.assertEqual((self.read_texts(local_socket), self.read_texts(remote_socket)), (["hello"], ["hello"]))
 
 
 class GoingLiveTests(DIDCommClusterTestCase):
-    """A message that came before is in the status, one that comes after is pushed."""
+    """Earlier messages are in the status, later ones are pushed."""
 
-    def hold(self) -> Deferred[None]:
-        """Let the store be slow to take announcements; fires for it to be done."""
+    def hold_announcements(self) -> Deferred[None]:
+        """Delay the store's presence writes until the returned Deferred fires."""
         cluster, held = self.store.cluster, Deferred[None]()
         announce = cluster.add_presence
 
-        def slow(boot: str, dids: list[str]) -> Deferred[None]:
+        def hold(boot: str, dids: list[str]) -> Deferred[None]:
             return held.addCallback(lambda _: announce(boot, dids))
 
-        cluster.add_presence = slow
+        cluster.add_presence = hold
         self.addCleanup(delattr, cluster, "add_presence")
         return held
 
-    def ask_to_be_live(self, socket: FakeSocket) -> Deferred[Any]:
-        """The reply, when it is there."""
+    def request_live_mode(self, socket: FakeSocket) -> Deferred[Any]:
+        """The reply, if there is one."""
         raw = self.bob_at_b.pack(f"{MP}/live-delivery-change", {"live_delivery": True}, return_route="all")
         reply = Deferred.fromCoroutine(self.b.didcomm.dispatcher.receive(raw, MessageOrigin(socket.client, socket)))
         self.settle()
         return reply
 
-    def test_before_others_know(self) -> None:
-        """There is no answer yet; what comes meanwhile is in it."""
-        held = self.hold()
+    def test_reply_waits_for_announcement(self) -> None:
+        """Until the socket is announced there is no reply; messages that arrive meanwhile are in it."""
+        held = self.hold_announcements()
         socket = self.b.socket()
-        reply = self.ask_to_be_live(socket)
+        reply = self.request_live_mode(socket)
         self.assertNoResult(reply)
         self.forward(self.a, "before")
         held.callback(None)
         self.settle()
         body = self.bob.open(self.successResultOf(reply).body).body
         self.assertEqual((body["message_count"], body["live_delivery"]), (1, True))
-        self.assertEqual(self.texts(socket), [])
+        self.assertEqual(self.read_texts(socket), [])
         self.forward(self.a, "after")
-        self.assertEqual(self.texts(socket), ["after"])
+        self.assertEqual(self.read_texts(socket), ["after"])
 
-    def test_store_away(self) -> None:
-        """It cannot be promised: try again later, within the time of any answer. When the store is back, it is so."""
+    def test_store_outage(self) -> None:
+        """Live mode is refused in time for any reply; it works once the store is back."""
         cluster = self.store.cluster
         cluster.add_presence = lambda boot, dids: fail(StoreUnavailable())
         socket = self.b.socket()
-        reply = self.successResultOf(self.ask_to_be_live(socket))
+        reply = self.successResultOf(self.request_live_mode(socket))
         self.assertEqual((reply.status, reply.retry_after), (503, 5))
         del cluster.add_presence
-        self.later(1.5)
-        self.assertEqual(self.places(), ["b"])
+        self.advance(1.5)
+        self.assertEqual(self.list_presence(), ["b"])
         self.forward(self.a)
-        self.assertEqual(self.texts(socket), ["hello"])
+        self.assertEqual(self.read_texts(socket), ["hello"])
 
-    def test_by_default(self) -> None:
-        """Where every socket is live, the first answer waits likewise."""
-        in_memory = self.in_memory("c", didcomm={"live_default_on": True}).start()
+    def test_live_by_default(self) -> None:
+        """Where every socket is live the first reply waits too."""
+        in_memory = self.make_node("c", didcomm={"live_default_on": True}).start()
         new_wallet = InMemoryWallet(in_memory, self.bob.identity)
         socket = in_memory.socket()
-        held = self.hold()
+        held = self.hold_announcements()
         raw = new_wallet.pack(f"{MP}/status-request", {}, return_route="all")
         reply = Deferred.fromCoroutine(
             in_memory.didcomm.dispatcher.receive(raw, MessageOrigin(socket.client, socket))
@@ -306,44 +308,44 @@ class GoingLiveTests(DIDCommClusterTestCase):
         self.settle()
         self.assertEqual(self.successResultOf(reply).status, 200)
         self.forward(self.a)
-        self.assertEqual(self.texts(socket), ["hello"])
+        self.assertEqual(self.read_texts(socket), ["hello"])
 
-    def test_off_again(self) -> None:
-        """The store knows at once."""
-        socket = self.live_at(self.b)
-        self.assertEqual(self.places(), ["b"])
+    def test_live_mode_off(self) -> None:
+        """The presence is withdrawn at once."""
+        socket = self.open_live_socket(self.b)
+        self.assertEqual(self.list_presence(), ["b"])
         self.bob_at_b.answer(f"{MP}/live-delivery-change", {"live_delivery": False}, socket=socket)
-        self.assertEqual(self.places(), [])
+        self.assertEqual(self.list_presence(), [])
 
-    def test_hang_up(self) -> None:
-        """Likewise; and the other socket goes on."""
-        first, second = self.live_at(self.b), self.live_at(self.b)
+    def test_closed_socket(self) -> None:
+        """The presence of a closed socket is withdrawn at once; the other socket goes on."""
+        first, second = self.open_live_socket(self.b), self.open_live_socket(self.b)
         self.b.base.connections.closed(first)
         self.settle()
-        self.assertEqual(self.places(), ["b"])
+        self.assertEqual(self.list_presence(), ["b"])
         self.b.base.connections.closed(second)
         self.settle()
-        self.assertEqual(self.places(), [])
+        self.assertEqual(self.list_presence(), [])
 
     def test_rotation(self) -> None:
-        """An account that goes by a new DID is found under that one, and under the old one no longer."""
-        socket = self.live_at(self.b)
+        """An account with a new DID is found under that one and no longer under the old one."""
+        socket = self.open_live_socket(self.b)
         new = InMemoryWallet(self.b)
         signing = self.bob.identity.signing
         prior = FromPriorClaims(kid=signing.kid, iss=self.bob.did, sub=new.did, iat=int(self.clock.seconds()))
         token = make_from_prior(prior, signing.private)
         new.answer(f"{MP}/status-request", from_prior=token, socket=socket)
         socket.frames.clear()
-        self.assertEqual(self.places(), [])
+        self.assertEqual(self.list_presence(), [])
         self.forward(self.a)
         self.assertEqual(len(socket.frames), 1)
         (delivered,) = read_delivery(new.open(socket.frames[0]).message)
         self.assertEqual(self.bob.open(delivered.payload).text, "hello")
 
-    def test_rotation_while_a_hint_is_lost(self) -> None:
-        """What came for the old one while the socket was live is not taken for what waited before."""
+    def test_rotation_with_lost_notification(self) -> None:
+        """Messages for the old DID from the time of the live socket do not count as backlog."""
         self.forward(self.a, "backlog")
-        socket = self.live_at(self.b)
+        socket = self.open_live_socket(self.b)
         self.network.cut = lambda node: True
         self.forward(self.a)
         new = InMemoryWallet(self.b)
@@ -352,68 +354,70 @@ class GoingLiveTests(DIDCommClusterTestCase):
         token = make_from_prior(prior, signing.private)
         new.answer(f"{MP}/status-request", from_prior=token, socket=socket)
         socket.frames.clear()
-        self.later(SOON)
+        self.advance(NEXT_ROUND)
         (delivered,) = read_delivery(new.open(socket.frames.pop()).message)
         self.assertEqual((self.bob.open(delivered.payload).text, socket.frames), ("hello", []))
 
 
 class NodeDeathTests(DIDCommClusterTestCase):
-    def test_killed(self) -> None:
-        """What it had pushed is pending again when its lease is over; meanwhile nobody waits for it."""
-        self.live_at(self.b)
+    def test_killed_node(self) -> None:
+        """Its pushes are requeued when its lease ends; until then nobody waits for it."""
+        self.open_live_socket(self.b)
         self.forward(self.a)
         self.b.freeze()
         self.forward(self.a, "late")
-        self.later(1)
-        self.assertEqual((self.pushes(self.a, "failed"), self.methods(self.a)), (1, ["live", "queue"]))
+        self.advance(1)
+        self.assertEqual(
+            (self.count_notifications(self.a, "failed"), self.list_methods(self.a)), (1, ["live", "queue"])
+        )
         before = self.a.counter("mediator_messages_stored_total")
-        self.later(NODE_LEASE + 2 * SWEEP_INTERVAL)
+        self.advance(NODE_LEASE + 2 * SWEEP_INTERVAL)
         self.assertEqual(self.a.counter("mediator_messages_stored_total"), before + 1)
-        self.assertEqual((self.live(), self.places()), (["a"], []))
+        self.assertEqual((self.list_live_names(), self.list_presence()), (["a"], []))
         statuses = [
-            one.status
-            for one in self.successResultOf(
+            item.status
+            for item in self.successResultOf(
                 self.a.store.fetch_messages(self.bob.did, None, limit=9, max_bytes=99_999)
             )
         ]
         self.assertEqual(statuses, ["pending", "pending"])
 
     def test_stale_presence(self) -> None:
-        """Between the end of the lease and the sweep a record may be stale: it is counted and passed over."""
-        self.live_at(self.b)
+        """Between the end of the lease and the sweep stale records are counted and skipped."""
+        self.open_live_socket(self.b)
         self.b.freeze()
         self.store.cluster.list_lapsed_nodes = lambda: succeed([])
-        self.later(NODE_LEASE + SWEEP_INTERVAL)
-        self.assertEqual(self.places(), ["?"])
+        self.advance(NODE_LEASE + SWEEP_INTERVAL)
+        self.assertEqual(self.list_presence(), ["?"])
         self.forward(self.a)
         self.assertEqual(self.a.counter("mediator_cluster_stale_presence_total"), 1)
-        self.assertEqual(self.methods(self.a), ["queue"])
+        self.assertEqual(self.list_methods(self.a), ["queue"])
 
-    def test_stopped(self) -> None:
-        """A node that stops in order leaves nothing behind for others to wait for."""
-        self.live_at(self.b)
+    def test_stopped_node(self) -> None:
+        """A stopped node leaves no records that others wait for."""
+        self.open_live_socket(self.b)
         self.forward(self.a)
         self.b.stop()
-        self.assertEqual((self.live(), self.places()), (["a"], []))
+        self.assertEqual((self.list_live_names(), self.list_presence()), (["a"], []))
         found = self.successResultOf(self.a.store.fetch_messages(self.bob.did, None, limit=9, max_bytes=99_999))
-        self.assertEqual([one.status for one in found], ["pending"])
+        self.assertEqual([item.status for item in found], ["pending"])
 
-    def test_nothing_after_the_end(self) -> None:
-        """An answer of the store that comes when a node has stopped to send hints makes it send none."""
-        self.live_at(self.b)
-        late: Deferred[None] = Deferred()
+    def test_no_notifications_after_stop(self) -> None:
+        """A lookup that completes after the node has stopped sends no notifications."""
+        self.open_live_socket(self.b)
+        response: Deferred[None] = Deferred()
         whereabouts = self.store.cluster.find_presence
-        self.store.cluster.find_presence = lambda dids: late.addCallback(lambda _: whereabouts(dids))
+        self.store.cluster.find_presence = lambda dids: response.addCallback(lambda _: whereabouts(dids))
         self.forward(self.a)
-        self.get(self.a.cluster.stop())
+        self.result_of(self.a.cluster.stop())
         before = self.network.requests
-        late.callback(None)
-        self.later(1)
+        response.callback(None)
+        self.advance(1)
         self.assertEqual(self.network.requests, before)
         del self.store.cluster.find_presence
 
-    def test_one_socket_of_many(self) -> None:
-        """What a socket makes other nodes know of has a limit; the wallet is told."""
+    def test_presence_per_socket_is_limited(self) -> None:
+        """The presence of one socket is limited; the wallet gets an error."""
         socket = self.b.socket()
         self.patch(connections, "MAX_DIDS_PER_SOCKET", 2)
         answers = [
@@ -423,123 +427,132 @@ class NodeDeathTests(DIDCommClusterTestCase):
         codes = [answer.body.get("code") for answer in answers]
         self.assertEqual(codes, [None, None, "e.m.live-mode-not-supported"])
 
-    def test_cut_off_from_the_store(self) -> None:
-        """A node that lost its lease takes it up again with all its sockets, and what it missed is pushed."""
-        socket = self.live_at(self.b)
+    def test_node_cut_off_from_store(self) -> None:
+        """A node that lost its lease joins again with all its sockets, and pushes what it missed."""
+        socket = self.open_live_socket(self.b)
         renew = self.store.cluster.renew
         self.store.cluster.renew = lambda boot, lease: (
             fail(StoreUnavailable()) if boot == self.b.boot else renew(boot, lease)
         )
-        self.later(NODE_LEASE + 2 * SWEEP_INTERVAL)
-        self.assertEqual(self.live(), ["a"])
+        self.advance(NODE_LEASE + 2 * SWEEP_INTERVAL)
+        self.assertEqual(self.list_live_names(), ["a"])
         self.forward(self.a)
-        self.assertEqual(self.texts(socket), [])
+        self.assertEqual(self.read_texts(socket), [])
         del self.store.cluster.renew
-        self.later(RENEWAL_INTERVAL)
-        self.assertEqual((self.live(), self.places()), (["a", "b"], ["b"]))
-        self.later(SOON)
-        self.assertEqual(self.texts(socket), ["hello"])
+        self.advance(RENEWAL_INTERVAL)
+        self.assertEqual((self.list_live_names(), self.list_presence()), (["a", "b"], ["b"]))
+        self.advance(NEXT_ROUND)
+        self.assertEqual(self.read_texts(socket), ["hello"])
         self.forward(self.a, "next")
-        self.assertEqual(self.texts(socket), ["next"])
+        self.assertEqual(self.read_texts(socket), ["next"])
 
-    def test_cannot_renew(self) -> None:
+    def test_failed_renewal(self) -> None:
         """
-        A node that others take for gone says so itself, though it can reach the store, and comes back. Meanwhile
-        others keep house.
+        A node that others take for lapsed reports that itself, though it reaches the store, and joins again.
+        Meanwhile others are leader.
         """
-        self.later(RENEWAL_INTERVAL)
+        self.advance(RENEWAL_INTERVAL)
         one = next(
-            in_memory for in_memory in self.in_memory_nodes if self.get(in_memory.cluster.leader_lease.is_leader())
+            in_memory
+            for in_memory in self.in_memory_nodes
+            if self.result_of(in_memory.cluster.leader_lease.is_leader())
         )
         (other,) = (in_memory for in_memory in self.in_memory_nodes if in_memory is not one)
         names = [other.config.node_name]
-        socket, node_health = self.live_at(one), one.base.node_health
+        socket, node_health = self.open_live_socket(one), one.base.node_health
         self.forward(one, "pushed")
-        self.assertEqual((self.texts(socket), node_health.trouble), (["pushed"], ""))
+        self.assertEqual((self.read_texts(socket), node_health.trouble), (["pushed"], ""))
         renew = self.store.cluster.renew
         self.store.cluster.renew = lambda boot, lease: (
             fail(StoreUnavailable()) if boot == one.boot else renew(boot, lease)
         )
-        self.later(2 * NODE_LEASE + SWEEP_INTERVAL + RENEWAL_INTERVAL)
-        self.assertEqual((self.live(), node_health.trouble, one.membership.is_settled), (names, NOT_JOINED, False))
-        self.assertTrue(self.get(other.cluster.leader_lease.is_leader()))
+        self.advance(2 * NODE_LEASE + SWEEP_INTERVAL + RENEWAL_INTERVAL)
+        self.assertEqual(
+            (self.list_live_names(), node_health.trouble, one.membership.is_settled), (names, NOT_JOINED, False)
+        )
+        self.assertTrue(self.result_of(other.cluster.leader_lease.is_leader()))
         found = self.successResultOf(self.store.fetch_messages(self.bob.did, None, limit=9, max_bytes=99_999))
         self.assertEqual([message.status for message in found], ["pending"])
         del self.store.cluster.renew
-        self.later(RENEWAL_INTERVAL)
-        self.assertEqual((self.live(), node_health.trouble, self.places()), (["a", "b"], "", [one.config.node_name]))
+        self.advance(RENEWAL_INTERVAL)
+        self.assertEqual(
+            (self.list_live_names(), node_health.trouble, self.list_presence()),
+            (["a", "b"], "", [one.config.node_name]),
+        )
         self.forward(other)
-        self.assertEqual(self.texts(socket), ["hello"])
+        self.assertEqual(self.read_texts(socket), ["hello"])
 
-    def test_store_away_from_all(self) -> None:
-        """However long: all are back within 3 s of its return, with their sockets, and push nothing again."""
+    def test_store_outage_for_all(self) -> None:
+        """After an outage of any length all nodes are back within 3 s with their sockets, and push nothing again."""
         for seconds in (NODE_LEASE - RENEWAL_INTERVAL, NODE_LEASE + 1, 6 * NODE_LEASE):
-            here, there = self.live_at(self.a), self.live_at(self.b)
+            local_socket, remote_socket = self.open_live_socket(self.a), self.open_live_socket(self.b)
             self.forward(self.a, "before")
-            self.assertEqual((self.texts(here), self.texts(there)), (["before"], ["before"]))
+            self.assertEqual(
+                (self.read_texts(local_socket), self.read_texts(remote_socket)), (["before"], ["before"])
+            )
             with ExitStack() as outage:
-                for operation in OF_MEMBERS:
+                for operation in MEMBER_TASKS:
                     outage.enter_context(self.a.failing(operation, StoreUnavailable()))
-                self.later(seconds)
-            self.later(RENEWAL_INTERVAL)
-            self.assertEqual((self.live(), self.places()), (["a", "b"], ["a", "b"]))
+                self.advance(seconds)
+            self.advance(RENEWAL_INTERVAL)
+            self.assertEqual((self.list_live_names(), self.list_presence()), (["a", "b"], ["a", "b"]))
             self.assertEqual([in_memory.base.node_health.trouble for in_memory in self.in_memory_nodes], ["", ""])
             self.forward(self.a, "after")
-            self.assertEqual((self.texts(here), self.texts(there)), (["after"], ["after"]))
-            self.later(2 * SOON)
-            self.assertEqual((self.texts(here), self.texts(there)), ([], []))
-            for in_memory, socket in ((self.a, here), (self.b, there)):
+            self.assertEqual((self.read_texts(local_socket), self.read_texts(remote_socket)), (["after"], ["after"]))
+            self.advance(2 * NEXT_ROUND)
+            self.assertEqual((self.read_texts(local_socket), self.read_texts(remote_socket)), ([], []))
+            for in_memory, socket in ((self.a, local_socket), (self.b, remote_socket)):
                 in_memory.base.connections.closed(socket)
-            self.later(1)
+            self.advance(1)
 
-    def test_replaced(self) -> None:
-        """A node of that name that starts after a crash takes the place of the old one before its lease is over."""
-        self.live_at(self.b)
+    def test_replacement_of_crashed_node(self) -> None:
+        """A node with the name of a crashed one replaces it before its lease ends."""
+        self.open_live_socket(self.b)
         self.forward(self.a)
         self.b.freeze()
-        again = self.in_memory("b").start()
-        self.later(UNRENEWED_LEASE_AGE)
-        self.assertEqual((again.said, self.live()), ([], ["a", "b"]))
+        replacement = self.make_node("b").start()
+        self.advance(UNRENEWED_LEASE_AGE)
+        self.assertEqual((replacement.fatal_errors, self.list_live_names()), ([], ["a", "b"]))
         found = self.successResultOf(self.a.store.fetch_messages(self.bob.did, None, limit=9, max_bytes=99_999))
-        self.assertEqual([one.status for one in found], ["pending"])
+        self.assertEqual([item.status for item in found], ["pending"])
 
     def test_same_name(self) -> None:
-        """A second node of the same name is refused with one line; the first one does not notice."""
-        twin = self.in_memory("b").start()
-        (line,) = twin.said
+        """A second node of the same name is refused with one line; the first one is not affected."""
+        refused_node = self.make_node("b").start()
+        (line,) = refused_node.fatal_errors
         self.assertTrue(line.startswith("node: the name b is in use"))
-        self.later(NODE_LEASE)
-        self.assertEqual((self.live(), self.b.said), (["a", "b"], []))
+        self.advance(NODE_LEASE)
+        self.assertEqual((self.list_live_names(), self.b.fatal_errors), (["a", "b"], []))
 
-    def test_three(self) -> None:
-        """Whichever node accepts, and whichever has the socket."""
-        third = self.in_memory("c").start()
-        sockets = [self.live_at(in_memory) for in_memory in (self.b, third)]
+    def test_three_nodes(self) -> None:
+        """It works with any accepting node and any node of the socket."""
+        third = self.make_node("c").start()
+        sockets = [self.open_live_socket(in_memory) for in_memory in (self.b, third)]
         self.forward(self.a)
         self.forward(third, "again")
-        self.assertEqual([self.texts(socket) for socket in sockets], [["hello", "again"]] * 2)
-        self.later(RENEWAL_INTERVAL)
+        self.assertEqual([self.read_texts(socket) for socket in sockets], [["hello", "again"]] * 2)
+        self.advance(RENEWAL_INTERVAL)
         self.assertEqual(self.a.counter("mediator_cluster_nodes"), 3)
 
 
 class OverdueTests(DIDCommClusterTestCase):
     settings = {"queue": {"delivered_timeout": "40s"}}
 
-    def test_overdue(self) -> None:
-        """A push that is not acknowledged in time is pending again, counted where it was pushed."""
-        self.live_at(self.b)
+    def test_requeues_overdue_push(self) -> None:
+        """A push that is not acknowledged in time is requeued and counted where it was pushed."""
+        self.open_live_socket(self.b)
         self.forward(self.a)
-        self.later(42)
+        self.advance(42)
         self.assertEqual(self.b.counter("mediator_messages_stored_total"), 1)
         self.assertEqual(self.a.counter("mediator_messages_stored_total"), 0)
         self.assertEqual(self.bob.waiting(), 1)
 
-    def test_acknowledged_elsewhere(self) -> None:
-        """Then nothing is pending again."""
-        self.live_at(self.b)
+    def test_acknowledged_at_other_node(self) -> None:
+        """Then nothing is requeued."""
+        self.open_live_socket(self.b)
         self.forward(self.a)
         (delivered,) = self.bob.fetch()
         self.bob.answer(f"{MP}/messages-received", {"message_id_list": [delivered.id]})
-        self.later(42)
+        self.advance(42)
         self.assertEqual(self.b.counter("mediator_messages_stored_total"), 0)
         self.assertEqual(self.bob.waiting(), 0)

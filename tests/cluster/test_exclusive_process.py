@@ -1,4 +1,4 @@
-"""A single process on a store that others could share."""
+"""A single process on a store that can be shared."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from mediatord.store.sqlite.memory_store import MemoryStore
 from tests.in_memory_mediator import NOW
 
 BEA = ClusterNode("bea", "bbbb", "tcp:host=10.0.0.2:port=7070", b"seal")
-TAKEN = "node ann uses this database exclusively; set cluster.listen on every node to share it"
-BESIDE = "cluster.listen is null, but a cluster uses this database: bea; set it, or stop these nodes"
+SECOND_PROCESS_REFUSED = "node ann uses this database exclusively; set cluster.listen on every node to share it"
+NODES_PRESENT = "cluster.listen is null, but a cluster uses this database: bea; set it, or stop these nodes"
 
 
 class ExclusiveProcessTests(SynchronousTestCase):
@@ -39,38 +39,40 @@ class ExclusiveProcessTests(SynchronousTestCase):
         self.clock = Clock()
         self.clock.advance(NOW)
         self.store: Any = MemoryStore(self.clock, QueueLimits())
-        # Somebody else has it open, or it would be empty each time.
+        # Another user keeps the memory store open, or it would be empty each time.
         self.successResultOf(self.store.open())
-        self.said: list[str] = []
+        self.fatal_errors: list[str] = []
         self.gate = RequestGate(self.clock)
         self.gate.startService()
         self.node_health = NodeHealth(self.clock)
 
-    def lone(self, boot: str = "aaaa", name: str = "ann") -> ExclusiveStoreLease:
-        """A process that works alone."""
+    def make_process(self, boot: str = "aaaa", name: str = "ann") -> ExclusiveStoreLease:
+        """A process that requires exclusive use."""
         node = ClusterNode(name, boot, "", b"")
-        alone = ExclusiveStoreLease(self.clock, self.store, node, self.gate, self.node_health, self.said.append)
+        alone = ExclusiveStoreLease(
+            self.clock, self.store, node, self.gate, self.node_health, self.fatal_errors.append
+        )
         alone.startService()
         return alone
 
-    def opened(self, boot: str = "aaaa") -> ExclusiveStoreLease:
-        """One that nobody is in the way of."""
-        alone = self.lone(boot)
+    def open_process(self, boot: str = "aaaa") -> ExclusiveStoreLease:
+        """One that opens the store without conflict."""
+        alone = self.make_process(boot)
         self.successResultOf(alone.open())
         return alone
 
-    def dead(self, boot: str = "aaaa") -> None:
-        """One that was here and was killed."""
+    def kill_process(self, boot: str = "aaaa") -> None:
+        """Leave the records of a process that was killed."""
         self.successResultOf(
             self.store.cluster.join(ClusterNode(STANDALONE_NODE_NAME, boot, "ann", b""), EXCLUSIVE_LEASE)
         )
 
-    def boots(self) -> list[str]:
-        """Of those that are live."""
+    def list_boots(self) -> list[str]:
+        """Boots of the live nodes."""
         return [node.boot for node in self.successResultOf(self.store.cluster.list_nodes())]
 
-    def lapsed(self) -> list[str]:
-        """Those that were killed and not cleared away."""
+    def list_lapsed(self) -> list[str]:
+        """Nodes that were killed and not dropped."""
         found: list[str] = self.successResultOf(self.store.cluster.list_lapsed_nodes())
         return found
 
@@ -79,7 +81,7 @@ class ExclusiveProcessTests(SynchronousTestCase):
         self.clock.pump([EXCLUSIVE_POLL_INTERVAL] * round(seconds / EXCLUSIVE_POLL_INTERVAL))
 
     def is_served(self) -> bool:
-        """Whether a request is."""
+        """Whether a request is served."""
 
         async def work() -> bool:
             return True
@@ -87,38 +89,38 @@ class ExclusiveProcessTests(SynchronousTestCase):
         served = Deferred.fromCoroutine(self.gate.run_request(work))
         return bool(served.called)
 
-    def test_stays(self) -> None:
-        """For as long as it runs; it leaves at once."""
-        alone = self.opened()
+    def test_keeps_lease_until_stopped(self) -> None:
+        """The process keeps its lease as long as it runs, and leaves at once."""
+        alone = self.open_process()
         for _ in range(3):
             self.run_for(EXCLUSIVE_LEASE)
-            self.assertEqual(self.boots(), ["aaaa"])
+            self.assertEqual(self.list_boots(), ["aaaa"])
         self.successResultOf(alone.stopService())
-        self.assertEqual((self.boots(), self.lapsed(), self.said), ([], [], []))
+        self.assertEqual((self.list_boots(), self.list_lapsed(), self.fatal_errors), ([], [], []))
         self.assertEqual(self.clock.getDelayedCalls(), [])
-        self.opened("cccc")
+        self.open_process("cccc")
 
-    def test_a_second_one(self) -> None:
-        """Whatever it is called, it is refused in a line, serves nobody until then, and disturbs nobody."""
-        self.opened()
-        opening = self.lone("cccc", "cid").open()
+    def test_second_process_is_refused(self) -> None:
+        """A second process of any name is refused in one line, serves nothing until then, and disturbs nobody."""
+        self.open_process()
+        opening = self.make_process("cccc", "cid").open()
         self.assertFalse(self.is_served())
         self.run_for(EXCLUSIVE_LEASE + EXCLUSIVE_RENEWAL_INTERVAL)
         self.assertNoResult(opening)
         self.run_for(EXCLUSIVE_POLL_INTERVAL * 2)
-        self.assertEqual(str(self.failureResultOf(opening, StoreUnusable).value), TAKEN)
+        self.assertEqual(str(self.failureResultOf(opening, StoreUnusable).value), SECOND_PROCESS_REFUSED)
         self.assertFalse(self.is_served())
-        self.assertEqual((self.boots(), self.said), (["aaaa"], []))
+        self.assertEqual((self.list_boots(), self.fatal_errors), (["aaaa"], []))
 
-    def test_marks(self) -> None:
-        """What it pushed is known as its own, or a second one that begins to open the store would take it back."""
+    def test_delivery_marks_name_process(self) -> None:
+        """Its pushes have its boot, or a second process that opens the store would requeue them."""
         base: Any = SimpleNamespace(cluster=None, node=ClusterNode("ann", "aaaa", "", b""))
         for backend, node in (("mongodb", "aaaa"), ("sqlite", "")):
             config = Config.model_validate({"storage": {"backend": backend}})
             self.assertEqual(get_marking_node(base, config), node)
 
-    def test_keeps_house(self) -> None:
-        """Unless the store says that it may not, which one on a file need not be asked."""
+    def test_is_leader(self) -> None:
+        """It does the housekeeping unless the store refuses, which SQLite never does."""
         base: Any = SimpleNamespace(
             cluster=None, reactor=self.clock, store=self.store, node=ClusterNode("ann", "aaaa", "", b"")
         )
@@ -130,26 +132,26 @@ class ExclusiveProcessTests(SynchronousTestCase):
         self.assertIs(self.successResultOf(Deferred.fromCoroutine(leader_lease.is_leader())), False)
         self.assertIsNone(build_leader_lease(base, Config.model_validate({"storage": {"backend": "sqlite"}})))
 
-    def test_a_node_of_a_cluster_beside_it(self) -> None:
-        """The same, and the store does not let it in either."""
-        self.opened()
+    def test_cluster_node_beside_it(self) -> None:
+        """A cluster node is refused too, and the store refuses it as well."""
+        self.open_process()
         opening = open_shared_store(self.clock, self.store, self.gate)
         self.assertFalse(self.is_served())
         self.run_for(EXCLUSIVE_LEASE + EXCLUSIVE_RENEWAL_INTERVAL + EXCLUSIVE_POLL_INTERVAL * 2)
-        self.assertEqual(str(self.failureResultOf(opening, StoreUnusable).value), TAKEN)
+        self.assertEqual(str(self.failureResultOf(opening, StoreUnusable).value), SECOND_PROCESS_REFUSED)
         self.failureResultOf(self.store.cluster.join(BEA, NODE_LEASE), ClusterSecretMismatch)
 
     def test_beside_a_cluster(self) -> None:
-        """Refused at once in a line that names the nodes; nothing is noted."""
+        """It is refused at once in a line that names the nodes, and leaves no record."""
         self.successResultOf(self.store.cluster.join(BEA, NODE_LEASE))
-        refusal = self.failureResultOf(self.lone().open(), StoreUnusable)
-        self.assertEqual(str(refusal.value), BESIDE)
-        self.assertEqual((self.boots(), self.lapsed()), (["bbbb"], []))
+        refusal = self.failureResultOf(self.make_process().open(), StoreUnusable)
+        self.assertEqual(str(refusal.value), NODES_PRESENT)
+        self.assertEqual((self.list_boots(), self.list_lapsed()), (["bbbb"], []))
 
-    def test_one_that_was_killed(self) -> None:
-        """The next one waits for the end of its lease, a few seconds, and ends what it left; so do nodes."""
-        for opening in (self.lone("cccc").open, lambda: open_shared_store(self.clock, self.store, self.gate)):
-            self.dead()
+    def test_waits_for_lease_of_killed_process(self) -> None:
+        """The next process waits for the end of the lease, a few seconds, and cleans up; so do nodes."""
+        for opening in (self.make_process("cccc").open, lambda: open_shared_store(self.clock, self.store, self.gate)):
+            self.kill_process()
             opened = opening()
             self.run_for(EXCLUSIVE_LEASE - EXCLUSIVE_POLL_INTERVAL)
             self.assertNoResult(opened)
@@ -160,115 +162,115 @@ class ExclusiveProcessTests(SynchronousTestCase):
             for boot in ("aaaa", "cccc"):
                 self.successResultOf(self.store.cluster.drop(boot, until=inf))
 
-    def test_one_that_was_killed_long_ago(self) -> None:
-        """It may be cut off instead; had it a way back, it would have come in the meantime."""
-        self.dead()
+    def test_process_killed_long_ago(self) -> None:
+        """It might be cut off instead, but would have returned in the meantime."""
+        self.kill_process()
         self.clock.advance(60)
-        opened = self.lone("cccc").open()
+        opened = self.make_process("cccc").open()
         self.run_for(REJOIN_GRACE_PERIOD - EXCLUSIVE_POLL_INTERVAL)
         self.assertNoResult(opened)
         self.run_for(EXCLUSIVE_POLL_INTERVAL)
         self.successResultOf(opened)
-        self.assertEqual((self.boots(), self.lapsed()), (["cccc"], []))
+        self.assertEqual((self.list_boots(), self.list_lapsed()), (["cccc"], []))
 
-    def test_others_that_come_back(self) -> None:
-        """After an outage that ended all leases, who starts just then takes nobody's place."""
+    def test_others_return_after_outage(self) -> None:
+        """After an outage that ended all leases, a process that starts just then replaces nobody."""
         self.successResultOf(self.store.cluster.join(BEA, NODE_LEASE))
         self.clock.advance(NODE_LEASE + 1)
-        opening = self.lone().open()
+        opening = self.make_process().open()
         self.run_for(REJOIN_GRACE_PERIOD / 2)
         self.successResultOf(self.store.cluster.join(BEA, NODE_LEASE))
         self.run_for(REJOIN_GRACE_PERIOD / 2)
-        self.assertEqual(str(self.failureResultOf(opening, StoreUnusable).value), BESIDE)
+        self.assertEqual(str(self.failureResultOf(opening, StoreUnusable).value), NODES_PRESENT)
 
-    def test_cut_off(self) -> None:
-        """It comes back by itself; if its place was taken meanwhile, it ends."""
+    def test_cut_off_process_returns(self) -> None:
+        """A cut-off process returns by itself; if it was replaced meanwhile, it ends."""
         for taker, line in (
             (None, ""),
-            (ClusterNode(STANDALONE_NODE_NAME, "dddd", "ann", b""), TAKEN),
-            (BEA, BESIDE),
+            (ClusterNode(STANDALONE_NODE_NAME, "dddd", "ann", b""), SECOND_PROCESS_REFUSED),
+            (BEA, NODES_PRESENT),
         ):
-            alone = self.opened()
+            alone = self.open_process()
             renew, join = self.store.cluster.renew, self.store.cluster.join
             self.store.cluster.renew = self.store.cluster.join = lambda *_: fail(StoreUnavailable())
             self.run_for(EXCLUSIVE_LEASE + EXCLUSIVE_RENEWAL_INTERVAL)
-            self.assertEqual(self.boots(), [])
+            self.assertEqual(self.list_boots(), [])
             self.store.cluster.renew, self.store.cluster.join = renew, join
             if taker is not None:
                 self.successResultOf(join(taker, NODE_LEASE))
             self.run_for(EXCLUSIVE_RENEWAL_INTERVAL)
-            self.assertEqual(self.said, [line] if line else [])
-            self.assertEqual(self.boots(), [taker.boot] if taker else ["aaaa"])
+            self.assertEqual(self.fatal_errors, [line] if line else [])
+            self.assertEqual(self.list_boots(), [taker.boot] if taker else ["aaaa"])
             self.successResultOf(alone.stopService())
-            self.said.clear()
+            self.fatal_errors.clear()
             if taker is not None:
                 self.successResultOf(self.store.cluster.drop(taker.boot, until=inf))
 
-    def test_a_wrong_clock_at_the_start(self) -> None:
-        """One line, and nobody is served."""
+    def test_wrong_clock_at_start(self) -> None:
+        """It ends with one line and serves nothing."""
         self.store.cluster.join = lambda *_: fail(ClockSkewError(4320))
-        refusal = self.failureResultOf(self.lone().open(), StoreUnusable)
+        refusal = self.failureResultOf(self.make_process().open(), StoreUnusable)
         line = "the clock of this host is 1 h 12 min ahead of the MongoDB server's; at most 60 s are allowed"
         self.assertEqual(str(refusal.value), line)
         self.assertFalse(self.is_served())
 
-    def test_a_wrong_clock_later(self) -> None:
-        """It goes on and says so, until the clock is right, whether its lease was over by then or not."""
-        self.opened()
+    def test_wrong_clock_later(self) -> None:
+        """It goes on and reports the clock until that is right, whether its lease ended by then or not."""
+        self.open_process()
         for seconds in (EXCLUSIVE_RENEWAL_INTERVAL, EXCLUSIVE_LEASE + EXCLUSIVE_RENEWAL_INTERVAL):
             really = self.store.cluster.renew, self.store.cluster.join
             self.store.cluster.renew = self.store.cluster.join = lambda *_: fail(ClockSkewError(4320))
             self.run_for(seconds)
             trouble = "the clock of this host is 1 h 12 min ahead of the MongoDB server's"
-            self.assertEqual((self.node_health.trouble, self.said), (trouble, []))
+            self.assertEqual((self.node_health.trouble, self.fatal_errors), (trouble, []))
             self.store.cluster.renew, self.store.cluster.join = really
             self.run_for(EXCLUSIVE_RENEWAL_INTERVAL)
-            self.assertEqual((self.node_health.trouble, self.boots(), self.said), ("", ["aaaa"], []))
+            self.assertEqual((self.node_health.trouble, self.list_boots(), self.fatal_errors), ("", ["aaaa"], []))
 
-    def test_what_is_in_the_way_of_opening(self) -> None:
-        """A store that does not open because of what an earlier process left opens the next time."""
-        self.dead()
+    def test_opens_after_conflict(self) -> None:
+        """A store that an earlier process kept from opening opens the next time."""
+        self.kill_process()
         self.clock.advance(EXCLUSIVE_LEASE)
-        again = self.lone("cccc")
+        next_process = self.make_process("cccc")
         really, self.store.open = self.store.open, lambda: fail(StoreUnavailable())
-        opening = again.open()
+        opening = next_process.open()
         self.run_for(REJOIN_GRACE_PERIOD)
         self.failureResultOf(opening, StoreUnavailable)
-        self.assertEqual(self.lapsed(), [])
+        self.assertEqual(self.list_lapsed(), [])
         self.store.open = really
-        self.successResultOf(again.open())
+        self.successResultOf(next_process.open())
 
-    def test_stopped_before(self) -> None:
-        """One that waits no longer."""
-        self.dead()
-        alone = self.lone("cccc")
+    def test_stopped_while_waiting(self) -> None:
+        """It can be stopped while it waits."""
+        self.kill_process()
+        alone = self.make_process("cccc")
         opening = alone.open()
         self.successResultOf(alone.stopService())
         self.run_for(EXCLUSIVE_LEASE)
         self.failureResultOf(opening, StoreUnavailable)
-        self.assertEqual(self.boots(), [])
+        self.assertEqual(self.list_boots(), [])
 
-    def test_the_store_goes_away_while_it_waits(self) -> None:
-        """Whoever waits is answered; it is opened again by whoever asked."""
-        self.dead()
-        opening = self.lone("cccc").open()
+    def test_store_outage_while_waiting(self) -> None:
+        """Waiting requests fail; the next one opens the store again."""
+        self.kill_process()
+        opening = self.make_process("cccc").open()
         self.store.cluster.join = lambda *_: fail(StoreUnavailable())
         self.run_for(EXCLUSIVE_POLL_INTERVAL)
         self.failureResultOf(opening, StoreUnavailable)
         self.assertTrue(self.is_served())
 
-    def test_leaving_while_it_is_away(self) -> None:
-        """Nobody waits for that."""
-        alone = self.opened()
+    def test_stops_during_outage(self) -> None:
+        """Stopping does not wait for the store."""
+        alone = self.open_process()
         self.store.cluster.drop = lambda *_, **__: fail(StoreUnavailable())
         self.successResultOf(alone.stopService())
 
-    def test_a_fault_of_ours(self) -> None:
-        """It is logged, and the lease is renewed the next time."""
-        self.opened()
+    def test_programming_error_is_logged(self) -> None:
+        """A programming error is logged, and the lease is renewed the next time."""
+        self.open_process()
         really, self.store.cluster.renew = self.store.cluster.renew, lambda *_: fail(RuntimeError("boom"))
         self.run_for(EXCLUSIVE_RENEWAL_INTERVAL)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
         self.store.cluster.renew = really
         self.run_for(EXCLUSIVE_LEASE)
-        self.assertEqual(self.boots(), ["aaaa"])
+        self.assertEqual(self.list_boots(), ["aaaa"])

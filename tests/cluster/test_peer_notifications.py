@@ -1,4 +1,4 @@
-"""Hints on their way to other nodes: batches, retries, limits, and nodes that are gone."""
+"""Notifications to other nodes: batches, retries, limits, and nodes that are gone."""
 
 from __future__ import annotations
 
@@ -48,43 +48,45 @@ CAL = ClusterNode("cal", "cccc", "tcp:host=10.0.0.3:port=7070", b"seal")
 
 
 def make_message(id_: str) -> StoredMessage:
-    """One that waits."""
+    """A queued message."""
     return StoredMessage(id_, "did:x:bob", "did:x:bob", b"{}", "json", 1000.25, 2000.5)
 
 
-class Counts:
-    """What is counted."""
+class FakeMetrics:
+    """Counters and observations."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[str] = Counter()
-        self.took: list[float] = []
+        self.durations: list[float] = []
         self.cluster_pushes = self.peer_notification_duration = self
 
     def inc(self, outcome: str) -> None:
-        """A hint came to this end."""
+        """Count an outcome."""
         self.outcomes[outcome] += 1
 
     def observe(self, seconds: float) -> None:
-        """It was answered."""
-        self.took.append(seconds)
+        """Record a duration."""
+        self.durations.append(seconds)
 
 
-def all_of(names: NotificationNames) -> NotificationNames:
+def push_all(names: NotificationNames) -> NotificationNames:
     """Push everything."""
     return names
 
 
 class PeersTestCase(SynchronousTestCase):
+    """Notifications to one peer, whose responses the test gives."""
+
     def setUp(self) -> None:
         self.clock = Clock()
-        self.counts = Counts()
-        self.asked: list[tuple[ClusterNode, bytes, Deferred[bytes]]] = []
+        self.counts = FakeMetrics()
+        self.pending_calls: list[tuple[ClusterNode, bytes, Deferred[bytes]]] = []
         self.peers = PeerQueues(self.clock, self.call, cast(Any, self.counts))
 
     def call(self, node: ClusterNode, body: bytes) -> Deferred[bytes]:
-        """Note a request and wait for the test to answer it."""
-        self.asked.append((node, body, Deferred()))
-        return self.asked[-1][2]
+        """Record a request and wait for the test to respond."""
+        self.pending_calls.append((node, body, Deferred()))
+        return self.pending_calls[-1][2]
 
     def enqueue(
         self,
@@ -95,243 +97,243 @@ class PeersTestCase(SynchronousTestCase):
         payload_bytes: int = 0,
         message: StoredMessage | None = None,
     ) -> Deferred[bool | None]:
-        """One hint, in a lane of its own unless another one is named."""
+        """Enqueue one notification, for a DID of its own unless one is given."""
         return self.peers.enqueue(node, PeerNotification("messages", name, did or name, payload_bytes), message)
 
-    def many(self, count: int, prefix: str = "m") -> list[Deferred[bool | None]]:
-        """So many."""
+    def enqueue_many(self, count: int, prefix: str = "m") -> list[Deferred[bool | None]]:
+        """Enqueue so many."""
         return [self.enqueue(f"{prefix}{number}") for number in range(count)]
 
-    def requests(self) -> list[list[str]]:
-        """What is asked for now, request by request."""
+    def list_requests(self) -> list[list[str]]:
+        """Notifications by pending request."""
         self.clock.advance(0)
-        return [decode_names("hints", body)["messages"] for _, body, _ in self.asked]
+        return [decode_names("hints", body)["messages"] for _, body, _ in self.pending_calls]
 
-    def answer(self, push: Callable[[NotificationNames], NotificationNames] = all_of) -> None:
-        """Answer the oldest request."""
+    def respond(self, push: Callable[[NotificationNames], NotificationNames] = push_all) -> None:
+        """Respond to the oldest request."""
         self.clock.advance(0)
-        _, body, answer = self.asked.pop(0)
+        _, body, answer = self.pending_calls.pop(0)
         answer.callback(encode_names("pushed", push(decode_names("hints", body))))
 
     def fail_with(self, error: type[Exception]) -> None:
-        """Let the oldest request come to nothing."""
+        """Fail the oldest request."""
         self.clock.advance(0)
-        self.asked.pop(0)[2].errback(error())
+        self.pending_calls.pop(0)[2].errback(error())
 
 
 class SendingTests(PeersTestCase):
-    def test_one_turn_one_request(self) -> None:
-        """What comes in one turn of the reactor goes together; each learns what became of it."""
-        first, second = self.many(2)
-        self.assertEqual(self.requests(), [["m0", "m1"]])
+    def test_one_request_per_iteration(self) -> None:
+        """Notifications of one reactor iteration share a request; each gets its outcome."""
+        first, second = self.enqueue_many(2)
+        self.assertEqual(self.list_requests(), [["m0", "m1"]])
         self.clock.advance(0.5)
-        self.answer(lambda names: {"messages": ["m1"]})
+        self.respond(lambda names: {"messages": ["m1"]})
         self.assertEqual((self.successResultOf(first), self.successResultOf(second)), (False, True))
         self.assertEqual(self.counts.outcomes, {"pushed": 1, "no_session": 1})
-        self.assertEqual(self.counts.took, [0.5, 0.5])
+        self.assertEqual(self.counts.durations, [0.5, 0.5])
 
-    def test_one_at_a_time(self) -> None:
-        """One request is under way, of a hundred hints at most; the rest waits for its turn."""
-        notifications = self.many(2 * MAX_BATCH + 1)
+    def test_one_request_at_a_time(self) -> None:
+        """One request of at most a hundred notifications is pending; the rest waits."""
+        notifications = self.enqueue_many(2 * MAX_BATCH + 1)
         for count in (MAX_BATCH, MAX_BATCH, 1):
-            self.assertEqual([len(names) for names in self.requests()], [count])
-            self.answer()
-        self.assertEqual(self.requests(), [])
+            self.assertEqual([len(names) for names in self.list_requests()], [count])
+            self.respond()
+        self.assertEqual(self.list_requests(), [])
         self.assertTrue(all(self.successResultOf(notification) for notification in notifications))
 
     def test_long_names(self) -> None:
-        """A request is never longer than what the other side reads."""
+        """A request is never longer than the peer reads."""
         names = [f"{number:02d}" * 2000 for number in range(50)]
         for name in names:
             self.enqueue(name)
         sent: list[str] = []
-        while self.requests():
-            self.assertLessEqual(len(self.asked[0][1]), MAX_BODY_BYTES)
-            sent += decode_names("hints", self.asked[0][1])["messages"]
-            self.answer()
+        while self.list_requests():
+            self.assertLessEqual(len(self.pending_calls[0][1]), MAX_BODY_BYTES)
+            sent += decode_names("hints", self.pending_calls[0][1])["messages"]
+            self.respond()
         self.assertEqual(sent, names)
 
-    def test_heavy_messages(self) -> None:
-        """The other node is not made to read more than a few megabytes at once."""
+    def test_large_messages(self) -> None:
+        """A request never makes the peer read more than a few megabytes."""
         for number in range(4):
             self.enqueue(f"m{number}", payload_bytes=MAX_BATCH_BYTES // 2)
-        self.assertEqual(self.requests(), [["m0", "m1"]])
-        self.answer()
-        self.assertEqual(self.requests(), [["m2", "m3"]])
+        self.assertEqual(self.list_requests(), [["m0", "m1"]])
+        self.respond()
+        self.assertEqual(self.list_requests(), [["m2", "m3"]])
 
-    def test_in_order(self) -> None:
-        """What comes while a request is under way waits, also for its next attempt, and goes together."""
+    def test_order_is_kept(self) -> None:
+        """Notifications that arrive during a request wait, also for its retries, and share the next one."""
         self.enqueue("m0")
-        self.requests()
+        self.list_requests()
         for name in ("m1", "m2", "m3"):
             self.enqueue(name)
-        self.assertEqual(self.requests(), [["m0"]])
+        self.assertEqual(self.list_requests(), [["m0"]])
         self.fail_with(PeerCallFailed)
-        self.assertEqual(self.requests(), [])
+        self.assertEqual(self.list_requests(), [])
         self.clock.advance(RETRY_DELAYS[0])
-        self.answer()
-        self.assertEqual(self.requests(), [["m1", "m2", "m3"]])
+        self.respond()
+        self.assertEqual(self.list_requests(), [["m1", "m2", "m3"]])
 
-    def test_other_nodes_do_not_wait(self) -> None:
-        """A node that is slow is in the way of its own hints only."""
-        self.many(3 * MAX_BATCH)
+    def test_peers_are_independent(self) -> None:
+        """A slow peer delays only its own notifications."""
+        self.enqueue_many(3 * MAX_BATCH)
         self.enqueue("x", node=CAL)
         self.clock.advance(0)
-        self.assertEqual([node for node, _, _ in self.asked].count(CAL), 1)
+        self.assertEqual([node for node, _, _ in self.pending_calls].count(CAL), 1)
 
 
 class MessageTests(PeersTestCase):
     """Messages that are sent with their notifications."""
 
     def send(self, *messages: StoredMessage | None) -> None:
-        """Notify of these; None for one that is not at hand."""
+        """Notify of these messages; None for one that is not at hand."""
         for number, message in enumerate(messages):
             self.enqueue(message.id if message else f"none {number}", message=message)
         self.clock.advance(0)
 
-    def received(self) -> list[StoredMessage]:
-        """The messages in the oldest request."""
-        body = self.asked[0][1]
+    def read_sent(self) -> list[StoredMessage]:
+        """Messages in the oldest request."""
+        body = self.pending_calls[0][1]
         self.assertLessEqual(len(body), MAX_BODY_BYTES)
         return list(decode_request(body, 0.0)[1].values())
 
-    def test_as_they_are(self) -> None:
-        """The other node gets what it would have read from the store."""
+    def test_messages_are_sent_unchanged(self) -> None:
+        """The peer gets what it would have read from the store."""
         messages = [make_message("a"), replace(make_message("b"), payload=bytes(range(256)), form="base64")]
         self.send(*messages)
-        self.assertEqual(self.requests(), [["a", "b"]])
-        self.assertEqual(self.received(), messages)
+        self.assertEqual(self.list_requests(), [["a", "b"]])
+        self.assertEqual(self.read_sent(), messages)
 
-    def test_all_or_none(self) -> None:
-        """With one that the other node has to read it reads all of them, to keep their order."""
+    def test_all_messages_or_none(self) -> None:
+        """If the peer has to read one message it reads all, to keep their order."""
         self.send(make_message("a"), None, make_message("b"))
-        self.assertEqual(self.received(), [])
-        self.assertEqual(self.requests(), [["a", "none 1", "b"]])
+        self.assertEqual(self.read_sent(), [])
+        self.assertEqual(self.list_requests(), [["a", "none 1", "b"]])
 
-    def test_too_large(self) -> None:
-        """A request never becomes too long by them, and the batch no smaller; nothing is encoded in vain."""
+    def test_too_large_messages(self) -> None:
+        """Messages never make a request too long or a batch smaller, and none is encoded in vain."""
         encode = Mock(wraps=encoding.encode_base64url)
         self.patch(encoding, "encode_base64url", encode)
         self.send(*(replace(make_message(f"m{number}"), payload=bytes(16_384)) for number in range(4)))
-        self.assertEqual(self.received(), [])
-        self.assertEqual([len(names) for names in self.requests()], [4])
+        self.assertEqual(self.read_sent(), [])
+        self.assertEqual([len(names) for names in self.list_requests()], [4])
         encode.assert_not_called()
 
-    def test_nearly_too_large(self) -> None:
-        """What only the members beside the payloads make too long is noticed as well."""
+    def test_nearly_too_large_messages(self) -> None:
+        """Fields beside the payloads count too."""
         self.send(*(replace(make_message(f"m{number}"), payload=bytes(491)) for number in range(MAX_BATCH)))
-        self.assertEqual(self.received(), [])
-        self.assertEqual([len(names) for names in self.requests()], [MAX_BATCH])
+        self.assertEqual(self.read_sent(), [])
+        self.assertEqual([len(names) for names in self.list_requests()], [MAX_BATCH])
 
-    def test_queued_for_long(self) -> None:
-        """While the other node was slow the recipient may have acknowledged a message elsewhere."""
+    def test_messages_queued_for_long_are_not_sent(self) -> None:
+        """While the peer was slow the recipient may have acknowledged a message elsewhere."""
         self.send(make_message("a"))
         self.send(make_message("b"))
         self.clock.advance(2 * MAX_MESSAGE_AGE)
-        self.answer()
-        self.assertEqual(self.received(), [])
-        self.assertEqual(self.requests(), [["b"]])
+        self.respond()
+        self.assertEqual(self.read_sent(), [])
+        self.assertEqual(self.list_requests(), [["b"]])
 
-    def test_queued_for_a_moment(self) -> None:
-        """An answer of usual speed delays nothing by much."""
+    def test_short_wait_still_sends_messages(self) -> None:
+        """A response of usual speed is no long delay."""
         self.send(make_message("a"))
         self.send(make_message("b"))
         self.clock.advance(MAX_MESSAGE_AGE / 2)
-        self.answer()
-        self.assertEqual(self.received(), [make_message("b")])
+        self.respond()
+        self.assertEqual(self.read_sent(), [make_message("b")])
 
-    def test_no_second_time(self) -> None:
-        """Until the next attempt the recipient may have acknowledged a message."""
+    def test_retry_sends_no_messages(self) -> None:
+        """Before a retry the recipient may have acknowledged a message."""
         self.send(make_message("a"))
         self.fail_with(PeerCallFailed)
         self.clock.advance(RETRY_DELAYS[0])
-        self.assertEqual(self.received(), [])
-        self.assertEqual(self.requests(), [["a"]])
+        self.assertEqual(self.read_sent(), [])
+        self.assertEqual(self.list_requests(), [["a"]])
 
 
 class LimitTests(PeersTestCase):
-    def test_full(self) -> None:
-        """What is too much is dropped at once, and counted; there is room again when something was answered."""
-        notifications = self.many(MAX_QUEUED)
+    def test_queue_is_limited(self) -> None:
+        """Notifications beyond the limit are dropped at once and counted; responses make room."""
+        notifications = self.enqueue_many(MAX_QUEUED)
         self.assertIsNone(self.successResultOf(self.enqueue("late")))
         self.assertEqual(self.counts.outcomes, {"dropped": 1})
-        self.requests()  # two batches have left the queue
+        self.list_requests()  # two batches have left the queue
         self.assertNoResult(self.enqueue("fits"))
         self.assertNoResult(notifications[0])
 
-    def test_bytes(self) -> None:
-        """The messages themselves are in memory meanwhile; but one always fits."""
+    def test_bytes_are_limited(self) -> None:
+        """Messages are held in memory meanwhile, so bytes are limited; one always fits."""
         self.assertNoResult(self.enqueue("huge", payload_bytes=2 * MAX_QUEUED_BYTES))
         self.assertIsNone(self.successResultOf(self.enqueue("more", payload_bytes=1)))
-        self.requests()
+        self.list_requests()
         self.assertNoResult(self.enqueue("again", payload_bytes=1))
 
-    def test_bytes_that_have_gone(self) -> None:
-        """However much has been sent, only what waits is counted."""
+    def test_sent_bytes_do_not_count(self) -> None:
+        """Only waiting bytes are counted."""
         self.enqueue("huge", payload_bytes=2 * MAX_QUEUED_BYTES)
-        self.requests()
+        self.list_requests()
         self.assertNoResult(self.enqueue("again", payload_bytes=1))
         self.assertNoResult(self.enqueue("and again", payload_bytes=1))
 
 
 class FailureTests(PeersTestCase):
     def test_three_attempts(self) -> None:
-        """With pauses between them; then the hint is given up."""
+        """After three attempts with pauses the notification is given up."""
         notification = self.enqueue()
         for pause in RETRY_DELAYS:
             self.fail_with(PeerCallFailed)
-            self.assertEqual(self.requests(), [])
+            self.assertEqual(self.list_requests(), [])
             self.clock.advance(pause)
-            self.assertEqual(self.requests(), [["m"]])
+            self.assertEqual(self.list_requests(), [["m"]])
         self.assertNoResult(notification)
         self.fail_with(PeerCallFailed)
         self.assertIsNone(self.successResultOf(notification))
-        self.assertEqual((self.counts.outcomes, self.counts.took), ({"failed": 1}, []))
+        self.assertEqual((self.counts.outcomes, self.counts.durations), ({"failed": 1}, []))
         self.clock.advance(60)
-        self.assertEqual(self.asked, [])
+        self.assertEqual(self.pending_calls, [])
 
-    def test_answer_at_last(self) -> None:
-        """An attempt that succeeds is enough, also after an answer that is none."""
+    def test_later_attempt_succeeds(self) -> None:
+        """One successful attempt is enough, also after an invalid response."""
         notification = self.enqueue()
         self.clock.advance(0)
-        self.asked.pop(0)[2].callback(b"<html>")
+        self.pending_calls.pop(0)[2].callback(b"<html>")
         self.clock.advance(RETRY_DELAYS[0])
-        self.answer()
+        self.respond()
         self.assertIs(self.successResultOf(notification), True)
 
     def test_another_secret(self) -> None:
-        """There is no use in trying again; it is said once a minute."""
+        """There is no retry; it is logged once a minute."""
         for _ in range(3):
             notification = self.enqueue()
             self.fail_with(PeerCallRejected)
             self.assertIsNone(self.successResultOf(notification))
         self.assertEqual(self.counts.outcomes, {"failed": 3})
 
-    def test_next_one_after_a_failure(self) -> None:
-        """That nobody listens may change: it is tried again, for this hint and for the next."""
+    def test_retries_after_refused_connection(self) -> None:
+        """A refused connection is retried, for this notification and the next."""
         notification = self.enqueue()
         for pause in (*RETRY_DELAYS, 0):
             self.fail_with(PeerCallFailed)
             self.clock.advance(pause)
         self.assertIsNone(self.successResultOf(notification))
         notification = self.enqueue()
-        self.answer()
+        self.respond()
         self.assertIs(self.successResultOf(notification), True)
 
-    def test_gone(self) -> None:
-        """Another node is there: hints fail at once, those that wait and those that come."""
-        notifications = self.many(3 * MAX_BATCH)
+    def test_replaced_node(self) -> None:
+        """If another boot answers, waiting and new notifications fail at once."""
+        notifications = self.enqueue_many(3 * MAX_BATCH)
         self.replace()
         self.assertTrue(all(self.successResultOf(notification) is None for notification in notifications))
         self.assertEqual(self.counts.outcomes, {"failed": 3 * MAX_BATCH})
         self.assertEqual(self.peers.pending, (0, 0))
-        self.asked.clear()
+        self.pending_calls.clear()
         self.assertIsNone(self.successResultOf(self.enqueue("late")))
-        self.assertEqual(self.requests(), [])
+        self.assertEqual(self.list_requests(), [])
         self.assertNoResult(self.enqueue("other", node=CAL))
 
-    def test_gone_is_forgotten_with_the_node(self) -> None:
-        """Boots do not come back, and are not remembered for longer than the store lists them."""
+    def test_replaced_nodes_are_forgotten(self) -> None:
+        """Boots do not return, and are remembered only while the store lists them."""
         self.enqueue()
         self.replace()
         self.peers.set_live_nodes({BEA.boot})
@@ -340,8 +342,8 @@ class FailureTests(PeersTestCase):
             self.peers.set_live_nodes(set())
         self.assertNoResult(self.enqueue())
 
-    def test_gone_for_a_while(self) -> None:
-        """A node that is live by its lease is asked again later: its address may have led elsewhere for a moment."""
+    def test_replaced_node_is_retried_later(self) -> None:
+        """A node with a valid lease is retried later: its address may have led elsewhere for a moment."""
         self.enqueue()
         self.replace()
         self.clock.advance(DEAD_PEER_TTL - 0.5)
@@ -349,27 +351,27 @@ class FailureTests(PeersTestCase):
         self.assertIsNone(self.successResultOf(self.enqueue()))
         self.clock.advance(0.5)
         notification = self.enqueue()
-        self.answer()
+        self.respond()
         self.assertIs(self.successResultOf(notification), True)
 
-    def test_gone_before_the_clock_was_set_back(self) -> None:
-        """For no longer than that."""
+    def test_retry_time_after_clock_set_back(self) -> None:
+        """A clock set back does not prolong that."""
         for is_live in (lambda: None, lambda: self.peers.set_live_nodes({BEA.boot})):
             self.enqueue()
             self.replace()
             self.clock.rightNow -= 7200
             is_live()
             notification = self.enqueue()
-            self.answer()
+            self.respond()
             self.assertIs(self.successResultOf(notification), True)
 
     def replace(self) -> None:
-        """Let the oldest request be answered by another boot."""
+        """Respond to the oldest request with another boot."""
         self.clock.advance(0)
-        self.asked.pop(0)[2].errback(PeerReplaced("dddd"))
+        self.pending_calls.pop(0)[2].errback(PeerReplaced("dddd"))
 
-    def test_not_live_any_more(self) -> None:
-        """What waits for a node that the store does not list is given up; one miss may be because it is so new."""
+    def test_node_not_listed(self) -> None:
+        """Notifications for a node that the store does not list are given up; one miss may mean that it is new."""
         notification = self.enqueue()
         self.peers.set_live_nodes(set())
         self.assertNoResult(notification)
@@ -380,31 +382,31 @@ class FailureTests(PeersTestCase):
         self.assertIsNone(self.successResultOf(notification))
         self.assertEqual(len(self.peers), 0)
 
-    def test_end(self) -> None:
-        """Everything is given up, wherever it is: before it is sent, under way, in a pause; and no timer is left."""
+    def test_stop(self) -> None:
+        """All notifications are given up, in the queue, in a request or in a pause, and no timer is left."""
         waiting = self.enqueue("w", node=CAL)
         paused = self.enqueue("p")
         self.fail_with(PeerCallFailed)
         self.fail_with(PeerCallFailed)
-        under_way = self.many(3)
+        under_way = self.enqueue_many(3)
         self.peers.end()
         for notification in (waiting, paused, *under_way):
             self.assertIsNone(self.successResultOf(notification))
         self.assertIsNone(self.successResultOf(self.enqueue("late")))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_end_while_asking(self) -> None:
-        """A request that fails because it is given up is not tried again."""
+    def test_stop_during_request(self) -> None:
+        """A request that fails because it is cancelled is not retried."""
         notification = self.enqueue()
-        self.requests()
-        answer = self.asked[0][2]
+        self.list_requests()
+        answer = self.pending_calls[0][2]
         answer._canceller = lambda cancelled: cancelled.errback(PeerCallFailed())
         self.peers.end()
         self.assertIsNone(self.successResultOf(notification))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_fault(self) -> None:
-        """A mistake of ours costs the batch and is logged."""
+    def test_programming_error(self) -> None:
+        """A programming error fails the batch and is logged."""
 
         async def broken(node: ClusterNode, body: bytes) -> bytes:
             raise RuntimeError("boom")
@@ -422,24 +424,24 @@ class FailureTests(PeersTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
 
-HINTS: NotificationNames = {"messages": ["0190aa", "0190cc"], "events": ["0190bb"], "contracts": ["did:x:bob"]}
+NAMES: NotificationNames = {"messages": ["0190aa", "0190cc"], "events": ["0190bb"], "contracts": ["did:x:bob"]}
 
 
 class BodyTests(SynchronousTestCase):
-    """The bodies of requests and answers."""
+    """Bodies of requests and responses."""
 
-    def test_recorded(self) -> None:
-        """They are as the first version that had nodes wrote them, and not to be changed without a need."""
+    def test_recorded_bodies(self) -> None:
+        """Bodies are as in the recording, which is not to be changed without need."""
         hints = (
             b'{"protocol":1,"hints":{"messages":["0190aa","0190cc"],"events":["0190bb"],"contracts":["did:x:bob"]}}'
         )
         pushed = b'{"protocol":1,"pushed":{"messages":["0190aa"],"contracts":["did:x:bob"]}}'
-        self.assertEqual((encode_names("hints", HINTS), decode_names("hints", hints)), (hints, HINTS))
+        self.assertEqual((encode_names("hints", NAMES), decode_names("hints", hints)), (hints, NAMES))
         names: NotificationNames = {"messages": ["0190aa"], "contracts": ["did:x:bob"]}
         self.assertEqual((encode_names("pushed", names), decode_names("pushed", pushed)), (pushed, names))
 
-    def test_request_of_a_newer_node(self) -> None:
-        """Its number, members, kinds and forms of names that we do not know are passed over."""
+    def test_request_of_newer_node(self) -> None:
+        """Unknown versions, members, kinds and forms of names are ignored."""
         body = {
             "protocol": PROTOCOL_VERSION + 1,
             "priority": {"high": True},
@@ -447,8 +449,8 @@ class BodyTests(SynchronousTestCase):
         }
         self.assertEqual(decode_names("hints", json.dumps(body).encode()), {"messages": ["0190aa"]})
 
-    def test_answer_of_a_newer_node(self) -> None:
-        """Likewise."""
+    def test_response_of_newer_node(self) -> None:
+        """Unknown members of a response are ignored."""
         body = {
             "protocol": PROTOCOL_VERSION + 1,
             "pushed": {"messages": ["0190aa"], "drafts": ["0190ee"]},
@@ -456,45 +458,45 @@ class BodyTests(SynchronousTestCase):
         }
         self.assertEqual(decode_names("pushed", json.dumps(body).encode()), {"messages": ["0190aa"]})
 
-    def test_answer_of_an_older_node(self) -> None:
-        """A kind that it does not know is one of which it has pushed nothing."""
+    def test_response_of_older_node(self) -> None:
+        """A kind that it does not know counts as not pushed."""
         self.assertEqual(decode_names("pushed", b'{"protocol":0,"pushed":{}}'), {})
 
-    def test_no_request(self) -> None:
-        """Whatever does not say what it hints at."""
+    def test_invalid_requests(self) -> None:
+        """Requests without names are invalid."""
         for body in (b"", b"x", b"[]", b"{}", b'{"hints":[]}', b'{"hints":null}', b'{"pushed":{}}', b"\xff"):
             self.assertRaises(ValueError, decode_names, "hints", body)
         self.assertRaises(ValueError, decode_names, "pushed", b'{"hints":{}}')
 
-    def test_too_many(self) -> None:
-        """More than anybody sends."""
+    def test_too_many_names(self) -> None:
+        """More names than any node sends are refused."""
         names = [str(number) for number in range(MAX_NOTIFICATIONS + 1)]
         self.assertRaises(ValueError, decode_names, "hints", json.dumps({"hints": {"messages": names}}).encode())
         decode_names("hints", json.dumps({"hints": {"messages": names[1:]}}).encode())
 
-    def test_once(self) -> None:
-        """A name that is there twice counts once."""
+    def test_repeated_name_counts_once(self) -> None:
+        """A repeated name counts once."""
         self.assertEqual(decode_names("hints", b'{"hints":{"messages":["a","b","a"]}}'), {"messages": ["a", "b"]})
 
     def test_malformed_messages(self) -> None:
-        """What is no message; a node that reads from the store itself does not mind."""
-        good = (["a", "did:x:b", "did:x:b", "e30", "json"], [1, 2.5])
+        """Malformed messages are refused, unless the node reads from the store itself."""
+        valid = (["a", "did:x:b", "did:x:b", "e30", "json"], [1, 2.5])
         malformed: tuple[Any, ...] = (
             5,
             [5],
             [[]],
-            [good, [good[0], [1, "x"]]],
-            [[["a", "did:x:b", "did:x:b", "e30"], good[1]]],
-            [[["a", "did:x:b", "did:x:b", "e30", "yaml"], good[1]]],
-            [[["a", "did:x:b", "did:x:b", "?", "json"], good[1]]],
+            [valid, [valid[0], [1, "x"]]],
+            [[["a", "did:x:b", "did:x:b", "e30"], valid[1]]],
+            [[["a", "did:x:b", "did:x:b", "e30", "yaml"], valid[1]]],
+            [[["a", "did:x:b", "did:x:b", "?", "json"], valid[1]]],
         )
         for contents in malformed:
             body = json.dumps({"hints": {"messages": ["a"]}, "contents": contents}).encode()
             self.assertRaises(ValueError, decode_request, body, 0.0)
             self.assertEqual(decode_names("hints", body), {"messages": ["a"]})
-        names, messages = decode_request(json.dumps({"hints": {}, "contents": [good]}).encode(), 0.0)
+        names, messages = decode_request(json.dumps({"hints": {}, "contents": [valid]}).encode(), 0.0)
         self.assertEqual((names, messages["a"].payload), ({}, b"{}"))
 
-    def test_envelope(self) -> None:
+    def test_envelope_size(self) -> None:
         """A body with all kinds and no names."""
         self.assertLess(len(encode_names("hints", {kind: [] for kind in NOTIFICATION_KINDS})), ENVELOPE_BYTES)

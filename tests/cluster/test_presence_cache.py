@@ -20,7 +20,7 @@ from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.cluster_and_quotas import ClusterNode, PresenceRecord
 from mediatord.store.interfaces.decentrl import PendingEvent
 from mediatord.store.interfaces.messages import StoredMessage
-from tests.cluster.test_presence_publisher import Ledger
+from tests.cluster.test_presence_publisher import FakePresenceStore
 from tests.in_memory_mediator import NOW
 
 BOB, EVE = "did:x:bob", "did:x:eve"
@@ -29,8 +29,8 @@ ANN, BEA, CAL = (
 )
 
 
-class ArrivalCounters:
-    """Counts who has come, where all can see it."""
+class FakePresenceCounters:
+    """Counts sockets per DID, as shared memory does."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -50,12 +50,12 @@ class PresenceCacheTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
         self.clock.advance(NOW)
-        self.board = ArrivalCounters()
-        self.cache = PresenceCache(self.clock, cast(Any, self.board))
+        self.counters = FakePresenceCounters()
+        self.cache = PresenceCache(self.clock, cast(Any, self.counters))
         self.cache.set_live_nodes([ANN.boot, BEA.boot])
 
     def record(self, did: str, *nodes: ClusterNode) -> None:
-        """A lookup found these."""
+        """Record the result of a lookup."""
         self.cache.record(did, nodes, self.cache.epoch(did))
 
     def is_absent(self, did: str) -> bool:
@@ -63,35 +63,35 @@ class PresenceCacheTests(SynchronousTestCase):
         nodes, is_complete = self.cache.get_nodes(did)
         return is_complete and not nodes
 
-    def test_absent(self) -> None:
-        """Known until a socket of that DID connects, not one of another DID."""
+    def test_absence_is_known_until_a_socket_connects(self) -> None:
+        """Absence is known until a socket of that DID connects; other DIDs do not matter."""
         self.assertFalse(self.is_absent(BOB))
         self.record(BOB)
-        self.board.increment([EVE])
+        self.counters.increment([EVE])
         self.clock.advance(2 * RECENT_NODE_TTL)
         self.assertTrue(self.is_absent(BOB))
-        self.board.increment([BOB])
+        self.counters.increment([BOB])
         self.assertFalse(self.is_absent(BOB))
         self.assertEqual(len(self.cache), 0)
 
-    def test_came_during_the_lookup(self) -> None:
+    def test_socket_connected_during_lookup(self) -> None:
         """The epoch is read before the lookup, so its result does not count as complete."""
         epoch = self.cache.epoch(BOB)
-        self.board.increment([BOB])
+        self.counters.increment([BOB])
         self.cache.record(BOB, [], epoch)
         self.assertFalse(self.is_absent(BOB))
 
-    def test_complete(self) -> None:
+    def test_complete_until_a_socket_connects(self) -> None:
         """Until a socket connects at another node; then the nodes are a guess for a while."""
         self.record(BOB, BEA)
         self.assertEqual(self.cache.get_nodes(BOB), ([BEA], True))
-        self.board.increment([BOB])
+        self.counters.increment([BOB])
         self.assertEqual(self.cache.get_nodes(BOB), ([BEA], False))
         self.clock.advance(RECENT_NODE_TTL)
         self.assertEqual(self.cache.get_nodes(BOB), ((), False))
 
-    def test_node_gone(self) -> None:
-        """Without a node that held sockets the rest is not complete."""
+    def test_removed_node(self) -> None:
+        """Without a node that held sockets the result is not complete."""
         self.record(BOB, ANN, BEA)
         self.cache.set_live_nodes([ANN.boot])
         self.assertEqual(self.cache.get_nodes(BOB), ([ANN], False))
@@ -104,7 +104,7 @@ class PresenceCacheTests(SynchronousTestCase):
         self.assertEqual([self.is_absent(did) for did in (BOB, EVE, "did:x:sue")], [True, False, True])
 
 
-class GuessTests(SynchronousTestCase):
+class UncountedPresenceCacheTests(SynchronousTestCase):
     """Without shared counters."""
 
     def setUp(self) -> None:
@@ -113,8 +113,8 @@ class GuessTests(SynchronousTestCase):
         self.cache = PresenceCache(self.clock)
         self.cache.set_live_nodes([ANN.boot, BEA.boot])
 
-    def test_for_a_while(self) -> None:
-        """From the latest lookup."""
+    def test_guess_expires(self) -> None:
+        """A guess expires some time after the latest lookup."""
         self.cache.record(BOB, [BEA], None)
         self.clock.advance(RECENT_NODE_TTL - 1)
         self.assertEqual(self.cache.get_nodes(BOB), ([BEA], False))
@@ -124,8 +124,8 @@ class GuessTests(SynchronousTestCase):
         self.clock.advance(1)
         self.assertEqual(self.cache.get_nodes(BOB), ((), False))
 
-    def test_absent(self) -> None:
-        """Not remembered, as a socket may connect at any time."""
+    def test_absence_is_not_cached(self) -> None:
+        """Absence is not cached, as a socket may connect at any time."""
         self.cache.record(BOB, [BEA], None)
         self.cache.record(BOB, [], self.cache.epoch(BOB))
         self.assertEqual((self.cache.get_nodes(BOB), len(self.cache)), (((), False), 0))
@@ -133,36 +133,36 @@ class GuessTests(SynchronousTestCase):
 
 class LookupTests(SynchronousTestCase):
     """
-    Takes the place of store and peers.
+    Stands in for store and peers.
 
-    :ivar questions: how often the store was asked.
+    :ivar lookups: number of lookups in the store.
     """
 
     def setUp(self) -> None:
         self.clock = Clock()
         self.clock.advance(NOW)
-        self.board = ArrivalCounters()
-        self.places: list[PresenceRecord] = []
-        self.questions = 0
+        self.counters = FakePresenceCounters()
+        self.presence: list[PresenceRecord] = []
+        self.lookups = 0
         self.stale = 0
         self.notifications: list[str] = []
         self.sent_to: dict[str, list[str]] = defaultdict(list)
-        self.took: bool | Deferred[bool | None] = True
+        self.response: bool | Deferred[bool | None] = True
         self.remote_delivery = RemoteDelivery(
-            self.clock, ANN.boot, cast(Any, self), cast(Any, self), cast(Any, self), cast(Any, self.board)
+            self.clock, ANN.boot, cast(Any, self), cast(Any, self), cast(Any, self), cast(Any, self.counters)
         )
         self.remote_delivery.set_live_nodes([ANN.boot, BEA.boot])
 
     def find(self, did: str) -> Deferred[list[PresenceRecord]]:
-        """What the store says."""
-        self.questions += 1
-        return succeed(self.places)
+        """Presence by the store."""
+        self.lookups += 1
+        return succeed(self.presence)
 
     def enqueue(self, node: ClusterNode, notification: PeerNotification, message: object) -> Deferred[bool | None]:
-        """Noted."""
+        """Recorded."""
         self.notifications.append(notification.name)
         self.sent_to[node.name].append(notification.name)
-        return self.took if isinstance(self.took, Deferred) else succeed(self.took)
+        return self.response if isinstance(self.response, Deferred) else succeed(self.response)
 
     @property
     def stale_presence(self) -> Any:
@@ -170,123 +170,123 @@ class LookupTests(SynchronousTestCase):
         return SimpleNamespace(inc=partial(setattr, self, "stale", self.stale + 1))
 
     def send(self, name: str = "m") -> bool:
-        """A message for Bob; whether it was taken elsewhere."""
+        """Notify of a message for Bob; returns whether another node accepted it."""
         message = StoredMessage(name, BOB, BOB, b"{}", "json", NOW, NOW + 1000)
         return self.successResultOf(self.remote_delivery.deliver_message(message))
 
-    def test_one_question_for_all(self) -> None:
-        """A thousand messages for somebody who is nowhere cost one question."""
+    def test_one_lookup_for_absent_did(self) -> None:
+        """A thousand messages for an absent DID cost one lookup."""
         self.assertEqual([self.send() for _ in range(1000)], [False] * 1000)
         event = PendingEvent("e", BOB, EVE, "sealed", NOW)
         self.assertIs(self.successResultOf(self.remote_delivery.deliver_event(event)), False)
-        self.assertEqual((self.questions, self.clock.getDelayedCalls()), (1, []))
+        self.assertEqual((self.lookups, self.clock.getDelayedCalls()), (1, []))
 
-    def test_looked_up_once(self) -> None:
-        """When a socket has connected, and no more while every notification is delivered."""
+    def test_one_lookup_per_socket(self) -> None:
+        """One lookup after a socket has connected, and no more while every notification is delivered."""
         self.send()
-        self.places = [PresenceRecord(BOB, BEA.boot, BEA)]
-        self.board.increment([BOB])
+        self.presence = [PresenceRecord(BOB, BEA.boot, BEA)]
+        self.counters.increment([BOB])
         self.assertTrue(self.send("1"))
         self.assertTrue(self.send("2"))
-        self.assertEqual((self.questions, self.notifications, self.clock.getDelayedCalls()), (2, ["1", "2"], []))
+        self.assertEqual((self.lookups, self.notifications, self.clock.getDelayedCalls()), (2, ["1", "2"], []))
 
     def test_not_delivered(self) -> None:
         """A node that did not deliver is looked up, counted, and then known to have no socket."""
-        self.places = [PresenceRecord(BOB, BEA.boot, BEA)]
+        self.presence = [PresenceRecord(BOB, BEA.boot, BEA)]
         self.send("1")
-        self.places, self.took = [], False
+        self.presence, self.response = [], False
         self.assertFalse(self.send("2"))
-        self.assertEqual((self.questions, self.stale), (2, 1))
+        self.assertEqual((self.lookups, self.stale), (2, 1))
         self.assertFalse(self.send("3"))
-        self.assertEqual((self.questions, self.notifications), (2, ["1", "2"]))
+        self.assertEqual((self.lookups, self.notifications), (2, ["1", "2"]))
 
-    def test_moved(self) -> None:
-        """A notification that was not delivered goes to where the socket is by now."""
+    def test_moved_socket(self) -> None:
+        """A notification that was not delivered goes to the node that has the socket by now."""
         self.remote_delivery.set_live_nodes([ANN.boot, BEA.boot, CAL.boot])
-        self.places = [PresenceRecord(BOB, BEA.boot, BEA)]
+        self.presence = [PresenceRecord(BOB, BEA.boot, BEA)]
         self.send("1")
         answer: Deferred[bool | None] = Deferred()
-        self.took = answer
-        taken = self.remote_delivery.deliver_message(StoredMessage("2", BOB, BOB, b"{}", "json", NOW, NOW + 1000))
-        self.assertNoResult(taken)
-        self.places, self.took = [PresenceRecord(BOB, CAL.boot, CAL)], True
+        self.response = answer
+        accepted = self.remote_delivery.deliver_message(StoredMessage("2", BOB, BOB, b"{}", "json", NOW, NOW + 1000))
+        self.assertNoResult(accepted)
+        self.presence, self.response = [PresenceRecord(BOB, CAL.boot, CAL)], True
         answer.callback(None)
-        self.assertIs(self.successResultOf(taken), True)
+        self.assertIs(self.successResultOf(accepted), True)
         self.assertEqual((self.notifications, self.stale, self.remote_delivery.pending), (["1", "2", "2"], 1, (0, 0)))
 
-    def test_one_of_two(self) -> None:
-        """The lookup for a node that did not take it does not wait for the answer of another one."""
+    def test_one_of_two_nodes(self) -> None:
+        """The lookup for a node that did not accept does not wait for the response of another one."""
         self.remote_delivery.set_live_nodes([ANN.boot, BEA.boot, CAL.boot])
-        self.places = [PresenceRecord(BOB, node.boot, node) for node in (BEA, CAL)]
+        self.presence = [PresenceRecord(BOB, node.boot, node) for node in (BEA, CAL)]
         self.send("1")
         answers: list[Deferred[bool | None]] = [succeed(None), Deferred()]
         self.patch(self, "enqueue", lambda *args: answers.pop(0))
         self.remote_delivery.deliver_message(StoredMessage("2", BOB, BOB, b"{}", "json", NOW, NOW + 1000))
-        self.assertEqual((self.questions, answers), (2, []))
+        self.assertEqual((self.lookups, answers), (2, []))
 
     def test_order(self) -> None:
-        """What is to be looked up does not overtake what awaits an answer."""
-        self.places = [PresenceRecord(BOB, BEA.boot, BEA)]
+        """A notification that needs a lookup does not overtake one that waits for a response."""
+        self.presence = [PresenceRecord(BOB, BEA.boot, BEA)]
         self.send("1")
-        self.took = Deferred()
+        self.response = Deferred()
         first = self.remote_delivery.deliver_message(StoredMessage("2", BOB, BOB, b"{}", "json", NOW, NOW + 1000))
-        self.board.increment([BOB])
+        self.counters.increment([BOB])
         self.remote_delivery.deliver_message(StoredMessage("3", BOB, BOB, b"{}", "json", NOW, NOW + 1000))
-        self.places.append(PresenceRecord(BOB, CAL.boot, CAL))
+        self.presence.append(PresenceRecord(BOB, CAL.boot, CAL))
         self.clock.advance(LOOKUP_DELAY)
         self.assertNoResult(first)
         self.assertEqual(self.sent_to["cal"], ["2", "3"])
 
-    def test_end(self) -> None:
-        """Nothing is looked up any more."""
-        self.places = [PresenceRecord(BOB, BEA.boot, BEA)]
+    def test_stop(self) -> None:
+        """There are no lookups after the stop."""
+        self.presence = [PresenceRecord(BOB, BEA.boot, BEA)]
         self.send("1")
         answer: Deferred[bool | None] = Deferred()
-        self.took = answer
-        taken = self.remote_delivery.deliver_message(StoredMessage("2", BOB, BOB, b"{}", "json", NOW, NOW + 1000))
+        self.response = answer
+        accepted = self.remote_delivery.deliver_message(StoredMessage("2", BOB, BOB, b"{}", "json", NOW, NOW + 1000))
         self.remote_delivery.end()
         answer.callback(None)
-        self.assertIs(self.successResultOf(taken), False)
-        self.assertEqual((self.questions, self.remote_delivery.pending), (1, (0, 0)))
+        self.assertIs(self.successResultOf(accepted), False)
+        self.assertEqual((self.lookups, self.remote_delivery.pending), (1, (0, 0)))
 
-    def test_not_live(self) -> None:
-        """A node that may come back is asked for each time."""
-        self.places = [PresenceRecord(BOB, BEA.boot, None)]
+    def test_lapsed_node_is_looked_up_each_time(self) -> None:
+        """A node that may return is looked up each time."""
+        self.presence = [PresenceRecord(BOB, BEA.boot, None)]
         self.send()
         self.send()
-        self.assertEqual(self.questions, 2)
+        self.assertEqual(self.lookups, 2)
 
-    def test_contracts(self) -> None:
-        """What is not to be found later is asked for each time."""
+    def test_contract_changes_are_looked_up_each_time(self) -> None:
+        """Presence for contract changes is looked up each time, as they cannot be found later."""
         self.remote_delivery.notify_contracts_changed(BOB)
         self.remote_delivery.notify_contracts_changed(BOB)
-        self.assertEqual(self.questions, 2)
+        self.assertEqual(self.lookups, 2)
 
 
-class PresencePublisherTests(SynchronousTestCase):
-    """Who has come is shown after the store knows, and before the socket is told."""
+class EpochTests(SynchronousTestCase):
+    """The epoch changes after the store has the presence and before the socket is told."""
 
     def setUp(self) -> None:
         self.clock = Clock()
-        self.ledger = Ledger()
-        self.board = ArrivalCounters()
-        self.publisher = PresencePublisher(self.clock, cast(Any, self.ledger), "aaaa", cast(Any, self.board))
+        self.store = FakePresenceStore()
+        self.counters = FakePresenceCounters()
+        self.publisher = PresencePublisher(self.clock, cast(Any, self.store), "aaaa", cast(Any, self.counters))
         self.publisher.joined()
 
     def test_order(self) -> None:
-        """Not earlier, or a question might still be answered as before; and not later."""
-        self.ledger.late = True
-        seen: list[int] = []
-        self.publisher.add(BOB).addCallback(lambda _: seen.append(self.board.counts[BOB]))
+        """A change before the store knows would let a stale lookup count, one after the reply comes too late."""
+        self.store.is_held = True
+        counts: list[int] = []
+        self.publisher.add(BOB).addCallback(lambda _: counts.append(self.counters.counts[BOB]))
         self.clock.advance(0)
-        self.assertEqual((self.board.counts[BOB], seen), (0, []))
-        self.ledger.open.pop().callback(None)
-        self.assertEqual(seen, [1])
+        self.assertEqual((self.counters.counts[BOB], counts), (0, []))
+        self.store.open.pop().callback(None)
+        self.assertEqual(counts, [1])
 
-    def test_in_doubt(self) -> None:
-        """A store that did not answer may know all the same."""
-        self.ledger.away = True
-        known = self.publisher.add(BOB)
+    def test_uncertain_write(self) -> None:
+        """A store that did not respond may have written the presence."""
+        self.store.is_down = True
+        published = self.publisher.add(BOB)
         self.clock.advance(0)
-        self.failureResultOf(known, StoreUnavailable)
-        self.assertEqual(self.board.counts[BOB], 1)
+        self.failureResultOf(published, StoreUnavailable)
+        self.assertEqual(self.counters.counts[BOB], 1)

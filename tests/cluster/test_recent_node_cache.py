@@ -1,4 +1,4 @@
-"""Nodes that remember where the sockets of a DID are, and wallets that come and go meanwhile."""
+"""The cache of nodes that hold sockets of a DID, while wallets connect and disconnect."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.in_memory_mediator import MP, InMemoryWallet
 
 
 class RecentNodeCacheTests(DIDCommClusterTestCase):
-    """Bob has a socket at b, and a knows."""
+    """Bob has a socket at b, and a has cached that."""
 
     names = ("a", "b", "c")
 
@@ -22,112 +22,118 @@ class RecentNodeCacheTests(DIDCommClusterTestCase):
         self.a, self.b, self.c = self.in_memory_nodes
         self.bob = self.new_wallet(self.a)
         self.bob_at_b = InMemoryWallet(self.b, self.bob.identity)
-        self.later(RENEWAL_INTERVAL)
-        self.socket = self.live_at(self.b)
+        self.advance(RENEWAL_INTERVAL)
+        self.socket = self.open_live_socket(self.b)
         self.forward(self.a, "first")
-        self.later(LOOKUP_DELAY)
-        self.assertEqual(self.texts(self.socket), ["first"])
+        self.advance(LOOKUP_DELAY)
+        self.assertEqual(self.read_texts(self.socket), ["first"])
 
-    def hold(self) -> Deferred[None]:
-        """Let the store be slow to say where sockets are; fires for it to be done."""
+    def hold_lookups(self) -> Deferred[None]:
+        """Delay the store's presence lookups until the returned Deferred fires."""
         cluster, held = self.store.cluster, Deferred[None]()
         whereabouts = cluster.find_presence
         cluster.find_presence = lambda dids: held.addCallback(lambda _: whereabouts(dids))
         self.addCleanup(delattr, cluster, "find_presence")
         return held
 
-    def stale(self) -> float:
+    def count_stale(self) -> float:
         """How often a was wrong."""
         return self.a.counter("mediator_cluster_stale_presence_total")
 
-    def test_at_once(self) -> None:
-        """A push waits for no answer about sockets; the log has it as soon as one took it."""
-        held = self.hold()
+    def test_push_does_not_wait_for_lookup(self) -> None:
+        """A push does not wait for the presence lookup; the event log has it once a socket accepted it."""
+        held = self.hold_lookups()
         self.forward(self.a)
-        self.assertEqual((self.texts(self.socket), self.methods(self.a)), (["hello"], ["live", "live"]))
+        self.assertEqual((self.read_texts(self.socket), self.list_methods(self.a)), (["hello"], ["live", "live"]))
         held.callback(None)
-        self.later(1)
-        self.assertEqual((self.texts(self.socket), self.network.requests, self.stale()), ([], 2, 0))
+        self.advance(1)
+        self.assertEqual((self.read_texts(self.socket), self.network.requests, self.count_stale()), ([], 2, 0))
 
-    def test_one_more(self) -> None:
-        """A second socket, at another node, gets it too, at once, and in order."""
-        there = self.live_at(self.c)
+    def test_second_socket(self) -> None:
+        """A second socket, at another node, gets the message at once and in order."""
+        other_socket = self.open_live_socket(self.c)
         self.forward(self.a, "1")
         self.forward(self.a, "2")
-        self.later(LOOKUP_DELAY)
-        self.assertEqual((self.texts(self.socket), self.texts(there)), (["1", "2"], ["1", "2"]))
+        self.advance(LOOKUP_DELAY)
+        self.assertEqual((self.read_texts(self.socket), self.read_texts(other_socket)), (["1", "2"], ["1", "2"]))
 
-    def test_moved(self) -> None:
-        """A wallet that has come back at another node gets it there at once; the guess is counted as wrong."""
+    def test_moved_socket(self) -> None:
+        """A wallet that reconnects at another node gets it there at once; the stale entry is counted."""
         self.b.base.connections.closed(self.socket)
-        there = self.live_at(self.c)
+        other_socket = self.open_live_socket(self.c)
         self.forward(self.a)
-        self.later(LOOKUP_DELAY)
-        self.assertEqual((self.texts(there), self.stale()), (["hello"], 1))
-        self.assertEqual((self.pushes(self.a, "no_session"), self.methods(self.a)), (1, ["live", "live"]))
+        self.advance(LOOKUP_DELAY)
+        self.assertEqual((self.read_texts(other_socket), self.count_stale()), (["hello"], 1))
+        self.assertEqual(
+            (self.count_notifications(self.a, "no_session"), self.list_methods(self.a)), (1, ["live", "live"])
+        )
         self.forward(self.a, "next")
-        self.assertEqual(self.texts(there), ["next"])
+        self.assertEqual(self.read_texts(other_socket), ["next"])
 
-    def test_goes_live_after_the_deposit(self) -> None:
-        """What was stored before is in the status that a wallet is told, whatever the store says of sockets later."""
-        held = self.hold()
+    def test_live_after_enqueue(self) -> None:
+        """A message stored before is in the status of the wallet, whatever a later lookup says."""
+        held = self.hold_lookups()
         self.forward(self.a, "stored")
-        there = self.c.socket()
+        other_socket = self.c.socket()
         reply = InMemoryWallet(self.c, self.bob.identity).answer(
-            f"{MP}/live-delivery-change", {"live_delivery": True}, socket=there
+            f"{MP}/live-delivery-change", {"live_delivery": True}, socket=other_socket
         )
         self.assertEqual(reply.body["message_count"], 2)
-        there.frames.clear()
+        other_socket.frames.clear()
         held.callback(None)
-        self.later(LOOKUP_DELAY)
+        self.advance(LOOKUP_DELAY)
         self.forward(self.a, "after")
-        self.later(LOOKUP_DELAY)
-        self.assertEqual(self.texts(there)[-1], "after")
+        self.advance(LOOKUP_DELAY)
+        self.assertEqual(self.read_texts(other_socket)[-1], "after")
 
-    def test_gone(self) -> None:
-        """With no socket anywhere the message waits, and nobody is asked about the next one."""
+    def test_closed_socket(self) -> None:
+        """Without a socket anywhere the message waits, and the next one notifies nobody."""
         self.b.base.connections.closed(self.socket)
         self.forward(self.a)
-        self.later(LOOKUP_DELAY)
-        self.assertEqual((self.stale(), self.methods(self.a)), (1, ["live", "queue"]))
+        self.advance(LOOKUP_DELAY)
+        self.assertEqual((self.count_stale(), self.list_methods(self.a)), (1, ["live", "queue"]))
         before = self.network.requests
         self.forward(self.a)
-        self.later(LOOKUP_DELAY)
-        self.assertEqual((self.stale(), self.network.requests), (1, before))
+        self.advance(LOOKUP_DELAY)
+        self.assertEqual((self.count_stale(), self.network.requests), (1, before))
 
-    def test_store_does_not_know(self) -> None:
-        """Where nobody can say where sockets are, the last place is as good as any."""
+    def test_lookup_fails(self) -> None:
+        """If the lookup fails the last known node is used."""
         self.store.cluster.find_presence = lambda dids: fail(StoreUnavailable())
         self.addCleanup(delattr, self.store.cluster, "find_presence")
         self.forward(self.a)
-        self.assertEqual((self.texts(self.socket), self.methods(self.a)), (["hello"], ["live", "live"]))
+        self.assertEqual((self.read_texts(self.socket), self.list_methods(self.a)), (["hello"], ["live", "live"]))
 
-    def test_node_stopped(self) -> None:
-        """Within a moment it is forgotten, and the wallet found where it is."""
+    def test_stopped_node(self) -> None:
+        """It is forgotten within a moment, and the wallet is found where it is."""
         self.b.stop()
-        self.later(RENEWAL_INTERVAL)
-        there = self.live_at(self.c)
-        failed = self.pushes(self.a, "failed")
+        self.advance(RENEWAL_INTERVAL)
+        other_socket = self.open_live_socket(self.c)
+        failed = self.count_notifications(self.a, "failed")
         self.forward(self.a)
-        self.assertEqual((self.texts(there), self.pushes(self.a, "failed")), (["hello"], failed))
+        self.assertEqual(
+            (self.read_texts(other_socket), self.count_notifications(self.a, "failed")), (["hello"], failed)
+        )
 
     def test_node_stopped_a_moment_ago(self) -> None:
-        """Nobody waits for it."""
+        """Nothing waits for it."""
         self.b.stop()
-        there = self.live_at(self.c)
-        there.takes = False
+        other_socket = self.open_live_socket(self.c)
+        other_socket.takes = False
         self.forward(self.a)
-        self.later(LOOKUP_DELAY)
-        self.assertEqual(self.methods(self.a), ["live", "queue"])
+        self.advance(LOOKUP_DELAY)
+        self.assertEqual(self.list_methods(self.a), ["live", "queue"])
 
-    def test_node_killed(self) -> None:
-        """While its lease lasts it may be there; then it is forgotten."""
+    def test_killed_node(self) -> None:
+        """It is kept while its lease lasts, and then forgotten."""
         self.b.freeze()
-        there = self.live_at(self.c)
+        other_socket = self.open_live_socket(self.c)
         self.forward(self.a)
-        self.later(LOOKUP_DELAY)
-        self.assertEqual(self.texts(there), ["hello"])
-        self.later(NODE_LEASE + RENEWAL_INTERVAL)
-        failed = self.pushes(self.a, "failed")
+        self.advance(LOOKUP_DELAY)
+        self.assertEqual(self.read_texts(other_socket), ["hello"])
+        self.advance(NODE_LEASE + RENEWAL_INTERVAL)
+        failed = self.count_notifications(self.a, "failed")
         self.forward(self.a, "next")
-        self.assertEqual((self.texts(there)[-1], self.pushes(self.a, "failed")), ("next", failed))
+        self.assertEqual(
+            (self.read_texts(other_socket)[-1], self.count_notifications(self.a, "failed")), ("next", failed)
+        )

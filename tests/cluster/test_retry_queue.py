@@ -1,4 +1,4 @@
-"""What is said again until it was heard: how much of it, how often."""
+"""The queue of contract changes to retry: size and frequency."""
 
 from __future__ import annotations
 
@@ -14,130 +14,132 @@ from mediatord.cluster.remote_delivery import MAX_RETRY_DELAY, MIN_RETRY_DELAY, 
 class RetryQueueTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
-        self.said: list[str] = []
-        self.told: list[Collection[str]] = []
+        self.retried: list[str] = []
+        self.accepted: list[Collection[str]] = []
         self.deaf: set[str] = set()
         self.dropped = 0
-        self.reminders = ContractChangeRetryQueue(self.clock, self.remind, self.drop)
+        self.reminders = ContractChangeRetryQueue(self.clock, self.retry, self.record_drop)
 
-    def remind(self, did: str, told: Collection[str]) -> None:
-        """Heard at once, or not."""
-        self.said.append(did)
-        self.told.append(told)
+    def retry(self, did: str, accepted: Collection[str]) -> None:
+        """Accepted at once, or not."""
+        self.retried.append(did)
+        self.accepted.append(accepted)
         if did in self.deaf:
-            self.reminders.add_failed(did, told)
+            self.reminders.add_failed(did, accepted)
         else:
             self.reminders.record_success()
 
-    def drop(self) -> None:
+    def record_drop(self) -> None:
         """Counted."""
         self.dropped += 1
 
-    def after(self, seconds: float) -> list[str]:
-        """What is said in so many seconds."""
-        self.said.clear()
+    def retried_after(self, seconds: float) -> list[str]:
+        """Retries within so many seconds."""
+        self.retried.clear()
         self.clock.pump([0.5] * int(seconds * 2))
-        return list(self.said)
+        return list(self.retried)
 
-    def test_some_at_a_time(self) -> None:
-        """Many do not come all at once; while they are heard they do not have to wait for long."""
+    def test_retries_a_few_at_a_time(self) -> None:
+        """Many retries are spread out; successful ones do not wait long."""
         names = [f"{number:03}" for number in range(2 * RETRY_BATCH + 1)]
         for name in names:
             self.reminders.add(name, ())
-        self.assertEqual(self.after(MIN_RETRY_DELAY), names[:RETRY_BATCH])
-        self.assertEqual(self.after(MIN_RETRY_DELAY), names[RETRY_BATCH : 2 * RETRY_BATCH])
-        self.assertEqual(self.after(MIN_RETRY_DELAY), names[2 * RETRY_BATCH :])
+        self.assertEqual(self.retried_after(MIN_RETRY_DELAY), names[:RETRY_BATCH])
+        self.assertEqual(self.retried_after(MIN_RETRY_DELAY), names[RETRY_BATCH : 2 * RETRY_BATCH])
+        self.assertEqual(self.retried_after(MIN_RETRY_DELAY), names[2 * RETRY_BATCH :])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_nobody_in_the_way(self) -> None:
-        """Those who hear nothing come after those who have not been tried since."""
+    def test_failing_dids_do_not_block_others(self) -> None:
+        """DIDs that fail come after those not tried since."""
         self.deaf = {str(number) for number in range(RETRY_BATCH)}
         for name in (*sorted(self.deaf), "hears"):
             self.reminders.add(name, ())
-        self.assertNotIn("hears", self.after(MIN_RETRY_DELAY))
-        self.assertIn("hears", self.after(MIN_RETRY_DELAY))
+        self.assertNotIn("hears", self.retried_after(MIN_RETRY_DELAY))
+        self.assertIn("hears", self.retried_after(MIN_RETRY_DELAY))
 
-    def test_again_soon(self) -> None:
-        """When one was heard after a long time, others may be as well."""
+    def test_success_speeds_up_others(self) -> None:
+        """After a late success others are retried soon."""
         self.deaf = {"a", "b"}
         self.reminders.add("a", ())
         self.reminders.add("b", ())
-        self.after(10 * MAX_RETRY_DELAY)
+        self.retried_after(10 * MAX_RETRY_DELAY)
         self.deaf = {"b"}
-        self.assertEqual(self.after(MAX_RETRY_DELAY)[:2], ["a", "b"])
+        self.assertEqual(self.retried_after(MAX_RETRY_DELAY)[:2], ["a", "b"])
         self.deaf = set()
-        self.assertEqual(self.after(3 * MIN_RETRY_DELAY), ["b"])
+        self.assertEqual(self.retried_after(3 * MIN_RETRY_DELAY), ["b"])
 
     def test_limit(self) -> None:
-        """The oldest is dropped, and counted."""
+        """The oldest is dropped and counted."""
         self.patch(remote_delivery, "MAX_RETRY_DIDS", 2)
         for name in "abac":
             self.reminders.add(name, ())
         self.assertEqual((len(self.reminders), self.dropped), (2, 1))
-        self.assertEqual(self.after(MIN_RETRY_DELAY), ["a", "c"])
+        self.assertEqual(self.retried_after(MIN_RETRY_DELAY), ["a", "c"])
 
-    def test_limit_of_those_that_failed(self) -> None:
-        """They are dropped before those that were never tried."""
+    def test_failed_entries_are_dropped_first(self) -> None:
+        """Failed entries are dropped before untried ones."""
         self.patch(remote_delivery, "MAX_RETRY_DIDS", 3)
         self.deaf = {"a", "b"}
         self.reminders.add("a", ())
         self.reminders.add("b", ())
-        self.after(MIN_RETRY_DELAY)
+        self.retried_after(MIN_RETRY_DELAY)
         for name in "cde":
             self.reminders.add(name, ())
         self.assertEqual((len(self.reminders), self.dropped), (3, 2))
-        self.assertEqual(self.after(MIN_RETRY_DELAY), ["c", "d", "e"])
+        self.assertEqual(self.retried_after(MIN_RETRY_DELAY), ["c", "d", "e"])
 
-    def test_new_ones_do_not_wait_for_those_that_failed(self) -> None:
-        """However many there are, and however long the pauses between their lots have become."""
+    def test_new_entries_do_not_wait_for_failed_ones(self) -> None:
+        """However many have failed and however long the pauses have become."""
         self.deaf = {str(number) for number in range(20 * RETRY_BATCH)}
         for name in self.deaf:
             self.reminders.add(name, ())
-        self.after(10 * MAX_RETRY_DELAY)
+        self.retried_after(10 * MAX_RETRY_DELAY)
         self.reminders.add("new", ())
-        self.assertIn("new", self.after(MIN_RETRY_DELAY))
+        self.assertIn("new", self.retried_after(MIN_RETRY_DELAY))
 
-    def test_failed_ones_come_again(self) -> None:
-        """The one that was tried last comes last, even while others are heard all the time."""
+    def test_failed_entries_are_retried_in_turn(self) -> None:
+        """The last tried comes last, even while others succeed."""
         self.deaf = {f"{number:03}" for number in range(2 * RETRY_BATCH)}
         for name in sorted(self.deaf):
             self.reminders.add(name, ())
-        self.after(2 * MIN_RETRY_DELAY)
+        self.retried_after(2 * MIN_RETRY_DELAY)
         tried: list[str] = []
         for _ in range(10):
             self.reminders.record_success()
-            tried += self.after(MIN_RETRY_DELAY / 2)
+            tried += self.retried_after(MIN_RETRY_DELAY / 2)
         self.assertEqual(tried[: 2 * RETRY_BATCH], sorted(self.deaf))
 
     def test_changed_again(self) -> None:
-        """What has failed and changes once more is new, and there once."""
+        """A failed entry that changes again is new, and queued once."""
         self.deaf = {"a"}
         self.reminders.add("a", ["x", "y"])
-        self.after(4 * MAX_RETRY_DELAY)
+        self.retried_after(4 * MAX_RETRY_DELAY)
         self.reminders.add("a", ["y", "z"])
         self.assertEqual(len(self.reminders), 1)
-        self.told.clear()
-        self.assertEqual((self.after(MIN_RETRY_DELAY), self.told), (["a"], [{"y"}]))
+        self.accepted.clear()
+        self.assertEqual((self.retried_after(MIN_RETRY_DELAY), self.accepted), (["a"], [{"y"}]))
 
-    def test_changed_while_reminding(self) -> None:
-        """The newer change counts: it is not behind because the older one could not be told."""
+    def test_changed_during_retry(self) -> None:
+        """The newer change counts: it is not behind because the older one failed."""
         self.deaf = {"b"}
         self.reminders.add("b", ())
-        self.after(4 * MAX_RETRY_DELAY + 5)
-        self.told.clear()
+        self.retried_after(4 * MAX_RETRY_DELAY + 5)
+        self.accepted.clear()
         self.reminders.add("a", ["x", "y"])
         self.reminders.add_failed("a", ["y"])
-        self.assertEqual((len(self.reminders), self.after(MIN_RETRY_DELAY), self.told), (2, ["a"], [{"y"}]))
+        self.assertEqual(
+            (len(self.reminders), self.retried_after(MIN_RETRY_DELAY), self.accepted), (2, ["a"], [{"y"}])
+        )
 
-    def test_who_was_told(self) -> None:
-        """Of two changes, only those who were told of both need not be told."""
+    def test_nodes_told_of_both_changes(self) -> None:
+        """Of two changes, only nodes that accepted both are not retried."""
         self.reminders.add("a", ["x", "y"])
         self.reminders.add("a", ["y", "z"])
-        self.after(MIN_RETRY_DELAY)
-        self.assertEqual(self.told, [{"y"}])
+        self.retried_after(MIN_RETRY_DELAY)
+        self.assertEqual(self.accepted, [{"y"}])
 
-    def test_end(self) -> None:
-        """No timer is left, and none comes."""
+    def test_stop(self) -> None:
+        """No timer is left."""
         self.reminders.add("a", ())
         self.reminders.end()
         self.reminders.add("b", ())

@@ -1,4 +1,4 @@
-"""Whether the store answers, for many who ask."""
+"""Probe of the store shared by many callers."""
 
 from __future__ import annotations
 
@@ -13,70 +13,70 @@ from mediatord.errors import StoreUnavailable
 class StoreHealthProbeTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
-        self.asked: list[Deferred[None]] = []
+        self.pings: list[Deferred[None]] = []
         self.failures = 0
-        self.asking = StoreHealthCheck(self.ask, self.clock.seconds, lambda: self.failures)
+        self.check_store = StoreHealthCheck(self.ping, self.clock.seconds, lambda: self.failures)
 
-    async def ask(self) -> None:
-        """A store that takes its time."""
-        self.asked.append(Deferred())
-        await self.asked[-1]
+    async def ping(self) -> None:
+        """A slow store."""
+        self.pings.append(Deferred())
+        await self.pings[-1]
 
-    def look(self) -> Deferred[None]:
-        """Somebody wants to know."""
-        return Deferred.fromCoroutine(self.asking())
+    def check(self) -> Deferred[None]:
+        """Check the store's health."""
+        return Deferred.fromCoroutine(self.check_store())
 
-    def test_who_asks_first_waits(self) -> None:
-        """And who comes while it is asked waits for the same answer."""
-        looks = [self.look(), self.look()]
-        self.assertEqual(len(self.asked), 1)
-        for look in looks:
-            self.assertNoResult(look)
-        self.asked[0].callback(None)
-        for look in looks:
-            self.successResultOf(look)
+    def test_first_caller_waits(self) -> None:
+        """Later callers wait for the same result."""
+        checks = [self.check(), self.check()]
+        self.assertEqual(len(self.pings), 1)
+        for check in checks:
+            self.assertNoResult(check)
+        self.pings[0].callback(None)
+        for check in checks:
+            self.successResultOf(check)
 
-    def test_a_slow_disk(self) -> None:
-        """Who asks soon after a good answer does not wait, and asks nevertheless."""
-        look = self.look()
-        self.asked[0].callback(None)
-        self.successResultOf(look)
-        self.successResultOf(self.look())
-        self.assertEqual(len(self.asked), 2)
+    def test_recent_success_is_reused(self) -> None:
+        """Soon after a success callers do not wait, and the store is probed again."""
+        check = self.check()
+        self.pings[0].callback(None)
+        self.successResultOf(check)
+        self.successResultOf(self.check())
+        self.assertEqual(len(self.pings), 2)
         self.clock.advance(HEALTHY_RESULT_TTL)
-        late = self.look()
-        self.assertNoResult(late)
-        self.asked[1].callback(None)
-        self.successResultOf(late)
-        self.assertEqual(len(self.asked), 2)
+        second = self.check()
+        self.assertNoResult(second)
+        self.pings[1].callback(None)
+        self.successResultOf(second)
+        self.assertEqual(len(self.pings), 2)
 
-    def test_the_store_has_failed_somebody(self) -> None:
-        """Then nobody relies on what it said before, until it has said so again."""
-        look = self.look()
-        self.asked[0].callback(None)
-        self.successResultOf(look)
+    def test_failed_operation_invalidates_result(self) -> None:
+        """After a failed operation earlier results do not count until the next success."""
+        check = self.check()
+        self.pings[0].callback(None)
+        self.successResultOf(check)
         self.failures += 1
-        look = self.look()
-        self.assertNoResult(look)
-        self.asked[1].callback(None)
-        self.successResultOf(look)
-        self.successResultOf(self.look())
+        check = self.check()
+        self.assertNoResult(check)
+        self.pings[1].callback(None)
+        self.successResultOf(check)
+        self.successResultOf(self.check())
 
-    def test_a_bad_answer(self) -> None:
-        """Is told to who waits, and to the next who comes."""
-        self.look()
-        self.asked[0].callback(None)
-        self.successResultOf(self.look())
-        self.asked[1].errback(StoreUnavailable())
-        looks = [self.look(), self.look()]
-        self.asked[2].errback(StoreUnavailable())
-        for look in looks:
+    def test_failure_is_reported(self) -> None:
+        """A failure is reported to waiting callers and the next one."""
+        self.check()
+        self.pings[0].callback(None)
+        self.successResultOf(self.check())
+        self.pings[1].errback(StoreUnavailable())
+        checks = [self.check(), self.check()]
+        self.pings[2].errback(StoreUnavailable())
+        for look in checks:
             self.failureResultOf(look, StoreUnavailable)
 
-    def test_a_bad_answer_at_once(self) -> None:
-        """Counts for who has asked, whatever was good before."""
+    def test_immediate_failure(self) -> None:
+        """A failure counts for the caller, whatever was known before."""
         answers = iter([succeed(None), fail(StoreUnavailable()), succeed(None)])
-        asking = StoreHealthCheck(lambda: next(answers), self.clock.seconds, lambda: 0)
-        self.successResultOf(Deferred.fromCoroutine(asking()))
-        self.failureResultOf(Deferred.fromCoroutine(asking()), StoreUnavailable)
-        self.successResultOf(Deferred.fromCoroutine(asking()))
+        check_store = StoreHealthCheck(lambda: next(answers), self.clock.seconds, lambda: 0)
+        self.successResultOf(Deferred.fromCoroutine(check_store()))
+        self.failureResultOf(Deferred.fromCoroutine(check_store()), StoreUnavailable)
+        self.successResultOf(Deferred.fromCoroutine(check_store()))

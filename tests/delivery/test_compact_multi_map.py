@@ -1,4 +1,4 @@
-"""Groups of one member, mostly."""
+"""The compact multimap."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from mediatord.delivery.connections import CompactMultiMap
 
 
-def test_it_is_a_table_of_tables() -> None:
-    """Whatever is done to it, it says what a dictionary of dictionaries would."""
+def test_behaves_like_dict_of_dicts() -> None:
+    """All operations give the results of a dict of dicts."""
     chance = random.Random(7)
     few: CompactMultiMap[str, int, str] = CompactMultiMap()
     plain: dict[str, dict[int, str]] = {}
@@ -33,8 +33,8 @@ def test_it_is_a_table_of_tables() -> None:
             assert [few.has(one, other) for other in range(4)] == [other in plain.get(one, {}) for other in range(4)]
 
 
-def test_one_member_is_small() -> None:
-    """Which is what it is for: a dictionary or a set takes more than 200 bytes, also for one."""
+def test_single_value_is_small() -> None:
+    """Its purpose: a dict or a set takes more than 200 bytes, also for one member."""
     few: CompactMultiMap[str, str, None] = CompactMultiMap()
     few.put("key", "member", None)
     assert sys.getsizeof(few.groups["key"]) <= 64

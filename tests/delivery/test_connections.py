@@ -17,7 +17,7 @@ PHONE, LAPTOP = "did:a:phone", "did:a:laptop"
 
 
 class FakeSocket:
-    """A socket that notes what it was told."""
+    """Socket that records calls."""
 
     def __init__(self, client: str = "192.0.2.1") -> None:
         self.client = client
@@ -25,34 +25,34 @@ class FakeSocket:
         self.codes: list[int] = []
 
     def send(self, frame: bytes) -> bool:
-        """Take anything."""
+        """Accept any frame."""
         return True
 
     def close(self, code: int, reason: str) -> None:
-        """Note the code."""
+        """Record the code."""
         self.codes.append(code)
 
 
-class ConnectionsTests(SynchronousTestCase):
+class ConnectionManagerTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.connections: ConnectionManager[str] = ConnectionManager(max_per_peer=2)
         self.connections.startService()
 
-    def open(self, client: str = "192.0.2.1") -> FakeSocket:
+    def open_socket(self, client: str = "192.0.2.1") -> FakeSocket:
         socket = FakeSocket(client)
         self.connections.opened(socket)
         return socket
 
     def test_several_sockets_for_one_did(self) -> None:
-        """Desktop and phone of one identity both get what comes for it."""
-        first, second = self.open(), self.open()
+        """Two devices of one identity both get its messages."""
+        first, second = self.open_socket(), self.open_socket()
         self.connections.subscribe(first, PHONE, "x")
         self.connections.subscribe(second, PHONE, "y")
         self.assertEqual(self.connections.subscribers(PHONE), [(first, "x"), (second, "y")])
 
     def test_several_dids_on_one_socket(self) -> None:
-        """A socket may serve several DIDs, each with a reader of its own."""
-        socket = self.open()
+        """A socket may serve several DIDs, each with its own reader."""
+        socket = self.open_socket()
         self.connections.subscribe(socket, PHONE, "x")
         self.connections.subscribe(socket, LAPTOP, "y")
         self.assertEqual(self.connections.subscribers(LAPTOP), [(socket, "y")])
@@ -60,9 +60,9 @@ class ConnectionsTests(SynchronousTestCase):
         self.assertFalse(self.connections.is_subscribed(socket, PHONE))
         self.assertTrue(self.connections.is_subscribed(socket, LAPTOP))
 
-    def test_too_many_dids_on_one_socket(self) -> None:
-        """No more than some, so that one socket is not the work of thousands; there is room when it gives one up."""
-        socket, other = self.open(), self.open()
+    def test_dids_per_socket_are_limited(self) -> None:
+        """A socket serves a limited number of DIDs; unsubscribing makes room."""
+        socket, other = self.open_socket(), self.open_socket()
         dids = [f"did:a:{number}" for number in range(MAX_DIDS_PER_SOCKET + 1)]
         for did in dids[:-1]:
             self.successResultOf(self.connections.subscribe(socket, did, "x"))
@@ -75,43 +75,43 @@ class ConnectionsTests(SynchronousTestCase):
         self.successResultOf(self.connections.subscribe(socket, dids[-1], "x"))
         self.assertTrue(self.connections.is_subscribed(socket, dids[-1]))
 
-    def test_closing_one_socket_leaves_the_others(self) -> None:
-        """The second socket of a DID goes on when the first is gone."""
-        first, second = self.open(), self.open()
+    def test_closing_one_socket_keeps_others(self) -> None:
+        """The second socket of a DID goes on when the first is closed."""
+        first, second = self.open_socket(), self.open_socket()
         for socket in (first, second):
             self.connections.subscribe(socket, PHONE, "x")
         self.connections.closed(first)
         self.assertEqual(self.connections.subscribers(PHONE), [(second, "x")])
         self.assertEqual(len(self.connections), 1)
 
-    def test_closing_is_told_once(self) -> None:
-        """However often a transport reports the end, listeners hear of it once."""
-        gone: list[WebSocketSession] = []
-        self.connections.on_close(gone.append)
-        socket = self.open()
+    def test_listeners_are_called_once(self) -> None:
+        """However often a transport reports the end, listeners are called once."""
+        closed: list[WebSocketSession] = []
+        self.connections.on_close(closed.append)
+        socket = self.open_socket()
         self.connections.closed(socket)
         self.connections.closed(socket)
-        self.assertEqual(gone, [socket])
+        self.assertEqual(closed, [socket])
 
     def test_sockets_per_address_are_limited(self) -> None:
-        """A third socket of one address has no room; another address has, and so has the first again later."""
-        first, _ = self.open(), self.open()
+        """A third socket of one address is refused; other addresses are not, nor is a later one."""
+        first, _ = self.open_socket(), self.open_socket()
         self.assertFalse(self.connections.has_room("192.0.2.1"))
         self.assertTrue(self.connections.has_room("192.0.2.2"))
         self.connections.closed(first)
         self.assertTrue(self.connections.has_room("192.0.2.1"))
 
-    def test_a_socket_that_is_gone_cannot_subscribe(self) -> None:
-        """An answer that comes too late leaves nothing behind."""
-        socket = self.open()
+    def test_closed_socket_cannot_subscribe(self) -> None:
+        """A subscription that comes too late leaves nothing behind."""
+        socket = self.open_socket()
         self.connections.closed(socket)
         self.successResultOf(self.connections.subscribe(socket, PHONE, "x"))
         self.successResultOf(self.connections.announce_subscription(socket, PHONE))
         self.assertEqual(self.connections.subscribers(PHONE), [])
 
-    def test_stopping_closes_with_1001_and_waits(self) -> None:
-        """Every socket is told that we go away; stopping is done when the last is gone."""
-        first, second = self.open(), self.open("192.0.2.2")
+    def test_stop_closes_sockets_and_waits(self) -> None:
+        """Every socket is closed with 1001; stopping ends when the last is gone."""
+        first, second = self.open_socket(), self.open_socket("192.0.2.2")
         stopped = self.connections.stopService()
         self.assertEqual((first.codes, second.codes), ([1001], [1001]))
         self.connections.closed(first)
@@ -119,27 +119,27 @@ class ConnectionsTests(SynchronousTestCase):
         self.connections.closed(second)
         self.assertIsNone(self.successResultOf(stopped))
 
-    def test_while_stopping_no_socket_is_welcome(self) -> None:
-        """A handshake that was under way ends with 1001 as well."""
-        keep = self.open()
+    def test_new_sockets_are_closed_while_stopping(self) -> None:
+        """A handshake that completes meanwhile is closed with 1001 too."""
+        keep = self.open_socket()
         self.connections.stopService()
         self.assertTrue(self.connections.draining)
-        late = self.open("192.0.2.9")
-        self.assertEqual(late.codes, [1001])
+        new_socket = self.open_socket("192.0.2.9")
+        self.assertEqual(new_socket.codes, [1001])
         self.connections.closed(keep)
 
-    def test_nobody_to_tell(self) -> None:
-        """With a single process there is nothing to wait for."""
-        socket = self.open()
+    def test_single_process_publishes_nothing(self) -> None:
+        """A single process does not wait for presence."""
+        socket = self.open_socket()
         self.successResultOf(self.connections.announce_subscription(socket, PHONE))
         self.assertEqual(self.connections.subscribers(PHONE), [])
         self.successResultOf(self.connections.subscribe(socket, PHONE, "x"))
         self.connections.unsubscribe(socket, PHONE)
         self.connections.unsubscribe(socket, PHONE)
 
-    def test_live(self) -> None:
-        """The DIDs that somebody is subscribed to, by what the readers are."""
-        socket = self.open()
+    def test_lists_live_dids_by_protocol(self) -> None:
+        """The subscribed DIDs, by the class of the readers."""
+        socket = self.open_socket()
         self.connections.subscribe(socket, PHONE, "x")
         self.connections.subscribe(socket, LAPTOP, "y")
         self.connections.announce_subscription(socket, "did:a:tablet")
@@ -148,20 +148,20 @@ class ConnectionsTests(SynchronousTestCase):
 
 
 class FakePresencePublisher:
-    """Notes what a presence publisher is given; the test says when others know."""
+    """Records calls; the test says when presence is published."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
-        self.known: Deferred[None] = Deferred()
+        self.calls: list[tuple[str, str]] = []
+        self.published: Deferred[None] = Deferred()
 
     def add(self, did: str) -> Deferred[None]:
-        """Noted."""
-        self.told.append(("here", did))
-        return self.known
+        """Recorded."""
+        self.calls.append(("here", did))
+        return self.published
 
     def remove(self, did: str) -> None:
-        """Noted."""
-        self.told.append(("gone", did))
+        """Recorded."""
+        self.calls.append(("gone", did))
 
 
 class PublishedPresenceTests(SynchronousTestCase):
@@ -171,60 +171,60 @@ class PublishedPresenceTests(SynchronousTestCase):
         self.connections.set_presence_publisher(self.town, self.clock)
         self.connections.startService()
 
-    def open(self) -> FakeSocket:
-        """One more socket."""
+    def open_socket(self) -> FakeSocket:
+        """Open a further socket."""
         socket = FakeSocket()
         self.connections.opened(socket)
         return socket
 
-    def test_until_others_know(self) -> None:
-        """A socket is pushed to at once; that others know is something to wait for."""
-        socket = self.open()
-        known = self.connections.subscribe(socket, PHONE, "x")
+    def test_subscription_waits_for_publication(self) -> None:
+        """A socket is pushed to at once; the publication can be awaited."""
+        socket = self.open_socket()
+        published = self.connections.subscribe(socket, PHONE, "x")
         self.assertEqual(self.connections.subscribers(PHONE), [(socket, "x")])
-        self.assertNoResult(known)
-        self.town.known.callback(None)
-        self.successResultOf(known)
+        self.assertNoResult(published)
+        self.town.published.callback(None)
+        self.successResultOf(published)
 
-    def test_the_last_one(self) -> None:
-        """Nobody is told before the last socket of a DID is gone, and then once."""
-        first, second = self.open(), self.open()
+    def test_last_socket_withdraws_presence(self) -> None:
+        """Presence is withdrawn once, after the last socket of a DID."""
+        first, second = self.open_socket(), self.open_socket()
         for socket in (first, second):
             self.connections.subscribe(socket, PHONE, "x")
         self.connections.unsubscribe(first, PHONE)
         self.connections.unsubscribe(first, PHONE)
-        self.assertNotIn(("gone", PHONE), self.town.told)
+        self.assertNotIn(("gone", PHONE), self.town.calls)
         self.connections.closed(second)
         self.connections.closed(second)
-        self.assertEqual(self.town.told, [("here", PHONE), ("here", PHONE), ("gone", PHONE)])
+        self.assertEqual(self.town.calls, [("here", PHONE), ("here", PHONE), ("gone", PHONE)])
 
-    def test_expected(self) -> None:
-        """A socket that is expected to subscribe counts for others and is not pushed to, also if it never does."""
-        socket = self.open()
+    def test_expected_subscription(self) -> None:
+        """A socket that is expected to subscribe is published and not pushed to, also if it never subscribes."""
+        socket = self.open_socket()
         self.connections.announce_subscription(socket, PHONE)
-        self.assertEqual((self.town.told, self.connections.subscribers(PHONE)), ([("here", PHONE)], []))
+        self.assertEqual((self.town.calls, self.connections.subscribers(PHONE)), ([("here", PHONE)], []))
         self.assertFalse(self.connections.is_subscribed(socket, PHONE))
         self.connections.closed(socket)
-        self.assertEqual(self.town.told[-1], ("gone", PHONE))
+        self.assertEqual(self.town.calls[-1], ("gone", PHONE))
 
-    def test_since(self) -> None:
-        """Who subscribed after a message came can be left out; to subscribe once more changes nothing."""
-        early, late = self.open(), self.open()
-        self.connections.subscribe(early, PHONE, "x")
+    def test_subscribers_since(self) -> None:
+        """Sockets that subscribed after a message can be excluded; repeating a subscription changes nothing."""
+        first, second = self.open_socket(), self.open_socket()
+        self.connections.subscribe(first, PHONE, "x")
         self.clock.advance(10)
-        self.connections.subscribe(late, PHONE, "y")
+        self.connections.subscribe(second, PHONE, "y")
         self.clock.advance(10)
-        self.connections.subscribe(early, PHONE, "z")
-        self.assertEqual(self.connections.subscribers(PHONE, by=5), [(early, "z")])
+        self.connections.subscribe(first, PHONE, "z")
+        self.assertEqual(self.connections.subscribers(PHONE, by=5), [(first, "z")])
         self.assertEqual(self.connections.subscribers(PHONE, by=-1), [])
         self.assertEqual(len(self.connections.subscribers(PHONE, by=inf)), 2)
-        self.connections.unsubscribe(early, PHONE)
-        self.connections.subscribe(early, PHONE, "x")
-        self.assertEqual(self.connections.subscribers(PHONE, by=19), [(late, "y")])
+        self.connections.unsubscribe(first, PHONE)
+        self.connections.subscribe(first, PHONE, "x")
+        self.assertEqual(self.connections.subscribers(PHONE, by=19), [(second, "y")])
 
-    def test_since_before_a_clock_was_set_back(self) -> None:
-        """Nobody is left out who has been there all the time."""
-        socket = self.open()
+    def test_subscribers_since_after_clock_set_back(self) -> None:
+        """Sockets subscribed all the time are not excluded."""
+        socket = self.open_socket()
         self.clock.advance(100)
         self.connections.subscribe(socket, PHONE, "x")
         self.clock.rightNow -= 50

@@ -1,4 +1,4 @@
-"""What is remembered of what waited when a socket subscribed."""
+"""Backlogs of subscriptions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class SubscriptionBacklogsTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.backlogs = SubscriptionBacklogs()
 
-    def test_of_a_subscription(self) -> None:
-        """It is of one DID and one socket, and the last counts."""
+    def test_backlog_is_per_did_and_socket(self) -> None:
+        """A backlog is of one DID and one socket; a new one replaces it."""
         self.backlogs.put(PHONE, "x", 1.0, ["old"])
         self.backlogs.put(PHONE, "x", 2.0, ["a", "b"])
         self.assertTrue(self.backlogs.has(PHONE, "x", "a"))
@@ -27,15 +27,15 @@ class SubscriptionBacklogsTests(SynchronousTestCase):
         self.backlogs.discard(PHONE, "x")
         self.assertEqual((len(self.backlogs), self.backlogs.lookup(PHONE, "x")), (0, None))
 
-    def test_forget(self) -> None:
-        """What is older than a time is forgotten."""
+    def test_forgets_old_backlogs(self) -> None:
+        """Backlogs older than a time are forgotten."""
         self.backlogs.put(PHONE, "x", 1.0, ["a"])
         self.backlogs.put(PHONE, "y", 2.0, ["a"])
         self.backlogs.forget(2.0)
         self.assertEqual((len(self.backlogs), self.backlogs.has(PHONE, "y", "a")), (1, True))
 
-    def test_bounded(self) -> None:
-        """Beyond so many ids in all the oldest backlog is forgotten."""
+    def test_number_of_ids_is_bounded(self) -> None:
+        """Beyond a number of ids in all the oldest backlog is forgotten."""
         self.patch(connections, "MAX_BACKLOG_IDS", 5)
         for number in range(9):
             self.backlogs.put(PHONE, number, 1.0, ["a", "b"])

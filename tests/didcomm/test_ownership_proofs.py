@@ -150,13 +150,13 @@ class RequiredTests(OwnershipTestCase):
         """Where there was no room for what the update adds, the very same one may come again."""
         self.in_memory = ReloadableMediator(self, didcomm={"require_ownership": True})
         self.bob = InMemoryWallet(self.in_memory).enrol()
-        self.in_memory.change("limits", registration_bytes=1)
+        self.in_memory.reload("limits", registration_bytes=1)
         update = [{"recipient_did": self.alias.did, "action": "add"}]
         packed = self.bob.pack(
             f"{CM3}/recipient-update", {"updates": update}, attachments=[build_attachment(self.proof())]
         )
         self.assertEqual(self.in_memory.receive(packed).status, 503)
-        self.in_memory.change("limits", registration_bytes=1_000_000)
+        self.in_memory.reload("limits", registration_bytes=1_000_000)
         body = self.bob.open(self.in_memory.receive(packed).body).body
         self.assertEqual([one["result"] for one in body["updated"]], ["success"])
 

@@ -1,4 +1,4 @@
-"""Steps of DIDComm wallets, and what must come of each."""
+"""Steps of DIDComm wallets, with the expected results."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hypothesis.stateful import rule
 from mediatord.wallet.didcomm_messages import anoncrypt, authcrypt, build_forward
 from tests.in_memory_mediator import CM3, MP, PING
 from tests.model.mirrored_mediators import LIMITS
-from tests.model.mirrored_wallets import MOST_SOCKETS, NAMES, Answer, MirroredSocket, MirroredWallets
+from tests.model.mirrored_wallets import MAX_SOCKETS, NAMES, Answer, MirroredSocket, MirroredWallets
 from tests.model.reference_model import ExpectedMessage, ForwardedPayloads
 
 TTL = 259_200.0
-# The one is the beginning of the other.
+# One is a prefix of the other.
 INBOXES = ("did:example:in", "did:example:inbox")
 
 # Some have more to do than others.
@@ -36,93 +36,93 @@ class DIDCommSteps(MirroredWallets):
         super().__init__()
         for name, inbox in zip(NAMES, INBOXES, strict=False):
             self.enrol(name)
-            self.update(name, [(self.did(name), "add"), (inbox, "add")])
+            self.update(name, [(self.get_did(name), "add"), (inbox, "add")])
         for _ in range(2):
-            self.live(NAMES[0], self.open_socket())
+            self.go_live(NAMES[0], self.open_didcomm_socket())
 
-    def any_did(self, data: st.DataObject) -> str:
-        """That of a wallet, or one that anybody may have registered; some are more popular."""
-        popular = [self.did(NAMES[0])] * 4 + [INBOXES[1]] * 3
-        return data.draw(st.sampled_from([*popular, *map(self.did, NAMES), *INBOXES]))
+    def draw_did(self, data: st.DataObject) -> str:
+        """A wallet's DID, or one that any wallet may have registered; some are more frequent."""
+        popular = [self.get_did(NAMES[0])] * 4 + [INBOXES[1]] * 3
+        return data.draw(st.sampled_from([*popular, *map(self.get_did, NAMES), *INBOXES]))
 
-    def a_socket(self, data: st.DataObject) -> MirroredSocket | None:
-        """An open one, or none."""
+    def draw_socket(self, data: st.DataObject) -> MirroredSocket | None:
+        """An open socket, or None."""
         index = data.draw(st.integers(-1, len(self.sockets) - 1))
         return None if index < 0 else self.sockets[index]
 
-    def for_account(self, name: str, answer: Answer) -> Any:
-        """What an account is answered, and that nobody else is; None for who is none."""
+    def assert_answer(self, name: str, answer: Answer) -> Any:
+        """An account gets this answer, others are refused; None for no account."""
         status, value, fault = answer
-        if self.did(name) in self.expected.recipients:
+        if self.get_did(name) in self.expected.recipients:
             assert (status, fault) == (200, None), answer
             return value
         assert fault == "not_enrolled", answer
         return None
 
     def enrol(self, name: str) -> None:
-        """Once or more often."""
-        status, grant, _ = self.ask(name, f"{CM3}/mediate-request", {})
+        """Enrol once or more often."""
+        status, grant, _ = self.request(name, f"{CM3}/mediate-request", {})
         assert (status, grant["type"]) == (200, f"{CM3}/mediate-grant")
-        self.expected.recipients.setdefault(self.did(name), [])
+        self.expected.recipients.setdefault(self.get_did(name), [])
 
     @rule(name=names, data=st.data(), actions=st.lists(st.sampled_from(["add", "remove"]), min_size=1, max_size=3))
-    def update_some(self, name: str, data: st.DataObject, actions: list[str]) -> None:
-        self.update(name, [(self.any_did(data), action) for action in actions])
+    def update_several(self, name: str, data: st.DataObject, actions: list[str]) -> None:
+        self.update(name, [(self.draw_did(data), action) for action in actions])
 
     def update(self, name: str, updates: list[tuple[str, str]]) -> None:
-        """Each entry has the result that those before it leave it."""
+        """Each update has the result that follows from those before it."""
         body = {"updates": [{"recipient_did": did, "action": action} for did, action in updates]}
-        answer = self.for_account(name, self.ask(name, f"{CM3}/recipient-update", body))
+        answer = self.assert_answer(name, self.request(name, f"{CM3}/recipient-update", body))
         if answer is not None:
-            results = [self.expected.update(self.did(name), did, action) for did, action in updates]
+            results = [self.expected.update(self.get_did(name), did, action) for did, action in updates]
             assert [one["result"] for one in answer["body"]["updated"]] == results
 
     @rule(name=names, data=st.data(), what=st.sampled_from(["enrol", "query", "replay", "malformed"]))
-    def small_request(self, name: str, data: st.DataObject, what: str) -> None:
-        """What there is little to go wrong with."""
+    def send_small_request(self, name: str, data: st.DataObject, what: str) -> None:
+        """Requests with little variation."""
         if what == "enrol":
             self.enrol(name)
         elif what == "query":
-            self.recipients(name, data.draw(st.integers(0, 2)), data.draw(st.integers(1, 3)))
+            self.list_recipients(name, data.draw(st.integers(0, 2)), data.draw(st.integers(1, 3)))
         elif what == "replay":
             self.replay(name)
         else:
-            status, _, fault = self.post(data.draw(malformed), None, self.a_socket(data))
+            status, _, fault = self.post(data.draw(malformed), None, self.draw_socket(data))
             assert 400 <= status < 500 and fault is not None
 
-    def recipients(self, name: str, offset: int, limit: int) -> None:
+    def list_recipients(self, name: str, offset: int, limit: int) -> None:
         """A page of recipient DIDs, in order of registration."""
         body = {"paginate": {"offset": offset, "limit": limit}}
-        answer = self.for_account(name, self.ask(name, f"{CM3}/recipient-query", body))
+        answer = self.assert_answer(name, self.request(name, f"{CM3}/recipient-query", body))
         if answer is not None:
-            dids = self.expected.recipients[self.did(name)][offset : offset + limit]
+            dids = self.expected.recipients[self.get_did(name)][offset : offset + limit]
             assert answer["body"]["dids"] == [{"recipient_did": did} for did in dids]
 
     @rule(data=st.data(), times=st.integers(1, 4), sender=st.none() | names)
     def forward(self, data: st.DataObject, times: int, sender: str | None) -> None:
-        """Several, for one recipient, and then perhaps a while in which some of them come due."""
-        did = self.any_did(data)
+        """Several forwards for one recipient, and perhaps a time in which delayed ones come due."""
+        did = self.draw_did(data)
         for _ in range(times):
             contents = data.draw(st.lists(sizes, min_size=1, max_size=3))
             self.forward_one(data, did, contents, sender)
-        self.let_pass(data.draw(st.sampled_from([0, 4])))
+        self.pass_time(data.draw(st.sampled_from([0, 4])))
 
     def forward_one(self, data: st.DataObject, did: str, contents: list[int], sender: str | None) -> None:
-        """It is taken as a whole or not at all."""
+        """A forward is accepted as a whole or not at all."""
         form, delay, span = data.draw(forms), data.draw(delays), data.draw(spans)
         now = self.mediators.now
-        payloads = [self.payload(size) for size in contents]
+        payloads = [self.make_payload(size) for size in contents]
         headers = {"delay_milli": delay or None, "expires_time": None if span is None else int(now) + span}
-        status, _, _ = self.send(did, payloads, form, sender, self.a_socket(data), headers)
-        fits = all(len(one) <= LIMITS.max_bytes for one in payloads)
-        fine = self.expected.owner(did) is not None and fits and span != 0
-        assert status == 202 if fine else 400 <= status < 500, status
+        status, _, _ = self.send_forward(did, payloads, form, sender, self.draw_socket(data), headers)
+        fits = all(len(payload) <= LIMITS.max_bytes for payload in payloads)
+        succeeds = self.expected.find_owner(did) is not None and fits and span != 0
+        assert status == 202 if succeeds else 400 <= status < 500, status
         expires = now + (TTL if span is None else span)
-        parcel = ForwardedPayloads(did, payloads, expires, now + delay / 1000 if delay else None)
-        accepted = self.expected.accept([parcel]) if fine else []
-        self.pushed([one for one in accepted if one.due_at is None])
+        forwarded = ForwardedPayloads(did, payloads, expires, now + delay / 1000 if delay else None)
+        accepted = self.expected.accept([forwarded]) if succeeds else []
+        self.assert_pushed([message for message in accepted if message.due_at is None])
 
-    def send(
+    def send_forward(
         self,
         next_: str,
         payloads: list[bytes],
@@ -131,115 +131,117 @@ class DIDCommSteps(MirroredWallets):
         socket: MirroredSocket | None,
         headers: Any,
     ) -> Answer:
-        """A forward, of somebody or of nobody."""
+        """Send a forward, authenticated or anonymous."""
         document = self.mediators.first.document
         if sender is None:
             return self.post(anoncrypt(build_forward(next_, payloads, form=form, **headers), document), None, socket)
-        message = build_forward(next_, payloads, form=form, **headers, **{"from": self.did(sender)})
+        message = build_forward(next_, payloads, form=form, **headers, **{"from": self.get_did(sender)})
         return self.post(authcrypt(message, self.identities[sender], document), sender, socket)
 
     @rule(data=st.data(), contents=st.lists(st.lists(sizes, min_size=1, max_size=2), min_size=1, max_size=3))
-    def forward_to_ourselves(self, data: st.DataObject, contents: list[list[int]]) -> None:
-        """All that is nested is taken, or nothing."""
-        inner = [(self.any_did(data), [self.payload(size) for size in part]) for part in contents]
+    def forward_nested(self, data: st.DataObject, contents: list[list[int]]) -> None:
+        """All nested payloads are accepted, or none."""
+        inner = [(self.draw_did(data), [self.make_payload(size) for size in part]) for part in contents]
         document, now = self.mediators.first.document, self.mediators.now
         envelopes = [anoncrypt(build_forward(did, payloads), document) for did, payloads in inner]
-        status, _, _ = self.send(self.mediators.first.did, envelopes, "json", None, self.a_socket(data), {})
-        fits = all(len(one) <= LIMITS.max_bytes for _, payloads in inner for one in payloads)
-        fine = fits and all(self.expected.owner(did) is not None for did, _ in inner)
-        assert status == 202 if fine else 400 <= status < 500, status
-        parcels = [ForwardedPayloads(did, payloads, now + TTL) for did, payloads in inner]
-        self.pushed(self.expected.accept(parcels) if fine else [])
+        status, _, _ = self.send_forward(
+            self.mediators.first.did, envelopes, "json", None, self.draw_socket(data), {}
+        )
+        fits = all(len(payload) <= LIMITS.max_bytes for _, payloads in inner for payload in payloads)
+        succeeds = fits and all(self.expected.find_owner(did) is not None for did, _ in inner)
+        assert status == 202 if succeeds else 400 <= status < 500, status
+        forwarded_payloads = [ForwardedPayloads(did, payloads, now + TTL) for did, payloads in inner]
+        self.assert_pushed(self.expected.accept(forwarded_payloads) if succeeds else [])
 
     @rule(name=names, data=st.data())
-    def status(self, name: str, data: st.DataObject) -> None:
-        did = data.draw(st.none() | st.just(self.any_did(data)))
-        answer = self.ask(name, f"{MP}/status-request", {} if did is None else {"recipient_did": did})
-        if did is not None and self.expected.owner(did) != self.did(name):
+    def query_status(self, name: str, data: st.DataObject) -> None:
+        did = data.draw(st.none() | st.just(self.draw_did(data)))
+        answer = self.request(name, f"{MP}/status-request", {} if did is None else {"recipient_did": did})
+        if did is not None and self.expected.find_owner(did) != self.get_did(name):
             assert answer[2] == "not_enrolled", answer
-        elif (told := self.for_account(name, answer)) is not None:
-            self.check_status(told["body"], self.expected.waiting(self.did(name), did))
+        elif (content := self.assert_answer(name, answer)) is not None:
+            self.check_status(content["body"], self.expected.list_waiting(self.get_did(name), did))
 
     def check_status(self, body: dict[str, Any], waiting: list[ExpectedMessage]) -> None:
-        """A status is about these messages."""
+        """The status counts these messages."""
         assert body["message_count"] == len(waiting)
-        assert body["total_bytes"] == sum(len(one.payload) for one in waiting)
+        assert body["total_bytes"] == sum(len(message.payload) for message in waiting)
         if waiting:
-            times = [one.received_at for one in waiting]
+            times = [message.received_at for message in waiting]
             assert (body["oldest_received_time"], body["newest_received_time"]) == (times[0], times[-1])
 
     @rule(name=names, data=st.data(), limit=st.integers(-1, 6))
     def fetch(self, name: str, data: st.DataObject, limit: int) -> None:
-        did = data.draw(st.none() | st.just(self.any_did(data)))
-        self.fetch_some(name, did, limit, self.a_socket(data))
+        did = data.draw(st.none() | st.just(self.draw_did(data)))
+        self.fetch_some(name, did, limit, self.draw_socket(data))
 
     def fetch_some(self, name: str, did: str | None, limit: int, socket: MirroredSocket | None) -> None:
-        """The oldest that an account can see, of all or of one of its recipient DIDs."""
+        """The oldest visible messages of an account, of all or one of its recipient DIDs."""
         body = {"limit": limit} if did is None else {"limit": limit, "recipient_did": did}
-        answer = self.ask(name, f"{MP}/delivery-request", body, socket)
-        if self.did(name) not in self.expected.recipients or limit < 1:
+        answer = self.request(name, f"{MP}/delivery-request", body, socket)
+        if self.get_did(name) not in self.expected.recipients or limit < 1:
             assert answer[2] in ("not_enrolled", "bad_limit"), answer
-        elif did is not None and self.expected.owner(did) != self.did(name):
+        elif did is not None and self.expected.find_owner(did) != self.get_did(name):
             assert answer[2] == "not_enrolled", answer
         else:
-            self.check_delivery(answer, self.expected.waiting(self.did(name), did)[:limit])
+            self.check_delivery(answer, self.expected.list_waiting(self.get_did(name), did)[:limit])
 
-    def check_delivery(self, answer: Answer, letters: list[ExpectedMessage]) -> None:
-        """A delivery has these messages; where there are none it is a status."""
+    def check_delivery(self, answer: Answer, messages: list[ExpectedMessage]) -> None:
+        """A delivery has these messages; without any it is a status."""
         status, value, _ = answer
         assert status == 200
-        if letters:
+        if messages:
             assert value["type"] == f"{MP}/delivery"
-            self.learn(value["attachments"], letters)
+            self.learn(value["attachments"], messages)
         else:
             assert (value["type"], value["body"]["message_count"]) == (f"{MP}/status", 0)
 
     @rule(name=st.sampled_from(NAMES), data=st.data(), digests=st.booleans(), answered=st.booleans())
     def acknowledge(self, name: str, data: st.DataObject, digests: bool, answered: bool) -> None:
-        """Of what any wallet has seen, and of what nobody has: own messages go, others stay."""
+        """Acknowledge known and unknown messages: own ones are removed, others stay."""
         for one in NAMES[:2]:
             self.fetch_some(one, None, 3, None)
         aliases = data.draw(st.lists(st.sampled_from([*list(self.known)[-12:], "unknown"]), max_size=4))
-        chosen = [self.known[one] for one in aliases if one in self.known]
+        chosen = [self.known[alias] for alias in aliases if alias in self.known]
 
         def body(mediator_fixture: Any) -> dict[str, Any]:
-            ids = self.mediators.ids(mediator_fixture, aliases)
-            return {"message_id_list": [sha256(one.payload).hexdigest() for one in chosen] if digests else ids}
+            ids = self.mediators.get_ids(mediator_fixture, aliases)
+            return {"message_id_list": [sha256(item.payload).hexdigest() for item in chosen] if digests else ids}
 
         route = "all" if answered else "none"
-        status, value, fault = self.ask(name, f"{MP}/messages-received", body, return_route=route)
-        if self.did(name) not in self.expected.recipients:
+        status, value, fault = self.request(name, f"{MP}/messages-received", body, return_route=route)
+        if self.get_did(name) not in self.expected.recipients:
             assert fault == "not_enrolled"
             return
         assert (status, fault) == (200 if answered else 202, None)
-        self.expected.acknowledge(self.did(name), chosen)
+        self.expected.acknowledge(self.get_did(name), chosen)
         if value is not None:
-            self.check_status(value["body"], self.expected.waiting(self.did(name)))
+            self.check_status(value["body"], self.expected.list_waiting(self.get_did(name)))
 
     @rule(name=names, data=st.data(), on=st.booleans())
-    def change_live(self, name: str, data: st.DataObject, on: bool) -> None:
-        socket = self.a_socket(data)
+    def change_live_mode(self, name: str, data: st.DataObject, on: bool) -> None:
+        socket = self.draw_socket(data)
         if socket is not None and on:
-            self.live(name, socket)
+            self.go_live(name, socket)
             return
-        value = self.ask(name, f"{MP}/live-delivery-change", {"live_delivery": on}, socket)
-        if socket is None and on and self.did(name) in self.expected.recipients:
+        value = self.request(name, f"{MP}/live-delivery-change", {"live_delivery": on}, socket)
+        if socket is None and on and self.get_did(name) in self.expected.recipients:
             assert value[2] == "live_mode_unsupported"
-        elif self.for_account(name, value) is not None and socket is not None:
-            socket.live.discard(self.did(name))
+        elif self.assert_answer(name, value) is not None and socket is not None:
+            socket.live.discard(self.get_did(name))
 
-    def live(self, name: str, socket: MirroredSocket) -> None:
-        """From now on it is pushed to."""
-        value = self.ask(name, f"{MP}/live-delivery-change", {"live_delivery": True}, socket)
-        if self.for_account(name, value) is not None:
+    def go_live(self, name: str, socket: MirroredSocket) -> None:
+        """From now on messages are pushed to the socket."""
+        value = self.request(name, f"{MP}/live-delivery-change", {"live_delivery": True}, socket)
+        if self.assert_answer(name, value) is not None:
             assert value[1]["body"]["live_delivery"] is True
-            socket.live.add(self.did(name))
+            socket.live.add(self.get_did(name))
 
     @rule(data=st.data(), what=st.sampled_from(["open", "open", "close", "stuck", "reads"]))
-    def disturb(self, data: st.DataObject, what: str) -> None:
-        """A socket comes and is live, goes, gets stuck, or reads again."""
-        if what == "open" and len(self.sockets) < MOST_SOCKETS:
-            self.live(data.draw(names), self.open_socket())
+    def change_socket(self, data: st.DataObject, what: str) -> None:
+        """Open a live socket, close one, block one or unblock it."""
+        if what == "open" and len(self.sockets) < MAX_SOCKETS:
+            self.go_live(data.draw(names), self.open_didcomm_socket())
         elif what != "open" and self.sockets:
             socket = data.draw(st.sampled_from(self.sockets))
             if what == "close":

@@ -1,4 +1,4 @@
-"""One mediator on each store, side by side: all are told the same, and have to answer the same."""
+"""One mediator on each store: all get the same requests and have to give the same responses."""
 
 from __future__ import annotations
 
@@ -18,47 +18,49 @@ LIMITS = QueueLimits(max_messages=5, max_bytes=900)
 CAPS = DecentrlQuotas(pending=4, pending_bytes=120, stored=6, stored_bytes=200)
 BACKENDS = ("memory", "sqlite", "mongodb")
 
-# Members whose values a mediator makes up: ids, by which things are asked for again, and keys.
+# Members whose values a mediator generates: ids, by which things are requested again, and keys.
 _IDS = frozenset({"id", "pendingEventId", "public_event_id", "event_id"})
-_CHANCE = frozenset({"recipient_encryption_public_key", "recipient_signature"})
+_GENERATED_MEMBERS = frozenset({"recipient_encryption_public_key", "recipient_signature"})
 
 
 class IdAliases:
-    """Ids that one mediator has given out, by the order in which they came to light: the same at all of them."""
+    """
+    Aliases of the ids that one mediator has generated, numbered by first appearance: the same for all mediators.
+    """
 
     def __init__(self) -> None:
         self._aliases: dict[str, str] = {}
         self._ids: dict[str, str] = {}
 
-    def of(self, id_: str) -> str:
-        """What an id is called from now on."""
+    def get_alias(self, id_: str) -> str:
+        """Alias of an id."""
         alias = self._aliases.setdefault(id_, f"id-{len(self._aliases)}")
         self._ids[alias] = id_
         return alias
 
-    def id(self, alias: str) -> str:
-        """What is called so; any other text is what it is."""
+    def get_id(self, alias: str) -> str:
+        """The id with this alias; any other text is returned unchanged."""
         return self._ids.get(alias, alias)
 
-    def in_(self, value: Any) -> Any:
-        """The same without what is made up."""
+    def replace_in(self, value: Any) -> Any:
+        """A copy of a value with aliases in place of generated ids."""
         if isinstance(value, list):
-            return [self.in_(one) for one in value]
+            return [self.replace_in(one) for one in value]
         if not isinstance(value, Mapping):
             return value
-        return {name: self._member(name, inner) for name, inner in value.items()}
+        return {name: self._replace_member(name, inner) for name, inner in value.items()}
 
-    def _member(self, name: str, value: Any) -> Any:
-        if name in _CHANCE:
+    def _replace_member(self, name: str, value: Any) -> Any:
+        if name in _GENERATED_MEMBERS:
             return "made up"
-        return self.of(value) if name in _IDS and isinstance(value, str) else self.in_(value)
+        return self.get_alias(value) if name in _IDS and isinstance(value, str) else self.replace_in(value)
 
 
 class MirroredMediators:
     """
     The mediators, with the same keys.
 
-    :ivar aliases: of each.
+    :ivar aliases: aliases of each.
     """
 
     def __init__(self) -> None:
@@ -72,7 +74,7 @@ class MirroredMediators:
             )
             for one in BACKENDS
         ]
-        self.aliases = {one.backend: IdAliases() for one in self.mediator_fixtures}
+        self.aliases = {mediator.backend: IdAliases() for mediator in self.mediator_fixtures}
 
     @property
     def first(self) -> RestartableMediator:
@@ -84,20 +86,20 @@ class MirroredMediators:
         """Unix seconds, by their clocks."""
         return self.first.clock.seconds()
 
-    def same(self, ask: Callable[[RestartableMediator], Any]) -> Any:
-        """Ask all of them; what they agree on."""
-        answers = {one.backend: self.aliases[one.backend].in_(ask(one)) for one in self.mediator_fixtures}
+    def ask_all(self, request: Callable[[RestartableMediator], Any]) -> Any:
+        """Send the same request to all; return the common result."""
+        answers = {one.backend: self.aliases[one.backend].replace_in(request(one)) for one in self.mediator_fixtures}
         first = answers[self.first.backend]
         assert all(one == first for one in answers.values()), "\n".join(f"{k}: {v!r}" for k, v in answers.items())
         return first
 
-    def ids(self, mediator_fixture: RestartableMediator, aliases: list[str]) -> list[str]:
-        """What one of them calls these."""
-        return [self.aliases[mediator_fixture.backend].id(one) for one in aliases]
+    def get_ids(self, mediator_fixture: RestartableMediator, aliases: list[str]) -> list[str]:
+        """Ids of these aliases at one mediator."""
+        return [self.aliases[mediator_fixture.backend].get_id(alias) for alias in aliases]
 
     def close(self) -> None:
-        """Stop all of them, and delete what they kept."""
-        for one in self.mediator_fixtures:
-            one.stop()
+        """Stop all of them and delete their data."""
+        for mediator in self.mediator_fixtures:
+            mediator.stop()
         self._fresh.__exit__(None, None, None)
         rmtree(self._directory)

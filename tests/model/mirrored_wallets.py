@@ -1,4 +1,4 @@
-"""What the wallets of the model say to all mediators, what is answered, and what is pushed."""
+"""Requests of the model's wallets to all mediators, with responses and pushes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from tests.model.reference_model import ExpectedMessage, ReferenceModel
 from tests.model.restartable_mediator import RestartableMediator
 
 NAMES = ("alice", "bob", "carol")
-MOST_SOCKETS = 4
+MAX_SOCKETS = 4
 
-# Status, what stood in the answer, and why it was refused.
+# Status, members of the response, and reason of a refusal.
 Answer = tuple[int, Any, str | None]
 
 
 @dataclass(eq=False, slots=True)
 class MirroredSocket:
     """
-    One and the same socket at every mediator.
+    One socket at every mediator.
 
-    :param ends: by mediator.
+    :param ends: the socket at each mediator.
+
     :ivar live: DIDs of the wallets that are live on it.
     """
 
@@ -46,7 +47,7 @@ class MirroredWallets(RuleBasedStateMachine):
     """
     Three wallets and their sockets, at every mediator.
 
-    :ivar known: messages that some wallet has seen, by what their ids are called.
+    :ivar known: messages that some wallet has seen, by the aliases of their ids.
     """
 
     def __init__(self) -> None:
@@ -55,9 +56,9 @@ class MirroredWallets(RuleBasedStateMachine):
         self.expected = ReferenceModel(LIMITS, self.mediators.now)
         self.identities = {name: WalletIdentity.generate(endpoint=self.mediators.first.did) for name in NAMES}
         self.guests = {
-            (name, one.backend): InMemoryWallet(one, identity)
+            (name, mediator.backend): InMemoryWallet(mediator, identity)
             for name, identity in self.identities.items()
-            for one in self.mediators.mediator_fixtures
+            for mediator in self.mediators.mediator_fixtures
         }
         self.names = {identity.did: name for name, identity in self.identities.items()}
         self.sockets: list[MirroredSocket] = []
@@ -67,81 +68,90 @@ class MirroredWallets(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.mediators.close()
 
-    def did(self, name: str) -> str:
-        """Of a wallet."""
+    def get_did(self, name: str) -> str:
+        """DID of a wallet."""
         return self.identities[name].did
 
-    def payload(self, size: int, form: str = "json") -> bytes:
-        """Something that looks encrypted, unlike any other."""
+    def make_payload(self, size: int, form: str = "json") -> bytes:
+        """A payload that looks encrypted and differs from every other one."""
         text = f"m{next(self._numbers)}"
         return encoding.dumps({"ciphertext": text + "." * max(0, size - len(text) - 17)})
 
     def post(self, raw: bytes, name: str | None = None, socket: MirroredSocket | None = None) -> Answer:
-        """The same message to all. :param name: of the wallet that an answer is for."""
-        return self.tell({one.backend: raw for one in self.mediators.mediator_fixtures}, name, socket)
+        """Send the same message to all. :param name: wallet that a response is for."""
+        return self.send({mediator.backend: raw for mediator in self.mediators.mediator_fixtures}, name, socket)
 
-    def tell(self, raws: Mapping[str, bytes], name: str | None, socket: MirroredSocket | None = None) -> Answer:
-        """A message to each; what they agree on."""
+    def send(self, raws: Mapping[str, bytes], name: str | None, socket: MirroredSocket | None = None) -> Answer:
+        """Send a message to each; return the common result."""
 
-        def ask(mediator_fixture: RestartableMediator) -> Answer:
+        def request(mediator_fixture: RestartableMediator) -> Answer:
             end = socket.ends[mediator_fixture.backend] if socket else None
             return self._read(mediator_fixture, mediator_fixture.receive(raws[mediator_fixture.backend], end), name)
 
-        return tuple(self.mediators.same(lambda one: list(ask(one))))
+        return tuple(self.mediators.ask_all(lambda one: list(request(one))))
 
-    def ask(self, name: str, type_: str, body: Any, socket: MirroredSocket | None = None, **headers: Any) -> Answer:
-        """A request of a wallet. :param body: one for all, or what makes one of a mediator."""
+    def request(
+        self, name: str, type_: str, body: Any, socket: MirroredSocket | None = None, **headers: Any
+    ) -> Answer:
+        """Request of a wallet. :param body: one for all, or a function of the mediator."""
         headers = {"id": f"q{next(self._numbers)}", "return_route": "all", **headers}
         if not callable(body):
             return self.post(self.guests[name, "memory"].pack(type_, body, **headers), name, socket)
         packed = {
-            one.backend: self.guests[name, one.backend].pack(type_, body(one), **headers)
-            for one in self.mediators.mediator_fixtures
+            mediator.backend: self.guests[name, mediator.backend].pack(type_, body(mediator), **headers)
+            for mediator in self.mediators.mediator_fixtures
         }
-        return self.tell(packed, name, socket)
+        return self.send(packed, name, socket)
 
-    def learn(self, attachments: Sequence[Mapping[str, Any]], letters: Sequence[ExpectedMessage]) -> None:
-        """These attachments are those letters, in this order; from now on their ids are known."""
-        assert [_payload(one["data"]) for one in attachments] == [one.payload for one in letters]
-        self.known.update(zip([str(one["id"]) for one in attachments], letters, strict=True))
+    def learn(self, attachments: Sequence[Mapping[str, Any]], messages: Sequence[ExpectedMessage]) -> None:
+        """These attachments are those messages, in this order; their ids are known from now on."""
+        assert [_payload(attachment["data"]) for attachment in attachments] == [
+            message.payload for message in messages
+        ]
+        self.known.update(zip([str(attachment["id"]) for attachment in attachments], messages, strict=True))
 
-    def pushed(self, letters: Sequence[ExpectedMessage] = ()) -> None:
-        """Since this was last asked, these were pushed: to each live socket that reads, in order, and no more."""
+    def assert_pushed(self, messages: Sequence[ExpectedMessage] = ()) -> None:
+        """Since the last call these messages were pushed: to each live socket that reads, in order, and no others."""
         for socket in self.sockets:
-            due = [one for one in letters if one.account in socket.live and socket.takes]
+            due = [one for one in messages if one.account in socket.live and socket.takes]
             names = [self.names[one.account] for one in due]
 
             def frames(
                 mediator_fixture: RestartableMediator, socket: MirroredSocket = socket, names: list[str] = names
             ) -> list[Any]:
                 end = socket.ends[mediator_fixture.backend]
-                taken, end.frames = end.frames, []
-                assert len(taken) == len(names), (
-                    f"{mediator_fixture.backend}: {len(taken)} frames instead of {len(names)}"
+                frames_sent, end.frames = end.frames, []
+                assert len(frames_sent) == len(names), (
+                    f"{mediator_fixture.backend}: {len(frames_sent)} frames instead of {len(names)}"
                 )
-                return [self._opened(mediator_fixture, frame, name) for frame, name in zip(taken, names, strict=True)]
+                return [
+                    self._opened(mediator_fixture, frame, name)
+                    for frame, name in zip(frames_sent, names, strict=True)
+                ]
 
-            for frame, letter in zip(self.mediators.same(frames), due, strict=True):
-                self.learn(frame["attachments"], [letter])
+            for frame, message in zip(self.mediators.ask_all(frames), due, strict=True):
+                self.learn(frame["attachments"], [message])
 
-    def let_pass(self, seconds: int) -> None:
-        """Second by second: what is due together is done in no order that anybody promised."""
+    def pass_time(self, seconds: int) -> None:
+        """Let time pass second by second: messages due together have no guaranteed order."""
         for _ in range(seconds):
-            for one in self.mediators.mediator_fixtures:
-                one.later(1.0)
-            self.pushed(self.expected.pass_time(1.0))
+            for mediator in self.mediators.mediator_fixtures:
+                mediator.advance(1.0)
+            self.assert_pushed(self.expected.pass_time(1.0))
 
-    def open_socket(self) -> MirroredSocket:
-        """One more, at each."""
-        socket = MirroredSocket({one.backend: one.socket() for one in self.mediators.mediator_fixtures})
+    def open_didcomm_socket(self) -> MirroredSocket:
+        """Open a socket at each mediator."""
+        socket = MirroredSocket(
+            {mediator.backend: mediator.socket() for mediator in self.mediators.mediator_fixtures}
+        )
         self.sockets.append(socket)
         return socket
 
     def close_socket(self, socket: MirroredSocket) -> None:
-        """One less."""
+        """Close a socket."""
         self.sockets.remove(socket)
-        for one in self.mediators.mediator_fixtures:
-            one.hang_up(socket.ends[one.backend])
+        for mediator in self.mediators.mediator_fixtures:
+            mediator.hang_up(socket.ends[mediator.backend])
 
     def _read(self, mediator_fixture: RestartableMediator, reply: RequestReply, name: str | None) -> Answer:
         fault = reply.fault.reason if reply.fault else None

@@ -1,4 +1,4 @@
-"""A whole mediator on a store of any kind, with the clock in the test's hand. It can be stopped and started again."""
+"""A whole mediator on any store, with a manual clock, that can be stopped and restarted."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from tests.integration.daemon import PLENTY
 from tests.mongod import shared_replica_set
 from tests.store.builders import make_sqlite_store
 
-# Later than any real time: by that, a MongoDB server forgets what has had its day.
+# Later than any real time: by its own clock a MongoDB server deletes what has expired.
 START = 4_000_000_000.0
-# Seconds that a turn of the real reactor may wait.
-_TURN = 0.05
-# Turns of it in which nothing was begun, after which nothing will be.
-_QUIET = 3
-# Seconds after which nothing is waited for any more.
-_SOMETIME = 120.0
+# Seconds that an iteration of the real reactor may wait.
+_ITERATION_SECONDS = 0.05
+# Iterations without activity after which nothing is pending.
+_IDLE_ITERATIONS = 3
+# Seconds after which waiting fails.
+_WAIT_TIMEOUT = 120.0
 _REACTOR: Any = reactor
 
 T = TypeVar("T")
@@ -47,10 +47,12 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class MediatorEnvironment:
     """
-    What a mediator stands on.
+    Configuration and place of a mediator.
 
     :param backend: memory, sqlite or mongodb.
-    :param directory: for what it writes; its keys are beside it.
+
+    :param directory: for its files; its keys are beside it.
+
     :param database: on the MongoDB servers that the tests of a process share.
     """
 
@@ -60,9 +62,9 @@ class MediatorEnvironment:
     caps: DecentrlQuotas
     database: str = ""
 
-    def config(self) -> Config:
-        """As from a file."""
-        # Of one network, without ranks, the oldest makes room.
+    def make_config(self) -> Config:
+        """Configuration as from a file."""
+        # Of one network, without ranks, the oldest message is evicted.
         limits = self.limits
         queue = {"max_messages": limits.max_messages, "max_bytes": limits.max_bytes, "reserved_for_known": 0}
         storage: dict[str, Any] = {"backend": self.backend, "sqlite": {"path": str(self.directory / "db")}}
@@ -82,7 +84,7 @@ class RestartableMediator(InMemoryMediator):
     """
     The objects of a mediator, wired as in the daemon.
 
-    :ivar sockets: those that are open.
+    :ivar sockets: open sockets.
     """
 
     def __init__(self, environment: MediatorEnvironment) -> None:
@@ -90,56 +92,56 @@ class RestartableMediator(InMemoryMediator):
         self.test = SynchronousTestCase()
         self.clock = InMemoryReactor()
         self.clock.advance(START)
-        self.config = environment.config()
+        self.make_config = environment.make_config()
         self.sockets: list[FakeSocket] = []
         self._ground = environment
         self._server: ReplicaSetClient | None = None
         self._memory = MemoryStore(self.clock, environment.limits, caps=environment.caps)
-        # As long as somebody has it open, it keeps what is in it.
+        # The memory store is cleared when its last user closes it.
         self._memory.open()
         self._start()
 
     @property
     def backend(self) -> str:
-        """What it keeps everything in."""
+        """Its storage backend."""
         return self._ground.backend
 
     def restart(self) -> None:
-        """Stop in order and start again with the same store; sockets are gone."""
+        """Stop in order and restart with the same store; sockets are closed."""
         self.stop()
         self._start()
 
     def stop(self) -> None:
-        """In order, as the daemon does."""
-        gone: list[Any] = [self.base.connections.stopService()]
+        """Stop in order, as the daemon does."""
+        stopping: list[Any] = [self.base.connections.stopService()]
         for socket in tuple(self.sockets):
             self.hang_up(socket)
         for service in (self.didcomm.housekeeping, self.didcomm.lag, self.didcomm.due, self.base.gate):
-            gone.append(service.stopService())
-        for one in gone:
-            if isinstance(one, Deferred):
-                self.get(one)
-        self.get(self.store.close())
+            stopping.append(service.stopService())
+        for item in stopping:
+            if isinstance(item, Deferred):
+                self.wait_for(item)
+        self.wait_for(self.store.close())
         self.base.events.stopService()
 
     def socket(self, **options: Any) -> FakeSocket:
-        """A socket that has finished its handshake."""
+        """An open socket."""
         socket = super().socket(**options)
         self.sockets.append(socket)
         return socket
 
     def hang_up(self, socket: FakeSocket) -> None:
-        """A socket is gone."""
+        """Close a socket."""
         self.sockets.remove(socket)
         self.base.connections.closed(socket)
         self.settle()
 
     def receive(self, raw: bytes, socket: FakeSocket | None = None, peer: str = PEER) -> RequestReply:
-        """What the mediator replies to one message."""
+        """The mediator's reply to one message."""
         replies: list[RequestReply] = []
         declined: list[None] = []
-        way = self.didcomm.forward_fast_path
-        if socket is None and way.take(raw, peer, replies.append, lambda: declined.append(None)):
+        fast_path = self.didcomm.forward_fast_path
+        if socket is None and fast_path.take(raw, peer, replies.append, lambda: declined.append(None)):
             self.settle(lambda: bool(replies or declined))
             if replies:
                 (reply,) = replies
@@ -149,13 +151,13 @@ class RestartableMediator(InMemoryMediator):
         )
 
     def done(self, work: Coroutine[Any, Any, T]) -> T:
-        """What comes of work that needs no time, once all has happened that it has begun."""
-        return self.get(Deferred.fromCoroutine(work))
+        """Result of a coroutine that takes no time, after all calls that are due."""
+        return self.wait_for(Deferred.fromCoroutine(work))
 
-    def get(self, asked: Deferred[T]) -> T:
-        """What a Deferred fires with."""
+    def wait_for(self, deferred: Deferred[T]) -> T:
+        """Result of a Deferred."""
         fired: list[Any] = []
-        asked.addBoth(fired.append)
+        deferred.addBoth(fired.append)
         self.settle(lambda: bool(fired))
         (result,) = fired
         if isinstance(result, Failure):
@@ -163,36 +165,40 @@ class RestartableMediator(InMemoryMediator):
         answer: T = result
         return answer
 
-    def later(self, seconds: float) -> None:
-        """Let time pass, all of it at once."""
+    def advance(self, seconds: float) -> None:
+        """Let time pass in one step."""
         self.clock.advance(seconds)
         self.settle()
 
     def settle(self, met: Callable[[], bool] = lambda: True) -> None:
-        """Let everything happen that is to happen at once. :param met: what has to be so then."""
-        until = _REACTOR.seconds() + _SOMETIME
-        quiet = 0
-        while quiet < (_QUIET if self._server else 1):
+        """Run all calls that are due. :param met: condition that has to hold then."""
+        until = _REACTOR.seconds() + _WAIT_TIMEOUT
+        idle_iterations = 0
+        while idle_iterations < (_IDLE_ITERATIONS if self._server else 1):
             while any(call.getTime() <= self.clock.seconds() for call in self.clock.getDelayedCalls()):
                 self.clock.advance(0)
             busy = self._server is not None and self._server._running
-            quiet = 0 if busy or not met() else quiet + 1
-            assert quiet or (self._server and _REACTOR.seconds() < until), f"{self.backend}: nothing comes of it"
+            idle_iterations = 0 if busy or not met() else idle_iterations + 1
+            assert idle_iterations or (self._server and _REACTOR.seconds() < until), (
+                f"{self.backend}: nothing comes of it"
+            )
             if self._server is not None:
                 due = _REACTOR.timeout()
-                _REACTOR.iterate(0 if quiet else _TURN if due is None else min(due, _TURN))
+                _REACTOR.iterate(
+                    0 if idle_iterations else _ITERATION_SECONDS if due is None else min(due, _ITERATION_SECONDS)
+                )
 
     def _start(self) -> None:
         store = self._make_store()
-        self.base = CoreServices(self.clock, self.config, store=store, monotonic=self.clock.seconds)
-        os.utime(self.config.identity.keys.with_name("log.key"), (START, START))
-        self.didcomm = DIDCommServices(self.base, self.config)
-        self.decentrl = DecentrlServices(self.base, self.config)
+        self.base = CoreServices(self.clock, self.make_config, store=store, monotonic=self.clock.seconds)
+        os.utime(self.make_config.identity.keys.with_name("log.key"), (START, START))
+        self.didcomm = DIDCommServices(self.base, self.make_config)
+        self.decentrl = DecentrlServices(self.base, self.make_config)
         self.store = store
         self.did = self.base.identity.now.did
         self.document = resolve_local(self.did)
         self.base.events.startService()
-        self.get(store.open())
+        self.wait_for(store.open())
         for service in (
             self.didcomm.due,
             self.didcomm.lag,
@@ -209,7 +215,7 @@ class RestartableMediator(InMemoryMediator):
             return self._memory
         if environment.backend == "sqlite":
             return make_sqlite_store(
-                self.clock, self.config.storage.sqlite.path, environment.limits, caps=environment.caps
+                self.clock, self.make_config.storage.sqlite.path, environment.limits, caps=environment.caps
             )
         return self._make_mongo()
 
@@ -219,6 +225,6 @@ class RestartableMediator(InMemoryMediator):
             address, _REACTOR, observe=ignore_observation, on_up=lambda up: None, connections=2
         )
         store = MongoStore(self._server, self.clock, self._ground.limits, caps=self._ground.caps)
-        # The server judges by its own clock, which is another, whether a turn is somebody else's.
+        # The server decides on leases by its own clock, which is another.
         store.cluster.acquire_lease = lambda *args: succeed(True)  # type: ignore[method-assign]  # for this instance
         return store

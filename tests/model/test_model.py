@@ -1,4 +1,4 @@
-"""The same random steps, on memory, SQLite and MongoDB: every answer is the same, and as the model has it."""
+"""The same random steps on memory, SQLite and MongoDB: all responses are alike and as the model expects."""
 
 from __future__ import annotations
 
@@ -13,73 +13,75 @@ from twisted.python.monkey import MonkeyPatcher
 
 from tests.model.decentrl_steps import DecentrlSteps
 from tests.model.didcomm_steps import DIDCommSteps
-from tests.store.mongo.mongo_test_case import PATIENT, TIME_LIMITS
+from tests.store.mongo.mongo_test_case import TIME_LIMIT, TIME_LIMIT_SETTINGS
 
 # Sequences of steps, and steps of each.
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "25"))
 STEPS = 60
 
 
-class Mediators(DIDCommSteps, DecentrlSteps):
-    """All of it."""
+class MediatorComparison(DIDCommSteps, DecentrlSteps):
+    """All steps."""
 
     def __init__(self) -> None:
-        self.patience = MonkeyPatcher(*((module, name, PATIENT) for module, name in TIME_LIMITS))
-        self.patience.patch()
-        # What had left before the mediators began to count.
+        self.patcher = MonkeyPatcher(*((module, name, TIME_LIMIT) for module, name in TIME_LIMIT_SETTINGS))
+        self.patcher.patch()
+        # Messages removed before the mediators began to count.
         self.before: Counter[str] = Counter()
         super().__init__()
 
     def teardown(self) -> None:
-        self.look()
+        self.stores_agree()
         super().teardown()
-        self.patience.restore()
+        self.patcher.restore()
 
     @rule(seconds=st.sampled_from([1, 5, 10, 15, 20, 61]))
-    def time_passes(self, seconds: int) -> None:
+    def advance_time(self, seconds: int) -> None:
         for _ in range(seconds):
-            self.let_pass(1)
-            self.reconciled()
+            self.pass_time(1)
+            self.ledger_balances()
 
     @rule()
     def restart(self) -> None:
         """Nothing is lost but sockets."""
         self.sockets.clear()
-        for line in tuple(self.lines):
-            self.hang_up(line)
-        for one in self.mediators.mediator_fixtures:
-            one.restart()
+        for mirrored in tuple(self.decentrl_sockets):
+            self.hang_up(mirrored)
+        for mediator in self.mediators.mediator_fixtures:
+            mediator.restart()
         self.expected.restart()
-        self.before = self.expected.gone.copy()
+        self.before = self.expected.counts.copy()
 
     @invariant()
-    def nothing_unasked(self) -> None:
-        """Nobody is pushed anything but what came for it."""
-        self.pushed()
-        self.heard([])
+    def nothing_else_is_pushed(self) -> None:
+        """No socket is pushed anything beyond the pushes checked by the steps."""
+        self.assert_pushed()
+        self.assert_events_pushed([])
 
     @invariant()
-    def reconciled(self) -> None:
-        """All that was accepted is acknowledged, expired, evicted or there; the counters say the same everywhere."""
-        assert self.expected.difference == 0
-        told = self.mediators.same(lambda one: one.base.recorder.metrics.collect_totals())
-        gone = self.expected.gone - self.before
-        assert (told["expired"], told["evicted"]) == (gone["expired"], gone["evicted"])
+    def ledger_balances(self) -> None:
+        """All accepted messages are acknowledged, expired, evicted or queued; the counters of all mediators agree."""
+        assert self.expected.read_difference == 0
+        totals = self.mediators.ask_all(lambda one: one.base.recorder.metrics.collect_totals())
+        counts = self.expected.counts - self.before
+        assert (totals["expired"], totals["evicted"]) == (counts["expired"], counts["evicted"])
 
     @rule()
-    def look(self) -> None:
+    def stores_agree(self) -> None:
         """The queues hold what they should, and the ledgers of the stores agree."""
-        waiting = self.mediators.same(lambda one: one.get(one.store.get_queue_totals()).messages)
-        assert waiting == len(self.expected.letters) + len(self.events)
-        books = self.mediators.same(lambda one: asdict(one.get(one.store.read_ledger())))
-        gone = self.expected.gone
-        didcomm = {name: gone[name] for name in ("accepted", "acknowledged", "expired", "evicted")}
-        ours = {**didcomm, "removed": 0, "withdrawn": 0, "waiting": len(self.expected.letters)}
-        assert books["didcomm"] == ours, books
-        assert (books["decentrl"]["accepted"], books["decentrl"]["waiting"]) == (self.sent, len(self.events)), books
+        waiting = self.mediators.ask_all(lambda one: one.wait_for(one.store.get_queue_totals()).messages)
+        assert waiting == len(self.expected.messages) + len(self.events)
+        ledgers = self.mediators.ask_all(lambda one: asdict(one.wait_for(one.store.read_ledger())))
+        counts = self.expected.counts
+        didcomm = {name: counts[name] for name in ("accepted", "acknowledged", "expired", "evicted")}
+        expected_ledger = {**didcomm, "removed": 0, "withdrawn": 0, "waiting": len(self.expected.messages)}
+        assert ledgers["didcomm"] == expected_ledger, ledgers
+        assert (ledgers["decentrl"]["accepted"], ledgers["decentrl"]["waiting"]) == (self.sent, len(self.events)), (
+            ledgers
+        )
 
 
-TestMediators = Mediators.TestCase
+TestMediators = MediatorComparison.TestCase
 TestMediators.settings = settings(
     max_examples=EXAMPLES, stateful_step_count=STEPS, deadline=None, suppress_health_check=list(HealthCheck)
 )

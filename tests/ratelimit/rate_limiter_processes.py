@@ -1,4 +1,4 @@
-"""Several processes that admit together: their clock, their store, and what became of each request."""
+"""Processes that share rate limits: their clock, their store, and the outcome of each request."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PEER = "192.0.2.1"
 
 class CountingClusterStore:
     """
-    A cluster store that counts what is taken and put back, and can be away or slow.
+    Cluster store that counts quota operations, and can be down or slow.
 
-    :ivar held: what was asked while it was slow, to be let go of in this order.
+    :ivar held: Deferreds of operations while it is slow, in order.
     """
 
     def __init__(self, store: IClusterStore) -> None:
         self._store = store
-        self.taken: list[tuple[bytes, int]] = []
+        self.uses: list[tuple[bytes, int]] = []
         self.put_backs: list[tuple[bytes, int]] = []
         self.away: Exception | None = None
         self.slow = False
@@ -41,23 +41,23 @@ class CountingClusterStore:
         return getattr(self._store, name)
 
     def take_quota(self, key: bytes, amount: int, *, limit: int, period: float) -> Deferred[float]:
-        self.taken.append((key, amount))
+        self.uses.append((key, amount))
         return self._answer(lambda: self._store.take_quota(key, amount, limit=limit, period=period))
 
     def return_quota(self, key: bytes, amount: int) -> Deferred[None]:
         self.put_backs.append((key, amount))
         return self._answer(lambda: self._store.return_quota(key, amount))
 
-    def let_go(self) -> None:
-        """Answer everything that was asked so far."""
+    def release(self) -> None:
+        """Answer everything that was requested so far."""
         held, self.held = self.held, []
-        for one in held:
-            one.callback(None)
+        for item in held:
+            item.callback(None)
 
     @property
-    def operations(self) -> int:
-        """How many there were so far."""
-        return len(self.taken) + len(self.put_backs)
+    def count_operations(self) -> int:
+        """Number of operations so far."""
+        return len(self.uses) + len(self.put_backs)
 
     def _answer(self, work: Any) -> Deferred[Any]:
         if self.away is not None:
@@ -72,10 +72,11 @@ class CountingClusterStore:
 
 class LimiterProcess:
     """
-    One of them. What it admits is noted with its time.
+    One process, which records its admissions with their time.
 
-    :param nodes: all that are live, itself included.
-    :ivar key: what an account's allowance is called in the store.
+    :param nodes: all live nodes, itself included.
+
+    :ivar key: key of an account's quota in the store.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class LimiterProcess:
         self.clock = clock
         self.key = self.allowances.make_key("accounts", DID)
         self.refusals: list[tuple[str, str, str, int]] = []
-        self.admitted: list[float] = []
+        self.list_admitted: list[float] = []
         self.admission = RateLimiter(
             clock,
             lambda *refusal: self.refusals.append(refusal),
@@ -93,31 +94,31 @@ class LimiterProcess:
             self.allowances.make_limiter,
         )
 
-    def ask(self, did: str = DID, cost: int = 1) -> Deferred[int]:
+    def request(self, did: str = DID, cost: int = 1) -> Deferred[int]:
         """A request of an account; fires with the seconds it has to wait, or 0."""
-        return Deferred.fromCoroutine(self._ask(did, cost))
+        return Deferred.fromCoroutine(self._request(did, cost))
 
-    async def _ask(self, did: str, cost: int) -> int:
+    async def _request(self, did: str, cost: int) -> int:
         try:
             await self.admission.charge_account(did, PEER, cost)
         except RateLimitExceeded as error:
             return int(error.retry_after or 0)
-        self.admitted += [self.clock.seconds()] * cost
+        self.list_admitted += [self.clock.seconds()] * cost
         return 0
 
-    def asks(self, did: str = DID, cost: int = 1) -> int:
-        """The same, where the store answers at once."""
+    def request_now(self, did: str = DID, cost: int = 1) -> int:
+        """The same, for a store that answers at once."""
         answers: list[int] = []
-        self.ask(did, cost).addCallback(answers.append)
+        self.request(did, cost).addCallback(answers.append)
         (answer,) = answers
         return answer
 
 
 class LimiterProcesses:
     """
-    Some processes on one memory store.
+    Processes on one memory store.
 
-    :param limit: of everything, in a minute.
+    :param limit: requests per minute.
     """
 
     def __init__(self, limit: int, count: int = 3, secret: bytes = b"secret") -> None:
@@ -136,23 +137,23 @@ class LimiterProcesses:
         return self.all[number]
 
     def join(self) -> LimiterProcess:
-        """One more."""
+        """Add a process."""
         process = LimiterProcess(self.clock, self.cluster, self.all, self.limit, self.secret)
         self.all.append(process)
         return process
 
     @property
-    def admitted(self) -> list[float]:
-        """When something was admitted, anywhere."""
-        return sorted(moment for process in self.all for moment in process.admitted)
+    def list_admitted(self) -> list[float]:
+        """Times of all admissions."""
+        return sorted(moment for process in self.all for moment in process.list_admitted)
 
     def fail(self) -> None:
-        """The store is away from now on."""
+        """Let the store be down from now on."""
         self.cluster.away = StoreUnavailable()
 
 
 def max_in_a_minute(admitted: Sequence[float], minute: float = 60.0) -> int:
-    """The most that any 60 seconds hold."""
+    """Most admissions in any 60 seconds."""
     most = first = 0
     for last, moment in enumerate(admitted):
         while admitted[first] <= moment - minute:
@@ -162,6 +163,6 @@ def max_in_a_minute(admitted: Sequence[float], minute: float = 60.0) -> int:
 
 
 def min_in_a_minute(admitted: Sequence[float], begin: float, end: float, minute: float = 60.0) -> int:
-    """The fewest that any 60 seconds hold which lie between these two."""
+    """Fewest admissions in any 60 seconds between these two times."""
     starts = [begin, *(moment + 2**-20 for moment in admitted if begin <= moment <= end - minute)]
     return min(bisect_left(admitted, start + minute) - bisect_left(admitted, start) for start in starts)

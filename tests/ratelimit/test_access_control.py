@@ -1,4 +1,4 @@
-"""`allow` and `deny`: who may have an account, and who is not served at all, in both protocols."""
+"""`allow` and `deny`: who may have an account, and who is refused, in both protocols."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ NOT_ENROLLED = "e.p.req.not_enroll"
 
 
 class AccessListTests(SynchronousTestCase):
-    def test_names_and_what_is_below_them(self) -> None:
-        """Exactly those, whichever list is longer; `deny` goes before `allow`."""
+    def test_matches_did_and_paths_below(self) -> None:
+        """An entry matches its DID and DIDs below it; `deny` precedes `allow`."""
         access = AccessList()
         self.assertTrue(access.allows("did:example:a"))
         access.set_lists(
@@ -41,15 +41,15 @@ class AccessListTests(SynchronousTestCase):
         access.set_lists([], ["did:example:c"])
         self.assertFalse(access.allows("did:example:b"))
 
-    def test_one_spelling(self) -> None:
+    def test_both_forms_of_did_peer_4(self) -> None:
         """Both forms of a did:peer:4 are one DID."""
         did = "did:peer:4zQmd8CpeFPci817KDsbSAKWcXAE2mjvCQSasRewvbSF54Bd:z2M1k7h4psgp4CmJcnQn2Ljp7Pz7ktsd7oBhMU3dWY5s"
         access = AccessList()
         access.set_lists(None, [did])
         self.assertTrue(access.denies(did.rpartition(":")[0]))
 
-    def test_one_host(self) -> None:
-        """A did:web leads to the same document however it is spelled, and both ways of denying it hold."""
+    def test_spellings_of_did_web(self) -> None:
+        """A did:web leads to the same document in all spellings, and a denial of any holds."""
         access = AccessList()
         access.set_lists(None, ["did:web:A.example:user", "did:web:b.example:*", "did:web:c.example"])
         for did, denied in {
@@ -66,8 +66,8 @@ class AccessListTests(SynchronousTestCase):
         }.items():
             self.assertIs(access.denies(did), denied, did)
 
-    def test_one_pair_of_keys(self) -> None:
-        """A did:decentrl may be written with padding, in either alphabet, with prefixes or without."""
+    def test_spellings_of_did_decentrl(self) -> None:
+        """A did:decentrl may have padding, either alphabet, and prefixes."""
         keys, mediator = (bytes(range(32)), bytes(range(32, 64))), "did:web:mediator.example"
         plain = make_did("eve??>", *keys, mediator)
         raw = make_did("eve??>", *keys, mediator, raw=True)
@@ -82,9 +82,9 @@ class AccessListTests(SynchronousTestCase):
 
 
 class ReloadableMediator(InMemoryMediator):
-    """A house whose settings can be changed while it stands."""
+    """Mediator whose settings can be changed while it runs."""
 
-    def change(self, section: str, **values: Any) -> None:
+    def reload(self, section: str, **values: Any) -> None:
         """Reload with other settings."""
         dump = self.base.reloader.config.model_dump()
         new = Config.model_validate({**dump, section: {**dump[section], **values}})
@@ -97,31 +97,31 @@ class DIDCommTests(SynchronousTestCase):
         self.bob = InMemoryWallet(self.in_memory).enrol()
         self.eve = InMemoryWallet(self.in_memory)
 
-    def forward(self, guest: InMemoryWallet, **headers: Any) -> Any:
-        """The reply to a forward to Bob that is proven to be this guest's."""
+    def forward(self, wallet: InMemoryWallet, **headers: Any) -> Any:
+        """The reply to a forward to Bob that this wallet signed or encrypted."""
         attachments = [{"data": {"json": json.loads(self.bob.letter())}}]
         body = {"next": self.bob.did}
         return self.in_memory.receive(
-            guest.pack("https://didcomm.org/routing/2.0/forward", body, attachments=attachments, **headers)
+            wallet.pack("https://didcomm.org/routing/2.0/forward", body, attachments=attachments, **headers)
         )
 
-    def test_no_grant(self) -> None:
-        """A denied DID gets none, and nobody can register it for it."""
-        self.in_memory.change("didcomm", deny=[self.eve.did])
+    def test_denied_did_gets_no_account(self) -> None:
+        """A denied DID gets no account, and nobody can register it."""
+        self.in_memory.reload("didcomm", deny=[self.eve.did])
         self.assertEqual(self.eve.answer(f"{CM3}/mediate-request").message.type.name, "mediatedeny")
         updates = [{"recipient_did": self.eve.did, "action": action} for action in ("add", "remove")]
         results = self.bob.answer(f"{CM3}/recipient-update", {"updates": updates}).body["updated"]
-        self.assertEqual([one["result"] for one in results], ["client_error", "no_change"])
+        self.assertEqual([result["result"] for result in results], ["client_error", "no_change"])
         (event,) = self.in_memory.events("acct.deny")
         self.assertEqual((event["reason"], event["proto"]), ("policy", "didcomm"))
 
-    def test_an_account_that_is_denied_later(self) -> None:
-        """Is answered as if it had none, whatever it asks; and what waits is there when it is served again."""
+    def test_account_denied_later(self) -> None:
+        """It is answered as if it had no account; its queued messages are there when it is allowed again."""
         self.eve.enrol()
         self.assertEqual(
             self.in_memory.receive(pack_forward(self.in_memory, self.eve.did, self.eve.letter())).status, 202
         )
-        self.in_memory.change("didcomm", deny=[self.eve.did])
+        self.in_memory.reload("didcomm", deny=[self.eve.did])
         requests: dict[str, dict[str, Any]] = {
             f"{CM3}/recipient-query": {},
             f"{CM3}/recipient-update": {"updates": []},
@@ -134,12 +134,12 @@ class DIDCommTests(SynchronousTestCase):
             self.assertEqual(code_of(self.eve.ask(type_, body), self.eve), NOT_ENROLLED, type_)
         self.assertEqual(self.eve.ask(PING).status, 200)
         self.assertEqual(self.bob.waiting(), 0)
-        self.in_memory.change("didcomm", deny=[])
+        self.in_memory.reload("didcomm", deny=[])
         self.assertEqual(self.eve.waiting(), 1)
 
-    def test_its_forwards(self) -> None:
-        """None that is proven to be its own is taken; nothing tells whose an anonymous one is."""
-        self.in_memory.change("didcomm", deny=[self.eve.did])
+    def test_forwards_of_denied_sender(self) -> None:
+        """Its authenticated forwards are refused; anonymous ones cannot be attributed."""
+        self.in_memory.reload("didcomm", deny=[self.eve.did])
         self.assertEqual(code_of(self.forward(self.eve), self.eve), NOT_ENROLLED)
         self.assertEqual(self.bob.waiting(), 0)
         self.assertEqual(self.forward(InMemoryWallet(self.in_memory)).status, 202)
@@ -148,46 +148,46 @@ class DIDCommTests(SynchronousTestCase):
         )
 
     def test_other_spellings(self) -> None:
-        """Of a host do not help."""
-        self.in_memory.change("didcomm", deny=["did:web:EVE.example:*"])
+        """Other spellings of a host do not help."""
+        self.in_memory.reload("didcomm", deny=["did:web:EVE.example:*"])
         updates = [{"recipient_did": "did:web:eve.example%3A443:x", "action": "add"}]
         (result,) = self.bob.answer(f"{CM3}/recipient-update", {"updates": updates}).body["updated"]
         self.assertEqual(result["result"], "client_error")
 
-    def test_its_sockets(self) -> None:
-        """Those that are live when it is denied are closed; others stay."""
+    def test_sockets_of_denied_did_are_closed(self) -> None:
+        """Its live sockets are closed when it is denied; others stay open."""
         self.eve.enrol()
-        theirs, ours = self.eve.go_live(), self.bob.go_live()
-        self.in_memory.change("didcomm", deny=[self.eve.did])
-        self.assertEqual((theirs.codes, ours.codes), ([1008], []))
+        denied_socket, allowed_socket = self.eve.go_live(), self.bob.go_live()
+        self.in_memory.reload("didcomm", deny=[self.eve.did])
+        self.assertEqual((denied_socket.codes, allowed_socket.codes), ([1008], []))
 
-    def token(self, new: InMemoryWallet) -> str:
-        """By which Eve proves that she is somebody else from now on."""
+    def make_from_prior(self, new: InMemoryWallet) -> str:
+        """Token by which Eve's DID announces another DID as its successor."""
         signing = self.eve.identity.signing
         claim = FromPriorClaims(signing.kid, self.eve.did, new.did, int(self.in_memory.clock.seconds()))
         return make_from_prior(claim, signing.private)
 
-    def test_another_name(self) -> None:
-        """It cannot take its account to another DID, nor take one to itself."""
+    def test_denied_did_cannot_rotate(self) -> None:
+        """It can neither move its account to another DID nor move one to itself."""
         self.eve.enrol()
         for denied in ("prior", "new"):
             new = InMemoryWallet(self.in_memory)
-            self.in_memory.change("didcomm", deny=[self.eve.did if denied == "prior" else new.did])
-            token = self.token(new)
+            self.in_memory.reload("didcomm", deny=[self.eve.did if denied == "prior" else new.did])
+            token = self.make_from_prior(new)
             answer = new.ask(f"{MP}/status-request", {}, from_prior=token)
             self.assertEqual(code_of(answer, new), NOT_ENROLLED, denied)
-        self.in_memory.change("didcomm", deny=[])
+        self.in_memory.reload("didcomm", deny=[])
         self.assertEqual(self.eve.waiting(), 0)
 
-    def test_allow_is_read_again(self) -> None:
-        """With `registration`: those who have an account keep it."""
-        self.in_memory.change("didcomm", registration="allow-list", allow=[self.eve.did])
+    def test_reloads_allow_list(self) -> None:
+        """`allow` is reloaded with `registration`: existing accounts stay."""
+        self.in_memory.reload("didcomm", registration="allow-list", allow=[self.eve.did])
         self.assertEqual(self.eve.answer(f"{CM3}/mediate-request").message.type.name, "mediategrant")
-        stranger = InMemoryWallet(self.in_memory)
-        self.assertEqual(stranger.answer(f"{CM3}/mediate-request").message.type.name, "mediatedeny")
+        other = InMemoryWallet(self.in_memory)
+        self.assertEqual(other.answer(f"{CM3}/mediate-request").message.type.name, "mediatedeny")
         self.assertEqual(self.bob.waiting(), 0)
-        self.in_memory.change("didcomm", registration="open", allow=[])
-        self.assertEqual(stranger.answer(f"{CM3}/mediate-request").message.type.name, "mediategrant")
+        self.in_memory.reload("didcomm", registration="open", allow=[])
+        self.assertEqual(other.answer(f"{CM3}/mediate-request").message.type.name, "mediategrant")
 
 
 class DecentrlTests(SynchronousTestCase):
@@ -197,55 +197,55 @@ class DecentrlTests(SynchronousTestCase):
         self.ann.register()
 
     def deny(self) -> None:
-        """Eve, from now on."""
-        self.in_memory.change("decentrl", deny=[self.eve.did])
+        """Deny Eve from now on."""
+        self.in_memory.reload("decentrl", deny=[self.eve.did])
 
-    def refused(self, reply: Any) -> None:
-        """Whether it is, as not being allowed to."""
+    def is_refused(self, reply: Any) -> None:
+        """Whether the command was refused as unauthorized."""
         self.assertEqual((reply.status, json.loads(reply.body)["code"]), (401, "UNAUTHORIZED_COMMAND"))
 
-    def test_no_registration(self) -> None:
+    def test_denied_did_cannot_register(self) -> None:
         """A denied DID cannot register."""
         self.deny()
-        self.refused(self.eve.ask("REQUEST_COMMUNICATION_CONTRACT", **self.eve.registration()))
+        self.is_refused(self.eve.ask("REQUEST_COMMUNICATION_CONTRACT", **self.eve.registration()))
         (event,) = self.in_memory.events("acct.deny")
         self.assertEqual((event["reason"], event["proto"]), ("policy", "decentrl"))
 
-    def test_another_spelling(self) -> None:
-        """Of the same keys and names cannot either."""
+    def test_other_spelling(self) -> None:
+        """Nor can another spelling of the same keys."""
         eve = parse_did(self.eve.did)
         other = make_did(eve.alias, eve.signing_key, eve.prekey, eve.mediator_did, raw=True)
         self.assertNotEqual(other, self.eve.did)
-        self.in_memory.change("decentrl", deny=[other])
-        self.refused(self.eve.ask("REQUEST_COMMUNICATION_CONTRACT", **self.eve.registration()))
+        self.in_memory.reload("decentrl", deny=[other])
+        self.is_refused(self.eve.ask("REQUEST_COMMUNICATION_CONTRACT", **self.eve.registration()))
 
-    def test_no_command(self) -> None:
-        """Nor may it do anything if it is registered; a command that is repeated afterwards is a repetition."""
+    def test_denied_did_cannot_send_commands(self) -> None:
+        """Nor can it send commands if it is registered; a command repeated afterwards is a duplicate."""
         self.eve.register()
         self.ann.befriend(self.eve)
         self.assertEqual(self.eve.tell(self.ann).status, 200)
         self.deny()
-        self.refused(self.eve.tell(self.ann))
+        self.is_refused(self.eve.tell(self.ann))
         query = self.eve.command({"type": "QUERY_COMMUNICATION_CONTRACTS", "pagination": {"page": 0, "page_size": 1}})
-        self.refused(self.in_memory.obey(query))
-        self.in_memory.change("decentrl", deny=[])
+        self.is_refused(self.in_memory.obey(query))
+        self.in_memory.reload("decentrl", deny=[])
         self.assertEqual(json.loads(self.in_memory.obey(query).body)["code"], "DUPLICATE_NONCE")
 
-    def test_no_socket(self) -> None:
-        """One that is open is closed, and none is opened."""
+    def test_sockets_of_denied_did_are_closed(self) -> None:
+        """Its open socket is closed, and none is opened."""
         self.eve.register()
-        theirs, ours = self.eve.connect(), self.ann.connect()
+        denied_socket, allowed_socket = self.eve.connect(), self.ann.connect()
         self.deny()
-        self.assertEqual((theirs.socket.codes, ours.socket.codes), ([1008], []))
-        late = InMemoryDecentrlSocket(self.in_memory)
-        late.say(self.eve.greeting())
-        self.assertEqual(late.heard(), [{"type": "AUTH_FAILED", "code": "NOT_REGISTERED"}])
+        self.assertEqual((denied_socket.socket.codes, allowed_socket.socket.codes), ([1008], []))
+        new_socket = InMemoryDecentrlSocket(self.in_memory)
+        new_socket.say(self.eve.greeting())
+        self.assertEqual(new_socket.heard(), [{"type": "AUTH_FAILED", "code": "NOT_REGISTERED"}])
 
-    def test_registration_is_read_again(self) -> None:
-        """`own` and `allow-list` as well."""
-        guest = InMemoryIdentity(self.in_memory, "guest", mediator_did="did:web:elsewhere.example")
-        self.in_memory.change("decentrl", registration="own")
-        self.refused(guest.ask("REQUEST_COMMUNICATION_CONTRACT", **guest.registration()))
-        self.in_memory.change("decentrl", registration="allow-list", allow=[guest.did])
-        guest.register()
-        self.refused(self.eve.ask("REQUEST_COMMUNICATION_CONTRACT", **self.eve.registration()))
+    def test_reloads_registration_mode(self) -> None:
+        """`own` and `allow-list` are reloaded too."""
+        wallet = InMemoryIdentity(self.in_memory, "guest", mediator_did="did:web:elsewhere.example")
+        self.in_memory.reload("decentrl", registration="own")
+        self.is_refused(wallet.ask("REQUEST_COMMUNICATION_CONTRACT", **wallet.registration()))
+        self.in_memory.reload("decentrl", registration="allow-list", allow=[wallet.did])
+        wallet.register()
+        self.is_refused(self.eve.ask("REQUEST_COMMUNICATION_CONTRACT", **self.eve.registration()))

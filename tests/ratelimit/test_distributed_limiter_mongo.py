@@ -1,4 +1,4 @@
-"""Limits that hold over several nodes on a real MongoDB, in real time."""
+"""Rate limits over several nodes on a real MongoDB server, in real time."""
 
 from __future__ import annotations
 
@@ -20,32 +20,33 @@ from mediatord.store.mongo.store import MongoStore
 from tests.ratelimit.rate_limiter_processes import DID, PEER, max_in_a_minute, min_in_a_minute
 from tests.store.mongo.mongo_test_case import CLOCK, MongoTestCase
 
-# Seconds: what is a minute in production, and how many of them are watched.
+# Seconds: the period, which is a minute in production, and the number of periods observed.
 PERIOD = 10.0
 PERIODS = 2.3
 NODES = 3
 
 
-class LimiterClients:
+class LimiterLoad:
     """
-    Asks all nodes in turn for more than is allowed.
+    Sends more requests than allowed to all nodes in turn.
 
-    :ivar admitted: when.
-    :ivar slowest: the longest that anybody waited for an answer, or that nobody asked: it did not get the processor.
+    :ivar admitted: times of admissions.
+
+    :ivar slowest: longest wait for an answer, or longest pause between requests: the process was not scheduled.
     """
 
     def __init__(self, buckets: Sequence[SlidingWindowLimiter], limit: int) -> None:
         self.limit = limit
-        self.admitted: list[float] = []
+        self.list_admitted: list[float] = []
         self.slowest = 0.0
         self._buckets = cycle(buckets)
         self._asked = CLOCK.seconds()
         self._asking: list[Deferred[None]] = []
 
     async def run(self, seconds: float) -> None:
-        """Ask three times as often as may be."""
+        """Send three times as many requests as allowed."""
         self._asked = CLOCK.seconds()
-        loop = LoopingCall.withCount(self._ask)
+        loop = LoopingCall.withCount(self._request)
         loop.clock = CLOCK
         done = loop.start(PERIOD / self.limit / 3)
         await deferLater(CLOCK, seconds)
@@ -53,58 +54,58 @@ class LimiterClients:
         await done
         await gatherResults(self._asking)
 
-    def _ask(self, times: int) -> None:
+    def _request(self, times: int) -> None:
         self.slowest, self._asked = max(self.slowest, CLOCK.seconds() - self._asked), CLOCK.seconds()
         for _ in range(times):
-            self._asking.append(Deferred.fromCoroutine(self._ask_one(next(self._buckets))))
+            self._asking.append(Deferred.fromCoroutine(self._request_one(next(self._buckets))))
 
-    async def _ask_one(self, bucket: SlidingWindowLimiter) -> None:
-        begun = CLOCK.seconds()
-        wait = await resolve_wait(bucket.admit(DID, begun))
+    async def _request_one(self, bucket: SlidingWindowLimiter) -> None:
+        start = CLOCK.seconds()
+        wait = await resolve_wait(bucket.admit(DID, start))
         now = CLOCK.seconds()
-        self.slowest = max(self.slowest, now - begun)
+        self.slowest = max(self.slowest, now - start)
         if not wait:
-            self.admitted.append(now)
+            self.list_admitted.append(now)
 
 
-class SharedLimitTests(MongoTestCase):
-    """Three nodes, each with a store of its own. A busy machine is not what is tried here."""
+class DistributedLimiterTests(MongoTestCase):
+    """Three nodes, each with its own store object. The test tolerates a busy machine."""
 
-    patience = 60.0
+    time_limit = 60.0
 
-    async def a_node(self) -> QuotaStore:
-        store = MongoStore(self.a_server(), CLOCK, QueueLimits())
+    async def make_node(self) -> QuotaStore:
+        store = MongoStore(self.make_client(), CLOCK, QueueLimits())
         self.addCleanup(store.close)
         await store.open()
         return QuotaStore(CLOCK, store.cluster, lambda: NODES, secret=b"secret")
 
     @pytest.mark.exhaustive
     async def test_within_5_percent(self) -> None:
-        """In any period; what an answer took to come may have been taken that much earlier."""
+        """The limit holds in any period; admissions may be earlier by the time an answer took."""
         self.patch(distributed_limiter, "QUOTA_STORE_TIMEOUT", 60.0)
-        nodes = [await self.a_node() for _ in range(NODES)]
-        crowds = [
-            LimiterClients([node.make_limiter(f"limit of {limit}", limit, PERIOD) for node in nodes], limit)
+        nodes = [await self.make_node() for _ in range(NODES)]
+        loads = [
+            LimiterLoad([node.make_limiter(f"limit of {limit}", limit, PERIOD) for node in nodes], limit)
             for limit in (60, 120, 600)
         ]
-        begun = CLOCK.seconds()
-        await gatherResults([Deferred.fromCoroutine(crowd.run(PERIODS * PERIOD)) for crowd in crowds])
-        for crowd in crowds:
-            admitted, limit, late = sorted(crowd.admitted), crowd.limit, crowd.slowest
-            self.assertLessEqual(max_in_a_minute(admitted, PERIOD - late), limit * 1.05, f"{late} s")
-            longer = PERIOD + PERIOD / QUOTA_WINDOW_SLOTS + 2 * late
-            fewest = min_in_a_minute(admitted, begun, begun + PERIODS * PERIOD, longer)
-            self.assertGreaterEqual(fewest, limit * 0.95, f"{late} s")
+        start = CLOCK.seconds()
+        await gatherResults([Deferred.fromCoroutine(load.run(PERIODS * PERIOD)) for load in loads])
+        for load in loads:
+            admitted, limit, delay = sorted(load.list_admitted), load.limit, load.slowest
+            self.assertLessEqual(max_in_a_minute(admitted, PERIOD - delay), limit * 1.05, f"{delay} s")
+            longer = PERIOD + PERIOD / QUOTA_WINDOW_SLOTS + 2 * delay
+            fewest = min_in_a_minute(admitted, start, start + PERIODS * PERIOD, longer)
+            self.assertGreaterEqual(fewest, limit * 0.95, f"{delay} s")
 
-    async def test_a_burst_on_all(self) -> None:
-        """Whatever comes to all of them at the same time, exactly the limit is admitted."""
+    async def test_burst_at_all_nodes(self) -> None:
+        """Of requests at all nodes at the same time exactly the limit is admitted."""
         self.patch(distributed_limiter, "QUOTA_STORE_TIMEOUT", 60.0)
         limits = (60, 120, 600)
-        stores = [await self.a_node() for _ in range(NODES)]
+        stores = [await self.make_node() for _ in range(NODES)]
         nodes = [RateLimiter(CLOCK, lambda *_: None, RateLimits(*limits), store.make_limiter) for store in stores]
         answers = await gatherResults(
             [
-                Deferred.fromCoroutine(charge).addCallbacks(lambda _: True, self.refused)
+                Deferred.fromCoroutine(charge).addCallbacks(lambda _: True, self.count_refusal)
                 for _ in range(250)
                 for node in nodes
                 for charge in (
@@ -119,6 +120,6 @@ class SharedLimitTests(MongoTestCase):
             self.assertLessEqual(sum(answers[number::3]), limit)
         self.assertNotIn(DID, repr(list(self.documents["quotas"].find())))
 
-    def refused(self, failure: Any) -> bool:
+    def count_refusal(self, failure: Any) -> bool:
         failure.trap(RateLimitExceeded)
         return False

@@ -1,4 +1,4 @@
-"""How much an address may have stored for good, and accounts that nobody uses (docs/reference/limits.md)."""
+"""Limits on registrations per address, and expiry of unused accounts (docs/reference/limits.md)."""
 
 from __future__ import annotations
 
@@ -40,65 +40,65 @@ LIMITED, FULL = "e.m.req.registration-limited", "e.m.me.res.registrations"
 NEIGHBOUR = "192.0.2.2"
 
 
-class LimitTests(SynchronousTestCase):
-    def in_memory(self, **limits: Any) -> ReloadableMediator:
+class RegistrationLimitTests(SynchronousTestCase):
+    def make_mediator(self, **limits: Any) -> ReloadableMediator:
         roomy = {"ip_per_minute": 100_000, "account_per_minute": 100_000}
         return ReloadableMediator(self, limits={**roomy, **limits})
 
     def grant(
-        self, in_memory: InMemoryMediator, guest: InMemoryWallet | None = None, peer: str = PEER
+        self, in_memory: InMemoryMediator, wallet: InMemoryWallet | None = None, peer: str = PEER
     ) -> tuple[InMemoryWallet, RequestReply]:
-        guest = guest or InMemoryWallet(in_memory)
-        return guest, guest.ask(f"{CM3}/mediate-request", socket=FakeSocket(peer))
+        wallet = wallet or InMemoryWallet(in_memory)
+        return wallet, wallet.ask(f"{CM3}/mediate-request", socket=FakeSocket(peer))
 
-    def add(self, guest: InMemoryWallet, *dids: str, peer: str = PEER) -> RequestReply:
+    def add_recipients(self, wallet: InMemoryWallet, *dids: str, peer: str = PEER) -> RequestReply:
         updates = [{"recipient_did": did, "action": "add"} for did in dids]
-        return guest.ask(f"{CM3}/recipient-update", {"updates": updates}, socket=FakeSocket(peer))
+        return wallet.ask(f"{CM3}/recipient-update", {"updates": updates}, socket=FakeSocket(peer))
 
-    def refused(self, reply: RequestReply, guest: InMemoryWallet, status: int, code: str) -> None:
-        self.assertEqual((reply.status, code_of(reply, guest)), (status, code))
+    def assert_refused(self, reply: RequestReply, wallet: InMemoryWallet, status: int, code: str) -> None:
+        self.assertEqual((reply.status, code_of(reply, wallet)), (status, code))
 
-    def test_accounts_of_an_address(self) -> None:
-        """So many a day, whatever DIDs they have; those that are there go on, and so do other addresses."""
-        in_memory = self.in_memory(accounts_per_address_per_day=3)
+    def test_accounts_per_address(self) -> None:
+        """So many a day with any DIDs; existing accounts and other addresses are not affected."""
+        in_memory = self.make_mediator(accounts_per_address_per_day=3)
         first, reply = self.grant(in_memory)
         self.assertEqual([reply.status, *(self.grant(in_memory)[1].status for _ in range(2))], [200] * 3)
-        guest, reply = self.grant(in_memory)
-        self.refused(reply, guest, 429, LIMITED)
+        wallet, reply = self.grant(in_memory)
+        self.assert_refused(reply, wallet, 429, LIMITED)
         self.assertEqual(reply.retry_after, DAY)
         self.assertEqual(in_memory.events("limit.hit")[-1]["limit"], "accounts_per_address_per_day")
         self.assertEqual(in_memory.counter("mediator_rejected_total", reason="registration_limited"), 1)
         self.assertEqual(self.grant(in_memory, first)[1].status, 200)
-        self.assertEqual(self.add(first, first.did).status, 200)
-        self.assertEqual(self.grant(in_memory, guest, NEIGHBOUR)[1].status, 200)
+        self.assertEqual(self.add_recipients(first, first.did).status, 200)
+        self.assertEqual(self.grant(in_memory, wallet, NEIGHBOUR)[1].status, 200)
         in_memory.clock.advance(DAY + 1)
         self.assertEqual(self.grant(in_memory)[1].status, 200)
 
-    def test_bytes_of_an_address(self) -> None:
-        """However it goes about it, an address has no more stored in a day; what is registered costs nothing."""
-        in_memory = self.in_memory(registration_bytes_per_address_per_day=100_000)
+    def test_bytes_per_address(self) -> None:
+        """An address stores a limited number of bytes a day; what is registered already is free."""
+        in_memory = self.make_mediator(registration_bytes_per_address_per_day=100_000)
         bob = InMemoryWallet(in_memory).enrol()
         long = [f"did:example:{number:07d}{'x' * 7_900}" for number in range(100)]
-        statuses = [self.add(bob, did).status for did in long]
+        statuses = [self.add_recipients(bob, did).status for did in long]
         self.assertEqual(sorted(set(statuses)), [200, 429])
         done = statuses.count(200)
         usage = self.successResultOf(in_memory.store.get_account_usage())
         self.assertTrue(90_000 < usage.bytes <= 100_000, usage)
-        self.refused(self.add(bob, long[-1]), bob, 429, LIMITED)
-        # Who registers again all it has, as wallets do when they start, has it.
-        self.assertEqual(self.add(bob, bob.did, *long[:done]).status, 200)
-        self.assertEqual(self.add(bob, long[-1], peer=NEIGHBOUR).status, 200)
-        # What is somebody else's, or is no DID, was not stored.
+        self.assert_refused(self.add_recipients(bob, long[-1]), bob, 429, LIMITED)
+        # A wallet registers all its DIDs again when it starts.
+        self.assertEqual(self.add_recipients(bob, bob.did, *long[:done]).status, 200)
+        self.assertEqual(self.add_recipients(bob, long[-1], peer=NEIGHBOUR).status, 200)
+        # Another account's DID, or an invalid one, is not stored.
         eve, _ = self.grant(in_memory, peer=NEIGHBOUR)
         for _ in range(30):
-            self.assertEqual(self.add(eve, *long[:done], "x" * 7_000, peer=NEIGHBOUR).status, 200)
-        # But more names of one DID are.
-        statuses = [self.add(bob, f"{bob.did}#{number}{'x' * 200}").status for number in range(30)]
+            self.assertEqual(self.add_recipients(eve, *long[:done], "x" * 7_000, peer=NEIGHBOUR).status, 200)
+        # Further spellings of one DID are.
+        statuses = [self.add_recipients(bob, f"{bob.did}#{number}{'x' * 200}").status for number in range(30)]
         self.assertEqual(statuses[-1], 429)
 
-    def test_moves_of_an_account(self) -> None:
-        """Each leaves a DID behind that is kept for good, so it is charged like a registration."""
-        in_memory = self.in_memory(registration_bytes_per_address_per_day=3_000)
+    def test_account_moves(self) -> None:
+        """Each move leaves a DID that is stored for good, so it is charged like a registration."""
+        in_memory = self.make_mediator(registration_bytes_per_address_per_day=3_000)
         holder = InMemoryWallet(in_memory).enrol()
         for _ in range(100):
             new, signing = InMemoryWallet(in_memory), holder.identity.signing
@@ -108,12 +108,12 @@ class LimitTests(SynchronousTestCase):
             if reply.status != 200:
                 break
             holder = new
-        self.refused(reply, new, 429, LIMITED)
+        self.assert_refused(reply, new, 429, LIMITED)
         self.assertEqual(holder.waiting(), 0)
 
-    def test_moves_that_fail(self) -> None:
-        """What was not stored is not charged, whatever went wrong."""
-        in_memory = self.in_memory(registration_bytes_per_address_per_day=3_000)
+    def test_failed_moves(self) -> None:
+        """What was not stored is not charged, whatever the failure."""
+        in_memory = self.make_mediator(registration_bytes_per_address_per_day=3_000)
         holder, new = InMemoryWallet(in_memory).enrol(), InMemoryWallet(in_memory)
         claim = FromPriorClaims(holder.identity.signing.kid, holder.did, new.did, int(in_memory.clock.seconds()))
         token = make_from_prior(claim, holder.identity.signing.private)
@@ -122,54 +122,55 @@ class LimitTests(SynchronousTestCase):
                 self.assertEqual(new.ask(f"{MP}/status-request", {}, from_prior=token).status, 503)
         self.assertEqual(new.ask(f"{MP}/status-request", {}, from_prior=token).status, 200)
 
-    def test_account_that_was_removed_meanwhile(self) -> None:
-        """Whoever is told that it is enrolled is, although the store remembers an account for a while."""
-        in_memory = self.in_memory()
+    def test_account_removed_meanwhile(self) -> None:
+        """A granted account exists, although the store caches accounts for a while."""
+        in_memory = self.make_mediator()
         bob = InMemoryWallet(in_memory).enrol()
         remembered = self.successResultOf(in_memory.store.get_account(bob.did))
         now = in_memory.clock.seconds()
         self.successResultOf(in_memory.store.expire_accounts(1, unused_before=now, idle_before=None))
-        in_memory.store.get_account = lambda did: succeed(remembered)  # type: ignore[method-assign]  # as others remember it
+        # As another process has it cached.
+        in_memory.store.get_account = lambda did: succeed(remembered)  # type: ignore[method-assign]  # for this instance
         self.assertIsNone(self.successResultOf(in_memory.store.find_owner(bob.did)))
         self.assertEqual(self.grant(in_memory, bob)[1].status, 200)
-        self.add(bob, bob.did)
+        self.add_recipients(bob, bob.did)
         self.assertEqual(self.successResultOf(in_memory.store.find_owner(bob.did)), bob.did)
 
-    def test_all_addresses(self) -> None:
-        """Beyond the limits in all nobody is enrolled and nothing registered, from wherever; all else goes on."""
-        in_memory = self.in_memory(accounts=2, registration_bytes=20_000)
+    def test_total_limits(self) -> None:
+        """Beyond the total limits there are no new accounts and registrations from any address; all else works."""
+        in_memory = self.make_mediator(accounts=2, registration_bytes=20_000)
         bob, eve = InMemoryWallet(in_memory).enrol(), InMemoryWallet(in_memory).enrol()
-        guest, reply = self.grant(in_memory, peer=NEIGHBOUR)
-        self.refused(reply, guest, 503, FULL)
+        wallet, reply = self.grant(in_memory, peer=NEIGHBOUR)
+        self.assert_refused(reply, wallet, 503, FULL)
         large = [f"did:example:{number}{'x' * 7_900}" for number in range(3)]
-        self.assertEqual(self.add(eve, *large[:2]).status, 200)
-        self.refused(self.add(eve, large[2]), eve, 503, FULL)
-        self.refused(self.add(eve, large[2], peer=NEIGHBOUR), eve, 503, FULL)
-        self.assertEqual(self.add(eve, *large[:2]).status, 200)
+        self.assertEqual(self.add_recipients(eve, *large[:2]).status, 200)
+        self.assert_refused(self.add_recipients(eve, large[2]), eve, 503, FULL)
+        self.assert_refused(self.add_recipients(eve, large[2], peer=NEIGHBOUR), eve, 503, FULL)
+        self.assertEqual(self.add_recipients(eve, *large[:2]).status, 200)
         self.assertEqual(in_memory.receive(pack_forward(in_memory, bob.did, bob.letter())).status, 202)
         self.assertEqual(bob.waiting(), 1)
-        in_memory.change("limits", accounts=3)
-        self.assertEqual(self.grant(in_memory, guest)[1].status, 200)
+        in_memory.reload("limits", accounts=3)
+        self.assertEqual(self.grant(in_memory, wallet)[1].status, 200)
 
     def test_trusted_peers(self) -> None:
-        """An address behind which are many has as many times more in a day as it has requests in a minute."""
-        in_memory = self.in_memory(
+        """A trusted peer network has as much more a day as it has requests a minute."""
+        in_memory = self.make_mediator(
             accounts_per_address_per_day=2, ip_per_minute=100, trusted_peers=[f"{PEER}/32"], trusted_per_minute=300
         )
         self.assertEqual([self.grant(in_memory)[1].status for _ in range(7)], [200] * 6 + [429])
         self.assertEqual([self.grant(in_memory, peer=NEIGHBOUR)[1].status for _ in range(3)], [200] * 2 + [429])
-        in_memory.change("limits", trusted_peers=[])
+        in_memory.reload("limits", trusted_peers=[])
         self.assertEqual(self.grant(in_memory)[1].status, 429)
 
-    def test_the_daemon_itself(self) -> None:
-        """What it sends to itself is charged to nobody."""
-        in_memory = self.in_memory(accounts_per_address_per_day=1)
+    def test_daemon_itself(self) -> None:
+        """Registrations of the daemon itself are free."""
+        in_memory = self.make_mediator(accounts_per_address_per_day=1)
         for _ in range(3):
             in_memory.done(in_memory.base.registrations.charge(PROBE_CLIENT, 100, 1))
 
     def test_decentrl(self) -> None:
-        """Registrations of identities are charged likewise, and refused before anything is stored."""
-        in_memory = self.in_memory(accounts_per_address_per_day=2)
+        """Registrations of identities are charged too, and refused before anything is stored."""
+        in_memory = self.make_mediator(accounts_per_address_per_day=2)
 
         def register(peer: str = PEER) -> RequestReply:
             ann = InMemoryIdentity(in_memory, "ann")
@@ -183,7 +184,7 @@ class LimitTests(SynchronousTestCase):
         self.assertEqual(register(NEIGHBOUR).status, 200)
 
 
-class SharedTests(SynchronousTestCase):
+class SharedLimitTests(SynchronousTestCase):
     """Several processes on one store."""
 
     def setUp(self) -> None:
@@ -193,12 +194,12 @@ class SharedTests(SynchronousTestCase):
         self.successResultOf(self.store.open())
         self.cluster = CountingClusterStore(self.store.cluster)
 
-    def process(self, limits: RegistrationLimits) -> RegistrationQuota:
+    def make_process(self, limits: RegistrationLimits) -> RegistrationQuota:
         allowances = QuotaStore(self.clock, self.cluster, lambda: 2)  # type: ignore[arg-type]  # it stands for one
         return RegistrationQuota(self.clock, self.store, lambda *_: None, limits, allowances.make_limiter)
 
-    def admitted(self, quota: RegistrationQuota, peer: str = PEER) -> bool:
-        """Whether an account more is."""
+    def is_admitted(self, quota: RegistrationQuota, peer: str = PEER) -> bool:
+        """Whether one more account is admitted."""
         answers: list[bool] = []
         enrolled: Deferred[Any] = Deferred.fromCoroutine(quota.charge(peer, 10, 1))
         enrolled.addCallbacks(lambda _: True, lambda failure: not failure.trap(RateLimitExceeded)).addCallback(
@@ -207,49 +208,49 @@ class SharedTests(SynchronousTestCase):
         (answer,) = answers
         return answer
 
-    def test_one_allowance(self) -> None:
-        """Both together admit no more than one would, but for what they hold of it."""
+    def test_shared_limit(self) -> None:
+        """Both together admit no more than one would, except for their leases."""
         limits = RegistrationLimits(accounts_per_day=40)
-        processes = [self.process(limits), self.process(limits)]
-        admitted = sum(self.admitted(processes[number % 2]) for number in range(100))
+        processes = [self.make_process(limits), self.make_process(limits)]
+        admitted = sum(self.is_admitted(processes[number % 2]) for number in range(100))
         self.assertTrue(38 <= admitted <= 40, admitted)
         self.clock.advance(DAY + DAY / QUOTA_WINDOW_SLOTS + 1)
-        self.assertTrue(self.admitted(processes[0]))
+        self.assertTrue(self.is_admitted(processes[0]))
 
-    def test_asked_now_and_then(self) -> None:
-        """The store is asked how much there is every few seconds, and what was admitted here counts meanwhile."""
-        quota = self.process(RegistrationLimits(accounts=5))
-        asked: list[None] = []
+    def test_usage_is_read_periodically(self) -> None:
+        """The store is queried every few seconds, and local admissions count meanwhile."""
+        quota = self.make_process(RegistrationLimits(accounts=5))
+        reads: list[None] = []
         real = self.store.get_account_usage
 
         def account_usage() -> Deferred[AccountUsage]:
-            asked.append(None)
+            reads.append(None)
             return real()
 
         self.store.get_account_usage = account_usage  # type: ignore[method-assign]  # to count
-        admitted = [self.admitted(quota, f"192.0.2.{number}") for number in range(8)]
-        self.assertEqual((admitted, len(asked)), ([True] * 5 + [False] * 3, 1))
+        admitted = [self.is_admitted(quota, f"192.0.2.{number}") for number in range(8)]
+        self.assertEqual((admitted, len(reads)), ([True] * 5 + [False] * 3, 1))
         self.clock.advance(USAGE_CACHE_SECONDS)
-        self.assertTrue(self.admitted(quota))
-        self.assertEqual(len(asked), 2)
+        self.assertTrue(self.is_admitted(quota))
+        self.assertEqual(len(reads), 2)
 
 
-class ExpiryTests(SynchronousTestCase):
-    """What housekeeping does about accounts that nobody uses."""
+class AccountExpiryTests(SynchronousTestCase):
+    """Expiry of unused accounts by housekeeping."""
 
-    def a_house(self, **settings: Any) -> InMemoryMediator:
+    def make_mediator(self, **settings: Any) -> InMemoryMediator:
         return InMemoryMediator(self, limits={"ip_per_minute": 100_000}, queue={"ttl": "1d"}, didcomm=settings)
 
     def pass_days(self, in_memory: InMemoryMediator, days: float) -> None:
-        """In steps as long as a round of housekeeping."""
+        """Let days pass, in steps of one housekeeping round."""
         in_memory.clock.pump([3_600.0] * int(days * 24))
 
-    def has_account(self, in_memory: InMemoryMediator, guest: InMemoryWallet) -> bool:
-        return self.successResultOf(in_memory.store.get_account(guest.did)) is not None
+    def has_account(self, in_memory: InMemoryMediator, wallet: InMemoryWallet) -> bool:
+        return self.successResultOf(in_memory.store.get_account(wallet.did)) is not None
 
-    def test_unused(self) -> None:
-        """An account that nothing came for, without contact after its first day, goes after a week, and is logged."""
-        in_memory = self.a_house()
+    def test_unused_account(self) -> None:
+        """An account without messages or contact after its first day expires after a week, and is logged."""
+        in_memory = self.make_mediator()
         unused, addressed, came_back, live, silent = (InMemoryWallet(in_memory).enrol() for _ in range(5))
         self.assertEqual(in_memory.receive(pack_forward(in_memory, addressed.did, addressed.letter())).status, 202)
         socket = live.go_live()
@@ -265,26 +266,26 @@ class ExpiryTests(SynchronousTestCase):
         self.assertEqual(socket.codes, [])
         self.assertEqual(in_memory.counter("mediator_accounts_expired_total", reason="unused"), 2)
         events = in_memory.events("acct.expire")
-        self.assertEqual([(one["reason"], one["n_removed"]) for one in events], [("unused", 1)] * 2)
+        self.assertEqual([(event["reason"], event["n_removed"]) for event in events], [("unused", 1)] * 2)
         reply = in_memory.receive(pack_forward(in_memory, unused.did, unused.letter()))
         self.assertEqual(reply.status, 400)
         unused.enrol()
         self.pass_days(in_memory, 2)
         self.assertTrue(self.has_account(in_memory, addressed))
 
-    def test_never(self) -> None:
-        """With 0 accounts stay; and without contact they do by default, once they were used."""
-        in_memory = self.a_house(unused_account_ttl=0)
+    def test_expiry_disabled(self) -> None:
+        """With 0 accounts never expire; used ones without contact do not by default."""
+        in_memory = self.make_mediator(unused_account_ttl=0)
         unused = InMemoryWallet(in_memory).enrol()
         self.pass_days(in_memory, 9)
         self.assertTrue(self.has_account(in_memory, unused))
 
-    def test_idle(self) -> None:
-        """Where that is wanted, used accounts go after so long without contact, which is noted once a day."""
-        in_memory = self.a_house(idle_account_ttl="20d")
-        gone, there = InMemoryWallet(in_memory).enrol(), InMemoryWallet(in_memory).enrol()
-        for guest in (gone, there):
-            self.assertEqual(in_memory.receive(pack_forward(in_memory, guest.did, guest.letter())).status, 202)
+    def test_idle_account(self) -> None:
+        """If configured, used accounts expire after a time without contact, which is recorded once a day."""
+        in_memory = self.make_mediator(idle_account_ttl="20d")
+        unused, used = InMemoryWallet(in_memory).enrol(), InMemoryWallet(in_memory).enrol()
+        for wallet in (unused, used):
+            self.assertEqual(in_memory.receive(pack_forward(in_memory, wallet.did, wallet.letter())).status, 202)
         touched: list[str] = []
         real = in_memory.store.record_contact
 
@@ -296,14 +297,14 @@ class ExpiryTests(SynchronousTestCase):
         for _ in range(12):
             self.pass_days(in_memory, 2)
             for _ in range(3):
-                there.waiting()
-        self.assertEqual(touched, [there.did] * 12)
-        self.assertEqual([self.has_account(in_memory, one) for one in (gone, there)], [False, True])
+                used.waiting()
+        self.assertEqual(touched, [used.did] * 12)
+        self.assertEqual([self.has_account(in_memory, one) for one in (unused, used)], [False, True])
         self.assertEqual(in_memory.counter("mediator_accounts_expired_total", reason="idle"), 1)
 
-    def test_slices(self) -> None:
-        """Many go a few at a time, in one round."""
-        in_memory = self.a_house()
+    def test_expires_in_small_steps(self) -> None:
+        """Many expire a few at a time in one round."""
+        in_memory = self.make_mediator()
         for number in range(3 * ACCOUNTS_PER_STEP):
             self.successResultOf(in_memory.store.grant(f"did:example:{number}"))
         self.pass_days(in_memory, 7)

@@ -1,4 +1,4 @@
-"""Where deposits come from, as queues know it: who it was cannot be read from it, and every way in gives the same."""
+"""Sender fingerprints: they hide the sender, and are the same on every path."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHORT_FORM = derive_did_peer_3(LONG_FORM)
 
 
 def test_halves() -> None:
-    """The upper half is of the network alone, the lower one of the sender alone; 0 is what is not known."""
+    """The upper half depends on the network alone, the lower one on the sender alone; 0 means unknown."""
     origins = SenderFingerprint(SEED)
     both = origins.compute(BOB, PEER, ALICE)
     assert 0 < both < 1 << 2 * BITS - 1
@@ -40,8 +40,8 @@ def test_halves() -> None:
     assert origins.compute(BOB, PEER, MALLORY) != both != origins.compute(BOB, OTHER_PEER, ALICE)
 
 
-def test_it_is_nobody_elses() -> None:
-    """It is the same after a restart, another one in another queue, and nobody makes it without the secret."""
+def test_depends_on_queue_and_secret() -> None:
+    """It is the same after a restart, different in another queue, and needs the secret."""
     origin = SenderFingerprint(SEED).compute(BOB, PEER, ALICE)
     assert SenderFingerprint(SEED).compute(BOB, PEER, ALICE) == origin
     for other in (
@@ -54,7 +54,7 @@ def test_it_is_nobody_elses() -> None:
 
 @pytest.mark.parametrize("spelling", [SHORT_FORM, f"{LONG_FORM}=", f"{LONG_FORM}=="])
 def test_spellings_of_a_recipient(spelling: str) -> None:
-    """Who sends to another form of a recipient, or as another form of itself, has no second share of its queue."""
+    """Other forms of recipient or sender give the same fingerprint."""
     origins = SenderFingerprint(SEED)
     assert origins.compute(BOB, PEER, spelling) == origins.compute(BOB, PEER, LONG_FORM)
     assert origins.compute(spelling, PEER, ALICE) == origins.compute(LONG_FORM, PEER, ALICE)
@@ -66,21 +66,21 @@ def test_spellings_of_a_recipient(spelling: str) -> None:
     ["did:peer:3", "did:peer:3z", "did:peer:3zQm", "did:peer:3z0", "did:peer:3\ud800", "did:peer:2\ud800"],
 )
 def test_broken_recipient(recipient: str) -> None:
-    """What only looks like a did:peer has an origin too, and shares it with nothing else."""
+    """A malformed did:peer has a fingerprint of its own."""
     origins = SenderFingerprint(SEED)
     assert origins.compute(recipient, PEER, ALICE)
     assert origins.compute(f"{recipient}x", PEER, ALICE) != origins.compute(recipient, PEER, ALICE)
 
 
-def test_names_do_not_run_into_each_other() -> None:
-    """What stands at the end of a sender and what at the beginning of a recipient is not the same."""
+def test_sender_and_recipient_are_separated() -> None:
+    """The end of a sender and the beginning of a recipient are not interchangeable."""
     origins = SenderFingerprint(SEED)
     assert origins.compute("ob", "", "b") != origins.compute("b", "", "bo")
     assert origins.compute("b", "", PEER) != origins.compute("b", PEER, None) >> BITS
 
 
-def test_many() -> None:
-    """Hardly any two have the same, and none is beyond what a database keeps. A lone surrogate is a name."""
+def test_collisions_and_range() -> None:
+    """Collisions are rare, and values fit into a database integer. A lone surrogate is a valid name."""
     origins = SenderFingerprint(SEED)
     networks = {origins.compute(BOB, f"{number}", None) >> BITS for number in range(MANY)}
     senders = {origins.compute(BOB, "", f"{number}") for number in range(MANY)}
@@ -89,28 +89,28 @@ def test_many() -> None:
     assert origins.compute("did:example:\ud800", "\ud800", "\ud800")
 
 
-def test_what_is_known_is_never_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all values one means that nothing is known; who would have it has another."""
+def test_known_value_is_never_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hash of 0, which means unknown, is replaced."""
     for digest in (bytes(4), b"\x80\0\0\0"):
-        monkeypatch.setattr("mediatord.didcomm.forward_router.blake2b", lambda *_, d=digest, **__: Digest(d))
+        monkeypatch.setattr("mediatord.didcomm.forward_router.blake2b", lambda *_, d=digest, **__: FakeDigest(d))
         origin = SenderFingerprint(SEED).compute(BOB, PEER, ALICE)
         assert 0 < origin >> BITS < (1 << BITS - 1)
         assert origin & SENDER
 
 
-class Digest:
-    """A hash that is what the test wants."""
+class FakeDigest:
+    """Hash with a value set by the test."""
 
     def __init__(self, digest: bytes) -> None:
         self._digest = digest
 
     def digest(self) -> bytes:
-        """That."""
+        """The value."""
         return self._digest
 
 
-def test_the_daemon_itself() -> None:
-    """What it sends to itself has no origin."""
+def test_daemon_itself() -> None:
+    """Messages of the daemon to itself have no origin."""
     assert SenderFingerprint(SEED).compute(BOB, PROBE_CLIENT, ALICE) == 0
 
 
@@ -139,14 +139,14 @@ class EntryPointTests(SynchronousTestCase):
         self.patch(store, "enqueue", enqueue)
 
     def origin_of(self, raw: bytes, peer: str = PEER) -> int:
-        """What the store is told of it, the same for all deposits that it leads to."""
+        """Origin that the store gets, the same for all enqueued payloads."""
         self.found.clear()
         self.assertEqual(self.in_memory.receive(raw, peer=peer).status, 202)
         (origin,) = set(self.found)
         return origin
 
-    def signed(self, **headers: Any) -> bytes:
-        """A forward that Alice is proven to have sent."""
+    def make_authenticated_forward(self, **headers: Any) -> bytes:
+        """A forward authenticated by Alice."""
         return authcrypt(
             compose_message(
                 FORWARD,
@@ -158,43 +158,46 @@ class EntryPointTests(SynchronousTestCase):
             self.in_memory.document,
         )
 
-    def test_every_way_gives_it(self) -> None:
-        """The short way, the long one, and forwards inside forwards; it is that of the address, as it is charged."""
+    def test_same_origin_on_every_path(self) -> None:
+        """Fast path, general path and nested forwards give the origin of the charged address."""
         origins = self.in_memory.base.sender_fingerprints
         network = origins.compute(self.bob.did, PEER, None)
         self.assertEqual(network & SENDER, 0)
-        letter = self.bob.letter
-        short = pack_forward(self.in_memory, self.bob.did, letter())
-        long = pack_forward(self.in_memory, self.bob.did, letter(), letter())
-        delayed = pack_forward(self.in_memory, self.bob.did, letter(), delay_milli=5_000)
+        make_forward = self.bob.letter
+        short = pack_forward(self.in_memory, self.bob.did, make_forward())
+        long = pack_forward(self.in_memory, self.bob.did, make_forward(), make_forward())
+        delayed = pack_forward(self.in_memory, self.bob.did, make_forward(), delay_milli=5_000)
         inner = pack_forward(self.in_memory, self.in_memory.did, short)
         several = pack_forward(
-            self.in_memory, self.in_memory.did, short, pack_forward(self.in_memory, self.bob.did, letter())
+            self.in_memory, self.in_memory.did, short, pack_forward(self.in_memory, self.bob.did, make_forward())
         )
         for raw in (short, long, delayed, inner, several):
             self.assertEqual(self.origin_of(raw), network)
         self.assertEqual(self.origin_of(short, OTHER_PEER), origins.compute(self.bob.did, OTHER_PEER, None))
 
-    def test_a_proven_sender(self) -> None:
-        """Counts beside the address; inside, that of the outermost envelope, who is charged as well."""
+    def test_proven_sender_counts_beside_address(self) -> None:
+        """For nested forwards it is the sender of the outermost envelope, who is charged too."""
         both = self.in_memory.base.sender_fingerprints.compute(self.bob.did, PEER, self.alice.did)
         self.assertGreater(both & SENDER, 0)
-        self.assertEqual(self.origin_of(self.signed()), both)
+        self.assertEqual(self.origin_of(self.make_authenticated_forward()), both)
         wrapped = build_forward(self.in_memory.did, [pack_forward(self.in_memory, self.bob.did, self.bob.letter())])
         wrapped |= {"from": self.alice.did, "to": [self.in_memory.did]}
         self.assertEqual(self.origin_of(authcrypt(wrapped, self.alice.identity, self.in_memory.document)), both)
         anonymous = self.in_memory.base.sender_fingerprints.compute(self.bob.did, PEER, None)
-        self.assertEqual(self.origin_of(pack_forward(self.in_memory, self.in_memory.did, self.signed())), anonymous)
+        self.assertEqual(
+            self.origin_of(pack_forward(self.in_memory, self.in_memory.did, self.make_authenticated_forward())),
+            anonymous,
+        )
 
-    def test_who_sends_it_again_is_not_who_wrote_it(self) -> None:
-        """Nobody pushes out the mail of a sender by repeating a forward of that sender."""
-        raw = self.signed()
+    def test_replayed_forward_has_origin_of_its_sender(self) -> None:
+        """Replaying another sender's forward evicts none of that sender's messages."""
+        raw = self.make_authenticated_forward()
         self.origin_of(raw)
-        again = self.in_memory.base.sender_fingerprints.compute(self.bob.did, OTHER_PEER, None)
-        self.assertEqual(self.origin_of(raw, OTHER_PEER), again)
+        recomputed = self.in_memory.base.sender_fingerprints.compute(self.bob.did, OTHER_PEER, None)
+        self.assertEqual(self.origin_of(raw, OTHER_PEER), recomputed)
 
-    def test_what_the_daemon_sends_to_itself(self) -> None:
-        """Is nobody's, on either way."""
+    def test_daemon_itself(self) -> None:
+        """Messages of the daemon to itself have no origin on either path."""
         raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter())
         self.assertEqual(self.origin_of(raw, PROBE_CLIENT), 0)
         self.found.clear()

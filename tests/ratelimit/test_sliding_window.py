@@ -1,4 +1,4 @@
-"""The sliding window behind UC-021 AF-2."""
+"""The sliding window limiter (UC-021 AF-2)."""
 
 from copy import deepcopy
 
@@ -11,15 +11,15 @@ from mediatord.ratelimit.rate_limiter import SlidingWindowLimiter
 NOW = 1_800_000_000.0
 
 
-def test_exactly_the_limit_is_admitted_in_a_fresh_minute() -> None:
-    """The 61st request of a minute is refused, and told to wait for the first to grow old."""
+def test_admits_exactly_the_limit() -> None:
+    """The 61st request of a minute is refused until the first is a minute old."""
     window = SlidingWindowLimiter(60)
     assert [window.admit("a", NOW) for _ in range(60)] == [0] * 60
     assert window.admit("a", NOW + 20) == 40
 
 
-def test_a_refusal_costs_nothing() -> None:
-    """Hammering while refused does not put off the end of it."""
+def test_refusals_are_free() -> None:
+    """Refused requests do not prolong the refusal."""
     window = SlidingWindowLimiter(1)
     window.admit("a", NOW)
     for second in range(1, 60):
@@ -27,13 +27,13 @@ def test_a_refusal_costs_nothing() -> None:
     assert window.admit("a", NOW + 60) == 0
 
 
-def test_keys_do_not_share() -> None:
-    """What one key used up, another has."""
+def test_keys_are_independent() -> None:
+    """Each key has its own limit."""
     window = SlidingWindowLimiter(1)
     assert (window.admit("a", NOW), window.admit("ab", NOW)) == (0, 0)
 
 
-def test_waiting_is_asked_without_being_charged() -> None:
+def test_wait_does_not_charge() -> None:
     """`wait` changes nothing."""
     window = SlidingWindowLimiter(1)
     assert [window.wait("a", NOW) for _ in range(3)] == [0, 0, 0]
@@ -41,8 +41,8 @@ def test_waiting_is_asked_without_being_charged() -> None:
     assert window.wait("a", NOW) == 60
 
 
-def test_keys_whose_time_is_over_are_forgotten() -> None:
-    """Memory follows what is going on, not what went on."""
+def test_expired_keys_are_forgotten() -> None:
+    """Memory follows current use."""
     window = SlidingWindowLimiter(1)
     for number in range(100):
         window.admit(f"{number}" * 100, NOW)
@@ -51,8 +51,8 @@ def test_keys_whose_time_is_over_are_forgotten() -> None:
     assert len(window) == 60
 
 
-def test_another_limit() -> None:
-    """It counts at once, and so does what was admitted under the one before."""
+def test_changed_limit() -> None:
+    """A changed limit applies at once, including admissions under the old one."""
     window = SlidingWindowLimiter(2)
     assert [window.admit("a", NOW + second) for second in range(3)] == [0, 0, 58]
     window.limit = 4
@@ -62,8 +62,8 @@ def test_another_limit() -> None:
     assert window.admit("a", NOW + 64) == 0
 
 
-def test_several_at_once() -> None:
-    """All or none are admitted, and the wait is for the last of them."""
+def test_cost_above_one() -> None:
+    """All units or none are admitted, and the wait is for the last of them."""
     window = SlidingWindowLimiter(3)
     assert window.admit("a", NOW, 2) == 0
     assert window.admit("a", NOW + 10, 2) == 50
@@ -72,7 +72,7 @@ def test_several_at_once() -> None:
     assert window.wait("b", NOW, 4) == 60
 
 
-def test_a_clock_set_back_shuts_nobody_out() -> None:
+def test_clock_set_back() -> None:
     """Admissions from what is now the future do not count."""
     window = SlidingWindowLimiter(1)
     window.admit("a", NOW)
@@ -80,8 +80,8 @@ def test_a_clock_set_back_shuts_nobody_out() -> None:
 
 
 @given(st.lists(st.integers(0, 120), min_size=1, max_size=200), st.integers(1, 10))
-def test_no_minute_has_more_than_the_limit(gaps: list[int], limit: int) -> None:
-    """Whatever the rhythm, no 60 seconds hold more admissions than the limit, and waiting as told suffices."""
+def test_no_minute_exceeds_the_limit(gaps: list[int], limit: int) -> None:
+    """In any rhythm, no 60 seconds exceed the limit, and waiting as told suffices."""
     window, now, admitted = SlidingWindowLimiter(limit), NOW, []
     for gap in gaps:
         now += gap / 4  # exact in floating point, unlike tenths
@@ -95,8 +95,8 @@ def test_no_minute_has_more_than_the_limit(gaps: list[int], limit: int) -> None:
         assert sum(start <= moment < start + 60 for moment in admitted) <= limit
 
 
-def test_a_lot_is_used_up_and_lapses() -> None:
-    """What was taken can be used for a period after it was asked for."""
+def test_lease_is_used_and_expires() -> None:
+    """A lease can be used for a period after it was requested."""
     lease = QuotaLease(b"", 60, 0)
     lease.add_granted(10, NOW, NOW + 1)
     assert lease.try_use(4, NOW + 2) and not lease.try_use(7, NOW + 3)
@@ -104,8 +104,8 @@ def test_a_lot_is_used_up_and_lapses() -> None:
     assert lease.remaining(NOW + 60) == 0
 
 
-def test_a_debt_is_paid_first() -> None:
-    """What is owed is missing from what is taken next, and is forgotten in the end."""
+def test_debt_is_paid_first() -> None:
+    """A debt is deducted from the next lease, and expires."""
     lease = QuotaLease(b"", 60, 0)
     lease.charge_deferred(3, NOW)
     assert lease.remaining(NOW) == -3 and not lease.try_use(0, NOW)
@@ -116,8 +116,8 @@ def test_a_debt_is_paid_first() -> None:
     assert lease.remaining(NOW + 119) == 0
 
 
-def test_a_refusal_is_remembered() -> None:
-    """Nobody who needs as much asks again before its time, and who wants as much asks for less."""
+def test_refusal_is_cached() -> None:
+    """Requests of the same cost are not repeated before the time given; smaller ones are."""
     lease = QuotaLease(b"", 60, 0)
     lease.note_refusal(8, 30, NOW)
     assert [lease.wait(amount, NOW + 10) for amount in (7, 8, 9)] == [0, 20, 20]
@@ -134,8 +134,8 @@ def test_a_refusal_is_remembered() -> None:
             assert 0 < lease.wait(8, now) < 61
 
 
-def test_what_is_given_back_to_a_lot() -> None:
-    """It can be used again while its period lasts; what may not be kept is let go of."""
+def test_refund_into_lease() -> None:
+    """A refund can be used for the rest of its period; what exceeds the lease is returned."""
     lease = QuotaLease(b"", 60, 0)
     lease.refund(1, NOW)
     assert lease.remaining(NOW) == 0
@@ -147,8 +147,8 @@ def test_what_is_given_back_to_a_lot() -> None:
     assert lease.remaining(NOW + 59) == 3
 
 
-def test_a_lot_and_a_clock_set_back() -> None:
-    """What was taken or refused in what is now the future is forgotten."""
+def test_lease_and_clock_set_back() -> None:
+    """Leases and refusals from what is now the future are dropped."""
     lease = QuotaLease(b"", 60, 0)
     lease.add_granted(5, NOW, NOW)
     lease.note_refusal(5, 60, NOW)

@@ -1,4 +1,4 @@
-"""The sliding window where more come than it has room for: nobody is forgotten, and nobody has more for it."""
+"""The sliding window limiter with more keys than it can hold: no key is forgotten, and none gains by it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from mediatord.ratelimit.rate_limiter import SlidingWindowLimiter
 
 NOW = 1_800_000_000.0
-# Those of a minute that :class:`mediatord.ratelimit.rate_limiter.RateLimiter` has.
+# Keys per minute of :class:`mediatord.ratelimit.rate_limiter.RateLimiter`.
 BUCKETS = 9
-# What docs/reference/limits.md promises for all of them.
+# The bound on memory in docs/reference/limits.md.
 MOST_BYTES = 72_000_000
 
 
-def test_a_flood_of_names_does_not_reset_anybody() -> None:
-    """Who is over its limit stays so, whatever comes after it, until its minute is over."""
+def test_flood_of_keys_resets_none() -> None:
+    """A refused key stays refused until its minute is over, whatever comes after it."""
     window = SlidingWindowLimiter(2, max_keys=100)
     assert [window.admit("abuser", NOW) for _ in range(3)] == [0, 0, 60]
     for number in range(10_000):
@@ -26,8 +26,8 @@ def test_a_flood_of_names_does_not_reset_anybody() -> None:
     assert window.admit("abuser", NOW + 60) == 0
 
 
-def test_who_comes_too_late_shares() -> None:
-    """The 101st of 100 has an allowance together with others: never more than a limit, and mostly something."""
+def test_late_keys_share_a_counter() -> None:
+    """The 101st of 100 keys shares a limit with others: never more than the limit, and mostly something."""
     window = SlidingWindowLimiter(2, max_keys=100)
     for number in range(100):
         window.admit(f"first {number}", NOW)
@@ -37,8 +37,8 @@ def test_who_comes_too_late_shares() -> None:
     assert sum(admitted) > 150
 
 
-def test_a_share_is_taken_along() -> None:
-    """Whoever has an allowance of its own at last has used what it used before."""
+def test_shared_use_is_carried_over() -> None:
+    """A key that gets its own counter keeps its earlier use."""
     window = SlidingWindowLimiter(3, max_keys=1)
     window.admit("first", NOW)
     assert [window.admit("late", NOW + at) for at in (30, 31)] == [0, 0]
@@ -49,8 +49,8 @@ def test_a_share_is_taken_along() -> None:
     assert len(window) == 1
 
 
-def test_what_is_shared_is_given_back() -> None:
-    """As what is not."""
+def test_refund_of_shared_use() -> None:
+    """Shared use can be refunded."""
     window = SlidingWindowLimiter(1, max_keys=1)
     window.admit("first", NOW)
     for _ in range(9):
@@ -58,8 +58,8 @@ def test_what_is_shared_is_given_back() -> None:
         window.refund("late")
 
 
-def test_what_is_shared_can_be_asked() -> None:
-    """How long whoever shares has to wait, also without being charged."""
+def test_wait_of_shared_counter() -> None:
+    """The wait of a shared counter can be read without a charge."""
     window = SlidingWindowLimiter(1, max_keys=1)
     window.admit("first", NOW)
     assert window.wait("late", NOW) == 0
@@ -67,37 +67,37 @@ def test_what_is_shared_can_be_asked() -> None:
     assert window.wait("late", NOW + 10) == 50
 
 
-def test_a_share_is_taken_along_beyond_the_bound() -> None:
-    """As much as was used, all of it as of the last time."""
+def test_shared_use_is_carried_over_beyond_the_bound() -> None:
+    """The whole use is carried over, as of its last time."""
     window = SlidingWindowLimiter(4, max_keys=1, max_entries=2)
     window.admit("first", NOW)
     assert [window.admit("late", NOW + at) for at in (30, 46)] == [0, 0]
     assert [window.admit("late", NOW + at) for at in (61, 62, 63)] == [0, 0, 43]
 
 
-def test_shares_whose_time_is_over_are_forgotten() -> None:
-    """Also while whoever has an allowance of its own still uses it."""
+def test_expired_shared_use_is_forgotten() -> None:
+    """Also while keys with counters of their own still use it."""
     window = SlidingWindowLimiter(1, max_keys=1)
     for key, at in (("first", 0), ("late", 0), ("first", 61), ("later", 62)):
         assert window.admit(key, NOW + at) == 0
     assert len(window) == 2
 
 
-def test_few_turns_are_exact() -> None:
-    """Nobody waits for longer because of others, as long as there is room."""
+def test_few_entries_are_exact() -> None:
+    """Within the bound nobody waits longer because of others."""
     window = SlidingWindowLimiter(2)
     assert [window.admit("a", NOW + at) for at in (0.25, 0.28125, 60.265625)] == [0, 0, 0]
 
 
-def test_turns_beyond_the_bound_count_for_longer() -> None:
-    """By less than a quarter of the period, and what was admitted never counts for less than it."""
+def test_merged_entries_count_longer() -> None:
+    """By less than a quarter of the period, and never shorter."""
     window = SlidingWindowLimiter(4, max_entries=2)
     assert [window.admit("a", NOW + at) for at in (0, 5, 16, 29, 29.5)] == [0, 0, 0, 0, 31]
-    # The third and the fourth are one turn.
+    # The third and the fourth are merged into one entry.
     assert [window.admit("a", NOW + at) for at in (60, 65, 76, 88, 89, 89)] == [0, 0, 13, 1, 0, 0]
 
 
-def test_many_turns_of_one_key_are_fine() -> None:
+def test_many_entries_of_one_key_are_precise() -> None:
     """A limit of thousands is exact in number, and to a tenth of a second in time."""
     window = SlidingWindowLimiter(5_000)
     assert sum(window.admit("a", NOW + number / 1000) == 0 for number in range(6_000)) == 5_000
@@ -113,10 +113,10 @@ def test_many_turns_of_one_key_are_fine() -> None:
     st.integers(1, 6),
     st.integers(1, 20),
 )
-def test_no_minute_has_more_than_the_limit(
+def test_no_minute_exceeds_the_limit(
     steps: list[tuple[int, int, int]], limit: int, max_keys: int, max_entries: int
 ) -> None:
-    """Whoever comes when, and however little room there is."""
+    """With any keys at any times, and any bounds."""
     window, now = SlidingWindowLimiter(limit, max_keys=max_keys, max_entries=max_entries), NOW
     admitted: dict[int, list[float]] = {}
     for key, gap, cost in steps:
@@ -124,22 +124,22 @@ def test_no_minute_has_more_than_the_limit(
         if not window.admit(str(key), now, cost):
             admitted.setdefault(key, []).extend([now] * cost)
         assert window._entry_count == sum(
-            len(turns) // 2 for held in (window._entries, window._shared_entries) for turns in held.values()
+            len(entries) // 2 for held in (window._entries, window._shared_entries) for entries in held.values()
         )
     for moments in admitted.values():
         for start in moments:
             assert sum(start <= moment < start + 60 for moment in moments) <= limit
 
 
-def test_the_bytes_of_all_buckets() -> None:
-    """As many keys as come, at as many moments as are told apart, with one bucket measured for eight."""
+def test_memory_of_all_buckets() -> None:
+    """As many keys and entries as possible, with one bucket measured for eight."""
     tracemalloc.start()
     try:
         window, now = SlidingWindowLimiter(600), NOW
         before, _ = tracemalloc.get_traced_memory()
-        for turn in range(6):
+        for iteration in range(6):
             for number in range(30_000):
-                window.admit(f"did:example:{number:050d}", now + 9 * turn)
+                window.admit(f"did:example:{number:050d}", now + 9 * iteration)
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

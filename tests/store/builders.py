@@ -1,4 +1,4 @@
-"""What the tests of the stores are made of."""
+"""Builders and fixtures for tests of the stores."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 NOON = 1_800_000_000.0
 HOUR = 3600.0
-# Removals for other reasons name their entry.
+# Removals for other reasons have a ledger entry of the same name.
 LEDGER_ENTRY_BY_REASON: dict[RemovalReason | None, LedgerEntry] = {
     None: "acknowledged",
     "ttl": "expired",
@@ -52,7 +52,7 @@ def make_payload(id: str, data: bytes | None = None, form: PayloadForm = "json")
 
 
 class ImmediateClock(Clock):
-    """A clock whose reactor turns end at once: what is to be called after no delay is called in place."""
+    """Clock whose reactor iterations end at once: calls without a delay are made in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class ImmediateClock(Clock):
 
 
 class InlineRunner:
-    """A runner that does the work where it is asked for."""
+    """Runner that does its work synchronously."""
 
     def start(self) -> None:
         """Nothing to start."""
@@ -82,13 +82,13 @@ class InlineRunner:
 
 class HoldableRunner:
     """
-    A runner that does the work in place, unless it is held; then it waits until it is let go.
+    Runner that does its work synchronously, or holds it until it is released.
 
-    :ivar hops: how often it was asked for work.
+    :ivar calls: number of works submitted.
     """
 
     def __init__(self) -> None:
-        self.hops = 0
+        self.calls = 0
         self._holding = False
         self._waiting: list[Callable[[], None]] = []
 
@@ -101,14 +101,14 @@ class HoldableRunner:
     def hold(self) -> None:
         self._holding = True
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         self._holding = False
         waiting, self._waiting = self._waiting, []
         for go in waiting:
             go()
 
     def __call__(self, work: Callable[..., T], *args: Any) -> Deferred[T]:
-        self.hops += 1
+        self.calls += 1
         if not self._holding:
             return execute(work, *args)
         gate: Deferred[None] = Deferred()
@@ -117,7 +117,7 @@ class HoldableRunner:
 
 
 def make_database_path(test: SynchronousTestCase) -> Path:
-    """Where a database may be made, in a directory that is removed after the test."""
+    """Path for a database, in a directory that is removed after the test."""
     folder = mkdtemp(prefix="mediatord-store-")
     test.addCleanup(rmtree, folder)
     return Path(folder) / "mediator.sqlite3"
@@ -140,7 +140,7 @@ def make_sqlite_store(
     space_limits: SpaceLimits | None = None,
     on_fault: Callable[[StoreFault, bool], None] = lambda fault, present: None,
 ) -> SQLiteStore:
-    """A store without threads."""
+    """A SQLite store without threads."""
     executor = SQLiteExecutor(
         path,
         clock,
@@ -162,19 +162,19 @@ def make_sqlite_store(
     )
 
 
-class SteppingStore(MemoryStore):
-    """The memory store; what takes the MongoDB store several transactions is done in steps, as there."""
+class MultiStepMemoryStore(MemoryStore):
+    """Memory store with the operations of the MongoDB store that take several transactions."""
 
     enqueue: Any = MongoStore.enqueue
     enqueue_each: Any = MongoStore.enqueue_each
     acknowledge_once: Any = MongoStore.acknowledge_once
 
 
-def compare_identities(cluster: Any) -> None:
-    """Have a memory store refuse other mediators as the MongoDB store does: they are in one process in tests only."""
+def enforce_identity(cluster: Any) -> None:
+    """Make a memory store refuse other mediators as the MongoDB store does; only tests have both in one process."""
     join, identities = cluster.join, dict[str, bytes]()
 
-    def join_same(node: ClusterNode, lease: float) -> Deferred[Any]:
+    def join_if_same_identity(node: ClusterNode, lease: float) -> Deferred[Any]:
         live = [other.boot for other in result_of(cluster.list_nodes()) if other.boot != node.boot]
         if node.identity and any(identities[boot] not in (node.identity, b"") for boot in live):
             return fail(ClusterIdentityMismatch())
@@ -182,13 +182,13 @@ def compare_identities(cluster: Any) -> None:
         joined: Deferred[Any] = join(node, lease)
         return joined
 
-    cluster.join = join_same
+    cluster.join = join_if_same_identity
 
 
-def result_of(asked: Deferred[Any]) -> Any:
-    """What a Deferred has fired with; for a refusal, its class."""
+def result_of(deferred: Deferred[Any]) -> Any:
+    """The result of a Deferred that has fired; for a refusal its class."""
     results: list[Any] = []
-    asked.addErrback(lambda failure: failure.trap(MediatorError) and type(failure.value))
-    asked.addCallback(results.append)
+    deferred.addErrback(lambda failure: failure.trap(MediatorError) and type(failure.value))
+    deferred.addCallback(results.append)
     (result,) = results
     return result

@@ -1,4 +1,4 @@
-"""Any commands at all."""
+"""Random commands on the SQLite store."""
 
 from __future__ import annotations
 
@@ -9,73 +9,77 @@ from hypothesis import strategies as st
 from mediatord.store.interfaces.decentrl import CommandGuard, ContractRequest, PendingEvent, PublicEvent, StoredEvent
 from mediatord.store.sqlite.connection import SQLOperation
 from tests.store.builders import NOON
-from tests.store.sqlite.operations import PEOPLE, SQLiteOperations, make_contract
+from tests.store.sqlite.operations import PARTY_DIDS, SQLiteOperations, make_contract
 
 
 class RandomCommands:
-    """Commands of all kinds, many of which are refused or fail."""
+    """Draws commands of all kinds, many of which are refused or fail."""
 
-    def __init__(self, data: st.DataObject, orders: SQLiteOperations) -> None:
+    def __init__(self, data: st.DataObject, operations: SQLiteOperations) -> None:
         self.draw = data.draw
-        self.orders = orders
+        self.operations = operations
         self.numbers = count()
         self.events: list[tuple[str, str]] = []
 
-    def id(self) -> str:
-        """Mostly a new one."""
+    def draw_id(self) -> str:
+        """An id, mostly a new one."""
         return f"i{next(self.numbers)}" if self.draw(st.integers(0, 9)) else f"i{self.draw(st.integers(0, 5))}"
 
-    def did(self) -> str:
-        return self.draw(st.sampled_from(PEOPLE))
+    def draw_did(self) -> str:
+        return self.draw(st.sampled_from(PARTY_DIDS))
 
-    def guard(self) -> CommandGuard | None:
-        """Mostly one that lets the command pass."""
+    def draw_guard(self) -> CommandGuard | None:
+        """A guard, mostly one that admits the command."""
         if self.draw(st.integers(0, 3)):
             return None
-        anybody = st.none() | st.sampled_from(PEOPLE)
+        optional_did = st.none() | st.sampled_from(PARTY_DIDS)
         nonce = self.draw(st.sampled_from([b"1", b"2", b""]))
-        return self.orders.guard(self.draw(anybody), self.draw(anybody), nonce)
+        return self.operations.make_guard(self.draw(optional_did), self.draw(optional_did), nonce)
 
-    def tags(self) -> tuple[str, ...]:
+    def draw_tags(self) -> tuple[str, ...]:
         return tuple(self.draw(st.lists(st.sampled_from(["x", "y", "\u20ac"]), max_size=2)))
 
-    def text(self) -> str:
+    def draw_text(self) -> str:
         return self.draw(st.sampled_from(["", "x", "12345", "y" * 20, "z" * 31]))
 
-    def event(self) -> StoredEvent:
+    def draw_event(self) -> StoredEvent:
         at = self.draw(st.sampled_from([0.0, 1.0, 2.0]))
-        return StoredEvent(self.id(), self.did(), self.did(), self.text(), self.tags(), at)
+        return StoredEvent(self.draw_id(), self.draw_did(), self.draw_did(), self.draw_text(), self.draw_tags(), at)
 
-    def command(self) -> SQLOperation:
-        orders, guard = self.orders, self.guard()
+    def draw_command(self) -> SQLOperation:
+        operations, guard = self.operations, self.draw_guard()
         kind = self.draw(st.integers(0, 14))
         if kind < 4:
-            return orders.deliver(PendingEvent(self.id(), self.did(), self.did(), self.text(), NOON), guard)
+            return operations.deliver_event(
+                PendingEvent(self.draw_id(), self.draw_did(), self.draw_did(), self.draw_text(), NOON), guard
+            )
         if kind < 7:
-            owner, events = self.did(), [self.event() for _ in range(self.draw(st.integers(0, 2)))]
+            owner, events = self.draw_did(), [self.draw_event() for _ in range(self.draw(st.integers(0, 2)))]
             self.events += [(owner, event.id) for event in events]
-            return orders.save(owner, events, guard)
+            return operations.save_events(owner, events, guard)
         if kind < 9 and self.events:
             owner, id = self.draw(st.sampled_from(self.events))
-            return orders.tag(owner, [(id, self.tags()), ("unknown", self.tags())], guard)
-        return self.rarer(kind, guard)
+            return operations.update_tags(owner, [(id, self.draw_tags()), ("unknown", self.draw_tags())], guard)
+        return self.draw_rarer_command(kind, guard)
 
-    def rarer(self, kind: int, guard: CommandGuard | None) -> SQLOperation:
-        orders, did = self.orders, self.did()
+    def draw_rarer_command(self, kind: int, guard: CommandGuard | None) -> SQLOperation:
+        operations, did = self.operations, self.draw_did()
         some = [f"i{number}" for number in self.draw(st.lists(st.integers(0, 8), max_size=3))]
         if kind < 10:
             until = NOON + self.draw(st.sampled_from([-1.0, 9.0]))
-            return orders.contract(
-                make_contract(self.id(), self.draw(st.none() | st.just(did)), self.did(), until), guard
+            return operations.save_contract(
+                make_contract(self.draw_id(), self.draw(st.none() | st.just(did)), self.draw_did(), until), guard
             )
         if kind == 10:
-            return orders.acknowledge(did, some, guard)
+            return operations.acknowledge_events(did, some, guard)
         if kind == 11:
-            return orders.tag(did, [(id, self.tags()) for id in some], guard)
+            return operations.update_tags(did, [(id, self.draw_tags()) for id in some], guard)
         if kind == 12:
-            return orders.request(ContractRequest(self.id(), self.did(), did, "", ""), guard)
+            return operations.add_request(ContractRequest(self.draw_id(), self.draw_did(), did, "", ""), guard)
         if kind == 13:
-            return orders.acknowledge_requests(did, some, guard)
+            return operations.acknowledge_requests(did, some, guard)
         if some:
-            return orders.unpublish(did, some[0], guard)
-        return orders.publish(did, PublicEvent(self.id(), self.text(), self.tags(), 1.0, "", "blog"), guard)
+            return operations.unpublish_event(did, some[0], guard)
+        return operations.publish_event(
+            did, PublicEvent(self.draw_id(), self.draw_text(), self.draw_tags(), 1.0, "", "blog"), guard
+        )

@@ -1,4 +1,4 @@
-"""Random commands of Decentrl, as writes to a store."""
+"""Random Decentrl commands, as writes to a store."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from mediatord.store.interfaces.decentrl import (
 
 Write = Callable[[IDecentrlStore, CommandGuard], Deferred[Any]]
 
-PEOPLE = ("did:a", "did:ab", "did:c")
+PARTY_DIDS = ("did:a", "did:ab", "did:c")
 TAGS = ("", "x", "X", "\u20ac", "tag")
 
-people = st.sampled_from(PEOPLE)
-anybody = st.sampled_from([*PEOPLE, "did:stranger"])
+party_dids = st.sampled_from(PARTY_DIDS)
+any_did = st.sampled_from([*PARTY_DIDS, "did:stranger"])
 spans = st.sampled_from([1.0, 5.0, 20.0, 50.0, 0.0, -1.0])
 texts = st.sampled_from(["x", "", "\0", "\u20ac", "12345", "y" * 20, "z" * 31])
 tags = st.lists(st.sampled_from(TAGS), max_size=3).map(tuple)
@@ -44,16 +44,16 @@ class RandomDecentrlCommands:
         self._numbers = count()
         self._known: defaultdict[str, list[str]] = defaultdict(lambda: ["unknown"])
         self._kinds: tuple[Callable[[st.DataObject], Write], ...] = (
-            self.delivery,
-            self.saving,
-            self.tagging,
-            self.publication,
-            self.acknowledgement,
-            self.contract,
-            self.request,
-            self.withdrawal,
-            self.registration,
-            self.request_acknowledgement,
+            self.draw_delivery,
+            self.draw_save,
+            self.draw_tagging,
+            self.draw_publication,
+            self.draw_acknowledgement,
+            self.draw_contract,
+            self.draw_request,
+            self.draw_unpublication,
+            self.draw_registration,
+            self.draw_request_acknowledgement,
         )
 
     def draw(self, data: st.DataObject) -> Write:
@@ -61,88 +61,88 @@ class RandomDecentrlCommands:
         kind: Callable[[st.DataObject], Write] = data.draw(st.sampled_from(self._kinds))
         return kind(data)
 
-    def guard(self, data: st.DataObject) -> CommandGuard:
-        """Mostly one that lets the command pass."""
+    def draw_guard(self, data: st.DataObject) -> CommandGuard:
+        """A guard, mostly one that admits the command."""
         until = self._clock.seconds() + data.draw(spans)
         if data.draw(st.integers(0, 4)) < 4:
-            return self.open_guard(until)
-        return CommandGuard(data.draw(digests), until, data.draw(st.none() | anybody), data.draw(st.none() | anybody))
+            return self.make_open_guard(until)
+        return CommandGuard(data.draw(digests), until, data.draw(st.none() | any_did), data.draw(st.none() | any_did))
 
-    def open_guard(self, until: float = 9e9) -> CommandGuard:
-        """One that lets everything pass."""
-        return CommandGuard(self._id("nonce").encode(), until)
+    def make_open_guard(self, until: float = 9e9) -> CommandGuard:
+        """A guard that admits any command."""
+        return CommandGuard(self._draw_id("nonce").encode(), until)
 
-    def registration(self, data: st.DataObject) -> Write:
-        return self.registering(data.draw(people), data.draw(spans))
+    def draw_registration(self, data: st.DataObject) -> Write:
+        return self.make_registration(data.draw(party_dids), data.draw(spans))
 
-    def registering(self, did: str, ttl: float) -> Write:
-        """To register a DID."""
-        id = self._id("contract")
+    def make_registration(self, did: str, ttl: float) -> Write:
+        """Register a DID."""
+        id = self._draw_id("contract")
         registration = Contract(id, None, did, self._clock.seconds() + ttl, id.encode(), b"")
         return lambda store, guard: store.save_contract(guard, registration)
 
-    def contract(self, data: st.DataObject) -> Write:
-        return self.agreeing(data.draw(people), data.draw(anybody), data.draw(spans), data.draw(digests))
+    def draw_contract(self, data: st.DataObject) -> Write:
+        return self.make_contract(data.draw(party_dids), data.draw(any_did), data.draw(spans), data.draw(digests))
 
-    def agreeing(self, owner: str, peer: str, ttl: float, digest: bytes) -> Write:
-        """To save a contract."""
-        contract = Contract(self._id("contract"), owner, peer, self._clock.seconds() + ttl, digest, b"{}")
+    def make_contract(self, owner: str, peer: str, ttl: float, digest: bytes) -> Write:
+        """Save a contract."""
+        contract = Contract(self._draw_id("contract"), owner, peer, self._clock.seconds() + ttl, digest, b"{}")
         return lambda store, guard: store.save_contract(guard, contract)
 
-    def request(self, data: st.DataObject) -> Write:
-        did = data.draw(people)
-        request = ContractRequest(self._id(f"request {did}", data), data.draw(anybody), did, "request", "key")
+    def draw_request(self, data: st.DataObject) -> Write:
+        did = data.draw(party_dids)
+        request = ContractRequest(self._draw_id(f"request {did}", data), data.draw(any_did), did, "request", "key")
         return lambda store, guard: store.request_contract(guard, request)
 
-    def request_acknowledgement(self, data: st.DataObject) -> Write:
-        did = data.draw(people)
-        ids = self._ids(f"request {did}", data)
+    def draw_request_acknowledgement(self, data: st.DataObject) -> Write:
+        did = data.draw(party_dids)
+        ids = self._draw_used_ids(f"request {did}", data)
         return lambda store, guard: store.acknowledge_requests(guard, did, ids)
 
-    def delivery(self, data: st.DataObject) -> Write:
-        did, sender, received_at = data.draw(people), data.draw(anybody), self._clock.seconds()
-        event = PendingEvent(self._id(f"pending {did}", data), did, sender, data.draw(texts), received_at)
+    def draw_delivery(self, data: st.DataObject) -> Write:
+        did, sender, received_at = data.draw(party_dids), data.draw(any_did), self._clock.seconds()
+        event = PendingEvent(self._draw_id(f"pending {did}", data), did, sender, data.draw(texts), received_at)
         return lambda store, guard: store.enqueue_event(guard, event)
 
-    def acknowledgement(self, data: st.DataObject) -> Write:
-        did = data.draw(people)
-        ids = self._ids(f"pending {did}", data)
+    def draw_acknowledgement(self, data: st.DataObject) -> Write:
+        did = data.draw(party_dids)
+        ids = self._draw_used_ids(f"pending {did}", data)
         return lambda store, guard: store.acknowledge_events(guard, did, ids)
 
-    def saving(self, data: st.DataObject) -> Write:
-        owner = data.draw(people)
-        return self.keeping(owner, [self._event(owner, data) for _ in range(data.draw(st.integers(0, 3)))])
+    def draw_save(self, data: st.DataObject) -> Write:
+        owner = data.draw(party_dids)
+        return self.make_save(owner, [self._draw_event(owner, data) for _ in range(data.draw(st.integers(0, 3)))])
 
-    def keeping(self, owner: str, events: list[StoredEvent]) -> Write:
-        """To save events."""
+    def make_save(self, owner: str, events: list[StoredEvent]) -> Write:
+        """Save events."""
         return lambda store, guard: store.save_events(guard, owner, events)
 
-    def some_event(self, owner: str, tag: str) -> StoredEvent:
-        """One from somebody."""
-        return StoredEvent(self._id(owner), PEOPLE[0], owner, "x", (tag,), 1.0)
+    def draw_event(self, owner: str, tag: str) -> StoredEvent:
+        """An event with a random participant."""
+        return StoredEvent(self._draw_id(owner), PARTY_DIDS[0], owner, "x", (tag,), 1.0)
 
-    def tagging(self, data: st.DataObject) -> Write:
-        owner = data.draw(people)
-        updates = [(id, data.draw(tags)) for id in self._ids(owner, data)]
+    def draw_tagging(self, data: st.DataObject) -> Write:
+        owner = data.draw(party_dids)
+        updates = [(id, data.draw(tags)) for id in self._draw_used_ids(owner, data)]
         return lambda store, guard: store.update_tags(guard, owner, updates)
 
-    def publication(self, data: st.DataObject) -> Write:
-        publisher = data.draw(people)
-        id = self._id(f"public {publisher}", data)
+    def draw_publication(self, data: st.DataObject) -> Write:
+        publisher = data.draw(party_dids)
+        id = self._draw_id(f"public {publisher}", data)
         event = PublicEvent(id, data.draw(texts), data.draw(tags), data.draw(times), "signature", data.draw(channels))
         return lambda store, guard: store.publish(guard, publisher, event)
 
-    def withdrawal(self, data: st.DataObject) -> Write:
-        publisher = data.draw(people)
-        id = self._ids(f"public {publisher}", data)[0]
+    def draw_unpublication(self, data: st.DataObject) -> Write:
+        publisher = data.draw(party_dids)
+        id = self._draw_used_ids(f"public {publisher}", data)[0]
         return lambda store, guard: store.unpublish(guard, publisher, id)
 
-    def _event(self, owner: str, data: st.DataObject) -> StoredEvent:
-        people = data.draw(anybody), data.draw(anybody)
-        id, payload, own_tags, at = self._id(owner, data), data.draw(texts), data.draw(tags), data.draw(times)
-        return StoredEvent(id, *people, payload, own_tags, at, data.draw(st.none() | texts))
+    def _draw_event(self, owner: str, data: st.DataObject) -> StoredEvent:
+        party_dids = data.draw(any_did), data.draw(any_did)
+        id, payload, own_tags, at = self._draw_id(owner, data), data.draw(texts), data.draw(tags), data.draw(times)
+        return StoredEvent(id, *party_dids, payload, own_tags, at, data.draw(st.none() | texts))
 
-    def _id(self, kind: str, data: st.DataObject | None = None) -> str:
+    def _draw_id(self, kind: str, data: st.DataObject | None = None) -> str:
         """A new id; if `data` may decide, one that was used before now and then."""
         if data is not None and data.draw(st.integers(0, 11)) == 11:
             return data.draw(st.sampled_from(self._known[kind][-4:]))
@@ -150,7 +150,7 @@ class RandomDecentrlCommands:
         self._known[kind].append(id)
         return id
 
-    def _ids(self, kind: str, data: st.DataObject) -> list[str]:
-        """Some that were used; what had them may have gone, or be somebody else's."""
-        candidates = [*reversed(self._known[kind][-6:]), *self._known[kind.replace(*PEOPLE[:2])][-1:]]
+    def _draw_used_ids(self, kind: str, data: st.DataObject) -> list[str]:
+        """Ids used before; their items may be gone, or belong to others."""
+        candidates = [*reversed(self._known[kind][-6:]), *self._known[kind.replace(*PARTY_DIDS[:2])][-1:]]
         return data.draw(st.lists(st.sampled_from(candidates), min_size=1, max_size=5))

@@ -52,9 +52,9 @@ class NonceClaims(Protocol):
 
 class ReferenceDecentrlStore:
     """
-    Everything in order of arrival.
+    Keeps all items in lists, in order of arrival.
 
-    :param answer: calls a function, and returns its result or refusal as a Deferred.
+    :param answer: calls a function, and returns its result or error as a Deferred.
     """
 
     def __init__(
@@ -91,12 +91,12 @@ class ReferenceDecentrlStore:
         after, before = wanted.expires_after, wanted.expires_before
         return _make_page(
             [
-                one
-                for one in self._contracts
-                if one.owner_did == owner
-                and wanted.did in (None, owner, one.peer_did)
-                and (after is None or one.expires_at >= after)
-                and (before is None or one.expires_at <= before)
+                contract
+                for contract in self._contracts
+                if contract.owner_did == owner
+                and wanted.did in (None, owner, contract.peer_did)
+                and (after is None or contract.expires_at >= after)
+                and (before is None or contract.expires_at <= before)
             ],
             part,
         )
@@ -112,11 +112,13 @@ class ReferenceDecentrlStore:
         return self._guarded(guard, add)
 
     def contract_requests(self, recipient: str, part: PageRequest) -> Deferred[ResultPage[ContractRequest]]:
-        return _make_page([one for one in self._requests if one.recipient_did == recipient], part)
+        return _make_page([request for request in self._requests if request.recipient_did == recipient], part)
 
     def acknowledge_requests(self, guard: CommandGuard, recipient: str, ids: Sequence[str]) -> Deferred[None]:
         def acknowledge() -> None:
-            self._requests = [one for one in self._requests if one.recipient_did != recipient or one.id not in ids]
+            self._requests = [
+                request for request in self._requests if request.recipient_did != recipient or request.id not in ids
+            ]
 
         return self._guarded(guard, acknowledge)
 
@@ -125,9 +127,13 @@ class ReferenceDecentrlStore:
             now = self._clock.seconds()
             if self._until.get((event.recipient_did, event.sender_did), now) <= now:
                 raise ContractNotFound()
-            mine = [one.payload for one in self.pending if one.recipient_did == event.recipient_did]
+            payloads = [item.payload for item in self.pending if item.recipient_did == event.recipient_did]
             size = get_utf8_size(event.payload)
-            if len(mine) >= self._caps.pending or size and get_utf8_size(*mine) + size > self._caps.pending_bytes:
+            if (
+                len(payloads) >= self._caps.pending
+                or size
+                and get_utf8_size(*payloads) + size > self._caps.pending_bytes
+            ):
                 raise QuotaExceeded()
             _check_ids([event], self.pending)
             self.pending.append(event)
@@ -138,29 +144,32 @@ class ReferenceDecentrlStore:
         self, recipient: str, sender: str | None, part: PageRequest
     ) -> Deferred[ResultPage[PendingEvent]]:
         return _make_page(
-            [one for one in self.pending if one.recipient_did == recipient and sender in (None, one.sender_did)], part
+            [item for item in self.pending if item.recipient_did == recipient and sender in (None, item.sender_did)],
+            part,
         )
 
     def acknowledge_events(
         self, guard: CommandGuard, recipient: str, ids: Sequence[str]
     ) -> Deferred[list[RemovedMessage]]:
         def acknowledge() -> list[RemovedMessage]:
-            gone = [one for one in self.pending if one.recipient_did == recipient and one.id in ids]
-            self.pending = [one for one in self.pending if one not in gone]
+            gone = [item for item in self.pending if item.recipient_did == recipient and item.id in ids]
+            self.pending = [item for item in self.pending if item not in gone]
             self._acknowledged += len(gone)
             return [
-                RemovedMessage(one.id, recipient, recipient, get_utf8_size(one.payload), one.received_at, 0)
-                for one in gone
+                RemovedMessage(item.id, recipient, recipient, get_utf8_size(item.payload), item.received_at, 0)
+                for item in gone
             ]
 
         return self._guarded(guard, acknowledge)
 
     def save_events(self, guard: CommandGuard, owner: str, events: Sequence[StoredEvent]) -> Deferred[None]:
         def save() -> None:
-            self._check_archive(owner, len(events), sum(get_utf8_size(one.payload, *one.tags) for one in events))
+            self._check_archive(
+                owner, len(events), sum(get_utf8_size(event.payload, *event.tags) for event in events)
+            )
             _check_ids(events, [one for _, one in self._stored])
-            self._stored += [(owner, one) for one in events]
-            self._unprocessed |= {one.id for one in events if one.sender_did != owner}
+            self._stored += [(owner, event) for event in events]
+            self._unprocessed |= {event.id for event in events if event.sender_did != owner}
 
         return self._guarded(guard, save)
 
@@ -180,13 +189,13 @@ class ReferenceDecentrlStore:
     ) -> Deferred[None]:
         def update() -> None:
             new = dict(tags)
-            mine = [one for holder, one in self._stored if holder == owner and one.id in new]
-            growth = sum(get_utf8_size(*new[one.id]) - get_utf8_size(*one.tags) for one in mine)
+            events = [one for holder, one in self._stored if holder == owner and one.id in new]
+            growth = sum(get_utf8_size(*new[event.id]) - get_utf8_size(*event.tags) for event in events)
             self._check_archive(owner, 0, growth)
             self._stored = [
-                (holder, replace(one, tags=new[one.id]) if one in mine else one) for holder, one in self._stored
+                (holder, replace(one, tags=new[one.id]) if one in events else one) for holder, one in self._stored
             ]
-            self._unprocessed -= {one.id for one in mine}
+            self._unprocessed -= {event.id for event in events}
 
         return self._guarded(guard, update)
 
@@ -243,7 +252,10 @@ class ReferenceDecentrlStore:
 
     def _get_registration_end(self, did: str) -> float | None:
         now = self._clock.seconds()
-        latest = max([one.expires_at for one in self._registrations if one.peer_did == did], default=now)
+        latest = max(
+            [registration.expires_at for registration in self._registrations if registration.peer_did == did],
+            default=now,
+        )
         return latest if latest > now else None
 
     def _save_contract(self, contract: Contract) -> None:
@@ -253,21 +265,25 @@ class ReferenceDecentrlStore:
         """
         now, owner, peer = self._clock.seconds(), contract.owner_did, contract.peer_did
         if owner is None:
-            others = [one for one in self._registrations if one.peer_did != peer]
-            mine = [one for one in self._registrations if one.peer_did == peer and one.expires_at > now]
-            if contract.digest not in [one.digest for one in mine]:
-                mine.append(contract)
-                while len(mine) > self._caps.contracts_with_one:
-                    mine.remove(min(mine, key=lambda one: one.expires_at))
-                self._registrations = others + mine
+            others = [registration for registration in self._registrations if registration.peer_did != peer]
+            registrations = [
+                registration
+                for registration in self._registrations
+                if registration.peer_did == peer and registration.expires_at > now
+            ]
+            if contract.digest not in [registration.digest for registration in registrations]:
+                registrations.append(contract)
+                while len(registrations) > self._caps.contracts_with_one:
+                    registrations.remove(min(registrations, key=lambda one: one.expires_at))
+                self._registrations = others + registrations
             return
-        mine = [one for one in self._contracts if one.owner_did == owner]
-        if contract.digest in [one.digest for one in mine]:
+        registrations = [one for one in self._contracts if one.owner_did == owner]
+        if contract.digest in [registration.digest for registration in registrations]:
             return
         _check_ids([contract], self._contracts)
-        with_peer = [one for one in mine if one.peer_did == peer]
-        too_many = with_peer if len(with_peer) >= self._caps.contracts_with_one else mine
-        if too_many is with_peer or len(mine) >= self._caps.contracts:
+        with_peer = [registration for registration in registrations if registration.peer_did == peer]
+        too_many = with_peer if len(with_peer) >= self._caps.contracts_with_one else registrations
+        if too_many is with_peer or len(registrations) >= self._caps.contracts:
             oldest = next((one for one in too_many if one.expires_at <= now), None)
             if oldest is None:
                 raise QuotaExceeded()
@@ -293,9 +309,9 @@ class _HasID(Protocol):
     def id(self) -> str: ...
 
 
-def _check_ids(items: Sequence[_HasID], there: Sequence[_HasID]) -> None:
+def _check_ids(items: Sequence[_HasID], existing: Sequence[_HasID]) -> None:
     """:raise StoreUnavailable: an id exists, or occurs twice."""
-    if max(Counter(one.id for one in (*there, *items)).values(), default=0) > 1:
+    if max(Counter(one.id for one in (*existing, *items)).values(), default=0) > 1:
         raise StoreUnavailable()
 
 

@@ -1,6 +1,8 @@
 """
-A plain store in memory, which searches lists instead of having indexes. The differential tests compare the answers of
-the real ones with its own; it has no more than they ask for, and DIDs in one form only.
+Reference store in memory, which searches lists instead of using indexes.
+
+The differential tests compare the stores with it. It has only the operations that they use, and DIDs in one form
+only.
 """
 
 from __future__ import annotations
@@ -97,7 +99,7 @@ class ReferenceNonces:
         return before - len(self._claims)
 
 
-class _Owner:
+class _Account:
     """An account with its recipient DIDs, in order of registration."""
 
     def __init__(self, account: Account) -> None:
@@ -105,15 +107,15 @@ class _Owner:
         self.recipients: list[str] = []
 
 
-_Queue = tuple[_Owner, str]
+_Queue = tuple[_Account, str]
 
 
 @dataclass(eq=False)
 class _Message:
     """
-    A message of a queue.
+    A queued message.
 
-    :param arrived_at: None until a delayed one is taken.
+    :param arrived_at: None until a delayed message is taken.
     """
 
     queue: _Queue
@@ -130,10 +132,10 @@ class _Message:
     def size(self) -> int:
         return len(self.payload.data)
 
-    def is_shown(self, now: float) -> bool:
+    def is_visible(self, now: float) -> bool:
         return self.expires_at > now and (self.due_at is None or self.due_at <= now)
 
-    def stored(self) -> StoredMessage:
+    def to_stored(self) -> StoredMessage:
         owner, did = self.queue
         return StoredMessage(
             self.payload.id,
@@ -147,7 +149,7 @@ class _Message:
             self.due_at,
         )
 
-    def removed(self, reason: RemovalReason | None) -> RemovedMessage:
+    def to_removed(self, reason: RemovalReason | None) -> RemovedMessage:
         owner, did = self.queue
         return RemovedMessage(
             self.payload.id, did, owner.account.did, self.size, self.received_at, self.pushes, reason
@@ -155,7 +157,7 @@ class _Message:
 
 
 class ReferenceStore:
-    """Every Deferred has fired when it is returned."""
+    """Reference store; every Deferred that it returns has fired."""
 
     def __init__(
         self,
@@ -168,7 +170,7 @@ class ReferenceStore:
         self._clock = clock
         self._limits = limits
         self._nonces = ReferenceNonces(max_nonces)
-        self._owners: dict[str, _Owner] = {}
+        self._owners: dict[str, _Account] = {}
         self._retired: set[str] = set()
         self._messages: list[_Message] = []
         self._senders: dict[_Queue, KnownSenders] = {}
@@ -195,7 +197,7 @@ class ReferenceStore:
 
     def enqueue_all(self, deposits: Sequence[EnqueueRequest]) -> Deferred[list[EnqueueResult]]:
         def enqueue() -> list[EnqueueResult]:
-            addressed = [(self._find_queue(one.recipient_did), one) for one in deposits]
+            addressed = [(self._find_queue(deposit.recipient_did), deposit) for deposit in deposits]
             if self._limits.when_full == "refuse":
                 self._refuse_full(addressed)
             ids = [payload.id for _, one in addressed for payload in one.payloads if self._fits(payload)]
@@ -213,7 +215,7 @@ class ReferenceStore:
             if len(found) == limit or found and sum(one.size for one in (*found, message)) > max_bytes:
                 break
             found.append(message)
-        return succeed([message.stored() for message in found])
+        return succeed([message.to_stored() for message in found])
 
     def get_queue_status(self, account: str, recipient_did: str | None) -> Deferred[QueueStatus]:
         shown = self._list_shown(account, recipient_did)
@@ -270,12 +272,12 @@ class ReferenceStore:
         return succeed(min([message.due_at or 0.0 for message in self._list_delayed()], default=None))
 
     def take_due_messages(self, limit: int) -> Deferred[list[StoredMessage]]:
-        now, taken = self._clock.seconds(), list[StoredMessage]()
+        now, due = self._clock.seconds(), list[StoredMessage]()
         for message in sorted(self._list_delayed(), key=lambda message: message.due_at or 0.0):
-            if len(taken) < limit and (message.due_at or 0.0) <= now:
-                taken.append(message.stored())
+            if len(due) < limit and (message.due_at or 0.0) <= now:
+                due.append(message.to_stored())
                 message.due_at, message.arrived_at = None, now
-        return succeed(taken)
+        return succeed(due)
 
     def queue_sizes(self, top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
         dids = [message.queue[1] for message in self._messages]
@@ -299,7 +301,7 @@ class ReferenceStore:
     def grant(self, did: str) -> Deferred[Account]:
         if did in self._retired:
             return fail(MediationNotGranted())
-        return succeed(self._owners.setdefault(did, _Owner(Account(did, self._clock.seconds()))).account)
+        return succeed(self._owners.setdefault(did, _Account(Account(did, self._clock.seconds()))).account)
 
     def mark_draft03(self, did: str) -> Deferred[None]:
         if did in self._owners:
@@ -347,7 +349,7 @@ class ReferenceStore:
             return fail(error)
 
     def _update(
-        self, owner: _Owner, did: str, action: RecipientUpdateAction, max_recipients: int
+        self, owner: _Account, did: str, action: RecipientUpdateAction, max_recipients: int
     ) -> RecipientUpdateResult:
         holder = self._find_owner(did)
         if action == "add":
@@ -360,10 +362,10 @@ class ReferenceStore:
         if holder is not owner:
             return "no_change"
         owner.recipients.remove(did)
-        self._tidy((owner, did))
+        self._forget_senders((owner, did))
         return "success"
 
-    def _find_owner(self, did: str) -> _Owner | None:
+    def _find_owner(self, did: str) -> _Account | None:
         return next((owner for owner in self._owners.values() if did in owner.recipients), None)
 
     def _find_queue(self, did: str) -> _Queue:
@@ -388,11 +390,11 @@ class ReferenceStore:
             for message in self._messages
             if message.queue[0].account.did == account
             and recipient_did in (None, message.queue[1])
-            and message.is_shown(now)
+            and message.is_visible(now)
         ]
 
     def _list_delayed(self) -> list[_Message]:
-        """Messages that are yet to be handed out when they are due."""
+        """Delayed messages that were not taken as due yet."""
         now = self._clock.seconds()
         return [
             message
@@ -405,12 +407,15 @@ class ReferenceStore:
 
     def _refuse_full(self, deposits: Iterable[tuple[_Queue, EnqueueRequest]]) -> None:
         """:raise QueueFull: one of the enqueues, in order, is to be refused."""
-        coming: dict[_Queue, tuple[MessageVolume, SenderUsage]] = {}
+        volume: dict[_Queue, tuple[MessageVolume, SenderUsage]] = {}
         for queue, one in deposits:
-            if queue not in coming:
-                there = self._list(queue)
-                coming[queue] = MessageVolume(len(there), sum(message.size for message in there)), self._usage(queue)
-            whole, usage = coming[queue]
+            if queue not in volume:
+                queued = self._list(queue)
+                volume[queue] = (
+                    MessageVolume(len(queued), sum(message.size for message in queued)),
+                    self._usage(queue),
+                )
+            whole, usage = volume[queue]
             amount = MessageVolume(len(one.payloads), sum(len(payload.data) for payload in one.payloads))
             whole.add(amount.messages, amount.size)
             if find_exceeded_limit(self._limits, whole.messages, whole.size) is not None:
@@ -428,30 +433,30 @@ class ReferenceStore:
         evicted = self._evict(
             queue, one.origin, MessageVolume(len(fitting), sum(message.size for message in fitting))
         )
-        oversize = [message.removed("fifo_bytes") for message in incoming if message not in fitting]
+        oversize = [message.to_removed("fifo_bytes") for message in incoming if message not in fitting]
         self._messages += fitting
         self._ledger["accepted"] += len(incoming)
         self._ledger["evicted"] += len(oversize)
-        return EnqueueResult(tuple(message.stored() for message in incoming), (*evicted, *oversize))
+        return EnqueueResult(tuple(message.to_stored() for message in incoming), (*evicted, *oversize))
 
-    def _evict(self, queue: _Queue, origin: int, coming: MessageVolume) -> list[RemovedMessage]:
+    def _evict(self, queue: _Queue, origin: int, volume: MessageVolume) -> list[RemovedMessage]:
         """Make room in a queue."""
         evicted: list[RemovedMessage] = []
         usage = (
             self._usage(queue) if needs_sender_usage(self._limits, origin) else SenderUsage(self._limits, frozenset())
         )
         while True:
-            there = self._list(queue)
-            size = coming.size + sum(message.size for message in there)
-            reason = find_exceeded_limit(self._limits, coming.messages + len(there), size)
+            queued = self._list(queue)
+            size = volume.size + sum(message.size for message in queued)
+            reason = find_exceeded_limit(self._limits, volume.messages + len(queued), size)
 
-            def list_group(group: SenderGroup, there: Sequence[_Message] = there) -> list[_Message]:
-                return [message for message in there if is_from_group(group, message.origin, usage.known)]
+            def list_group(group: SenderGroup, queued: Sequence[_Message] = queued) -> list[_Message]:
+                return [message for message in queued if is_from_group(group, message.origin, usage.known)]
 
             def find_oldest(group: SenderGroup) -> int | None:
                 return next((message.origin for message in list_group(group)), None)
 
-            group = None if reason is None else usage.victim(origin, coming, find_oldest)
+            group = None if reason is None else usage.victim(origin, volume, find_oldest)
             if group is None:
                 return evicted
             victim = list_group(group)[0]
@@ -475,11 +480,11 @@ class ReferenceStore:
     def _remove(self, message: _Message, reason: RemovalReason | None) -> RemovedMessage:
         self._messages.remove(message)
         self._ledger[LEDGER_ENTRY_BY_REASON[reason]] += 1
-        self._tidy(message.queue)
-        return message.removed(reason)
+        self._forget_senders(message.queue)
+        return message.to_removed(reason)
 
-    def _tidy(self, queue: _Queue) -> None:
-        """Forget the senders that an unregistered DID without messages knows."""
+    def _forget_senders(self, queue: _Queue) -> None:
+        """Forget the known senders of an unregistered DID without messages."""
         owner, did = queue
         if did not in owner.recipients and not self._list(queue):
             self._senders.pop(queue, None)

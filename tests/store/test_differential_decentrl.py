@@ -1,4 +1,4 @@
-"""All stores give the same answers to the same questions of Decentrl, whatever is asked."""
+"""Differential tests of the Decentrl part: every store gives the same results as the reference store."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from mediatord.store.mongo.nonces import NonceCapacity
 from mediatord.store.mongo.store import MongoStore
 from tests.mongod import fresh_database, shared_replica_set
 from tests.store.builders import HoldableRunner, ImmediateClock, make_sqlite_store, result_of
-from tests.store.mongo.mongo_test_case import PATIENT, TIME_LIMITS
+from tests.store.mongo.mongo_test_case import TIME_LIMIT, TIME_LIMIT_SETTINGS
 from tests.store.random_decentrl_commands import (
-    PEOPLE,
+    PARTY_DIDS,
     TAGS,
     RandomDecentrlCommands,
     Write,
-    anybody,
+    any_did,
     channels,
-    people,
+    party_dids,
     spans,
     tags,
     times,
@@ -59,153 +59,157 @@ CAPS = DecentrlQuotas(
     stored=8,
     stored_bytes=40,
 )
-# More than are ever drawn: MongoDB notices a little late that there is no room, or room again.
-MOST_NONCES = 100_000
+# More than are ever drawn: MongoDB notices a full or freed capacity a little late.
+MAX_NONCES = 100_000
 REACTOR: Any = reactor
 ALL = PageRequest(0, 99)
 
 bounds = st.none() | times
 parts = st.builds(PageRequest, st.sampled_from([0, 1, 2, 7, 1 << 70]), st.sampled_from([99, 0, 1, 3, 1 << 70]))
-event_filters = st.builds(EventFilter, tags, st.none() | anybody, bounds, bounds, st.booleans())
+event_filters = st.builds(EventFilter, tags, st.none() | any_did, bounds, bounds, st.booleans())
 public_filters = st.builds(PublicEventFilter, tags, bounds, bounds, channels)
 
-# What events can be found by, each by itself.
-LOOKS = (
+# Criteria of event queries, each by itself.
+SINGLE_CRITERIA = (
     EventFilter(unprocessed_only=True),
     *(EventFilter((tag,)) for tag in TAGS),
-    *(EventFilter(("x", ""), did) for did in PEOPLE),
+    *(EventFilter(("x", ""), did) for did in PARTY_DIDS),
 )
 
 
-class DecentrlStores(RuleBasedStateMachine):
-    """The reference store and another one, asked the same. Two of three people are registered, for a while."""
+class DecentrlStoreComparison(RuleBasedStateMachine):
+    """
+    The reference store and another one, with the same operations.
+
+    Two of three parties are registered, for a while.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.clock = ImmediateClock()
         self.stores: list[Any] = [
-            ReferenceStore(self.clock, QueueLimits(), caps=CAPS, max_nonces=MOST_NONCES),
-            self.make_other(),
+            ReferenceStore(self.clock, QueueLimits(), caps=CAPS, max_nonces=MAX_NONCES),
+            self.make_store(),
         ]
         self.commands = RandomDecentrlCommands(self.clock)
-        self.same(lambda store: store.open())
-        for did in PEOPLE[:2]:
-            self.write(self.commands.registering(did, 30))
-            self.write(self.commands.keeping(did, [self.commands.some_event(did, tag) for tag in TAGS]))
-            for peer in PEOPLE:
-                self.write(self.commands.agreeing(did, peer, 30, peer.encode()))
+        self.assert_same(lambda store: store.open())
+        for did in PARTY_DIDS[:2]:
+            self.write_both(self.commands.make_registration(did, 30))
+            self.write_both(self.commands.make_save(did, [self.commands.draw_event(did, tag) for tag in TAGS]))
+            for peer in PARTY_DIDS:
+                self.write_both(self.commands.make_contract(did, peer, 30, peer.encode()))
 
-    def make_other(self) -> IStore:
-        """The other store, not open."""
+    def make_store(self) -> IStore:
+        """The other store, closed."""
         raise NotImplementedError
 
-    def answer(self, asked: Deferred[Any]) -> Any:
-        """What a Deferred fires with; for a refusal, its class."""
-        return result_of(asked)
+    def get_result(self, deferred: Deferred[Any]) -> Any:
+        """The result of a Deferred; for a refusal its class."""
+        return result_of(deferred)
 
     def teardown(self) -> None:
-        for did in PEOPLE:
-            self.look(did)
-        self.same(lambda store: store.close())
+        for did in PARTY_DIDS:
+            self.read_all(did)
+        self.assert_same(lambda store: store.close())
 
-    def same(self, ask: Callable[[IStore], Deferred[Any]]) -> Any:
-        """Ask both and compare."""
-        reference, other = (self.answer(ask(store)) for store in self.stores)
+    def assert_same(self, operation: Callable[[IStore], Deferred[Any]]) -> Any:
+        """Run an operation on both stores and compare."""
+        reference, other = (self.get_result(operation(store)) for store in self.stores)
         assert reference == other, f"reference: {reference!r}\nother: {other!r}"
         return reference
 
-    def read(self, ask: Callable[[IDecentrlStore], Deferred[Any]]) -> None:
-        self.same(lambda store: ask(store.decentrl))
+    def read_both(self, operation: Callable[[IDecentrlStore], Deferred[Any]]) -> None:
+        self.assert_same(lambda store: operation(store.decentrl))
 
-    def write(self, write: Write) -> None:
-        guard = self.commands.open_guard()
-        self.read(lambda store: write(store, guard))
+    def write_both(self, write: Write) -> None:
+        guard = self.commands.make_open_guard()
+        self.read_both(lambda store: write(store, guard))
 
     @rule(data=st.data())
     def write_one(self, data: st.DataObject) -> None:
-        """After it, whatever became of it, its nonce is claimed or is not."""
-        write, guard = self.commands.draw(data), self.commands.guard(data)
-        self.read(lambda store: write(store, guard))
-        self.same(lambda store: store.claim_nonce(guard.nonce, guard.until))
+        """Run a command, and compare whether its nonce is claimed afterwards."""
+        write, guard = self.commands.draw(data), self.commands.draw_guard(data)
+        self.read_both(lambda store: write(store, guard))
+        self.assert_same(lambda store: store.claim_nonce(guard.nonce, guard.until))
 
     @rule(data=st.data(), number=st.integers(1, 8))
-    def write_some(self, data: st.DataObject, number: int) -> None:
+    def write_several(self, data: st.DataObject, number: int) -> None:
         for _ in range(number):
-            self.write(self.commands.draw(data))
+            self.write_both(self.commands.draw(data))
 
-    @rule(owner=people, did=st.none() | anybody, before=st.none() | spans, after=st.none() | spans, part=parts)
-    def contracts(
+    @rule(owner=party_dids, did=st.none() | any_did, before=st.none() | spans, after=st.none() | spans, part=parts)
+    def list_contracts(
         self, owner: str, did: str | None, before: float | None, after: float | None, part: PageRequest
     ) -> None:
         now = self.clock.seconds()
         wanted = ContractFilter(did, None if before is None else now + before, None if after is None else now + after)
-        self.read(lambda store: store.contracts(owner, wanted, part))
-        self.read(lambda store: store.contracts(owner, wanted, ALL))
+        self.read_both(lambda store: store.contracts(owner, wanted, part))
+        self.read_both(lambda store: store.contracts(owner, wanted, ALL))
 
-    @rule(did=people, sender=st.none() | anybody, part=parts)
-    def waiting(self, did: str, sender: str | None, part: PageRequest) -> None:
-        self.read(lambda store: store.contract_requests(did, part))
-        self.read(lambda store: store.pending_events(did, sender, part))
+    @rule(did=party_dids, sender=st.none() | any_did, part=parts)
+    def list_pending(self, did: str, sender: str | None, part: PageRequest) -> None:
+        self.read_both(lambda store: store.contract_requests(did, part))
+        self.read_both(lambda store: store.pending_events(did, sender, part))
 
-    @rule(owner=people, wanted=event_filters, part=parts)
-    def events(self, owner: str, wanted: EventFilter, part: PageRequest) -> None:
-        self.read(lambda store: store.events(owner, wanted, part))
-        self.read(lambda store: store.events(owner, wanted, ALL))
+    @rule(owner=party_dids, wanted=event_filters, part=parts)
+    def list_events(self, owner: str, wanted: EventFilter, part: PageRequest) -> None:
+        self.read_both(lambda store: store.events(owner, wanted, part))
+        self.read_both(lambda store: store.events(owner, wanted, ALL))
 
-    @rule(publisher=people, wanted=public_filters, part=parts)
-    def public_events(self, publisher: str, wanted: PublicEventFilter, part: PageRequest) -> None:
-        self.read(lambda store: store.public_events(publisher, wanted, part))
-        self.read(lambda store: store.public_events(publisher, wanted, ALL))
+    @rule(publisher=party_dids, wanted=public_filters, part=parts)
+    def list_public_events(self, publisher: str, wanted: PublicEventFilter, part: PageRequest) -> None:
+        self.read_both(lambda store: store.public_events(publisher, wanted, part))
+        self.read_both(lambda store: store.public_events(publisher, wanted, ALL))
 
-    @rule(did=people)
-    def look(self, did: str) -> None:
-        """All that an owner has, its events by each of what they can be found by."""
-        for wanted in LOOKS:
-            self.read(lambda store, wanted=wanted: store.events(did, wanted, ALL))  # type: ignore[misc]
-        self.read(lambda store: store.public_events(did, PublicEventFilter(), ALL))
-        self.read(lambda store: store.public_events(did, PublicEventFilter(channel_id=""), ALL))
-        self.read(lambda store: store.contracts(did, ContractFilter(), ALL))
-        self.read(lambda store: store.contract_requests(did, ALL))
+    @rule(did=party_dids)
+    def read_all(self, did: str) -> None:
+        """Read all data of an owner, its events by each criterion."""
+        for wanted in SINGLE_CRITERIA:
+            self.read_both(lambda store, wanted=wanted: store.events(did, wanted, ALL))  # type: ignore[misc]
+        self.read_both(lambda store: store.public_events(did, PublicEventFilter(), ALL))
+        self.read_both(lambda store: store.public_events(did, PublicEventFilter(channel_id=""), ALL))
+        self.read_both(lambda store: store.contracts(did, ContractFilter(), ALL))
+        self.read_both(lambda store: store.contract_requests(did, ALL))
 
     @rule(data=st.data(), release=st.booleans())
-    def nonces(self, data: st.DataObject, release: bool) -> None:
-        guard = self.commands.guard(data)
-        self.same(lambda store: store.claim_nonce(guard.nonce, guard.until))
+    def claim_nonces(self, data: st.DataObject, release: bool) -> None:
+        guard = self.commands.draw_guard(data)
+        self.assert_same(lambda store: store.claim_nonce(guard.nonce, guard.until))
         if release:
-            self.same(lambda store: store.release_nonce(guard.nonce))
-        self.read(lambda store: store.check_guard(guard))
+            self.assert_same(lambda store: store.release_nonce(guard.nonce))
+        self.read_both(lambda store: store.check_guard(guard))
 
     @rule(span=spans.map(abs))
-    def time_passes(self, span: float) -> None:
+    def advance_time(self, span: float) -> None:
         self.clock.advance(span)
-        self.same(lambda store: store.prune_nonces())
+        self.assert_same(lambda store: store.prune_nonces())
 
     @rule()
     def reopen(self) -> None:
-        """The other store is closed and opened again, and has lost nothing."""
-        self.answer(self.stores[1].close())
-        self.answer(self.stores[1].open())
+        """Close and reopen the other store, which keeps all data."""
+        self.get_result(self.stores[1].close())
+        self.get_result(self.stores[1].open())
 
     @invariant()
-    def same_everywhere(self) -> None:
-        for did in PEOPLE:
-            self.read(lambda store, did=did: store.registered_until(did))  # type: ignore[misc]
-            self.read(lambda store, did=did: store.pending_events(did, None, ALL))  # type: ignore[misc]
-            self.read(lambda store, did=did: store.events(did, EventFilter(), ALL))  # type: ignore[misc]
-        sizes = [self.answer(store.queue_sizes(99)) for store in self.stores]
-        books = self.same(lambda store: store.read_ledger())
-        assert (books.didcomm, books.decentrl.difference) == (MessageLedger(), 0), books
+    def queue_sizes_agree(self) -> None:
+        for did in PARTY_DIDS:
+            self.read_both(lambda store, did=did: store.registered_until(did))  # type: ignore[misc]
+            self.read_both(lambda store, did=did: store.pending_events(did, None, ALL))  # type: ignore[misc]
+            self.read_both(lambda store, did=did: store.events(did, EventFilter(), ALL))  # type: ignore[misc]
+        sizes = [self.get_result(store.queue_sizes(99)) for store in self.stores]
+        ledgers = self.assert_same(lambda store: store.read_ledger())
+        assert (ledgers.didcomm, ledgers.decentrl.difference) == (MessageLedger(), 0), ledgers
         assert dict(sizes[0][0]) == dict(sizes[1][0]) and sizes[0][1] == sizes[1][1], sizes
 
 
-class SQLiteDecentrlStores(DecentrlStores):
-    """With the SQLite store, which can be given many commands at once."""
+class SQLiteDecentrlComparison(DecentrlStoreComparison):
+    """The reference store and the SQLite store, which batches commands."""
 
-    def make_other(self) -> IStore:
+    def make_store(self) -> IStore:
         self.folder = mkdtemp(prefix="mediatord-store-")
         self.writer = HoldableRunner()
         return make_sqlite_store(
-            self.clock, Path(self.folder) / "db", caps=CAPS, write=self.writer, max_nonces=MOST_NONCES
+            self.clock, Path(self.folder) / "db", caps=CAPS, write=self.writer, max_nonces=MAX_NONCES
         )
 
     def teardown(self) -> None:
@@ -213,35 +217,35 @@ class SQLiteDecentrlStores(DecentrlStores):
         rmtree(self.folder)
 
     @rule(data=st.data(), number=st.integers(2, 8))
-    def write_together(self, data: st.DataObject, number: int) -> None:
+    def write_concurrently(self, data: st.DataObject, number: int) -> None:
         """Many commands, some of which are refused or fail, reach SQLite in one batch."""
-        asked = [(self.commands.draw(data), self.commands.guard(data)) for _ in range(number)]
+        deferred = [(self.commands.draw(data), self.commands.draw_guard(data)) for _ in range(number)]
         reference, sqlite = self.stores
         self.writer.hold()
         blocking = sqlite.ping()
-        begun = [write(sqlite.decentrl, guard) for write, guard in asked]
-        self.writer.let_go()
+        deferreds = [write(sqlite.decentrl, guard) for write, guard in deferred]
+        self.writer.release()
         result_of(blocking)
-        expected = [result_of(write(reference.decentrl, guard)) for write, guard in asked]
-        assert [result_of(one) for one in begun] == expected
+        expected = [result_of(write(reference.decentrl, guard)) for write, guard in deferred]
+        assert [result_of(one) for one in deferreds] == expected
 
 
-class MongoDecentrlStores(DecentrlStores):
-    """With the MongoDB store on a real server, in which two events are a long list."""
+class MongoDecentrlComparison(DecentrlStoreComparison):
+    """The reference store and the MongoDB store on a real server, in which two events are a long list."""
 
-    def make_other(self) -> IStore:
-        self.patience = MonkeyPatcher(*[(module, name, PATIENT) for module, name in TIME_LIMITS])
+    def make_store(self) -> IStore:
+        self.patience = MonkeyPatcher(*[(module, name, TIME_LIMIT) for module, name in TIME_LIMIT_SETTINGS])
         self.patience.patch()
-        self.fresh = fresh_database()
-        address = parse_mongo_uri(shared_replica_set().uri(self.fresh.__enter__()))
+        self.fresh_database = fresh_database()
+        address = parse_mongo_uri(shared_replica_set().uri(self.fresh_database.__enter__()))
         server = ReplicaSetClient(address, REACTOR, observe=ignore_observation, on_up=lambda up: None, connections=2)
-        store = MongoStore(server, self.clock, QueueLimits(), caps=CAPS, max_nonces=MOST_NONCES)
-        store.decentrl = MongoDecentrlStore(server, self.clock, CAPS, NonceCapacity(server, MOST_NONCES), step=1)
+        store = MongoStore(server, self.clock, QueueLimits(), caps=CAPS, max_nonces=MAX_NONCES)
+        store.decentrl = MongoDecentrlStore(server, self.clock, CAPS, NonceCapacity(server, MAX_NONCES), step=1)
         return store
 
-    def answer(self, asked: Deferred[Any]) -> Any:
+    def get_result(self, deferred: Deferred[Any]) -> Any:
         fired: list[Any] = []
-        asked.addBoth(fired.append)
+        deferred.addBoth(fired.append)
         while not fired:
             due = REACTOR.timeout()
             REACTOR.iterate(0.05 if due is None else due)
@@ -250,11 +254,11 @@ class MongoDecentrlStores(DecentrlStores):
 
     def teardown(self) -> None:
         super().teardown()
-        self.fresh.__exit__(None, None, None)
+        self.fresh_database.__exit__(None, None, None)
         self.patience.restore()
 
 
-TestSQLiteDecentrlStores = SQLiteDecentrlStores.TestCase
+TestSQLiteDecentrlStores = SQLiteDecentrlComparison.TestCase
 TestSQLiteDecentrlStores.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
-TestMongoDecentrlStores = pytest.mark.exhaustive(MongoDecentrlStores.TestCase)
+TestMongoDecentrlStores = pytest.mark.exhaustive(MongoDecentrlComparison.TestCase)
 TestMongoDecentrlStores.settings = settings(max_examples=8, stateful_step_count=25, deadline=None)

@@ -1,4 +1,4 @@
-"""Whom a recipient knows, by what it has acknowledged and when."""
+"""Known senders of a recipient, by what it has acknowledged and when."""
 
 from __future__ import annotations
 
@@ -16,86 +16,86 @@ from mediatord.store.fair_share import (
 )
 
 DAY = 86_400
-FRIEND = 1 << 62
+KNOWN_PARTY = 1 << 62
 
 
 class KnownSendersTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.senders = KnownSenders()
         self.now = 1_800_000_000.0
-        self.strangers = count(1)
+        self.new_parties = count(1)
 
     def acknowledge(self, *parties: int, later: float = 0.0) -> bool:
-        """After so many seconds; whether there is anything to write."""
+        """Acknowledge messages so many seconds later; return whether there is a change to store."""
         self.now += later
         return self.senders.acknowledged(parties, self.now)
 
-    def befriend(self, *parties: int) -> None:
-        """Have these known."""
+    def make_known(self, *parties: int) -> None:
+        """Make these parties known."""
         self.acknowledge(*parties)
         self.acknowledge(*parties, later=PROBATION_SECONDS)
 
-    def remembered(self) -> int:
-        """Parties of which anything is kept."""
+    def list_remembered(self) -> int:
+        """Parties of which anything is stored."""
         return self.senders.text().count("[") - 1
 
-    def test_probation(self) -> None:
-        """One becomes known by the second acknowledgement that is an hour after the first, and by no other."""
-        self.assertTrue(self.acknowledge(FRIEND))
-        self.assertFalse(self.acknowledge(FRIEND, later=PROBATION_SECONDS - 1))
+    def test_known_by_acknowledgements_an_hour_apart(self) -> None:
+        """A party becomes known by an acknowledgement an hour or more after the first, and by no other."""
+        self.assertTrue(self.acknowledge(KNOWN_PARTY))
+        self.assertFalse(self.acknowledge(KNOWN_PARTY, later=PROBATION_SECONDS - 1))
         self.assertEqual(self.senders.known, frozenset())
-        self.assertTrue(self.acknowledge(FRIEND, later=1))
-        self.assertEqual(self.senders.known, {FRIEND})
+        self.assertTrue(self.acknowledge(KNOWN_PARTY, later=1))
+        self.assertEqual(self.senders.known, {KNOWN_PARTY})
 
-    def test_clock_set_back(self) -> None:
-        """Nobody becomes known by that, nor unknown."""
-        self.acknowledge(FRIEND)
-        self.assertFalse(self.acknowledge(FRIEND, later=-DAY))
+    def test_clock_set_back_changes_nothing(self) -> None:
+        """A clock set back makes nobody known or unknown."""
+        self.acknowledge(KNOWN_PARTY)
+        self.assertFalse(self.acknowledge(KNOWN_PARTY, later=-DAY))
         self.assertEqual(self.senders.known, frozenset())
-        self.acknowledge(FRIEND, later=DAY + PROBATION_SECONDS)
-        self.assertFalse(self.acknowledge(FRIEND, later=-DAY))
-        self.assertEqual(self.senders.known, {FRIEND})
+        self.acknowledge(KNOWN_PARTY, later=DAY + PROBATION_SECONDS)
+        self.assertFalse(self.acknowledge(KNOWN_PARTY, later=-DAY))
+        self.assertEqual(self.senders.known, {KNOWN_PARTY})
 
-    def test_written_seldom(self) -> None:
-        """Of who is known nothing is written for a day, however much is acknowledged."""
-        self.befriend(FRIEND)
-        self.assertFalse(any(self.acknowledge(FRIEND, later=REFRESH_SECONDS // 100) for _ in range(99)))
-        self.assertTrue(self.acknowledge(FRIEND, later=REFRESH_SECONDS))
+    def test_known_sender_is_written_once_a_day(self) -> None:
+        """For a known sender nothing is written for a day, however much is acknowledged."""
+        self.make_known(KNOWN_PARTY)
+        self.assertFalse(any(self.acknowledge(KNOWN_PARTY, later=REFRESH_SECONDS // 100) for _ in range(99)))
+        self.assertTrue(self.acknowledge(KNOWN_PARTY, later=REFRESH_SECONDS))
 
-    def test_text(self) -> None:
-        """What is kept is all there is, and no more than a few kilobytes."""
-        self.befriend(FRIEND, 5)
-        again = KnownSenders(self.senders.text())
-        self.assertEqual((again.known, again.text()), ({FRIEND, 5}, self.senders.text()))
+    def test_stored_form_is_complete_and_small(self) -> None:
+        """The stored form has all data in a few kilobytes."""
+        self.make_known(KNOWN_PARTY, 5)
+        restored = KnownSenders(self.senders.text())
+        self.assertEqual((restored.known, restored.text()), ({KNOWN_PARTY, 5}, self.senders.text()))
         self.acknowledge(*range(1 << 62, (1 << 62) + 2 * MAX_REMEMBERED_SENDERS))
         self.assertLess(len(self.senders.text()), 3_000)
         self.assertEqual(KnownSenders(None).text(), "[]")
 
-    def test_strangers_do_not_push_out_who_is_known(self) -> None:
-        """However many of them there are: they take the places of each other."""
-        self.befriend(FRIEND)
+    def test_new_parties_replace_each_other(self) -> None:
+        """Any number of new parties replace each other, not known ones."""
+        self.make_known(KNOWN_PARTY)
         for _ in range(10 * MAX_REMEMBERED_SENDERS):
-            self.acknowledge(next(self.strangers), later=1)
-        self.assertEqual((self.senders.known, self.remembered()), ({FRIEND}, MAX_REMEMBERED_SENDERS))
+            self.acknowledge(next(self.new_parties), later=1)
+        self.assertEqual((self.senders.known, self.list_remembered()), ({KNOWN_PARTY}, MAX_REMEMBERED_SENDERS))
 
-    def test_known_ones_do_not_push_out_each_other(self) -> None:
-        """Whoever became known stays so, and there are places left for others to begin."""
-        self.befriend(FRIEND)
+    def test_known_parties_stay(self) -> None:
+        """Known parties are not replaced, and some places are left for new ones."""
+        self.make_known(KNOWN_PARTY)
         for _ in range(2 * MAX_REMEMBERED_SENDERS):
-            self.befriend(next(self.strangers))
+            self.make_known(next(self.new_parties))
         self.assertEqual(len(self.senders.known), MAX_KNOWN_SENDERS)
-        self.assertIn(FRIEND, self.senders.known)
-        self.assertEqual(self.remembered(), MAX_REMEMBERED_SENDERS)
+        self.assertIn(KNOWN_PARTY, self.senders.known)
+        self.assertEqual(self.list_remembered(), MAX_REMEMBERED_SENDERS)
 
-    def test_dormant(self) -> None:
-        """Of whom nothing has come for a month, that makes a place, the longest one first."""
-        self.befriend(FRIEND)
+    def test_idle_parties_are_replaced(self) -> None:
+        """Parties idle for a month are replaced, the longest idle first."""
+        self.make_known(KNOWN_PARTY)
         for _ in range(MAX_KNOWN_SENDERS - 1):
-            self.befriend(next(self.strangers))
-        self.befriend(2 * FRIEND)
-        self.assertIn(FRIEND, self.senders.known)
+            self.make_known(next(self.new_parties))
+        self.make_known(2 * KNOWN_PARTY)
+        self.assertIn(KNOWN_PARTY, self.senders.known)
         self.now += DORMANT_SECONDS
-        self.befriend(2 * FRIEND + 1)
-        self.assertIn(2 * FRIEND + 1, self.senders.known)
-        self.assertNotIn(FRIEND, self.senders.known)
+        self.make_known(2 * KNOWN_PARTY + 1)
+        self.assertIn(2 * KNOWN_PARTY + 1, self.senders.known)
+        self.assertNotIn(KNOWN_PARTY, self.senders.known)
         self.assertEqual(len(self.senders.known), MAX_KNOWN_SENDERS)

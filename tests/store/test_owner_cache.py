@@ -1,4 +1,4 @@
-"""Who has registered which DID, from memory."""
+"""The cache of owners of recipient DIDs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.store.caches import OwnerCache
 
 
-class OwnerTests(SynchronousTestCase):
-    """What is remembered and for how long."""
+class OwnerCacheTests(SynchronousTestCase):
+    """Lifetime and size of the cache."""
 
-    def test_lifetime(self) -> None:
-        """Where others may change it, an answer is good for a while only."""
+    def test_entry_expires(self) -> None:
+        """Where other processes may change an owner, an entry is valid for a limited time."""
         clock = Clock()
         owners: OwnerCache[str] = OwnerCache(now=clock.seconds, lifetime=2.0)
         owners.keep("did:x", "alice", owners.age)
@@ -23,14 +23,14 @@ class OwnerTests(SynchronousTestCase):
         owners.keep("did:x", "bob", owners.age)
         self.assertEqual(owners.get("did:x"), "bob")
 
-    def test_nothing_is_kept(self) -> None:
-        """Where it must not be remembered at all it is not."""
+    def test_lifetime_zero_disables_cache(self) -> None:
+        """With a lifetime of zero nothing is cached."""
         owners: OwnerCache[str] = OwnerCache(0)
         owners.keep("did:x", "alice", owners.age)
         self.assertIsNone(owners.get("did:x"))
 
-    def test_least_recently_used_goes(self) -> None:
-        """Who was asked for last stays."""
+    def test_evicts_least_recently_used(self) -> None:
+        """The least recently used entry is evicted."""
         owners: OwnerCache[str] = OwnerCache(2)
         for did in ("did:a", "did:b"):
             owners.keep(did, "alice", owners.age)

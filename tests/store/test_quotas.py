@@ -1,4 +1,4 @@
-"""What is left of an allowance."""
+"""Arithmetic of quota windows."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ PERIOD = 64.0
 LIMIT = 50
 
 
-class AllowanceTests(SynchronousTestCase):
-    """A sliding window made of few lots."""
+class QuotaWindowTests(SynchronousTestCase):
+    """A sliding window with few slots."""
 
-    def take(self, lots: list[QuotaUse], amount: int, now: float) -> tuple[list[QuotaUse], float]:
-        lots = drop_expired_uses(lots, PERIOD, now)
-        wait = get_quota_wait(lots, amount, limit=LIMIT, period=PERIOD, now=now)
-        return (lots if wait else add_quota_use(lots, amount, period=PERIOD, now=now)), wait
+    def use_quota(self, slots: list[QuotaUse], amount: int, now: float) -> tuple[list[QuotaUse], float]:
+        slots = drop_expired_uses(slots, PERIOD, now)
+        wait = get_quota_wait(slots, amount, limit=LIMIT, period=PERIOD, now=now)
+        return (slots if wait else add_quota_use(slots, amount, period=PERIOD, now=now)), wait
 
     @given(st.lists(st.tuples(st.floats(0, 9), st.integers(1, LIMIT)), max_size=60))
     @settings(max_examples=100, deadline=None)
-    def test_never_more_than_the_limit(self, takings: list[tuple[float, int]]) -> None:
-        """In no period more is taken than the limit; what was refused can be had after the wait, not long before."""
-        lots: list[QuotaUse] = []
-        taken: list[QuotaUse] = []
+    def test_never_exceeds_limit(self, uses: list[tuple[float, int]]) -> None:
+        """No period exceeds the limit; after the wait, and not long before, a refused amount is granted."""
+        slots: list[QuotaUse] = []
+        granted: list[QuotaUse] = []
         now = 1_800_000_000.0
-        for pause, amount in takings:
+        for pause, amount in uses:
             now += pause
-            lots, wait = self.take(lots, amount, now)
+            slots, wait = self.use_quota(slots, amount, now)
             if not wait:
-                taken.append((now, amount))
-                self.assertLessEqual(sum(some for at, some in taken if at > now - PERIOD), LIMIT)
+                granted.append((now, amount))
+                self.assertLessEqual(sum(some for at, some in granted if at > now - PERIOD), LIMIT)
                 continue
-            self.assertEqual(self.take(lots, amount, now + wait)[1], 0.0)
-            early = now + wait - PERIOD / QUOTA_WINDOW_SLOTS - 1e-3
-            counting = sum(some for at, some in taken if early - PERIOD < at)
-            self.assertTrue(early <= now or counting + amount > LIMIT)
+            self.assertEqual(self.use_quota(slots, amount, now + wait)[1], 0.0)
+            earlier = now + wait - PERIOD / QUOTA_WINDOW_SLOTS - 1e-3
+            counting = sum(some for at, some in granted if earlier - PERIOD < at)
+            self.assertTrue(earlier <= now or counting + amount > LIMIT)
 
-    def test_lots_are_few(self) -> None:
-        """However many small takings there are, few lots are kept of them."""
-        lots: list[QuotaUse] = []
+    def test_number_of_slots_is_bounded(self) -> None:
+        """Any number of small uses are kept in few slots."""
+        slots: list[QuotaUse] = []
         for number in range(20_000):
             now = 1_800_000_000.0 + number * PERIOD / 10_000
-            lots = add_quota_use(drop_expired_uses(lots, PERIOD, now), 1, period=PERIOD, now=now)
-            self.assertLessEqual(len(lots), QUOTA_WINDOW_SLOTS + 1)
-        self.assertLess(abs(sum(taken for _, taken in lots) - 10_000), 10_000 / 100)
+            slots = add_quota_use(drop_expired_uses(slots, PERIOD, now), 1, period=PERIOD, now=now)
+            self.assertLessEqual(len(slots), QUOTA_WINDOW_SLOTS + 1)
+        self.assertLess(abs(sum(granted for _, granted in slots) - 10_000), 10_000 / 100)
 
-    def test_latest_is_undone(self) -> None:
-        """What is put back comes off the end, and part of a lot may stay."""
-        lots = [(1.0, 5), (2.0, 5), (3.0, 1)]
-        for amount, left in ((0, lots), (1, lots[:2]), (3, [(1.0, 5), (2.0, 3)]), (7, [(1.0, 4)]), (99, [])):
-            self.assertEqual(remove_latest_use(lots, amount), left)
+    def test_removes_latest_use(self) -> None:
+        """A return reduces the latest uses first, and part of a use may remain."""
+        slots = [(1.0, 5), (2.0, 5), (3.0, 1)]
+        for amount, remaining in ((0, slots), (1, slots[:2]), (3, [(1.0, 5), (2.0, 3)]), (7, [(1.0, 4)]), (99, [])):
+            self.assertEqual(remove_latest_use(slots, amount), remaining)

@@ -1,8 +1,8 @@
 """
-What every backend promises (the docstrings of `mediatord.store.interfaces`), as tests that any of them must pass.
+Tests of the interfaces in `mediatord.store.interfaces`, which every backend must pass.
 
-A backend's test cases are `class XTests(MakesX, EnqueueContract, TestCase)` and so on, one for each mixin, where
-`MakesX` has the methods `make_store` and `a_neighbour`, and `pass_time` where leases run on a clock of a server.
+A backend's test cases are `class XTests(XBackend, EnqueueContract, TestCase)` and so on, one for each mixin, where
+`XBackend` has the methods `make_store` and `make_second_store`, and `pass_time` where leases run on a server's clock.
 """
 
 from tests.store.contract.accounts import AccountContract, AccountExpiryContract

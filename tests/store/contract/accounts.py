@@ -1,4 +1,4 @@
-"""Accounts and the DIDs they register."""
+"""Contract for accounts and their recipient DIDs."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ EQUIVALENT = (
 
 
 class AccountContract(StoreContract):
-    """Promises of `IAccountStore`."""
+    """Contract of `IAccountStore`."""
 
-    async def test_grant(self) -> None:
-        """A grant makes an account, and a second one answers with the same (reference 5.3)."""
+    async def test_grant_is_idempotent(self) -> None:
+        """A grant creates an account; a second grant returns the same account (reference 5.3)."""
         self.assertIsNone(await self.store.get_account(CAROL))
         granted = await self.store.grant(CAROL)
         self.assertEqual(granted, Account(CAROL, NOON, draft03=False))
@@ -36,35 +36,35 @@ class AccountContract(StoreContract):
         self.assertEqual(await self.store.get_account(CAROL), granted)
         self.assertIsNone(await self.store.get_account(CAROL[:-1]))
 
-    async def test_draft03(self) -> None:
-        """It is remembered which accounts speak the older draft (reference 1.10)."""
+    async def test_remembers_accounts_of_older_draft(self) -> None:
+        """The store records which accounts use the older draft of the protocol (reference 1.10)."""
         await self.store.mark_draft03(ALICE)
         await self.store.mark_draft03(CAROL)
         self.assertEqual(await self.store.get_account(ALICE), Account(ALICE, NOON, draft03=True))
         self.assertEqual(await self.store.get_account(BOB), Account(BOB, NOON, draft03=False))
         self.assertIsNone(await self.store.get_account(CAROL))
 
-    async def test_owner(self) -> None:
-        """The owner of a DID is the account that has registered it, whatever it is named by."""
+    async def test_finds_owner_by_any_form_of_did(self) -> None:
+        """The owner of a DID is the account that registered it, whichever form of the DID is looked up."""
         self.assertEqual(await self.store.find_owner(INBOX), ALICE)
         self.assertEqual(await self.store.find_owner(INBOX), ALICE)
         self.assertEqual(await self.store.find_owner(INBOX + "#key-1"), ALICE)
-        for stranger in (OTHER, ALICE, INBOX[:-1], INBOX + "x"):
-            self.assertIsNone(await self.store.find_owner(stranger))
+        for other_did in (OTHER, ALICE, INBOX[:-1], INBOX + "x"):
+            self.assertIsNone(await self.store.find_owner(other_did))
 
-    async def test_owner_changes(self) -> None:
-        """The owner is right as soon as an update is done, in both directions."""
+    async def test_owner_lookup_follows_updates(self) -> None:
+        """The owner is correct as soon as an update is done, for additions and removals."""
         self.assertIsNone(await self.store.find_owner(OTHER))
         await self.register(BOB, OTHER)
         self.assertEqual(await self.store.find_owner(OTHER), BOB)
-        await self.change(BOB, (OTHER, "remove"))
+        await self.update_recipients(BOB, (OTHER, "remove"))
         self.assertIsNone(await self.store.find_owner(OTHER))
         await self.register(ALICE, OTHER)
         self.assertEqual(await self.store.find_owner(OTHER), ALICE)
 
-    async def test_update_results(self) -> None:
-        """Each update has the result of its case, in order (reference 5.3)."""
-        results = await self.change(
+    async def test_reports_result_of_each_update(self) -> None:
+        """Each update has its own result, in order (reference 5.3)."""
+        results = await self.update_recipients(
             BOB,
             (OTHER, "add"),
             (OTHER, "add"),
@@ -89,9 +89,9 @@ class AccountContract(StoreContract):
         self.assertEqual(await self.store.list_recipients(BOB, offset=0, limit=9), ([OTHER], 1))
         self.assertEqual(await self.store.find_owner(INBOX), ALICE)
 
-    async def test_max_recipients(self) -> None:
-        """One DID too many is refused; what is there already is not one too many (reference 5.3)."""
-        results = await self.change(
+    async def test_refuses_more_than_max_recipients(self) -> None:
+        """A DID beyond the limit is refused; one that is registered already does not exceed it (reference 5.3)."""
+        results = await self.update_recipients(
             ALICE,
             ("did:a", "add"),
             ("did:b", "add"),
@@ -103,16 +103,16 @@ class AccountContract(StoreContract):
         self.assertEqual(results, ["success", "client_error", "no_change", "success", "success"])
         self.assertEqual(await self.store.list_recipients(ALICE, offset=0, limit=9), (["did:a", "did:b"], 2))
 
-    async def test_update_without_account(self) -> None:
-        """Nobody registers a DID without a grant (reference 5.3)."""
+    async def test_refuses_update_without_account(self) -> None:
+        """Recipient DIDs cannot be registered without a grant (reference 5.3)."""
         with self.assertRaises(MediationNotGranted):
-            await self.change(CAROL, (OTHER, "add"))
+            await self.update_recipients(CAROL, (OTHER, "add"))
         self.assertIsNone(await self.store.find_owner(OTHER))
 
-    async def test_pagination(self) -> None:
-        """Recipient DIDs come in order of registration, in slices, with their number in all (reference 5.3)."""
+    async def test_lists_recipients_in_pages(self) -> None:
+        """Recipient DIDs are listed in order of registration, in pages, with the total (reference 5.3)."""
         await self.register(ALICE, "did:z", "did:a", "did:m")
-        await self.change(ALICE, ("did:a", "remove"))
+        await self.update_recipients(ALICE, ("did:a", "remove"))
         await self.register(ALICE, "did:b", "did:a")
         everything = [INBOX, "did:z", "did:m", "did:b", "did:a"]
         for offset, limit in ((0, 99), (0, 2), (2, 2), (4, 2), (5, 2), (9, 9), (0, 0)):
@@ -121,135 +121,137 @@ class AccountContract(StoreContract):
         self.assertEqual(await self.store.list_recipients(BOB, offset=0, limit=9), ([], 0))
         self.assertEqual(await self.store.list_recipients(CAROL, offset=0, limit=9), ([], 0))
 
-    async def test_remove_keeps_the_queue(self) -> None:
-        """After a removal nothing more is accepted, but what waits stays for the account (reference 5.3)."""
-        await self.put("a", "b")
-        await self.change(ALICE, (INBOX, "remove"))
+    async def test_removal_keeps_queued_messages(self) -> None:
+        """After a removal nothing more is accepted, but queued messages stay for the account (reference 5.3)."""
+        await self.enqueue_ids("a", "b")
+        await self.update_recipients(ALICE, (INBOX, "remove"))
         with self.assertRaises(UnknownRecipient):
-            await self.put("c")
-        self.assertEqual(await self.waiting(ALICE), ["a", "b"])
-        self.assertEqual(await self.waiting(ALICE, INBOX), ["a", "b"])
+            await self.enqueue_ids("c")
+        self.assertEqual(await self.list_waiting(ALICE), ["a", "b"])
+        self.assertEqual(await self.list_waiting(ALICE, INBOX), ["a", "b"])
         self.assertEqual(await self.store.list_recipients(ALICE, offset=0, limit=9), ([], 0))
         removed = await self.store.acknowledge(ALICE, ["a", "b"])
-        self.assertEqual([gone.recipient_did for gone in removed], [INBOX, INBOX])
+        self.assertEqual([message.recipient_did for message in removed], [INBOX, INBOX])
         self.assertEqual(await self.store.queue_sizes(9), ([], 0))
 
-    async def test_removed_did_goes_to_another_account(self) -> None:
-        """Who registers a DID that another has removed gets new messages only (reference 5.3)."""
-        await self.put("a")
-        await self.change(ALICE, (INBOX, "remove"))
+    async def test_new_owner_gets_new_messages_only(self) -> None:
+        """An account that registers a DID which another has removed gets new messages only (reference 5.3)."""
+        await self.enqueue_ids("a")
+        await self.update_recipients(ALICE, (INBOX, "remove"))
         await self.register(BOB, INBOX)
-        enqueued = await self.put("b", "c", "d")
+        enqueued = await self.enqueue_ids("b", "c", "d")
         self.assertEqual((enqueued.evicted, {message.account for message in enqueued.messages}), ((), {BOB}))
-        self.assertEqual(await self.waiting(ALICE, INBOX), ["a"])
-        self.assertEqual(await self.waiting(BOB, INBOX), ["b", "c", "d"])
+        self.assertEqual(await self.list_waiting(ALICE, INBOX), ["a"])
+        self.assertEqual(await self.list_waiting(BOB, INBOX), ["b", "c", "d"])
         self.assertEqual([gone.account for gone in await self.store.acknowledge(ALICE, ["a", "b"])], [ALICE])
-        self.assertEqual(await self.waiting(BOB), ["b", "c", "d"])
+        self.assertEqual(await self.list_waiting(BOB), ["b", "c", "d"])
 
-    async def test_removed_did_comes_back(self) -> None:
-        """Who registers a DID again has what still waited for it, within the same limits."""
-        await self.put("a", "b")
-        await self.change(ALICE, (INBOX, "remove"), (INBOX, "add"))
-        enqueued = await self.put("c", "d")
-        self.assertEqual([gone.id for gone in enqueued.evicted], ["a"])
-        self.assertEqual(await self.waiting(ALICE, INBOX), ["b", "c", "d"])
+    async def test_registering_again_restores_queue(self) -> None:
+        """An account that registers a DID again has the messages still queued for it, within the same limits."""
+        await self.enqueue_ids("a", "b")
+        await self.update_recipients(ALICE, (INBOX, "remove"), (INBOX, "add"))
+        enqueued = await self.enqueue_ids("c", "d")
+        self.assertEqual([message.id for message in enqueued.evicted], ["a"])
+        self.assertEqual(await self.list_waiting(ALICE, INBOX), ["b", "c", "d"])
 
-    async def test_one_owner_by_any_name(self) -> None:
-        """Another account registers a DID under none of its forms and DID URLs, and removes it under none."""
+    async def test_did_has_one_owner_in_all_forms(self) -> None:
+        """Another account can register or remove a DID under none of its forms and DID URLs."""
         for first, *others in EQUIVALENT:
             await self.register(BOB, first)
             for other in others:
                 self.assertEqual(await self.store.find_owner(other), BOB, other)
-                self.assertEqual(await self.change(ALICE, (other, "add")), ["client_error"], other)
-                self.assertEqual(await self.change(ALICE, (other, "remove")), ["no_change"], other)
+                self.assertEqual(await self.update_recipients(ALICE, (other, "add")), ["client_error"], other)
+                self.assertEqual(await self.update_recipients(ALICE, (other, "remove")), ["no_change"], other)
                 self.assertEqual(await self.store.list_spellings(other), [first])
-            await self.change(BOB, (first, "remove"))
+            await self.update_recipients(BOB, (first, "remove"))
             for other in others:
                 self.assertIsNone(await self.store.find_owner(other), other)
                 self.assertEqual(await self.store.list_spellings(other), [])
                 await self.register(ALICE, other)
-                self.assertEqual(await self.change(BOB, (first, "add")), ["client_error"], other)
+                self.assertEqual(await self.update_recipients(BOB, (first, "add")), ["client_error"], other)
                 self.assertEqual(await self.store.find_owner(first), ALICE, other)
-                await self.change(ALICE, (other, "remove"))
+                await self.update_recipients(ALICE, (other, "remove"))
 
-    async def test_mail_by_any_name(self) -> None:
-        """What is addressed to a form of a DID comes to its owner, who finds it under each of them."""
+    async def test_delivers_to_any_form_of_did(self) -> None:
+        """A message to any form of a DID goes to its owner, who finds it under each form."""
         for first, *others in EQUIVALENT:
             await self.register(BOB, others[0])
             for number, name in enumerate((first, *others[:2])):
-                (message,) = (await self.put(f"{first} {number}", to=name)).messages
+                (message,) = (await self.enqueue_ids(f"{first} {number}", to=name)).messages
                 self.assertEqual(message.account, BOB)
             waiting = [f"{first} {number}" for number in range(len((first, *others[:2])))]
             for name in (first, *others):
-                self.assertEqual(await self.waiting(BOB, name), waiting, name)
-                self.assertEqual(await self.waiting(ALICE, name), [])
+                self.assertEqual(await self.list_waiting(BOB, name), waiting, name)
+                self.assertEqual(await self.list_waiting(ALICE, name), [])
             await self.store.acknowledge(BOB, waiting)
-            await self.change(BOB, (others[0], "remove"))
+            await self.update_recipients(BOB, (others[0], "remove"))
 
-    async def test_spellings(self) -> None:
-        """Several names of a DID are registered and removed one by one, and listed in order, as they were spelled."""
+    async def test_spellings_are_registered_separately(self) -> None:
+        """Spellings of a DID are registered and removed one by one, and listed in order, as they were spelled."""
         keys = [f"{OTHER}#key-{number}" for number in (1, 2)]
-        results = await self.change(BOB, (keys[0], "add"), ("did:a", "add"), (OTHER, "add"), (keys[1], "add"))
+        results = await self.update_recipients(
+            BOB, (keys[0], "add"), ("did:a", "add"), (OTHER, "add"), (keys[1], "add")
+        )
         self.assertEqual(results, ["success"] * 4)
         everything = [keys[0], "did:a", OTHER, keys[1]]
         for offset, limit in ((0, 9), (0, 2), (1, 2), (2, 9), (4, 1), (0, 0)):
             found = await self.store.list_recipients(BOB, offset=offset, limit=limit)
             self.assertEqual(found, (everything[offset : offset + limit], 4))
         self.assertEqual(await self.store.list_spellings(OTHER), [keys[0], OTHER, keys[1]])
-        results = await self.change(
+        results = await self.update_recipients(
             BOB, (keys[0], "remove"), (keys[0], "remove"), (OTHER + "#key-3", "remove"), (keys[1], "add")
         )
         self.assertEqual(results, ["success", "no_change", "no_change", "no_change"])
         self.assertEqual(await self.store.list_recipients(BOB, offset=0, limit=9), (["did:a", OTHER, keys[1]], 3))
-        await self.put("a", to=OTHER)
-        self.assertEqual(await self.change(BOB, (OTHER, "remove")), ["success"])
+        await self.enqueue_ids("a", to=OTHER)
+        self.assertEqual(await self.update_recipients(BOB, (OTHER, "remove")), ["success"])
         self.assertEqual(await self.store.find_owner(OTHER), BOB)
-        self.assertEqual(await self.change(BOB, (keys[1], "remove")), ["success"])
+        self.assertEqual(await self.update_recipients(BOB, (keys[1], "remove")), ["success"])
         self.assertIsNone(await self.store.find_owner(OTHER))
-        self.assertEqual(await self.waiting(BOB, OTHER), ["a"])
+        self.assertEqual(await self.list_waiting(BOB, OTHER), ["a"])
         await self.register(BOB, keys[1])
-        self.assertEqual(await self.waiting(BOB, keys[0]), ["a"])
+        self.assertEqual(await self.list_waiting(BOB, keys[0]), ["a"])
         self.assertEqual(await self.store.list_recipients(BOB, offset=0, limit=9), (["did:a", keys[1]], 2))
 
-    async def test_bounded_spellings(self) -> None:
-        """Spellings of one DID count against the limit like DIDs, and there is a limit for one DID."""
+    async def test_limits_spellings(self) -> None:
+        """Spellings of one DID count against the limit like DIDs, and one DID has a limit of its own."""
         names = [f"{OTHER}#{number}" for number in range(MAX_REGISTERED_SPELLINGS + 1)]
         adding: list[tuple[str, RecipientUpdateAction]] = [(name, "add") for name in names]
-        results = await self.change(BOB, *adding[:3], max_recipients=2)
+        results = await self.update_recipients(BOB, *adding[:3], max_recipients=2)
         self.assertEqual(results, ["success", "success", "client_error"])
-        results = await self.change(BOB, *adding)
+        results = await self.update_recipients(BOB, *adding)
         self.assertEqual(results[-2:], ["success", "client_error"])
         self.assertEqual((await self.store.list_recipients(BOB, offset=0, limit=1))[1], MAX_REGISTERED_SPELLINGS)
 
-    async def test_move(self) -> None:
-        """All that an account has goes along to its new DID (reference 2.3)."""
-        await self.put("a")
+    async def test_moves_account_to_new_did(self) -> None:
+        """An account moves with all its data to its new DID (reference 2.3)."""
+        await self.enqueue_ids("a")
         await self.store.mark_draft03(ALICE)
         self.assertEqual(await self.store.find_owner(INBOX), ALICE)
         self.assertTrue(await self.store.move_account(ALICE, CAROL))
         self.assertEqual(await self.store.get_account(CAROL), Account(CAROL, NOON, draft03=True))
         self.assertEqual(await self.store.find_owner(INBOX), CAROL)
-        self.assertEqual(await self.waiting(CAROL, INBOX), ["a"])
-        self.assertEqual((await self.put("b")).messages[0].account, CAROL)
+        self.assertEqual(await self.list_waiting(CAROL, INBOX), ["a"])
+        self.assertEqual((await self.enqueue_ids("b")).messages[0].account, CAROL)
         self.assertEqual(await self.store.list_recipients(CAROL, offset=0, limit=9), ([INBOX], 1))
         found = await self.store.fetch_messages(CAROL, None, limit=1, max_bytes=1000)
         self.assertEqual(found[0].account, CAROL)
-        self.assertEqual([gone.account for gone in await self.store.acknowledge(CAROL, ["a"])], [CAROL])
+        self.assertEqual([message.account for message in await self.store.acknowledge(CAROL, ["a"])], [CAROL])
 
-    async def test_prior_is_refused_for_good(self) -> None:
-        """A DID that was rotated away from has nothing and gets nothing any more (reference 2.3)."""
-        await self.put("a")
+    async def test_refuses_prior_did_after_move(self) -> None:
+        """A DID that was rotated away from has nothing and can register nothing (reference 2.3)."""
+        await self.enqueue_ids("a")
         await self.store.move_account(ALICE, CAROL)
         self.assertIsNone(await self.store.get_account(ALICE))
-        self.assertEqual(await self.waiting(ALICE), [])
+        self.assertEqual(await self.list_waiting(ALICE), [])
         with self.assertRaises(MediationNotGranted):
             await self.store.grant(ALICE)
         self.assertFalse(await self.store.move_account(CAROL, ALICE))
         self.assertIsNone(await self.store.get_account(ALICE))
-        self.assertEqual(await self.waiting(CAROL), ["a"])
+        self.assertEqual(await self.list_waiting(CAROL), ["a"])
 
-    async def test_impossible_moves(self) -> None:
-        """A move from nowhere, or onto an account, changes nothing (reference 2.3)."""
+    async def test_impossible_moves_change_nothing(self) -> None:
+        """A move from an unknown account, or onto an existing one, changes nothing (reference 2.3)."""
         self.assertFalse(await self.store.move_account(CAROL, "did:example:dave"))
         self.assertFalse(await self.store.move_account(ALICE, BOB))
         self.assertFalse(await self.store.move_account(ALICE, ALICE))
@@ -257,7 +259,7 @@ class AccountContract(StoreContract):
         self.assertEqual(await self.store.grant(CAROL), Account(CAROL, NOON))
         self.assertEqual(await self.store.grant(ALICE), Account(ALICE, NOON))
 
-    async def test_moves_twice(self) -> None:
+    async def test_moves_repeatedly(self) -> None:
         """An account can move again and again; every earlier DID stays refused."""
         await self.store.move_account(ALICE, CAROL)
         self.assertTrue(await self.store.move_account(CAROL, "did:example:dave"))
@@ -269,8 +271,8 @@ class AccountContract(StoreContract):
         for other in (BOB, INBOX, "did:example:dave"):
             self.assertFalse(await self.store.is_retired(other))
 
-    async def test_long_forms(self) -> None:
-        """The long form of a did:peer:4 is there once it was seen (reference 8.4)."""
+    async def test_stores_long_forms(self) -> None:
+        """The long form of a did:peer:4 is kept once it was seen (reference 8.4)."""
         self.assertIsNone(await self.store.recall_did("did:peer:4zQm"))
         await self.store.remember_did("did:peer:4zQm", "did:peer:4zQm:zLong")
         await self.store.remember_did("did:peer:4zQm", "did:peer:4zQm:zLong")
@@ -279,21 +281,25 @@ class AccountContract(StoreContract):
 
 
 class AccountExpiryContract(StoreContract):
-    """Accounts that nobody uses."""
+    """Contract for the expiry of unused and idle accounts."""
 
-    async def expire(self, unused: float | None = 7 * DAY, idle: float | None = None, limit: int = 9) -> list[str]:
-        """Those that are gone, of who was made or seen so many seconds ago."""
+    async def expire_accounts(
+        self, unused: float | None = 7 * DAY, idle: float | None = None, limit: int = 9
+    ) -> list[str]:
+        """Expire accounts created or last seen so many seconds ago; return their DIDs."""
         now = self.clock.seconds()
         before = [None if age is None else now - age for age in (unused, idle)]
         expired = await self.store.expire_accounts(limit, unused_before=before[0], idle_before=before[1])
-        return [one.did for one in expired]
+        return [item.did for item in expired]
 
-    async def test_unused(self) -> None:
-        """One for which nothing ever came, not seen after its first day, goes with what it registered."""
+    async def test_expires_unused_account(self) -> None:
+        """
+        An account that never received a message and was not seen after its first day expires with its recipients.
+        """
         self.clock.advance(0.9 * DAY)
         await self.store.record_contact(ALICE)
         self.clock.advance(6 * DAY)
-        self.assertEqual(await self.expire(), [])
+        self.assertEqual(await self.expire_accounts(), [])
         self.clock.advance(0.2 * DAY)
         await self.store.grant(CAROL)
         before = self.clock.seconds() - 7 * DAY
@@ -306,76 +312,76 @@ class AccountExpiryContract(StoreContract):
         self.assertIsNone(await self.store.find_owner(INBOX))
         self.assertEqual(await self.store.list_recipients(ALICE, offset=0, limit=9), ([], 0))
         with self.assertRaises(UnknownRecipient):
-            await self.put("a")
+            await self.enqueue_ids("a")
         await self.register(CAROL, INBOX)
         self.assertEqual((await self.store.grant(ALICE)).created_at, self.clock.seconds())
 
-    async def test_used(self) -> None:
-        """One for which something came stays, whatever became of that; so does one seen after its first day."""
-        await self.put("a")
+    async def test_keeps_used_account(self) -> None:
+        """An account that has received a message, or was seen after its first day, stays."""
+        await self.enqueue_ids("a")
         await self.store.acknowledge(ALICE, ["a"])
-        await self.change(ALICE, (INBOX, "remove"))
+        await self.update_recipients(ALICE, (INBOX, "remove"))
         self.clock.advance(1.1 * DAY)
         await self.store.record_contact(BOB)
         self.assertEqual((await self.store.get_account(BOB) or Account("", 0)).seen_at, self.clock.seconds())
         self.clock.advance(99 * DAY)
-        self.assertEqual(await self.expire(), [])
+        self.assertEqual(await self.expire_accounts(), [])
         self.assertIsNotNone(await self.store.get_account(ALICE))
 
-    async def test_something_waits(self) -> None:
-        """For whom something waits stays, also when it was not seen for long; others go if that is wanted."""
-        await self.put("a", ttl=99 * DAY)
+    async def test_keeps_account_with_queued_messages(self) -> None:
+        """An account with queued messages stays even if idle for long; others expire if idle expiry is on."""
+        await self.enqueue_ids("a", ttl=99 * DAY)
         self.clock.advance(30 * DAY)
-        self.assertEqual(await self.expire(None, None), [])
-        self.assertEqual(await self.expire(None, 31 * DAY), [])
-        self.assertEqual(await self.expire(None, 30 * DAY), [BOB])
-        self.assertEqual(await self.waiting(), ["a"])
+        self.assertEqual(await self.expire_accounts(None, None), [])
+        self.assertEqual(await self.expire_accounts(None, 31 * DAY), [])
+        self.assertEqual(await self.expire_accounts(None, 30 * DAY), [BOB])
+        self.assertEqual(await self.list_waiting(), ["a"])
         await self.store.acknowledge(ALICE, ["a"])
         await self.store.record_contact(ALICE)
         self.clock.advance(20 * DAY)
-        self.assertEqual(await self.expire(7 * DAY, 21 * DAY), [])
-        self.assertEqual(await self.expire(7 * DAY, 20 * DAY), [ALICE])
+        self.assertEqual(await self.expire_accounts(7 * DAY, 21 * DAY), [])
+        self.assertEqual(await self.expire_accounts(7 * DAY, 20 * DAY), [ALICE])
 
-    async def test_many_for_whom_something_waits(self) -> None:
-        """However many such there are, seen last before all others, others go."""
+    async def test_accounts_with_messages_do_not_block_others(self) -> None:
+        """Any number of idle accounts with queued messages does not keep younger ones from expiring."""
         for number in range(3):
             await self.store.grant(f"did:example:{number}")
             await self.register(f"did:example:{number}", f"did:web:example:{number}")
-            await self.put(f"m{number}", to=f"did:web:example:{number}", ttl=99 * DAY)
+            await self.enqueue_ids(f"m{number}", to=f"did:web:example:{number}", ttl=99 * DAY)
         self.clock.advance(DAY)
         for did in (ALICE, BOB, CAROL):
             await self.store.grant(did)
             await self.store.record_contact(did)
         self.clock.advance(30 * DAY)
-        gone = [await self.expire(None, 20 * DAY, limit=2) for _ in range(2)]
-        self.assertEqual({did for some in gone for did in some}, {ALICE, BOB, CAROL})
-        self.assertEqual(await self.expire(None, 20 * DAY, limit=2), [])
+        expired = [await self.expire_accounts(None, 20 * DAY, limit=2) for _ in range(2)]
+        self.assertEqual({did for some in expired for did in some}, {ALICE, BOB, CAROL})
+        self.assertEqual(await self.expire_accounts(None, 20 * DAY, limit=2), [])
 
-    async def test_many_that_are_used(self) -> None:
-        """However many such there are, older than all others, those that are not go."""
-        self.assertEqual(len(await self.expire(0, None)), 2)
+    async def test_used_accounts_do_not_block_others(self) -> None:
+        """Any number of older, used accounts does not keep unused ones from expiring."""
+        self.assertEqual(len(await self.expire_accounts(0, None)), 2)
         for number in range(5):
             await self.store.grant(f"did:example:{number}")
             await self.register(f"did:example:{number}", f"did:web:example:{number}")
-            await self.put(f"m{number}", to=f"did:web:example:{number}", ttl=99 * DAY)
+            await self.enqueue_ids(f"m{number}", to=f"did:web:example:{number}", ttl=99 * DAY)
         self.clock.advance(1)
         await self.store.grant(CAROL)
         self.clock.advance(8 * DAY)
-        self.assertEqual(await self.expire(7 * DAY, None, limit=2), [CAROL])
+        self.assertEqual(await self.expire_accounts(7 * DAY, None, limit=2), [CAROL])
 
-    async def test_slices(self) -> None:
-        """Not more than so many go at once, those of the longest time first."""
+    async def test_expires_at_most_limit(self) -> None:
+        """At most `limit` accounts expire at once, the longest idle first."""
         self.clock.advance(DAY)
         for number in range(3):
             await self.store.grant(f"did:example:{number}")
         self.clock.advance(7 * DAY)
-        self.assertEqual(set(await self.expire(limit=2)), {ALICE, BOB})
-        self.assertEqual(len(await self.expire(limit=2)), 2)
-        self.assertEqual(len(await self.expire(limit=2)), 1)
-        self.assertEqual(await self.expire(limit=2), [])
+        self.assertEqual(set(await self.expire_accounts(limit=2)), {ALICE, BOB})
+        self.assertEqual(len(await self.expire_accounts(limit=2)), 2)
+        self.assertEqual(len(await self.expire_accounts(limit=2)), 1)
+        self.assertEqual(await self.expire_accounts(limit=2), [])
 
-    async def test_usage_of_decentrl(self) -> None:
-        """Registrations of identities take room too, and long forms; contracts between identities do not."""
+    async def test_usage_counts_registrations_and_long_forms(self) -> None:
+        """Registrations of identities and long forms count as usage; contracts between identities do not."""
         before = await self.store.get_account_usage()
         text = b'{"x": "%b"}' % (b"x" * 5_000)
         until = self.clock.seconds() + DAY
@@ -389,8 +395,8 @@ class AccountExpiryContract(StoreContract):
         await self.store.decentrl.save_contract(CommandGuard(b"2", until, sender=wallet), contract)
         self.assertEqual(await self.store.get_account_usage(), usage)
 
-    async def test_usage(self) -> None:
-        """Accounts are counted, and what they register takes more room until it is gone."""
+    async def test_usage_counts_accounts_and_recipients(self) -> None:
+        """Usage counts accounts and their recipients until they are removed."""
         before = await self.store.get_account_usage()
         self.assertEqual(before.accounts, 2)
         await self.store.grant(CAROL)
@@ -400,8 +406,8 @@ class AccountExpiryContract(StoreContract):
         self.assertGreaterEqual(usage.bytes, before.bytes + 1000)
         self.assertLess(usage.bytes, before.bytes + 3000)
         self.clock.advance(8 * DAY)
-        await self.put("a")
-        await self.expire()
+        await self.enqueue_ids("a")
+        await self.expire_accounts()
         after = await self.store.get_account_usage()
         self.assertEqual(after.accounts, 1)
         self.assertLess(after.bytes, before.bytes)

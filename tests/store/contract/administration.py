@@ -1,4 +1,4 @@
-"""Listings and removals for the operator."""
+"""Contract for listings and removals by the operator."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from mediatord.store.interfaces.decentrl import PendingEvent
 from mediatord.store.interfaces.messages import MessageLedger, StoreLedger
 from tests.store.builders import ALICE, BOB, HOUR, NOON
 from tests.store.contract.base import INBOX, OTHER
-from tests.store.contract.decentrl_base import DecentrlContract, a_contract
+from tests.store.contract.decentrl_base import DecentrlContract, make_contract
 
 CAROL, DAVE = "did:decentrl:carol", "did:decentrl:dave"
 
 
 class AdministrationContract(DecentrlContract):
-    """Promises of `IStoreAdministration`."""
+    """Contract of `IStoreAdministration`."""
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         await super().setUp()
         self.administration = self.store.administration
         verifyObject(IStoreAdministration, self.administration)
 
-    async def send(self, *ids: str) -> None:  # type: ignore[override]  # always between the same two
-        """Queue events of DAVE, who is registered, for CAROL, six bytes each."""
-        await self.enlist(DAVE)
-        await self.decentrl.save_contract(self.guard(), a_contract("c", CAROL, DAVE, until=NOON + HOUR))
+    async def deliver_events(self, *ids: str) -> None:  # type: ignore[override]  # always between the same two
+        """Deliver events of DAVE, who is registered, to CAROL, six bytes each."""
+        await self.register_dids(DAVE)
+        await self.decentrl.save_contract(self.make_guard(), make_contract("c", CAROL, DAVE, until=NOON + HOUR))
         for id in ids:
             event = PendingEvent(id, CAROL, DAVE, "secret", self.clock.seconds())
-            await self.decentrl.enqueue_event(self.guard(), event)
+            await self.decentrl.enqueue_event(self.make_guard(), event)
 
     async def list_ids(self, did: str, protocol: QueueProtocol, limit: int = 100) -> list[str]:
         """Ids of all entries of a queue, read page by page."""
@@ -44,19 +44,19 @@ class AdministrationContract(DecentrlContract):
         while after is not None:
             page = await self.administration.list_entries(did, protocol, after, limit)
             self.assertLessEqual(len(page.entries), limit)
-            found += [one.id for one in page.entries]
+            found += [entry.id for entry in page.entries]
             after = page.after
         return found
 
-    async def test_queues(self) -> None:
-        """The longest come first, in pages, and all of them are added up."""
+    async def test_lists_queues_longest_first(self) -> None:
+        """Queues are listed longest first, in pages, with totals."""
         self.assertEqual(await self.administration.list_queues(QUEUE_PROTOCOLS, 0, 10), [])
         self.assertEqual(await self.administration.sum_queues(QUEUE_PROTOCOLS), QueueListTotals(0, 0, 0))
         await self.register(BOB, OTHER)
-        await self.put("a", "b", "c", data=b"12345")
-        await self.put("d", to=OTHER, data=b"1")
+        await self.enqueue_ids("a", "b", "c", data=b"12345")
+        await self.enqueue_ids("d", to=OTHER, data=b"1")
         self.clock.advance(5)
-        await self.send("e", "f")
+        await self.deliver_events("e", "f")
         queues = [
             QueueInfo("didcomm", INBOX, ALICE, 3, 15, NOON),
             QueueInfo("decentrl", CAROL, CAROL, 2, 12, NOON + 5),
@@ -68,13 +68,13 @@ class AdministrationContract(DecentrlContract):
         self.assertEqual(await self.administration.sum_queues(QUEUE_PROTOCOLS), QueueListTotals(3, 6, 28))
         self.assertEqual(await self.administration.sum_queues(("didcomm",)), QueueListTotals(2, 4, 16))
 
-    async def test_entries(self) -> None:
-        """Entries come in order of arrival, in pages, with all that is stored of them but their payloads."""
-        await self.put("a", data=b"12345")
-        await self.put("b", delay=60)
-        await self.put("c")
+    async def test_lists_entries_in_order_of_arrival(self) -> None:
+        """Entries are listed in order of arrival, in pages, with all that is stored except payloads."""
+        await self.enqueue_ids("a", data=b"12345")
+        await self.enqueue_ids("b", delay=60)
+        await self.enqueue_ids("c")
         await self.store.mark_delivered(["a"])
-        await self.send("e", "f", "g")
+        await self.deliver_events("e", "f", "g")
         page = await self.administration.list_entries(INBOX, "didcomm", "", 10)
         first, second, third = page.entries
         self.assertIsNone(page.after)
@@ -91,13 +91,13 @@ class AdministrationContract(DecentrlContract):
         self.assertEqual(await self.list_ids(CAROL, "didcomm"), [])
         self.assertEqual(await self.list_ids("did:example:nobody", "decentrl"), [])
 
-    async def test_purge(self) -> None:
-        """What is purged is gone and counted as removed; what was gone before is not returned."""
-        await self.put("a", "b", data=b"12345")
-        await self.send("e", "f")
-        (gone,) = await self.administration.purge(INBOX, "didcomm", ["a", "z"])
-        self.assertEqual((gone.id, gone.recipient_did, gone.account, gone.size), ("a", INBOX, ALICE, 5))
-        self.assertEqual((gone.received_at, gone.pushes, gone.reason), (NOON, 0, None))
+    async def test_purge_removes_and_counts_entries(self) -> None:
+        """Purged entries are removed and counted; entries removed before are not returned."""
+        await self.enqueue_ids("a", "b", data=b"12345")
+        await self.deliver_events("e", "f")
+        (removed,) = await self.administration.purge(INBOX, "didcomm", ["a", "z"])
+        self.assertEqual((removed.id, removed.recipient_did, removed.account, removed.size), ("a", INBOX, ALICE, 5))
+        self.assertEqual((removed.received_at, removed.pushes, removed.reason), (NOON, 0, None))
         self.assertEqual(await self.administration.purge(INBOX, "didcomm", ["a"]), [])
         (event,) = await self.administration.purge(CAROL, "decentrl", ["e", "z"])
         self.assertEqual((event.id, event.recipient_did, event.size, event.received_at), ("e", CAROL, 6, NOON))
@@ -113,12 +113,12 @@ class AdministrationContract(DecentrlContract):
         )
         self.assertEqual(await self.administration.sum_queues(QUEUE_PROTOCOLS), QueueListTotals(2, 2, 11))
 
-    async def test_dids(self) -> None:
-        """Each page continues where the one before ended; nobody is left out."""
+    async def test_lists_all_dids_in_pages(self) -> None:
+        """Each page continues where the one before ended; no DID is omitted."""
         await self.register(ALICE, OTHER)
-        await self.put("a")
-        await self.change(ALICE, (INBOX, "remove"))
-        await self.send("e")
+        await self.enqueue_ids("a")
+        await self.update_recipients(ALICE, (INBOX, "remove"))
+        await self.deliver_events("e")
         for limit in (1, 2, 3, 100):
             found: set[str] = set()
             after: str | None = ""
@@ -128,13 +128,13 @@ class AdministrationContract(DecentrlContract):
                 after = page.after
             self.assertLessEqual({ALICE, BOB, INBOX, OTHER, CAROL, DAVE}, found)
 
-    async def test_forms_of_a_did(self) -> None:
+    async def test_finds_by_any_form_of_did(self) -> None:
         """Recipients, accounts and identities are found by all forms of their DIDs."""
         await self.store.grant("did:web:bob.example")
         await self.register(ALICE, f"{OTHER}#key-1")
-        await self.put("a")
-        await self.change(ALICE, (INBOX, "remove"))
-        await self.send("e")
+        await self.enqueue_ids("a")
+        await self.update_recipients(ALICE, (INBOX, "remove"))
+        await self.deliver_events("e")
         for given, stored in (
             (f"{OTHER}#key-2", OTHER),
             ("did:web:Bob.example%3A443#k1", "did:web:bob.example"),
@@ -147,12 +147,12 @@ class AdministrationContract(DecentrlContract):
         for given in ("did:example:nobody", "", "*"):
             self.assertIsNone(await self.administration.find_did(given))
 
-    async def test_accounts(self) -> None:
+    async def test_removes_accounts_with_empty_queues(self) -> None:
         """Accounts are listed and found with their queues, unregistered, and removed once those are empty."""
         await self.register(ALICE, OTHER, f"{OTHER}#key-1")
-        await self.put("a", data=b"12345")
-        await self.put("b", to=OTHER, data=b"12345")
-        await self.change(ALICE, (INBOX, "remove"))
+        await self.enqueue_ids("a", data=b"12345")
+        await self.enqueue_ids("b", to=OTHER, data=b"12345")
+        await self.update_recipients(ALICE, (INBOX, "remove"))
         self.clock.advance(5)
         await self.store.grant(CAROL)
         alice = AccountSummary(ALICE, NOON, NOON, True, 2, 2, 10)
@@ -170,7 +170,7 @@ class AdministrationContract(DecentrlContract):
         self.assertEqual(await self.store.list_recipients(ALICE, offset=0, limit=9), ([], 0))
         self.assertIsNone(await self.store.find_owner(OTHER))
         self.assertFalse(await self.administration.remove_account(ALICE))
-        self.assertEqual(await self.waiting(ALICE), ["a", "b"])
+        self.assertEqual(await self.list_waiting(ALICE), ["a", "b"])
         await self.administration.purge(INBOX, "didcomm", ["a", "b"])
         self.assertTrue(await self.administration.remove_account(ALICE))
         self.assertFalse(await self.administration.remove_account(ALICE))

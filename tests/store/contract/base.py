@@ -1,4 +1,4 @@
-"""What the parts of the contract have in common."""
+"""Base of the store contract."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ else:
 
 
 class StoreContract(Base):
-    """An open store in which ALICE has an account with the recipient DID INBOX, and BOB one without any."""
+    """An open store in which ALICE has an account with the recipient DID INBOX, and BOB one without recipients."""
 
     limits = QueueLimits(max_messages=3, max_bytes=1000)
     caps = DecentrlQuotas()
     max_nonces = 1000
 
     def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: DecentrlQuotas, max_nonces: int) -> IStore:
-        """A store that is not open, the same one behind it for the whole of a test."""
+        """A closed store; all stores of one test share their data."""
         raise NotImplementedError
 
-    def a_store(self) -> IStore:
-        """One that is not open."""
+    def make_test_store(self) -> IStore:
+        """A closed store with the limits of the test class."""
         return self.make_store(self.clock, self.limits, self.caps, self.max_nonces)
 
-    def a_neighbour(self) -> IStore:
-        """One that is not open, with the same behind it as :attr:`store`, as another process would have it."""
-        return self.a_store()
+    def make_second_store(self) -> IStore:
+        """A closed store on the data of :attr:`store`, as another process would open it."""
+        return self.make_test_store()
 
     def pass_time(self, seconds: float) -> Deferred[None]:
-        """Let time pass for leases and allowances; where a server has the clock for them, they are waited for."""
+        """Let time pass for leases and quotas; where a server has their clock, wait."""
         self.clock.advance(seconds)
         return succeed(None)
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         self.clock = ImmediateClock()
-        self.store = self.a_store()
+        self.store = self.make_test_store()
         verifyObject(IStore, self.store)
         await self.store.open()
         await self.store.grant(ALICE)
@@ -65,15 +65,15 @@ class StoreContract(Base):
         await self.store.close()
 
     async def register(self, account: str, *dids: str) -> None:
-        results = await self.change(account, *((did, "add") for did in dids))
+        results = await self.update_recipients(account, *((did, "add") for did in dids))
         self.assertEqual(results, ["success"] * len(dids))
 
-    async def change(
+    async def update_recipients(
         self, account: str, *updates: tuple[str, RecipientUpdateAction], max_recipients: int = 100
     ) -> Sequence[str]:
         return await self.store.update_recipients(account, updates, max_recipients=max_recipients)
 
-    async def put(
+    async def enqueue_ids(
         self,
         *ids: str,
         to: str = INBOX,
@@ -82,23 +82,23 @@ class StoreContract(Base):
         data: bytes | None = None,
         origin: int = 0,
     ) -> EnqueueResult:
-        """Deposit payloads with these ids in one go."""
+        """Enqueue payloads with these ids in one call."""
         payloads = (make_payload(id, data) for id in ids)
-        return await self.put_payloads(*payloads, to=to, ttl=ttl, delay=delay, origin=origin)
+        return await self.enqueue_payloads(*payloads, to=to, ttl=ttl, delay=delay, origin=origin)
 
-    async def put_payloads(
+    async def enqueue_payloads(
         self, *payloads: Payload, to: str = INBOX, ttl: float = HOUR, delay: float | None = None, origin: int = 0
     ) -> EnqueueResult:
         now = self.clock.seconds()
         due_at = None if delay is None else now + delay
         return await self.store.enqueue(to, payloads, expires_at=now + ttl, due_at=due_at, origin=origin)
 
-    async def waiting(self, account: str = ALICE, recipient_did: str | None = None) -> list[str]:
-        """Ids of all that can be fetched."""
+    async def list_waiting(self, account: str = ALICE, recipient_did: str | None = None) -> list[str]:
+        """Ids of all messages that can be fetched."""
         found = await self.store.fetch_messages(account, recipient_did, limit=1000, max_bytes=1 << 30)
         return [message.id for message in found]
 
-    async def count(self, account: str = ALICE, recipient_did: str | None = None) -> tuple[int, int]:
-        """How many messages and bytes the status shows."""
+    async def count_messages(self, account: str = ALICE, recipient_did: str | None = None) -> tuple[int, int]:
+        """Messages and bytes in the queue status."""
         status = await self.store.get_queue_status(account, recipient_did)
         return status.message_count, status.total_bytes

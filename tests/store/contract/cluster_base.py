@@ -1,4 +1,4 @@
-"""What the parts of the contract about clusters have in common."""
+"""Base of the cluster contract."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONG = 600.0
 
 class ClusterStoreContract(StoreContract):
     """
-    An open store without nodes, and what another process has of it.
+    An open store without nodes, and a second one as another process has it.
 
     :ivar short: seconds that a lease takes to be over while a test waits; all other leases outlive it.
     """
@@ -25,33 +25,33 @@ class ClusterStoreContract(StoreContract):
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         await super().setUp()
         self.cluster = self.store.cluster
-        self.neighbour: IStore = self.a_neighbour()
-        await self.neighbour.open()
+        self.second_store: IStore = self.make_second_store()
+        await self.second_store.open()
 
     async def tearDown(self) -> None:  # type: ignore[override]  # trial waits for it
-        await self.neighbour.close()
+        await self.second_store.close()
         await super().tearDown()
 
     @property
-    def roomy(self) -> float:
-        """Seconds of a lease in which something has to be done before it is over, though time may pass by itself."""
+    def long_lease(self) -> float:
+        """A lease that does not end during a test, even on a real clock."""
         return 5 * self.short
 
-    async def join(self, *names: str, lease: float = LONG) -> None:
-        """Nodes that live as long as the test, unless a lease is given."""
+    async def join_nodes(self, *names: str, lease: float = LONG) -> None:
+        """Join nodes that stay live during the test unless a lease is given."""
         for name in names:
-            await self.cluster.join(a_node(name), lease)
+            await self.cluster.join(make_node(name), lease)
 
-    async def live(self) -> list[str]:
+    async def list_live_boots(self) -> list[str]:
         """Boots of the live nodes."""
-        return [node.boot for node in await self.neighbour.cluster.list_nodes()]
+        return [node.boot for node in await self.second_store.cluster.list_nodes()]
 
-    def outlive(self) -> Deferred[None]:
-        """Let a short lease be over."""
+    def outlive_lease(self) -> Deferred[None]:
+        """Let a short lease end."""
         return self.pass_time(self.short)
 
 
-def a_node(
+def make_node(
     name: str, boot: str | None = None, seal: bytes = SEAL, address: str | None = None, identity: bytes = b""
 ) -> ClusterNode:
     """A node whose boot is its name in capitals unless it is given."""

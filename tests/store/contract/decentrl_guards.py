@@ -1,4 +1,4 @@
-"""What has to hold before a command is carried out."""
+"""Contract for command guards."""
 
 from __future__ import annotations
 
@@ -22,86 +22,91 @@ from tests.store.builders import ALICE, BOB, HOUR, NOON
 from tests.store.contract.decentrl_base import (
     CAROL,
     DecentrlContract,
-    a_contract,
-    a_public_event,
-    a_request,
-    an_event,
+    make_contract,
+    make_event,
+    make_public_event,
+    make_request,
 )
 
 
 class DecentrlGuardContract(DecentrlContract):
-    """Promises of `CommandGuard`, and of `IDecentrlStore.check_guard`."""
+    """Contract of `CommandGuard` and `IDecentrlStore.check_guard`."""
 
     caps = DecentrlQuotas(requests=2, requests_of_one=1, contracts=2, contracts_with_one=1, pending=1, stored=1)
 
-    async def test_admit(self) -> None:
-        """Who is registered is admitted, and anybody where nobody has to be."""
-        for guard in (self.guard(), self.guard(ALICE), self.guard(None, BOB), self.guard(ALICE, BOB)):
+    async def test_admits_registered_parties(self) -> None:
+        """Registered DIDs are admitted, and any DID where the guard requires none."""
+        for guard in (
+            self.make_guard(),
+            self.make_guard(ALICE),
+            self.make_guard(None, BOB),
+            self.make_guard(ALICE, BOB),
+        ):
             await self.decentrl.check_guard(guard)
             self.assertFalse(await self.store.claim_nonce(guard.nonce, guard.until))
 
-    async def test_order(self) -> None:
-        """A nonce that was there before is the first reason to refuse, the sender the next, then the recipient."""
-        guard = self.guard(CAROL, CAROL)
-        await self.refused(UnauthorizedCommand, self.decentrl.check_guard, guard)
-        await self.refused(DuplicateNonce, self.decentrl.check_guard, guard)
-        await self.refused(RecipientNotRegistered, self.decentrl.check_guard, self.guard(ALICE, CAROL))
-        await self.refused(RecipientNotRegistered, self.decentrl.check_guard, self.guard(None, CAROL))
+    async def test_order_of_checks(self) -> None:
+        """A used nonce is the first reason to refuse, the sender the second, the recipient the third."""
+        guard = self.make_guard(CAROL, CAROL)
+        await self.assert_refused(UnauthorizedCommand, self.decentrl.check_guard, guard)
+        await self.assert_refused(DuplicateNonce, self.decentrl.check_guard, guard)
+        await self.assert_refused(RecipientNotRegistered, self.decentrl.check_guard, self.make_guard(ALICE, CAROL))
+        await self.assert_refused(RecipientNotRegistered, self.decentrl.check_guard, self.make_guard(None, CAROL))
 
-    async def test_nonce_once(self) -> None:
-        """Of commands with the same nonce one is carried out, however they come (DCTRL-0004 5.2)."""
-        guard = self.guard(ALICE)
-        begun = [self.decentrl.check_guard(guard) for _ in range(3)]
-        begun.append(self.decentrl.save_events(guard, ALICE, [an_event("a")]))
-        outcomes = await DeferredList(begun, consumeErrors=True)
+    async def test_nonce_admits_one_command(self) -> None:
+        """Of commands with the same nonce one is executed, however they come (DCTRL-0004 5.2)."""
+        guard = self.make_guard(ALICE)
+        deferreds = [self.decentrl.check_guard(guard) for _ in range(3)]
+        deferreds.append(self.decentrl.save_events(guard, ALICE, [make_event("a")]))
+        outcomes = await DeferredList(deferreds, consumeErrors=True)
         self.assertEqual([done for done, _ in outcomes], [True, False, False, False])
         refusals: list[Any] = [refusal for _, refusal in outcomes[1:]]
         self.assertEqual({refusal.type for refusal in refusals}, {DuplicateNonce})
-        self.assertEqual(await self.events(), [])
+        self.assertEqual(await self.list_events(), [])
 
-    async def test_nonces_are_shared(self) -> None:
-        """What was claimed elsewhere is a duplicate here, and what was released is not."""
-        guard = self.guard()
+    async def test_nonces_are_shared_with_cache(self) -> None:
+        """A nonce claimed through the cache is a duplicate for guards; a released one is not."""
+        guard = self.make_guard()
         self.assertTrue(await self.store.claim_nonce(guard.nonce, guard.until))
-        await self.refused(DuplicateNonce, self.decentrl.check_guard, guard)
+        await self.assert_refused(DuplicateNonce, self.decentrl.check_guard, guard)
         await self.store.release_nonce(guard.nonce)
         await self.decentrl.check_guard(guard)
 
-    async def test_nonce_until(self) -> None:
-        """A nonce may be used again when its time has come, and not before (reference 6.1)."""
+    async def test_nonce_expires(self) -> None:
+        """A nonce may be used again once it has expired, and not before (reference 6.1)."""
         guard = CommandGuard(b"nonce", NOON + 10)
         await self.decentrl.check_guard(guard)
         self.clock.advance(9)
-        await self.refused(DuplicateNonce, self.decentrl.check_guard, guard)
+        await self.assert_refused(DuplicateNonce, self.decentrl.check_guard, guard)
         self.clock.advance(1)
         await self.decentrl.check_guard(guard)
         self.clock.advance(NONCE_GRACE_SECONDS)
         self.assertEqual(await self.store.prune_nonces(), 1)
         await self.decentrl.check_guard(guard)
 
-    async def test_registration_lapses(self) -> None:
-        """From the second in which a registration expires nobody is registered by it (reference 6.5)."""
-        await self.enlist(CAROL, ttl=10)
+    async def test_refuses_lapsed_registration(self) -> None:
+        """A registration is invalid from the second in which it expires (reference 6.5)."""
+        await self.register_dids(CAROL, ttl=10)
         self.clock.advance(9.5)
-        await self.decentrl.check_guard(self.guard(CAROL, CAROL))
+        await self.decentrl.check_guard(self.make_guard(CAROL, CAROL))
         self.clock.advance(0.5)
-        await self.refused(UnauthorizedCommand, self.decentrl.check_guard, self.guard(CAROL))
-        await self.refused(RecipientNotRegistered, self.decentrl.check_guard, self.guard(ALICE, CAROL))
-        await self.enlist(CAROL)
-        await self.decentrl.check_guard(self.guard(CAROL, CAROL))
+        await self.assert_refused(UnauthorizedCommand, self.decentrl.check_guard, self.make_guard(CAROL))
+        await self.assert_refused(RecipientNotRegistered, self.decentrl.check_guard, self.make_guard(ALICE, CAROL))
+        await self.register_dids(CAROL)
+        await self.decentrl.check_guard(self.make_guard(CAROL, CAROL))
 
-    async def test_exact_dids(self) -> None:
+    async def test_dids_must_match_exactly(self) -> None:
         """A DID that merely resembles a registered one is not registered (reference 1)."""
         for did in (ALICE.upper(), ALICE[:-1], ALICE + "x", ALICE + "#signing", f" {ALICE}", "", "%"):
-            await self.refused(UnauthorizedCommand, self.decentrl.check_guard, self.guard(did))
+            await self.assert_refused(UnauthorizedCommand, self.decentrl.check_guard, self.make_guard(did))
 
     async def test_every_write_is_guarded(self) -> None:
-        """No write is carried out for who is not registered, nor twice, nor does either leave anything."""
-        await self.agree("contract")
-        await self.send("pending")
-        await self.request("request")
-        await self.save(an_event("event", "tag", sender=ALICE))
-        one, another = a_contract("c", peer=CAROL, until=NOON + HOUR), a_request("r", CAROL)
+        """No write is executed for an unregistered sender, or twice; refusals leave no traces."""
+        await self.save_contracts("contract")
+        await self.deliver_events("pending")
+        await self.add_requests("request")
+        await self.save_events(make_event("event", "tag", sender=ALICE))
+        one, another = make_contract("c", peer=CAROL, until=NOON + HOUR), make_request("r", CAROL)
         event = PendingEvent("p", ALICE, BOB, "", NOON)
         for write in (
             lambda guard: self.decentrl.save_contract(guard, one),
@@ -109,81 +114,88 @@ class DecentrlGuardContract(DecentrlContract):
             lambda guard: self.decentrl.acknowledge_requests(guard, ALICE, ["request"]),
             lambda guard: self.decentrl.enqueue_event(guard, event),
             lambda guard: self.decentrl.acknowledge_events(guard, ALICE, ["pending"]),
-            lambda guard: self.decentrl.save_events(guard, ALICE, [an_event("e")]),
+            lambda guard: self.decentrl.save_events(guard, ALICE, [make_event("e")]),
             lambda guard: self.decentrl.update_tags(guard, ALICE, [("event", ("other",))]),
-            lambda guard: self.decentrl.publish(guard, ALICE, a_public_event("x")),
+            lambda guard: self.decentrl.publish(guard, ALICE, make_public_event("x")),
             lambda guard: self.decentrl.unpublish(guard, ALICE, "x"),
         ):
-            guard = self.guard(CAROL)
-            await self.refused(UnauthorizedCommand, write, guard)
-            await self.refused(DuplicateNonce, write, replace(guard, sender=ALICE))
-        self.assertEqual(await self.contracts(), ["contract"])
-        self.assertEqual(await self.requests(), ["request"])
-        self.assertEqual(await self.pending(), ["pending"])
-        self.assertEqual(await self.events("tag"), ["event"])
-        self.assertEqual(await self.public(), [])
+            guard = self.make_guard(CAROL)
+            await self.assert_refused(UnauthorizedCommand, write, guard)
+            await self.assert_refused(DuplicateNonce, write, replace(guard, sender=ALICE))
+        self.assertEqual(await self.list_contracts(), ["contract"])
+        self.assertEqual(await self.list_requests(), ["request"])
+        self.assertEqual(await self.list_pending(), ["pending"])
+        self.assertEqual(await self.list_events("tag"), ["event"])
+        self.assertEqual(await self.list_public(), [])
 
-    async def test_refusals_keep_the_nonce(self) -> None:
-        """A command that is refused for what is kept cannot be sent again either (reference 6.1)."""
+    async def test_refusal_keeps_nonce_claimed(self) -> None:
+        """A command that is refused for what is stored cannot be sent again (reference 6.1)."""
         event = PendingEvent("p", ALICE, BOB, "", NOON)
-        await self.refused(ContractNotFound, lambda guard: self.decentrl.enqueue_event(guard, event))
-        await self.refused(PublicEventNotFound, lambda guard: self.decentrl.unpublish(guard, ALICE, "x"))
-        await self.agree("contract")
-        await self.send("pending")
-        await self.request("request")
-        await self.save(an_event("event"))
-        again = a_contract("again", until=NOON + HOUR)
-        await self.refused(QuotaExceeded, lambda guard: self.decentrl.save_contract(guard, again))
-        await self.refused(QuotaExceeded, lambda guard: self.decentrl.request_contract(guard, a_request("r")))
-        await self.refused(QuotaExceeded, lambda guard: self.decentrl.enqueue_event(guard, event))
-        await self.refused(QuotaExceeded, lambda guard: self.decentrl.save_events(guard, ALICE, [an_event("e")]))
-        await self.refused(QuotaExceeded, lambda guard: self.decentrl.publish(guard, ALICE, a_public_event("x")))
+        await self.assert_refused(ContractNotFound, lambda guard: self.decentrl.enqueue_event(guard, event))
+        await self.assert_refused(PublicEventNotFound, lambda guard: self.decentrl.unpublish(guard, ALICE, "x"))
+        await self.save_contracts("contract")
+        await self.deliver_events("pending")
+        await self.add_requests("request")
+        await self.save_events(make_event("event"))
+        contract = make_contract("again", until=NOON + HOUR)
+        await self.assert_refused(QuotaExceeded, lambda guard: self.decentrl.save_contract(guard, contract))
+        await self.assert_refused(
+            QuotaExceeded, lambda guard: self.decentrl.request_contract(guard, make_request("r"))
+        )
+        await self.assert_refused(QuotaExceeded, lambda guard: self.decentrl.enqueue_event(guard, event))
+        await self.assert_refused(
+            QuotaExceeded, lambda guard: self.decentrl.save_events(guard, ALICE, [make_event("e")])
+        )
+        await self.assert_refused(
+            QuotaExceeded, lambda guard: self.decentrl.publish(guard, ALICE, make_public_event("x"))
+        )
 
-    async def test_done_keeps_the_nonce(self) -> None:
-        """Every write claims the nonce, also one that finds nothing to do."""
+    async def test_write_without_effect_claims_nonce(self) -> None:
+        """Every write claims the nonce, also one that changes nothing."""
         for write in (
-            lambda guard: self.decentrl.save_contract(guard, a_contract("c", until=NOON)),
-            lambda guard: self.decentrl.save_contract(guard, a_contract("c", until=NOON)),
-            lambda guard: self.decentrl.request_contract(guard, a_request("r")),
+            lambda guard: self.decentrl.save_contract(guard, make_contract("c", until=NOON)),
+            lambda guard: self.decentrl.save_contract(guard, make_contract("c", until=NOON)),
+            lambda guard: self.decentrl.request_contract(guard, make_request("r")),
             lambda guard: self.decentrl.acknowledge_requests(guard, ALICE, []),
             lambda guard: self.decentrl.acknowledge_events(guard, ALICE, []),
             lambda guard: self.decentrl.save_events(guard, ALICE, []),
             lambda guard: self.decentrl.update_tags(guard, ALICE, []),
-            lambda guard: self.decentrl.publish(guard, ALICE, a_public_event("x")),
+            lambda guard: self.decentrl.publish(guard, ALICE, make_public_event("x")),
             lambda guard: self.decentrl.unpublish(guard, ALICE, "x"),
         ):
-            guard = self.guard(ALICE)
+            guard = self.make_guard(ALICE)
             await write(guard)
             self.assertFalse(await self.store.claim_nonce(guard.nonce, guard.until))
 
-    async def test_failure_keeps_nothing(self) -> None:
+    async def test_store_failure_releases_nonce(self) -> None:
         """
-        When the store fails nothing is kept, the nonce neither, so that the command can be sent again. It fails for
-        an id that is there already, whoever has it.
+        When the store fails nothing is stored, not even the nonce, so that the command can be sent again.
+
+        The failure here is an id that exists already, whoever owns it.
         """
-        await self.agree("contract")
-        await self.enlist(CAROL)
-        await self.agree("contract of bob", owner=BOB, peer=CAROL)
-        await self.send("pending")
-        await self.request("request")
-        await self.save(an_event("event"))
-        await self.publish(a_public_event("public"), publisher=BOB)
+        await self.save_contracts("contract")
+        await self.register_dids(CAROL)
+        await self.save_contracts("contract of bob", owner=BOB, peer=CAROL)
+        await self.deliver_events("pending")
+        await self.add_requests("request")
+        await self.save_events(make_event("event"))
+        await self.publish_events(make_public_event("public"), publisher=BOB)
         event = PendingEvent("pending", BOB, CAROL, "", NOON)
         for write in (
             lambda guard: self.decentrl.save_contract(
-                guard, a_contract("contract", CAROL, until=NOON + HOUR, digest=b"other")
+                guard, make_contract("contract", CAROL, until=NOON + HOUR, digest=b"other")
             ),
-            lambda guard: self.decentrl.request_contract(guard, a_request("request", CAROL, BOB)),
+            lambda guard: self.decentrl.request_contract(guard, make_request("request", CAROL, BOB)),
             lambda guard: self.decentrl.enqueue_event(guard, event),
-            lambda guard: self.decentrl.save_events(guard, CAROL, [an_event("event")]),
-            lambda guard: self.decentrl.publish(guard, CAROL, a_public_event("public")),
+            lambda guard: self.decentrl.save_events(guard, CAROL, [make_event("event")]),
+            lambda guard: self.decentrl.publish(guard, CAROL, make_public_event("public")),
         ):
-            guard = self.guard(CAROL)
+            guard = self.make_guard(CAROL)
             with self.assertRaises(StoreUnavailable):
                 await write(guard)
             self.assertTrue(await self.store.claim_nonce(guard.nonce, guard.until))
-        self.assertEqual(await self.contracts(CAROL), [])
-        self.assertEqual(await self.requests(BOB), [])
-        self.assertEqual(await self.pending(BOB), [])
-        self.assertEqual(await self.events(owner=CAROL), [])
-        self.assertEqual(await self.public(publisher=CAROL), [])
+        self.assertEqual(await self.list_contracts(CAROL), [])
+        self.assertEqual(await self.list_requests(BOB), [])
+        self.assertEqual(await self.list_pending(BOB), [])
+        self.assertEqual(await self.list_events(owner=CAROL), [])
+        self.assertEqual(await self.list_public(publisher=CAROL), [])

@@ -1,4 +1,4 @@
-"""The Decentrl part is open as long as its store."""
+"""Contract for opening and closing the Decentrl part of a store."""
 
 from __future__ import annotations
 
@@ -13,44 +13,50 @@ from mediatord.store.interfaces.decentrl import (
 )
 from mediatord.store.interfaces.messages import ArrivalWindow
 from tests.store.builders import ALICE, BOB, NOON
-from tests.store.contract.decentrl_base import DecentrlContract, a_contract, a_public_event, a_request, an_event
+from tests.store.contract.decentrl_base import (
+    DecentrlContract,
+    make_contract,
+    make_event,
+    make_public_event,
+    make_request,
+)
 
 
 class DecentrlLifecycleContract(DecentrlContract):
-    """Promises of `IStore.decentrl`."""
+    """Contract of `IStore.decentrl`."""
 
-    async def test_closed(self) -> None:
-        """Nothing works after close."""
+    async def test_fails_after_close(self) -> None:
+        """All operations fail after close."""
         await self.store.close()
-        await self.every_call_fails(self.decentrl)
+        await self.assert_every_call_fails(self.decentrl)
 
-    async def test_not_open(self) -> None:
-        """Nothing works before open."""
-        await self.every_call_fails(self.a_store().decentrl)
+    async def test_fails_before_open(self) -> None:
+        """All operations fail before open."""
+        await self.assert_every_call_fails(self.make_test_store().decentrl)
 
-    async def test_open_again(self) -> None:
-        """What was closed and is opened again works again."""
+    async def test_can_be_reopened(self) -> None:
+        """A closed store can be opened again."""
         await self.store.close()
         await self.store.open()
-        await self.enlist(ALICE)
-        await self.agree("contract of another time")
-        await self.send("p")
-        self.assertEqual((await self.pending())[-1:], ["p"])
+        await self.register_dids(ALICE)
+        await self.save_contracts("contract of another time")
+        await self.deliver_events("p")
+        self.assertEqual((await self.list_pending())[-1:], ["p"])
 
-    async def test_close_finishes(self) -> None:
-        """What was begun before close is done."""
-        begun = self.decentrl.save_events(self.guard(ALICE), ALICE, [an_event("a")])
+    async def test_close_finishes_pending_operations(self) -> None:
+        """Operations begun before close complete."""
+        saved = self.decentrl.save_events(self.make_guard(ALICE), ALICE, [make_event("a")])
         await self.store.close()
-        self.assertIsNone(self.successResultOf(begun))
+        self.assertIsNone(self.successResultOf(saved))
 
-    async def every_call_fails(self, decentrl: IDecentrlStore) -> None:
-        guard, part = self.guard(), PageRequest()
-        for asked in (
+    async def assert_every_call_fails(self, decentrl: IDecentrlStore) -> None:
+        guard, part = self.make_guard(), PageRequest()
+        for deferred in (
             decentrl.check_guard(guard),
             decentrl.registered_until(ALICE),
-            decentrl.save_contract(guard, a_contract("c", until=NOON)),
+            decentrl.save_contract(guard, make_contract("c", until=NOON)),
             decentrl.contracts(ALICE, ContractFilter(), part),
-            decentrl.request_contract(guard, a_request("r")),
+            decentrl.request_contract(guard, make_request("r")),
             decentrl.contract_requests(ALICE, part),
             decentrl.acknowledge_requests(guard, ALICE, ["r"]),
             decentrl.enqueue_event(guard, PendingEvent("p", ALICE, BOB, "", NOON)),
@@ -58,12 +64,12 @@ class DecentrlLifecycleContract(DecentrlContract):
             decentrl.find_pending(["p"]),
             decentrl.find_pending_arrivals([ALICE], ArrivalWindow(0, NOON), limit=1),
             decentrl.acknowledge_events(guard, ALICE, ["p"]),
-            decentrl.save_events(guard, ALICE, [an_event("e")]),
+            decentrl.save_events(guard, ALICE, [make_event("e")]),
             decentrl.events(ALICE, EventFilter(), part),
             decentrl.update_tags(guard, ALICE, [("e", ())]),
-            decentrl.publish(guard, ALICE, a_public_event("x")),
+            decentrl.publish(guard, ALICE, make_public_event("x")),
             decentrl.unpublish(guard, ALICE, "x"),
             decentrl.public_events(ALICE, PublicEventFilter(), part),
         ):
             with self.assertRaises(StoreUnavailable):
-                await asked
+                await deferred

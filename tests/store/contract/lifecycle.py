@@ -1,4 +1,4 @@
-"""Opening, closing and asking whether it is there."""
+"""Contract for opening, closing and pinging a store."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from tests.store.contract.base import INBOX, StoreContract
 
 class LifecycleContract(StoreContract):
     """
-    Promises of `IStore`.
+    Contract of `IStore`.
 
     :cvar sizes_are_exact: whether a backend knows how large each of its tables is.
     """
 
     sizes_are_exact = False
 
-    async def test_ping(self) -> None:
-        """A store that works answers."""
+    async def test_open_store_answers_ping(self) -> None:
+        """An open store answers a ping."""
         await self.store.ping()
 
-    async def test_table_sizes(self) -> None:
-        """Sizes in bytes, those of messages among them; or nobody counts them."""
+    async def test_reports_table_sizes(self) -> None:
+        """Table sizes are in bytes, with that of the messages, or absent."""
         await self.store.grant(ALICE)
         await self.store.update_recipients(ALICE, [(INBOX, "add")], max_recipients=9)
         await self.store.enqueue(INBOX, [make_payload("a")], expires_at=NOON + 60)
@@ -33,24 +33,24 @@ class LifecycleContract(StoreContract):
             self.assertGreater(sizes["message"], sizes["account"])
         self.assertEqual(self.store.fault_description, "")
 
-    async def test_closed(self) -> None:
-        """Nothing works after close, and closing twice is no fault."""
+    async def test_fails_after_close(self) -> None:
+        """All operations fail after close; closing twice is allowed."""
         await self.store.close()
-        await self.every_call_fails(self.store)
+        await self.assert_every_call_fails(self.store)
         await self.store.close()
 
-    async def test_not_open(self) -> None:
-        """Nothing works before open."""
-        await self.every_call_fails(self.a_store())
+    async def test_fails_before_open(self) -> None:
+        """All operations fail before open."""
+        await self.assert_every_call_fails(self.make_test_store())
 
-    async def test_close_finishes(self) -> None:
-        """What was begun before close is done."""
-        begun = self.store.enqueue(INBOX, [make_payload("a")], expires_at=NOON + 60)
+    async def test_close_finishes_pending_operations(self) -> None:
+        """Operations begun before close complete."""
+        enqueued = self.store.enqueue(INBOX, [make_payload("a")], expires_at=NOON + 60)
         await self.store.close()
-        self.assertEqual([message.id for message in self.successResultOf(begun).messages], ["a"])
+        self.assertEqual([message.id for message in self.successResultOf(enqueued).messages], ["a"])
 
-    async def every_call_fails(self, store: IStore) -> None:
-        for asked in (
+    async def assert_every_call_fails(self, store: IStore) -> None:
+        for deferred in (
             store.ping(),
             store.table_sizes(),
             store.enqueue(INBOX, [make_payload("a")], expires_at=NOON),
@@ -82,4 +82,4 @@ class LifecycleContract(StoreContract):
             store.prune_nonces(),
         ):
             with self.assertRaises(StoreUnavailable):
-                await asked
+                await deferred

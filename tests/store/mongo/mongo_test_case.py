@@ -32,16 +32,16 @@ CLOCK = IReactorTime(reactor)
 INBOX = "did:key:z6MkInbox"
 ALICE = "did:example:alice"
 THINGS = Collection("things")
-# What operations may take, whatever the server does: many times their time limit, as the machine may be busy.
-AT_MOST = 20.0
-# How long a silent server says nothing: longer than that.
+# Time limit of an operation in tests of time limits, and the longest it may take on a busy machine.
+MAX_OPERATION_SECONDS = 20.0
+# How long a silent server does not reply: longer than that.
 SILENT_MS = 60_000
-# Until something happens, unless it never does.
-SOMETIME = 120.0
-# What operations are given where it is not tried what happens when that is over: the machine may be busy.
-PATIENT, IMPATIENT = 10.0, 0.8
-# All that they are given, and their parts.
-TIME_LIMITS: tuple[tuple[Any, str], ...] = (
+# Longest wait for a condition.
+WAIT_TIMEOUT = 120.0
+# Time limit of operations elsewhere: the machine may be busy.
+TIME_LIMIT, SHORT_TIME_LIMIT = 10.0, 0.8
+# Time limits, of operations and of their parts.
+TIME_LIMIT_SETTINGS: tuple[tuple[Any, str], ...] = (
     (server_module, "REQUEST_TIME_LIMIT"),
     (server_module, "PROBE_TIMEOUT"),
     (schema, "_COMMAND_TIMEOUT"),
@@ -54,7 +54,7 @@ TIME_LIMITS: tuple[tuple[Any, str], ...] = (
 )
 
 
-class HostClock:
+class ShiftedReactor:
     """The reactor with another time."""
 
     def __init__(self) -> None:
@@ -68,31 +68,31 @@ class HostClock:
         return getattr(reactor, name)
 
 
-def start_mongod(work: Coroutine[Any, Any, Any]) -> Deferred[Any]:
+def run_coroutine(work: Coroutine[Any, Any, Any]) -> Deferred[Any]:
     return Deferred.fromCoroutine(work)
 
 
-async def wait_until(holds: Callable[[], bool], seconds: float = SOMETIME) -> float:
+async def wait_until(holds: Callable[[], bool], seconds: float = WAIT_TIMEOUT) -> float:
     """Wait until a condition holds; return the seconds that it took."""
-    begun = CLOCK.seconds()
+    start = CLOCK.seconds()
     while not holds():
-        assert CLOCK.seconds() - begun < seconds, f"not after {seconds} s"
+        assert CLOCK.seconds() - start < seconds, f"not after {seconds} s"
         await deferLater(CLOCK, 0.02)
-    return CLOCK.seconds() - begun
+    return CLOCK.seconds() - start
 
 
 async def wait_for_recovery(server: ReplicaSetClient) -> None:
-    """Wait until no commit is uncertain, and operations are accepted again: that is so a little later."""
+    """Wait until no commit is uncertain and operations are accepted again, which is a little later."""
     await wait_until(lambda: server.is_available and not server.transactions.has_uncertain_commits)
 
 
 @cache
 def authenticated_server() -> ReplicaSet:
     """A server with access control."""
-    return open_store(ReplicaSet(auth=Credentials("root", "root")))
+    return start_until_exit(ReplicaSet(auth=Credentials("root", "root")))
 
 
-def open_store(servers: ReplicaSet) -> ReplicaSet:
+def start_until_exit(servers: ReplicaSet) -> ReplicaSet:
     """Start a server until this process ends."""
     servers.open()
     atexit.register(servers.close)
@@ -101,27 +101,29 @@ def open_store(servers: ReplicaSet) -> ReplicaSet:
 
 class MongoTestCase(TestCase):
     """
-    A database of its own without documents, on the servers that all tests share, and what is said meanwhile.
+    A database without documents on the shared servers, and the log of the test.
 
-    :cvar patience: seconds that an operation is given, as is each part of it; None for as many as ever.
-    :ivar said: all that was logged, as it would be written.
-    :ivar states: what was told of whether the server answers.
+    :cvar patience: time limit in seconds of an operation and of each of its parts; None for the default.
+
+    :ivar log_lines: all that was logged, formatted.
+
+    :ivar availability_changes: values that the client reported of whether the server replies.
     """
 
-    patience: float | None = PATIENT
+    time_limit: float | None = TIME_LIMIT
 
     def setUp(self) -> None:
-        if self.patience is not None:
-            for module, name in TIME_LIMITS:
-                self.patch(module, name, self.patience)
+        if self.time_limit is not None:
+            for module, name in TIME_LIMIT_SETTINGS:
+                self.patch(module, name, self.time_limit)
         self.servers = self.choose_servers()
-        fresh = fresh_database() if self.servers is shared_replica_set() else fresh_database(self.servers)
-        self.database = fresh.__enter__()
-        self.addCleanup(fresh.__exit__, None, None, None)
+        database = fresh_database() if self.servers is shared_replica_set() else fresh_database(self.servers)
+        self.database = database.__enter__()
+        self.addCleanup(database.__exit__, None, None, None)
         self.documents = self.servers.client[self.database]
-        self.said: list[str] = []
-        self.states: list[bool] = []
-        observer = cast(ILogObserver, self._hear)
+        self.log_lines: list[str] = []
+        self.availability_changes: list[bool] = []
+        observer = cast(ILogObserver, self._record)
         globalLogPublisher.addObserver(observer)
         self.addCleanup(globalLogPublisher.removeObserver, observer)
 
@@ -129,50 +131,52 @@ class MongoTestCase(TestCase):
         return shared_replica_set()
 
     @contextmanager
-    def impatiently(self) -> Iterator[None]:
+    def with_short_time_limit(self) -> Iterator[None]:
         """Operations have little time in this context."""
-        patience = self.patch(server_module, "REQUEST_TIME_LIMIT", IMPATIENT)
+        time_limit = self.patch(server_module, "REQUEST_TIME_LIMIT", SHORT_TIME_LIMIT)
         try:
             yield
         finally:
-            patience.restore()
+            time_limit.restore()
 
     @contextmanager
-    def silently(self, command: str) -> Iterator[None]:
-        """The server does not answer this command on this database in this context; then it forgets about it."""
+    def silence_command(self, command: str) -> Iterator[None]:
+        """The server does not reply to this command on this database in this context; then the command is killed."""
         with self.servers.failpoint(command, blockConnection=True, blockTimeMS=SILENT_MS):
             try:
                 yield
             finally:
-                ours = {f"command.{command}": {"$exists": True}, "command.$db": self.database}
-                for blocked in self.running(ours):
+                query = {f"command.{command}": {"$exists": True}, "command.$db": self.database}
+                for blocked in self.list_operations(query):
                     self.servers.client.admin.command("killOp", op=blocked["opid"])
 
-    def running(self, wanted: dict[str, Any]) -> list[dict[str, Any]]:
-        """Operations of the server, and open transactions that it waits for the next command of."""
+    def list_operations(self, wanted: dict[str, Any]) -> list[dict[str, Any]]:
+        """Operations of the server, including open transactions that are idle."""
         everything = {"$currentOp": {"allUsers": True, "idleSessions": True}}
         return list(self.servers.client.admin.aggregate([everything, {"$match": wanted}]))
 
-    def running_in_sessions(self, server: ReplicaSetClient) -> list[dict[str, Any]]:
-        """As :meth:`running`, of one client's sessions: earlier tests may have left transactions open."""
+    def list_session_operations(self, server: ReplicaSetClient) -> list[dict[str, Any]]:
+        """As :meth:`list_operations`, of one client's sessions: earlier tests may have left transactions open."""
         sessions = [session["id"] for session in server.transactions.sessions.session_ids]
-        return self.running({"lsid.id": {"$in": sessions}})
+        return self.list_operations({"lsid.id": {"$in": sessions}})
 
-    def a_server(
+    def make_client(
         self, uri: str | None = None, *, observe: OperationObserver = ignore_observation, connections: int = 3
     ) -> ReplicaSetClient:
-        """A client that is not open; it is closed after the test."""
+        """A closed client, which is closed again after the test."""
         address = parse_mongo_uri(uri or self.servers.uri(self.database))
-        server = ReplicaSetClient(address, CLOCK, observe=observe, on_up=self.states.append, connections=connections)
+        server = ReplicaSetClient(
+            address, CLOCK, observe=observe, on_up=self.availability_changes.append, connections=connections
+        )
         self.addCleanup(server.close)
         return server
 
-    async def an_open_server(self, **options: Any) -> ReplicaSetClient:
-        server = self.a_server(**options)
+    async def open_client(self, **options: Any) -> ReplicaSetClient:
+        server = self.make_client(**options)
         await server.open()
         return server
 
-    async def a_store(
+    async def open_store(
         self,
         limits: QueueLimits | None = None,
         *,
@@ -182,7 +186,7 @@ class MongoTestCase(TestCase):
         **options: Any,
     ) -> MongoStore:
         """An open store, in which ALICE has registered INBOX; it is closed after the test."""
-        server = server or self.a_server(**options)
+        server = server or self.make_client(**options)
         store = MongoStore(server, clock, limits or QueueLimits(), migrations=migrations)
         self.addCleanup(store.close)
         await store.open()
@@ -194,24 +198,26 @@ class MongoTestCase(TestCase):
         updates: list[tuple[str, RecipientUpdateAction]] = [(did, "add") for did in dids]
         await store.update_recipients(ALICE, updates, max_recipients=1_000)
 
-    def put(self, store: MongoStore, *ids: str, to: str = INBOX, data: bytes = b"payload") -> Deferred[EnqueueResult]:
+    def enqueue_ids(
+        self, store: MongoStore, *ids: str, to: str = INBOX, data: bytes = b"payload"
+    ) -> Deferred[EnqueueResult]:
         payloads = [Payload(id, data, "json") for id in ids]
         return store.enqueue(to, payloads, expires_at=CLOCK.seconds() + 3600)
 
-    def counters(self) -> tuple[int, int]:
+    def read_counters(self) -> tuple[int, int]:
         """Messages and bytes by the counters of the recipients."""
         found = list(self.documents["recipients"].find())
-        return sum(one["messages"] for one in found), sum(one["bytes"] for one in found)
+        return sum(item["messages"] for item in found), sum(item["bytes"] for item in found)
 
-    def kept(self) -> list[str]:
+    def list_queued(self) -> list[str]:
         """Ids of the queued messages, after checking the counters."""
         found = list(self.documents["messages"].find({}, {"size": 1}).sort("seq", 1))
-        self.assertEqual(self.counters(), (len(found), sum(one["size"] for one in found)))
-        return [one["_id"] for one in found]
+        self.assertEqual(self.read_counters(), (len(found), sum(item["size"] for item in found)))
+        return [item["_id"] for item in found]
 
-    def elsewhere(self, work: Callable[..., Any], *args: Any, **kw: Any) -> Deferred[Any]:
-        """Run something that blocks in a thread."""
+    def run_in_thread(self, work: Callable[..., Any], *args: Any, **kw: Any) -> Deferred[Any]:
+        """Run a blocking function in a thread."""
         return deferToThread(work, *args, **kw)
 
-    def _hear(self, event: LogEvent) -> None:
-        self.said.append(f"{formatEvent(event)} {event!r}")
+    def _record(self, event: LogEvent) -> None:
+        self.log_lines.append(f"{formatEvent(event)} {event!r}")

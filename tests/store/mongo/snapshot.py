@@ -1,7 +1,7 @@
 """
-A MongoDB database with some of everything in it, as this version leaves it, written to a file.
+Snapshots of databases with data of all kinds, one for each schema version.
 
-Databases of released versions are read for good, so a file is written anew only while its version is not released.
+Those of released versions are final: a file is rewritten only until its version is released.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from tests.mongod import fresh_database, shared_replica_set
 from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX
 
 VECTORS = Path(__file__).parents[2] / "vectors"
-# Versions of the schema that there are recordings of, the last being that of today.
+# Schema versions with a snapshot; the last is the current one.
 RECORDED = (1,)
 WALLET, PEER = "did:example:wallet", "did:example:peer"
-FAR = 4_102_444_800.0
+FAR_FUTURE = 4_102_444_800.0
 
 
 async def fill(store: MongoStore) -> None:
@@ -43,21 +43,23 @@ async def fill(store: MongoStore) -> None:
     for did in (ALICE, "did:example:old"):
         await store.grant(did)
     await store.update_recipients(ALICE, [(INBOX, "add"), ("did:key:z6MkGone", "add")], max_recipients=9)
-    await store.enqueue(INBOX, [Payload("m", b"{}", "json")], expires_at=FAR)
-    await store.enqueue("did:key:z6MkGone", [Payload("left-over", b"{}", "base64")], expires_at=FAR, due_at=FAR - 1)
+    await store.enqueue(INBOX, [Payload("m", b"{}", "json")], expires_at=FAR_FUTURE)
+    await store.enqueue(
+        "did:key:z6MkGone", [Payload("left-over", b"{}", "base64")], expires_at=FAR_FUTURE, due_at=FAR_FUTURE - 1
+    )
     await store.mark_delivered(["m"])
     await store.update_recipients(ALICE, [("did:key:z6MkGone", "remove")], max_recipients=9)
     await store.move_account("did:example:old", "did:example:new")
     await store.mark_draft03("did:example:new")
     await store.remember_did("did:peer:4z", "did:peer:4z:long")
-    await store.claim_nonce(b"nonce", FAR)
+    await store.claim_nonce(b"nonce", FAR_FUTURE)
     await _fill_decentrl(store.decentrl)
 
 
 async def _fill_decentrl(decentrl: IDecentrlStore) -> None:
-    guards = [CommandGuard(b"nonce %d" % number, FAR) for number in range(6)]
-    await decentrl.save_contract(guards[0], Contract("registration", None, WALLET, FAR, b"1" * 32, b"{}"))
-    await decentrl.save_contract(guards[1], Contract("contract", WALLET, PEER, FAR, b"2" * 32, b"{}"))
+    guards = [CommandGuard(b"nonce %d" % number, FAR_FUTURE) for number in range(6)]
+    await decentrl.save_contract(guards[0], Contract("registration", None, WALLET, FAR_FUTURE, b"1" * 32, b"{}"))
+    await decentrl.save_contract(guards[1], Contract("contract", WALLET, PEER, FAR_FUTURE, b"2" * 32, b"{}"))
     await decentrl.request_contract(guards[2], ContractRequest("request", PEER, WALLET, "encrypted", "key"))
     await decentrl.enqueue_event(guards[3], PendingEvent("pending", WALLET, PEER, "payload", 1.0))
     stored = StoredEvent("stored", WALLET, PEER, "payload", ("tag",), 5.0, "contract")
@@ -69,9 +71,11 @@ def read_snapshot(database: Database[dict[str, Any]]) -> dict[str, Any]:
     """Documents and indexes of all collections."""
     found = {}
     for name in sorted(database.list_collection_names()):
-        indexes = [{key: value for key, value in one.items() if key != "v"} for one in database[name].list_indexes()]
+        indexes = [
+            {key: value for key, value in index.items() if key != "v"} for index in database[name].list_indexes()
+        ]
         found[name] = {
-            "indexes": [one for one in indexes if one["name"] != "_id_"],
+            "indexes": [index for index in indexes if index["name"] != "_id_"],
             "documents": list(database[name].find().sort("_id", 1)),
         }
     return found

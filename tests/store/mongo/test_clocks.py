@@ -20,27 +20,27 @@ from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.store import MongoStore
 from tests.mongod import shared_replica_set
 from tests.store.builders import ALICE, BOB, HOUR, NOON
-from tests.store.contract.cluster_base import LONG, ClusterStoreContract, a_node
-from tests.store.mongo.mongo_test_case import HostClock
-from tests.store.mongo.test_contract import MakesMongo
+from tests.store.contract.cluster_base import LONG, ClusterStoreContract, make_node
+from tests.store.mongo.mongo_test_case import ShiftedReactor
+from tests.store.mongo.test_contract import MongoBackend
 
 DAYS = 4 * 86_400.0
-# What asking may take without that a clock that is hardly right counts as wrong, or the other way round.
-ASKING = 5.0
+# Time that a query may take before a clock that is nearly right counts as wrong, or the reverse.
+QUERY_SECONDS = 5.0
 
 
-class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
-    """The store uses this host's clock; its neighbour is on a host whose clock is right."""
+class ClockSkewTests(MongoBackend, ClusterStoreContract, TestCase):
+    """The store uses this host's clock; the second store is on a host whose clock is right."""
 
     short = 0.4
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
-        self.hosts: list[HostClock] = []
+        self.hosts: list[ShiftedReactor] = []
         await super().setUp()
         self.host = self.hosts[0]
 
     def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: DecentrlQuotas, max_nonces: int) -> IStore:
-        host = HostClock()
+        host = ShiftedReactor()
         self.hosts.append(host)
         address = parse_mongo_uri(shared_replica_set().uri(self.database))
         server = ReplicaSetClient(
@@ -51,39 +51,41 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
     def pass_time(self, seconds: float) -> Deferred[None]:
         return deferLater(IReactorTime(reactor), seconds)
 
-    async def notice(self, ahead: float) -> ClockSkewError:
+    async def set_clock_ahead(self, ahead: float) -> ClockSkewError:
         """Set the clock, and have the store notice."""
         self.host.ahead = ahead
         with self.assertRaises(ClockSkewError) as caught:
-            await self.cluster.join(a_node("x"), LONG)
-        refused: ClockSkewError = caught.exception
-        return refused
+            await self.cluster.join(make_node("x"), LONG)
+        error: ClockSkewError = caught.exception
+        return error
 
-    async def test_join(self) -> None:
-        """Rejected with the difference; others are not disturbed, and it can join when the clock is right."""
-        await self.neighbour.cluster.join(a_node("b"), LONG)
-        for ahead in (DAYS, MAX_CLOCK_SKEW + ASKING, -MAX_CLOCK_SKEW - ASKING, -DAYS):
-            refused = await self.notice(ahead)
-            self.assertLess(abs(refused.ahead - ahead), ASKING)
-            self.assertEqual(await self.live(), ["B"])
-        for ahead in (MAX_CLOCK_SKEW - ASKING, ASKING - MAX_CLOCK_SKEW):
+    async def test_join_is_rejected_until_clock_is_right(self) -> None:
+        """
+        A join is rejected with the difference; other nodes are not disturbed, and it works when the clock is right.
+        """
+        await self.second_store.cluster.join(make_node("b"), LONG)
+        for ahead in (DAYS, MAX_CLOCK_SKEW + QUERY_SECONDS, -MAX_CLOCK_SKEW - QUERY_SECONDS, -DAYS):
+            error = await self.set_clock_ahead(ahead)
+            self.assertLess(abs(error.ahead - ahead), QUERY_SECONDS)
+            self.assertEqual(await self.list_live_boots(), ["B"])
+        for ahead in (MAX_CLOCK_SKEW - QUERY_SECONDS, QUERY_SECONDS - MAX_CLOCK_SKEW):
             self.host.ahead = ahead
-            await self.join("a")
-        self.assertEqual(await self.live(), ["A", "B"])
+            await self.join_nodes("a")
+        self.assertEqual(await self.list_live_boots(), ["A", "B"])
 
-    async def test_renew(self) -> None:
+    async def test_lease_is_kept_but_not_renewed(self) -> None:
         """The lease is not renewed, but lasts."""
-        await self.join("a")
+        await self.join_nodes("a")
         for ahead in (DAYS, -DAYS):
             self.host.ahead = ahead
             with self.assertRaises(ClockSkewError):
                 await self.cluster.renew("A", self.short)
-        await self.outlive()
-        self.assertEqual(await self.live(), ["A"])
+        await self.outlive_lease()
+        self.assertEqual(await self.list_live_boots(), ["A"])
         self.host.ahead = 0
         self.assertIs(await self.cluster.renew("A", LONG), True)
 
-    async def test_hold(self) -> None:
+    async def test_releases_leader_lease(self) -> None:
         """The host gets no lease, and one that it held is free at once."""
         for ahead in (DAYS, -DAYS):
             self.host.ahead = 0
@@ -91,70 +93,72 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
             self.host.ahead = ahead
             self.assertIs(await self.cluster.acquire_lease("turn", "A", LONG), False)
             self.assertIs(await self.cluster.acquire_lease("other", "A", LONG), False)
-            for turn in ("turn", "other"):
-                self.assertIs(await self.neighbour.cluster.acquire_lease(turn, "B", self.short), True)
-                self.assertIs(await self.cluster.acquire_lease(turn, "A", LONG), False)
-            await self.outlive()
+            for lease_name in ("turn", "other"):
+                self.assertIs(await self.second_store.cluster.acquire_lease(lease_name, "B", self.short), True)
+                self.assertIs(await self.cluster.acquire_lease(lease_name, "A", LONG), False)
+            await self.outlive_lease()
             self.assertIs(await self.cluster.acquire_lease("turn", "A", LONG), False)
 
     async def test_nothing_expires(self) -> None:
-        """Not even before the skew is noticed: the message may have days to go."""
-        await self.put("a", ttl=HOUR)
+        """No message expires, even before the skew is noticed, as it may have days to live."""
+        await self.enqueue_ids("a", ttl=HOUR)
         self.clock.advance(2 * HOUR)
         for ahead in (2 * HOUR, -DAYS):
             self.host.ahead = ahead
             self.assertEqual(await self.store.expire_messages(9), [])
-        self.host.ahead = MAX_CLOCK_SKEW - ASKING
-        self.assertEqual([one.id for one in await self.store.expire_messages(9)], ["a"])
+        self.host.ahead = MAX_CLOCK_SKEW - QUERY_SECONDS
+        self.assertEqual([message.id for message in await self.store.expire_messages(9)], ["a"])
 
-    async def test_nothing_is_accepted(self) -> None:
+    async def test_rejects_new_messages(self) -> None:
         """A message would expire at the wrong time, and not be found by others in time."""
         event = PendingEvent("e", ALICE, BOB, "payload", NOON)
         for ahead in (DAYS, -DAYS):
-            await self.join("a")
-            await self.notice(ahead)
-            for asked in (
-                lambda: self.put("m"),
+            await self.join_nodes("a")
+            await self.set_clock_ahead(ahead)
+            for deferred in (
+                lambda: self.enqueue_ids("m"),
                 lambda: self.store.decentrl.enqueue_event(CommandGuard(b"nonce", NOON + HOUR), event),
                 lambda: self.store.take_due_messages(9),
             ):
                 with self.assertRaises(StoreUnavailable):
-                    await asked()
+                    await deferred()
             self.host.ahead = 0
             self.assertIs(await self.cluster.renew("A", LONG), True)
-            self.assertEqual(await self.waiting(), [])
-            await self.put("m")
-            self.assertEqual(await self.waiting(), ["m"])
+            self.assertEqual(await self.list_waiting(), [])
+            await self.enqueue_ids("m")
+            self.assertEqual(await self.list_waiting(), ["m"])
             self.assertEqual(len(await self.store.acknowledge(ALICE, ["m"])), 1)
 
-    async def test_nothing_is_told(self) -> None:
-        """Queues are not reported as empty, nor parties as unregistered, because all seems to have expired."""
-        await self.put("m")
+    async def test_rejects_queries(self) -> None:
+        """
+        Queries fail, rather than report queues as empty or parties as unregistered because all seems to have expired.
+        """
+        await self.enqueue_ids("m")
         store, decentrl = self.store, self.store.decentrl
         for ahead in (DAYS, -DAYS):
-            await self.join("a")
-            await self.notice(ahead)
+            await self.join_nodes("a")
+            await self.set_clock_ahead(ahead)
             self.clock.advance(ahead)
-            for asked in (
-                self.waiting,
+            for deferred in (
+                self.list_waiting,
                 lambda: store.get_queue_status(ALICE, None),
                 lambda: store.find_messages(["m"]),
                 lambda: decentrl.registered_until(ALICE),
                 lambda: decentrl.check_guard(CommandGuard(b"nonce", NOON + HOUR, ALICE)),
             ):
                 with self.assertRaises(StoreUnavailable):
-                    await asked()
+                    await deferred()
             self.host.ahead = 0
             self.clock.advance(-ahead)
             self.assertIs(await self.cluster.renew("A", LONG), True)
-            self.assertEqual(await self.waiting(), ["m"])
+            self.assertEqual(await self.list_waiting(), ["m"])
             self.assertEqual((await store.get_queue_status(ALICE, None)).message_count, 1)
-            self.assertEqual([one.id for one in await store.find_messages(["m"])], ["m"])
+            self.assertEqual([message.id for message in await store.find_messages(["m"])], ["m"])
             self.assertIsNone(await decentrl.registered_until(ALICE))
 
     async def test_nothing_comes_due(self) -> None:
-        """Not even before the skew is noticed; the call fails only if a message seems to be due."""
-        await self.put("m", ttl=2 * HOUR, delay=HOUR)
+        """No message comes due, even before the skew is noticed; the call fails only if one seems to be due."""
+        await self.enqueue_ids("m", ttl=2 * HOUR, delay=HOUR)
         for ahead in (DAYS, -DAYS):
             self.host.ahead = ahead
             self.assertEqual(await self.store.take_due_messages(9), [])
@@ -163,28 +167,28 @@ class ClockTests(MakesMongo, ClusterStoreContract, TestCase):
             self.host.ahead = ahead
             with self.assertRaises(StoreUnavailable):
                 await self.store.take_due_messages(9)
-        self.host.ahead = MAX_CLOCK_SKEW - ASKING
-        self.assertEqual([one.id for one in await self.store.take_due_messages(9)], ["m"])
+        self.host.ahead = MAX_CLOCK_SKEW - QUERY_SECONDS
+        self.assertEqual([message.id for message in await self.store.take_due_messages(9)], ["m"])
 
-    async def test_nothing_is_accepted_before_it_is_noticed(self) -> None:
+    async def test_compares_clocks_after_step(self) -> None:
         """After a step of the clock it has to be compared once more."""
-        await self.join("a")
+        await self.join_nodes("a")
         for ahead in (DAYS, -DAYS, MAX_CLOCK_SKEW / 2):
             self.host.ahead = ahead
             with self.assertRaises(StoreUnavailable):
-                await self.put("m")
+                await self.enqueue_ids("m")
         self.assertIs(await self.cluster.renew("A", LONG), True)
-        await self.put("m")
-        self.assertEqual(await self.waiting(), ["m"])
+        await self.enqueue_ids("m")
+        self.assertEqual(await self.list_waiting(), ["m"])
 
 
-class TextTests(SynchronousTestCase):
-    def test_for_the_operator(self) -> None:
+class SkewTextTests(SynchronousTestCase):
+    def test_describes_skew_for_operator(self) -> None:
         """One line with the direction, and the difference in two units at most."""
-        for ahead, said in (
+        for ahead, text in (
             (4320.4, "1 h 12 min ahead of"),
             (-61.0, "1 min 1 s behind"),
             (DAYS + 3 * 3600 + 59, "4 days 3 h ahead of"),
             (-7200.0, "2 h behind"),
         ):
-            self.assertEqual(str(ClockSkewError(ahead)), f"the clock of this host is {said} the MongoDB server's")
+            self.assertEqual(str(ClockSkewError(ahead)), f"the clock of this host is {text} the MongoDB server's")

@@ -16,18 +16,18 @@ from mediatord.store.mongo.store import MongoStore
 from tests.mongod import fresh_database, shared_replica_set
 from tests.store import contract
 from tests.store.contract.base import Base, StoreContract
-from tests.store.mongo.mongo_test_case import CLOCK, PATIENT, TIME_LIMITS
+from tests.store.mongo.mongo_test_case import CLOCK, TIME_LIMIT, TIME_LIMIT_SETTINGS
 
 
-class MakesMongo(Base):
+class MongoBackend(Base):
     """Stores on one database, which is empty before a test."""
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
-        for module, name in TIME_LIMITS:
-            cast(TestCase, self).patch(module, name, PATIENT)
-        fresh = fresh_database()
-        self.database = fresh.__enter__()
-        self.addCleanup(fresh.__exit__, None, None, None)
+        for module, name in TIME_LIMIT_SETTINGS:
+            cast(TestCase, self).patch(module, name, TIME_LIMIT)
+        database = fresh_database()
+        self.database = database.__enter__()
+        self.addCleanup(database.__exit__, None, None, None)
         await cast(Any, super()).setUp()
 
     def make_store(self, clock: IReactorTime, limits: QueueLimits, caps: DecentrlQuotas, max_nonces: int) -> IStore:
@@ -35,51 +35,51 @@ class MakesMongo(Base):
         server = ReplicaSetClient(address, CLOCK, observe=ignore_observation, on_up=lambda up: None, connections=2)
         return MongoStore(server, clock, limits, caps=caps, max_nonces=max_nonces)
 
-    def a_neighbour(self) -> IStore:
-        return cast(StoreContract, self).a_store()
+    def make_second_store(self) -> IStore:
+        return cast(StoreContract, self).make_test_store()
 
 
-class MongoEnqueueTests(MakesMongo, contract.EnqueueContract, TestCase): ...
+class MongoEnqueueTests(MongoBackend, contract.EnqueueContract, TestCase): ...
 
 
-class MongoFairShareTests(MakesMongo, contract.FairShareContract, TestCase): ...
+class MongoFairShareTests(MongoBackend, contract.FairShareContract, TestCase): ...
 
 
-class MongoNoFairShareTests(MakesMongo, contract.NoFairShareContract, TestCase): ...
+class MongoNoFairShareTests(MongoBackend, contract.NoFairShareContract, TestCase): ...
 
 
-class MongoSenderReserveTests(MakesMongo, contract.SenderReserveContract, TestCase): ...
+class MongoSenderReserveTests(MongoBackend, contract.SenderReserveContract, TestCase): ...
 
 
-class MongoSenderReserveRefusalTests(MakesMongo, contract.SenderReserveRefusalContract, TestCase): ...
+class MongoSenderReserveRefusalTests(MongoBackend, contract.SenderReserveRefusalContract, TestCase): ...
 
 
-class MongoRefusalTests(MakesMongo, contract.RefusalContract, TestCase): ...
+class MongoRefusalTests(MongoBackend, contract.RefusalContract, TestCase): ...
 
 
-class MongoFairShareRefusalTests(MakesMongo, contract.FairShareRefusalContract, TestCase): ...
+class MongoFairShareRefusalTests(MongoBackend, contract.FairShareRefusalContract, TestCase): ...
 
 
-class MongoLedgerTests(MakesMongo, contract.LedgerContract, TestCase): ...
+class MongoLedgerTests(MongoBackend, contract.LedgerContract, TestCase): ...
 
 
-class MongoPickupTests(MakesMongo, contract.PickupContract, TestCase): ...
+class MongoPickupTests(MongoBackend, contract.PickupContract, TestCase): ...
 
 
-class MongoTimingTests(MakesMongo, contract.TimingContract, TestCase): ...
+class MongoTimingTests(MongoBackend, contract.TimingContract, TestCase): ...
 
 
-class MongoMessageLookupTests(MakesMongo, contract.MessageLookupContract, TestCase):
+class MongoMessageLookupTests(MongoBackend, contract.MessageLookupContract, TestCase):
     largest = MAX_PAGE_BYTES - 2_048
 
 
-class MongoAccountTests(MakesMongo, contract.AccountContract, TestCase): ...
+class MongoAccountTests(MongoBackend, contract.AccountContract, TestCase): ...
 
 
-class MongoAccountExpiryTests(MakesMongo, contract.AccountExpiryContract, TestCase): ...
+class MongoAccountExpiryTests(MongoBackend, contract.AccountExpiryContract, TestCase): ...
 
 
-class MongoNonceTests(MakesMongo, contract.NonceContract, TestCase): ...
+class MongoNonceTests(MongoBackend, contract.NonceContract, TestCase): ...
 
 
-class MongoLifecycleTests(MakesMongo, contract.LifecycleContract, TestCase): ...
+class MongoLifecycleTests(MongoBackend, contract.LifecycleContract, TestCase): ...

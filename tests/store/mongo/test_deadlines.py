@@ -20,24 +20,24 @@ from mediatord.store.mongo.driver.transactions import Transaction
 from mediatord.store.mongo.transaction_batcher import BatchOperation, TransactionBatcher
 from tests.store.mongo.mongo_test_case import (
     ALICE,
-    AT_MOST,
     CLOCK,
     INBOX,
+    MAX_OPERATION_SECONDS,
     THINGS,
     MongoTestCase,
-    start_mongod,
+    run_coroutine,
     wait_for_recovery,
     wait_until,
 )
 
-# Seconds that a request has here, and milliseconds that a command is held up: one is done in time, also on a busy
-# machine, and two are not.
-PATIENCE = 4.0
-SLOW = 2_200
+# Seconds that a request has here, and milliseconds by which a command is delayed: one command is done in time, also
+# on a busy machine, and two are not.
+REQUEST_SECONDS = 4.0
+DELAY_MS = 2_200
 
 
 class ShiftedClock:
-    """A clock that is behind, for a request that began earlier."""
+    """Clock that is behind, for a request that began earlier."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -46,35 +46,35 @@ class ShiftedClock:
         return CLOCK.seconds() - self._seconds
 
 
-def began(seconds: float) -> Any:
-    """A request that began some seconds ago."""
+def make_deadline(seconds: float) -> Any:
+    """Deadline of a request that began some seconds ago."""
     return request_deadline(cast(Any, ShiftedClock(seconds)))
 
 
-class DeadlineCase(MongoTestCase):
+class DeadlineTestCase(MongoTestCase):
     def setUp(self) -> None:
         super().setUp()
         for module in (deadline_module, server_module):
-            self.patch(module, "REQUEST_TIME_LIMIT", PATIENCE)
-        self.asked: list[str] = []
+            self.patch(module, "REQUEST_TIME_LIMIT", REQUEST_SECONDS)
+        self.operations: list[str] = []
 
     def observe(self, operation: str, _seconds: float) -> None:
-        self.asked.append(operation)
+        self.operations.append(operation)
 
-    async def fails(self, work: Deferred[Any]) -> None:
+    async def assert_fails_in_time(self, work: Deferred[Any]) -> None:
         """Check that it fails with StoreUnavailable in time."""
-        begun = CLOCK.seconds()
+        start = CLOCK.seconds()
         with self.assertRaises(StoreUnavailable):
             await work
-        self.assertLess(CLOCK.seconds() - begun, AT_MOST)
+        self.assertLess(CLOCK.seconds() - start, MAX_OPERATION_SECONDS)
 
 
-class RequestTests(DeadlineCase):
-    """However many operations it has, though each alone would be done in time."""
+class RequestDeadlineTests(DeadlineTestCase):
+    """A request has one deadline for all its operations, each of which alone would be done in time."""
 
-    async def test_one_after_the_other(self) -> None:
+    async def test_limits_sum_of_operations(self) -> None:
         """A request with slow operations fails in time; the same operations without a request do not."""
-        store = await self.a_store()
+        store = await self.open_store()
 
         async def ask() -> None:
             for _ in range(2):
@@ -84,51 +84,51 @@ class RequestTests(DeadlineCase):
             with request_deadline(CLOCK):
                 await ask()
 
-        with self.servers.failpoint("find", "aggregate", blockConnection=True, blockTimeMS=SLOW):
-            await self.fails(start_mongod(request()))
+        with self.servers.failpoint("find", "aggregate", blockConnection=True, blockTimeMS=DELAY_MS):
+            await self.assert_fails_in_time(run_coroutine(request()))
             await ask()
 
-    async def test_forward(self) -> None:
+    async def test_late_commit_is_not_queued(self) -> None:
         """A message whose commit was too slow is not queued, and can be sent again."""
-        store = await self.a_store()
+        store = await self.open_store()
         store._owner_cache.clear()
 
         async def request() -> None:
             with request_deadline(CLOCK):
                 self.assertEqual(await store.find_owner(INBOX), ALICE)
-                await self.put(store, "a")
+                await self.enqueue_ids(store, "a")
 
-        held = {"blockConnection": True, "blockTimeMS": SLOW}
+        held = {"blockConnection": True, "blockTimeMS": DELAY_MS}
         with self.servers.failpoint("aggregate", "commitTransaction", **held):
-            await self.fails(start_mongod(request()))
+            await self.assert_fails_in_time(run_coroutine(request()))
         await wait_for_recovery(store._client)
-        await self.put(store, "a")
-        self.assertEqual(self.kept(), ["a"])
+        await self.enqueue_ids(store, "a")
+        self.assertEqual(self.list_queued(), ["a"])
 
-    async def test_claim(self) -> None:
+    async def test_late_claim_is_released(self) -> None:
         """A nonce whose request ran out of time can be claimed again."""
-        store = await self.a_store()
+        store = await self.open_store()
         later = CLOCK.seconds() + 60
-        with began(0.5):
+        with make_deadline(0.5):
             self.assertTrue(await store.claim_nonce(b"key", later))
-        with began(PATIENCE), self.assertRaises(StoreUnavailable):
+        with make_deadline(REQUEST_SECONDS), self.assertRaises(StoreUnavailable):
             await store.release_nonce(b"key")
         await wait_for_recovery(store._client)
         self.assertTrue(await store.claim_nonce(b"key", later))
 
-    async def test_command(self) -> None:
+    async def test_late_command_is_not_started(self) -> None:
         """A command is not started, and its nonce is not used."""
-        store = await self.a_store()
+        store = await self.open_store()
         guard = CommandGuard(b"nonce", CLOCK.seconds() + 60)
-        with began(PATIENCE), self.assertRaises(StoreUnavailable):
+        with make_deadline(REQUEST_SECONDS), self.assertRaises(StoreUnavailable):
             await store.decentrl.check_guard(guard)
         await store.decentrl.check_guard(guard)
 
-    async def test_hardly_any_time(self) -> None:
+    async def test_does_not_start_operation_just_before_deadline(self) -> None:
         """Operations with hardly any time left are not started, and the server is not blamed."""
-        server = await self.an_open_server(observe=self.observe)
-        gathering = TransactionBatcher(server, at_once=1, bounds=BatchLimits())
-        gathering.start()
+        server = await self.open_client(observe=self.observe)
+        batcher = TransactionBatcher(server, at_once=1, bounds=BatchLimits())
+        batcher.start()
 
         async def together(run: Operation, works: Sequence[Any], tries: int | None) -> Sequence[Any]:
             raise AssertionError
@@ -136,14 +136,20 @@ class RequestTests(DeadlineCase):
         async def work(_: Transaction) -> None:
             raise AssertionError
 
-        with began(PATIENCE - 0.1):
-            for asked in (start_mongod(server.transact("work", work)), gathering.submit("batch", together, None, ())):
-                await self.fails(asked)
-        self.assertEqual((self.asked, self.states, server.transactions.has_uncertain_commits), ([], [True], False))
+        with make_deadline(REQUEST_SECONDS - 0.1):
+            for deferred in (
+                run_coroutine(server.transact("work", work)),
+                batcher.submit("batch", together, None, ()),
+            ):
+                await self.assert_fails_in_time(deferred)
+        self.assertEqual(
+            (self.operations, self.availability_changes, server.transactions.has_uncertain_commits),
+            ([], [True], False),
+        )
 
-    async def test_too_much_at_once(self) -> None:
+    async def test_waiting_for_transaction_ends_at_deadline(self) -> None:
         """A request does not wait beyond its deadline when too many transactions are open."""
-        server = await self.an_open_server()
+        server = await self.open_client()
         ended: list[Transaction] = []
         end: Deferred[None] = Deferred()
 
@@ -152,37 +158,37 @@ class RequestTests(DeadlineCase):
             await end
             ended.append(transaction)
 
-        lasts = [start_mongod(server.transact("lasting", lasting)) for _ in range(32)]
-        with began(PATIENCE - 0.5):
-            waiting = start_mongod(server.transact("waiting", lasting))
-        await self.fails(waiting)
+        lasts = [run_coroutine(server.transact("lasting", lasting)) for _ in range(32)]
+        with make_deadline(REQUEST_SECONDS - 0.5):
+            waiting = run_coroutine(server.transact("waiting", lasting))
+        await self.assert_fails_in_time(waiting)
         self.assertEqual(ended, [])
         end.callback(None)
         await gatherResults(lasts)
 
-    async def test_owner(self) -> None:
+    async def test_deadline_of_owner_lookup_is_per_request(self) -> None:
         """Of two lookups of one DID one times out, and the other succeeds."""
         for module in (deadline_module, server_module):
-            self.patch(module, "REQUEST_TIME_LIMIT", 2 * PATIENCE)
-        store = await self.a_store()
+            self.patch(module, "REQUEST_TIME_LIMIT", 2 * REQUEST_SECONDS)
+        store = await self.open_store()
         store._owner_cache.clear()
         with self.servers.failpoint("aggregate", blockConnection=True, blockTimeMS=5_000, times=1):
-            with began(PATIENCE):
+            with make_deadline(REQUEST_SECONDS):
                 hasty = store.find_owner(INBOX)
-            await deferLater(CLOCK, 0.2)  # its query is the one that is blocked
+            await deferLater(CLOCK, 0.2)  # the blocked query is its own
             with request_deadline(CLOCK):
-                patient = store.find_owner(INBOX)
-            self.assertEqual(await patient, ALICE)
-            await self.fails(hasty)
+                without_deadline = store.find_owner(INBOX)
+            self.assertEqual(await without_deadline, ALICE)
+            await self.assert_fails_in_time(hasty)
 
 
-class SharedBatchTests(DeadlineCase):
-    """Works of several requests, and of none."""
+class SharedBatchTests(DeadlineTestCase):
+    """Batches with works of several requests, and of none."""
 
-    async def a_gathering(self) -> TransactionBatcher:
+    async def make_batcher(self) -> TransactionBatcher:
         """A batcher that runs one batch at a time; works are the seconds that a batch lasts."""
-        gathering = TransactionBatcher(await self.an_open_server(), at_once=1, bounds=BatchLimits(batch=3))
-        gathering.start()
+        batcher = TransactionBatcher(await self.open_client(), at_once=1, bounds=BatchLimits(batch=3))
+        batcher.start()
         self.batches: list[tuple[int, float]] = []
 
         async def last(run: Operation, works: Sequence[float], tries: int | None) -> Sequence[None]:
@@ -191,53 +197,53 @@ class SharedBatchTests(DeadlineCase):
             return [None] * len(works)
 
         self.last: BatchOperation = last
-        return gathering
+        return batcher
 
-    async def test_the_earliest_counts(self) -> None:
+    async def test_batch_has_earliest_deadline(self) -> None:
         """A batch has the deadline of its earliest request."""
-        gathering = await self.a_gathering()
-        asked = [gathering.submit("free", self.last, 0.0, ())]
+        batcher = await self.make_batcher()
+        deferreds = [batcher.submit("free", self.last, 0.0, ())]
         before = CLOCK.seconds()
         for ago in (0.2, 0.1):
-            with began(ago):
-                asked.append(gathering.submit("request", self.last, 0.0, ()))
+            with make_deadline(ago):
+                deferreds.append(batcher.submit("request", self.last, 0.0, ()))
         after = CLOCK.seconds()
-        await gatherResults(asked)
+        await gatherResults(deferreds)
         ((number, deadline),) = self.batches
         self.assertEqual(number, 3)
-        self.assertTrue(before - 0.2 <= deadline - PATIENCE <= after - 0.2)
+        self.assertTrue(before - 0.2 <= deadline - REQUEST_SECONDS <= after - 0.2)
 
-    async def test_others_do_not_hurry(self) -> None:
+    async def test_works_with_less_time_get_own_batch(self) -> None:
         """Works with less time are in a batch of their own, in the order of common keys."""
-        gathering = await self.a_gathering()
+        batcher = await self.make_batcher()
         now = CLOCK.seconds()
-        asked = [gathering.submit("free", self.last, 0.0, ())]
-        with began(0.6):
-            asked.append(gathering.submit("request", self.last, 0.0, ["key"]))
-        asked.append(gathering.submit("after it", self.last, 0.0, ["key"]))
-        asked.append(gathering.submit("free", self.last, 0.0, ()))
-        await gatherResults(asked)
+        deferreds = [batcher.submit("free", self.last, 0.0, ())]
+        with make_deadline(0.6):
+            deferreds.append(batcher.submit("request", self.last, 0.0, ["key"]))
+        deferreds.append(batcher.submit("after it", self.last, 0.0, ["key"]))
+        deferreds.append(batcher.submit("free", self.last, 0.0, ()))
+        await gatherResults(deferreds)
         self.assertEqual([number for number, _ in self.batches], [2, 1, 1])
-        self.assertEqual([deadline >= now + PATIENCE for _, deadline in self.batches], [True, False, True])
-        await gathering.drain()
+        self.assertEqual([deadline >= now + REQUEST_SECONDS for _, deadline in self.batches], [True, False, True])
+        await batcher.drain()
 
-    async def test_the_late_are_left_out(self) -> None:
+    async def test_late_work_takes_no_time_from_others(self) -> None:
         """A request that has hardly any time left takes none from the others."""
-        gathering = await self.a_gathering()
-        with began(PATIENCE - 0.5):
-            late = gathering.submit("late", self.last, 0.0, ())
+        batcher = await self.make_batcher()
+        with make_deadline(REQUEST_SECONDS - 0.5):
+            late = batcher.submit("late", self.last, 0.0, ())
         now = CLOCK.seconds()
-        free = gathering.submit("free", self.last, 0.0, ())
-        await self.fails(late)
+        free = batcher.submit("free", self.last, 0.0, ())
+        await self.assert_fails_in_time(late)
         await free
         ((number, deadline),) = self.batches
         self.assertEqual(number, 1)
-        self.assertGreaterEqual(deadline, now + PATIENCE)
+        self.assertGreaterEqual(deadline, now + REQUEST_SECONDS)
 
-    async def test_waiting(self) -> None:
+    async def test_waiting_work_is_rejected_at_deadline(self) -> None:
         """A waiting work is rejected in time even if no batch ends and others are before it."""
         self.patch(server_module, "REQUEST_TIME_LIMIT", 10.0)
-        gathering = await self.a_gathering()
+        batcher = await self.make_batcher()
         end: Deferred[None] = Deferred()
 
         async def hang(run: Operation, works: Sequence[float], tries: int | None) -> Sequence[None]:
@@ -245,27 +251,27 @@ class SharedBatchTests(DeadlineCase):
             await end
             return [None] * len(works)
 
-        hanging = gathering.submit("hanging", hang, 0.0, ())
+        hanging = batcher.submit("hanging", hang, 0.0, ())
         await wait_until(lambda: bool(self.batches))
-        free = gathering.submit("free", self.last, 0.0, ())
-        late = []
+        free = batcher.submit("free", self.last, 0.0, ())
+        removed = []
         for ago in (5.5, 5.7, 5.6):
-            with began(ago):
-                late.append(gathering.submit("late", self.last, 0.0, ()))
-        await gatherResults([self.assertFailure(one, StoreUnavailable) for one in late])
+            with make_deadline(ago):
+                removed.append(batcher.submit("late", self.last, 0.0, ()))
+        await gatherResults([self.assertFailure(item, StoreUnavailable) for item in removed])
         self.assertNoResult(hanging)
         end.callback(None)
         await gatherResults([hanging, free])
         self.assertEqual([number for number, _ in self.batches], [1, 1])
-        await gathering.drain()
+        await batcher.drain()
 
-    async def test_half_written(self) -> None:
+    async def test_late_batch_is_stored_not_at_all(self) -> None:
         """Of several payloads that are queued too late none is stored."""
-        store = await self.a_store()
+        store = await self.open_store()
         payloads = [Payload(id, b"payload", "json") for id in "abc"]
-        with self.servers.failpoint("commitTransaction", blockConnection=True, blockTimeMS=SLOW + 1_000):
-            with began(PATIENCE / 2):
-                asked = store.enqueue(INBOX, payloads, expires_at=CLOCK.seconds() + 60)
-            await self.fails(asked)
+        with self.servers.failpoint("commitTransaction", blockConnection=True, blockTimeMS=DELAY_MS + 1_000):
+            with make_deadline(REQUEST_SECONDS / 2):
+                deferred = store.enqueue(INBOX, payloads, expires_at=CLOCK.seconds() + 60)
+            await self.assert_fails_in_time(deferred)
         await wait_for_recovery(store._client)
-        self.assertEqual(self.kept(), [])
+        self.assertEqual(self.list_queued(), [])

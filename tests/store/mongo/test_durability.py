@@ -11,37 +11,41 @@ from mediatord.store.interfaces.messages import Payload
 from mediatord.store.mongo.store import MongoStore
 from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX, MongoTestCase
 
-# Milliseconds from which on the server writes a command into its log, and what it does so from otherwise.
+# Milliseconds from which on the server logs a command as slow, here and by default.
 _EVERYTHING, _USUAL = -1, 100
 
 
 class DurabilityTests(MongoTestCase):
     """What the server reports of its commands."""
 
-    async def test_journal_and_majority(self) -> None:
+    async def test_commits_request_journal_and_majority(self) -> None:
         """Each commit requests both; messages are written in transactions only."""
-        store = await self.a_store()
-        with self.listening() as commands:
-            await self.everything(store)
-        commits = [one for one in commands if "commitTransaction" in one]
-        concerns = [{name: one["writeConcern"].get(name) for name in ("w", "j")} for one in commits]
+        store = await self.open_store()
+        with self.record_commands() as commands:
+            await self.run_all_writes(store)
+        commits = [command for command in commands if "commitTransaction" in command]
+        concerns = [{name: commit["writeConcern"].get(name) for name in ("w", "j")} for commit in commits]
         self.assertEqual(concerns, [{"w": "majority", "j": True}] * len(commits))
         self.assertGreaterEqual(len(commits), 4)
-        changes = [one for one in commands if "messages" in (one.get("insert"), one.get("update"), one.get("delete"))]
-        self.assertEqual([one.get("autocommit") for one in changes], [False] * len(changes))
+        changes = [
+            command
+            for command in commands
+            if "messages" in (command.get("insert"), command.get("update"), command.get("delete"))
+        ]
+        self.assertEqual([change.get("autocommit") for change in changes], [False] * len(changes))
         self.assertGreaterEqual(len(changes), 4)
 
-    async def everything(self, store: MongoStore) -> None:
+    async def run_all_writes(self, store: MongoStore) -> None:
         """Run each operation that adds or removes messages."""
-        await self.put(store, "acknowledged", "removed")
+        await self.enqueue_ids(store, "acknowledged", "removed")
         await store.enqueue(INBOX, [Payload("expired", b"", "json")], expires_at=CLOCK.seconds())
         await store.acknowledge(ALICE, ["acknowledged"])
         await store.remove_messages(["removed"])
         (expired,) = await store.expire_messages(10)
-        self.assertEqual((expired.id, self.kept()), ("expired", []))
+        self.assertEqual((expired.id, self.list_queued()), ("expired", []))
 
     @contextmanager
-    def listening(self) -> Iterator[list[dict[str, Any]]]:
+    def record_commands(self) -> Iterator[list[dict[str, Any]]]:
         """Commands on this database, and commits, during this context."""
         found: list[dict[str, Any]] = []
         log = self.servers.members[0].log
@@ -51,8 +55,8 @@ class DurabilityTests(MongoTestCase):
             yield found
         finally:
             self.servers.client.admin.command("profile", 0, slowms=_USUAL)
-        # The server may be in the middle of a line, of another database, at either end.
-        whole = log.read_bytes()[begin:].partition(b"\n")[2].rpartition(b"\n")[0]
-        said = whole.decode(errors="replace").splitlines()
-        asked = [json.loads(line).get("attr", {}).get("command", {}) for line in said if '"COMMAND"' in line]
-        found += [one for one in asked if one.get("$db") == self.database or "commitTransaction" in one]
+        # At either end the server may be writing a line for another database.
+        log_bytes = log.read_bytes()[begin:].partition(b"\n")[2].rpartition(b"\n")[0]
+        log_lines = log_bytes.decode(errors="replace").splitlines()
+        started = [json.loads(line).get("attr", {}).get("command", {}) for line in log_lines if '"COMMAND"' in line]
+        found += [item for item in started if item.get("$db") == self.database or "commitTransaction" in item]

@@ -19,8 +19,8 @@ from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX, MongoTestCase
 NO_MAJORITY = {"code": 64, "errmsg": "no"}
 
 
-class SharesTests(MongoTestCase):
-    """Nodes that take turns in filling the same queue."""
+class ConcurrentFairShareTests(MongoTestCase):
+    """Nodes that fill the same queue in turn."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -33,22 +33,22 @@ class SharesTests(MongoTestCase):
 
         self.patch(PrimaryConnectionPool, "exchange", count)
 
-    async def nodes(self, when_full: FullQueuePolicy) -> None:
+    async def open_nodes(self, when_full: FullQueuePolicy) -> None:
         limits = QueueLimits(max_messages=12, max_bytes=120, when_full=when_full, share=0.4)
         memory = MemoryStore(CLOCK, limits)
         await memory.open()
         await memory.grant(ALICE)
         await memory.update_recipients(ALICE, [(INBOX, "add")], max_recipients=9)
-        self.stores = [await self.a_store(limits) for _ in range(2)]
+        self.stores = [await self.open_store(limits) for _ in range(2)]
         self.random, self.memory, self.ids = Random(3), memory, 0
         for _ in range(60):
-            await self.enqueue()
+            await self.enqueue_origins()
             if not self.random.randrange(4):
                 await self.acknowledge()
         self.assertEqual((await self.stores[0].read_ledger()).didcomm, (await memory.read_ledger()).didcomm)
-        self.assertEqual(self.kept(), await self.waiting(memory))
+        self.assertEqual(self.list_queued(), await self.list_waiting(memory))
 
-    async def enqueue(self) -> None:
+    async def enqueue_origins(self) -> None:
         """Queue messages of several origins together."""
         deposits = []
         for _ in range(self.random.randrange(1, 4)):
@@ -57,51 +57,51 @@ class SharesTests(MongoTestCase):
             payload = Payload(f"m{self.ids:04}", b"x" * size, "json")
             deposits.append(EnqueueRequest(INBOX, (payload,), CLOCK.seconds() + 3600, origin=origin))
         store = self.random.choice(self.stores)
-        asked = [await one.enqueue_each(deposits) for one in (store, self.memory)]
-        one, other = [[_evicted(each) for each in answers] for answers in asked]
+        results = [await one.enqueue_each(deposits) for one in (store, self.memory)]
+        one, other = [[_evicted(answer) for answer in answers] for answers in results]
         self.assertEqual(one, other)
 
     async def acknowledge(self) -> None:
-        waiting = await self.waiting(self.memory)
+        waiting = await self.list_waiting(self.memory)
         ids = self.random.sample(waiting, min(2, len(waiting)))
         for one in (self.random.choice(self.stores), self.memory):
             await one.acknowledge(ALICE, ids)
 
-    async def waiting(self, store: IStore) -> list[str]:
-        return [one.id for one in await store.fetch_messages(ALICE, None, limit=99, max_bytes=9_999)]
+    async def list_waiting(self, store: IStore) -> list[str]:
+        return [message.id for message in await store.fetch_messages(ALICE, None, limit=99, max_bytes=9_999)]
 
-    async def test_oldest(self) -> None:
+    async def test_evicts_like_one_node(self) -> None:
         """Nodes evict as a single one would."""
-        await self.nodes("oldest")
+        await self.open_nodes("oldest")
 
-    async def test_refuse(self) -> None:
+    async def test_refuses_like_one_node(self) -> None:
         """Nodes reject as a single one would."""
-        await self.nodes("refuse")
+        await self.open_nodes("refuse")
 
-    async def test_in_doubt(self) -> None:
+    async def test_withdrawn_messages_do_not_count(self) -> None:
         """Withdrawn messages count for no share."""
-        server = self.a_server()
-        store = await self.a_store(QueueLimits(max_messages=4, share=0.5, when_full="refuse"), server=server)
+        server = self.make_client()
+        store = await self.open_store(QueueLimits(max_messages=4, share=0.5, when_full="refuse"), server=server)
 
-        async def put(*ids: str) -> None:
+        async def enqueue_ids(*ids: str) -> None:
             payloads = [Payload(id, b"x", "json") for id in ids]
             await store.enqueue(INBOX, payloads, expires_at=CLOCK.seconds() + 3600, origin=7)
 
-        await self.put(store, "a", "b")
-        await put("c")
-        with self.servers.failpoint("commitTransaction", writeConcernError=NO_MAJORITY), self.impatiently():
+        await self.enqueue_ids(store, "a", "b")
+        await enqueue_ids("c")
+        with self.servers.failpoint("commitTransaction", writeConcernError=NO_MAJORITY), self.with_short_time_limit():
             with self.assertRaises(StoreUnavailable):
-                await put("d")
+                await enqueue_ids("d")
         await wait_for_recovery(server)
         with self.assertRaises(QueueFull):
-            await put("e", "f")
-        await put("g")
-        self.assertEqual(self.kept(), ["a", "b", "c", "g"])
+            await enqueue_ids("e", "f")
+        await enqueue_ids("g")
+        self.assertEqual(self.list_queued(), ["a", "b", "c", "g"])
 
-    async def test_not_counted_again(self) -> None:
+    async def test_caches_usage_of_full_queue(self) -> None:
         """Usage of a full queue is counted once, until another node changes the queue."""
-        stores = [await self.a_store(QueueLimits(max_messages=50, share=0.5)) for _ in range(2)]
-        await gatherResults([self.put(stores[0], f"old {number:02}") for number in range(50)])
+        stores = [await self.open_store(QueueLimits(max_messages=50, share=0.5)) for _ in range(2)]
+        await gatherResults([self.enqueue_ids(stores[0], f"old {number:02}") for number in range(50)])
         counted = []
         for number, store in enumerate([*stores[:1] * 3, *stores[1:] * 3, stores[0]]):
             before = self.aggregations
@@ -110,21 +110,21 @@ class SharesTests(MongoTestCase):
             counted.append(self.aggregations - before)
         self.assertEqual(counted, [1, 0, 0, 1, 0, 0, 1])
 
-    async def test_forgotten(self) -> None:
+    async def test_cache_is_bounded(self) -> None:
         """The cache is bounded, and keeps what was used last."""
-        store = await self.a_store(QueueLimits(max_messages=2, share=0.5))
+        store = await self.open_store(QueueLimits(max_messages=2, share=0.5))
         self.patch(store._enqueue_batch.usage_cache, "_capacity", 8)
         dids = [f"did:key:z6Mk{number}" for number in range(3)]
         await self.register(store, *dids)
         counted = []
-        for turn, did in enumerate([did for did in dids for _ in range(3)] + [dids[2], dids[0]]):
+        for round_number, did in enumerate([did for did in dids for _ in range(3)] + [dids[2], dids[0]]):
             before = self.aggregations
-            payloads = [Payload(f"{turn}", b"x", "json")]
-            await store.enqueue(did, payloads, expires_at=CLOCK.seconds() + 3600, origin=turn + 1 << 32 | 7)
+            payloads = [Payload(f"{round_number}", b"x", "json")]
+            await store.enqueue(did, payloads, expires_at=CLOCK.seconds() + 3600, origin=round_number + 1 << 32 | 7)
             counted.append(self.aggregations - before)
         self.assertEqual(counted, [0, 0, 1, 0, 0, 1, 0, 0, 1, 0, 1])
 
 
 def _evicted(answer: object) -> object:
     """Ids of evicted messages; of an error its class."""
-    return [one.id for one in answer.evicted] if isinstance(answer, EnqueueResult) else type(answer)
+    return [message.id for message in answer.evicted] if isinstance(answer, EnqueueResult) else type(answer)

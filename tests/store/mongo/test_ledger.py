@@ -18,56 +18,56 @@ from mediatord.store.mongo import store as store_module
 from mediatord.store.mongo.driver.errors import MongoCommandError
 from mediatord.store.mongo.store import MongoStore
 from tests.store.builders import BOB
-from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX, MongoTestCase, start_mongod, wait_for_recovery
+from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX, MongoTestCase, run_coroutine, wait_for_recovery
 
 NO_MAJORITY = {"code": 64, "errmsg": "no"}
 OTHER = "did:key:z6MkOther"
 
 
-class LedgerCase(MongoTestCase):
-    """Documents of the ledger."""
+class LedgerTestCase(MongoTestCase):
+    """Checks of the ledger's documents."""
 
-    def pages(self) -> list[str]:
+    def list_document_owners(self) -> list[str]:
         """Owners of all documents; empty for the one that is carried forward."""
         return sorted(page.get("owner", "") for page in self.documents["ledger"].find())
 
-    async def check(self, store: MongoStore, **expected: int) -> None:
+    async def assert_ledger(self, store: MongoStore, **expected: int) -> None:
         """Check the DIDComm part, and that it is balanced."""
         found = (await store.read_ledger()).didcomm
         self.assertEqual(found, MessageLedger(**expected))
         self.assertEqual(found.difference, 0)
 
 
-class ConcurrentNodesTests(LedgerCase):
+class ConcurrentNodesTests(LedgerTestCase):
     """Several nodes that write and read at the same time."""
 
-    async def test_while_others_write(self) -> None:
+    async def test_reads_are_consistent(self) -> None:
         """Every read sees committed changes completely and others not at all."""
-        stores = [await self.a_store(QueueLimits(max_messages=30)) for _ in range(3)]
+        stores = [await self.open_store(QueueLimits(max_messages=30)) for _ in range(3)]
         await self.register(stores[0], OTHER)
-        seen: list[MessageLedger] = []
+        snapshots: list[MessageLedger] = []
         writing = True
 
         async def write(store: MongoStore, number: int) -> None:
-            ids = [f"{number} {place:02}" for place in range(40)]
-            await gatherResults([self.put(store, id, to=(INBOX, OTHER)[number % 2]) for id in ids])
+            ids = [f"{number} {position:02}" for position in range(40)]
+            await gatherResults([self.enqueue_ids(store, id, to=(INBOX, OTHER)[number % 2]) for id in ids])
             await gatherResults([store.acknowledge(ALICE, [id]) for id in ids[::2]])
             await store.remove_messages(ids[1::8])
 
         async def look(store: MongoStore) -> None:
             while writing:
-                seen.append((await store.read_ledger()).didcomm)
+                snapshots.append((await store.read_ledger()).didcomm)
 
-        looking = [start_mongod(look(store)) for store in stores[:2]]
+        looking = [run_coroutine(look(store)) for store in stores[:2]]
         for _ in range(2):
-            await gatherResults([start_mongod(write(store, number)) for number, store in enumerate(stores)])
+            await gatherResults([run_coroutine(write(store, number)) for number, store in enumerate(stores)])
             self.documents["messages"].count_documents({})
             for store in stores:
-                await store.acknowledge(ALICE, self.kept())
+                await store.acknowledge(ALICE, self.list_queued())
         writing = False
         await gatherResults(looking)
-        self.assertEqual({one.difference for one in seen}, {0})
-        self.assertGreater(len({one.accepted for one in seen}), 3)
+        self.assertEqual({entry.difference for entry in snapshots}, {0})
+        self.assertGreater(len({entry.accepted for entry in snapshots}), 3)
         last = (await stores[2].read_ledger()).didcomm
         self.assertEqual((last.accepted, last.waiting, last.difference), (240, 0, 0))
         self.assertGreater(last.evicted, 0)
@@ -75,20 +75,21 @@ class ConcurrentNodesTests(LedgerCase):
     async def test_concurrent_transactions_do_not_conflict(self) -> None:
         """Concurrent transactions do not write to the same document."""
         self.patch(store_module, "_BATCH_BOUNDS", BatchLimits(batch=1))
-        store = await self.a_store()
+        store = await self.open_store()
         dids = [f"did:key:z6Mk{number}" for number in range(12)]
         await self.register(store, *dids)
-        conflicts = self.note_write_conflicts()
-        for turn in range(10):
-            await gatherResults([self.put(store, f"{turn} {did}", to=did) for did in dids])
+        conflicts = self.record_write_conflicts()
+        for iteration in range(10):
+            await gatherResults([self.enqueue_ids(store, f"{iteration} {did}", to=did) for did in dids])
         self.assertEqual(conflicts, [])
-        self.assertIn(len(self.pages()), range(3, 8))
+        self.assertIn(len(self.list_document_owners()), range(3, 8))
 
-    def note_write_conflicts(self) -> list[MongoCommandError]:
+    def record_write_conflicts(self) -> list[MongoCommandError]:
         """
-        Write conflicts of transactions of this test from now on.
+        Record the write conflicts of this test's transactions.
 
-        The server's own number has those with transactions that an earlier test left open, and with its expiry.
+        The server's own counter includes conflicts with transactions that an earlier test left open, and with their
+        expiry.
         """
         found: list[MongoCommandError] = []
         is_write_conflict: Any = MongoCommandError.is_write_conflict
@@ -101,82 +102,82 @@ class ConcurrentNodesTests(LedgerCase):
         self.patch(MongoCommandError, "is_write_conflict", property(note))
         return found
 
-    async def test_more_than_can_be_counted(self) -> None:
+    async def test_unknown_count_of_very_many_messages(self) -> None:
         """With very many queued messages their number is unknown, and the entries are known."""
         self.patch(ledger, "_COUNT_LIMIT", 3)
-        store = await self.a_store()
-        await self.put(store, "a", "b", "c")
-        await self.check(store, accepted=3, waiting=3)
-        await self.put(store, "d")
+        store = await self.open_store()
+        await self.enqueue_ids(store, "a", "b", "c")
+        await self.assert_ledger(store, accepted=3, waiting=3)
+        await self.enqueue_ids(store, "d")
         await store.acknowledge(ALICE, ["a"])
-        await self.put(store, "e")
+        await self.enqueue_ids(store, "e")
         found = (await store.read_ledger()).didcomm
         self.assertEqual((found, found.difference), (MessageLedger(accepted=5, acknowledged=1, waiting=None), None))
 
-    async def test_takes_too_long(self) -> None:
-        """So it is if they cannot be counted in time."""
-        store = await self.a_store()
-        await self.put(store, "a")
+    async def test_unknown_count_after_time_limit(self) -> None:
+        """The number is unknown if counting exceeds the time limit."""
+        store = await self.open_store()
+        await self.enqueue_ids(store, "a")
         with self.servers.failpoint("aggregate", errorCode=50, times=1):
             found = await store.read_ledger()
         self.assertEqual(found, StoreLedger(MessageLedger(accepted=1, waiting=None), MessageLedger(waiting=None)))
-        await self.check(store, accepted=1, waiting=1)
+        await self.assert_ledger(store, accepted=1, waiting=1)
 
 
-class UncertainCommitTests(LedgerCase):
+class UncertainCommitTests(LedgerTestCase):
     """Commits with an unknown outcome."""
 
-    async def in_doubt(self, asked: Any) -> None:
-        with self.servers.failpoint("commitTransaction", writeConcernError=NO_MAJORITY), self.impatiently():
+    async def lose_commit_reply(self, deferred: Any) -> None:
+        with self.servers.failpoint("commitTransaction", writeConcernError=NO_MAJORITY), self.with_short_time_limit():
             with self.assertRaises(StoreUnavailable):
-                await asked()
+                await deferred()
 
-    async def settled(self) -> None:
+    async def wait_for_undo(self) -> None:
         await wait_for_recovery(self.server)
 
-    async def a_doubtful_store(self, **limits: Any) -> MongoStore:
-        self.server = self.a_server()
-        return await self.a_store(QueueLimits(**limits), server=self.server)
+    async def open_uncertain_store(self, **limits: Any) -> MongoStore:
+        self.server = self.make_client()
+        return await self.open_store(QueueLimits(**limits), server=self.server)
 
-    async def test_deposit(self) -> None:
+    async def test_records_withdrawn_messages(self) -> None:
         """Withdrawn messages are recorded; messages they have evicted stay evicted."""
-        store = await self.a_doubtful_store(max_messages=2, max_bytes=100)
-        await self.put(store, "a", "b")
-        await self.in_doubt(
+        store = await self.open_uncertain_store(max_messages=2, max_bytes=100)
+        await self.enqueue_ids(store, "a", "b")
+        await self.lose_commit_reply(
             lambda: store.enqueue(
                 INBOX,
                 [Payload("c", b"x", "json"), Payload("large", b"x" * 101, "json")],
                 expires_at=CLOCK.seconds() + 60,
             )
         )
-        await self.settled()
-        await self.check(store, accepted=4, evicted=2, withdrawn=1, waiting=1)
+        await self.wait_for_undo()
+        await self.assert_ledger(store, accepted=4, evicted=2, withdrawn=1, waiting=1)
 
-    async def test_removals(self) -> None:
+    async def test_counts_removals_once(self) -> None:
         """Acknowledged and expired messages are counted once."""
-        store = await self.a_doubtful_store()
-        await self.put(store, "a", "b")
+        store = await self.open_uncertain_store()
+        await self.enqueue_ids(store, "a", "b")
         await store.enqueue(INBOX, [Payload("old", b"x", "json")], expires_at=CLOCK.seconds() - 1)
-        await self.in_doubt(lambda: store.acknowledge(ALICE, ["a", "x"]))
-        await self.in_doubt(lambda: store.expire_messages(9))
-        await self.settled()
+        await self.lose_commit_reply(lambda: store.acknowledge(ALICE, ["a", "x"]))
+        await self.lose_commit_reply(lambda: store.expire_messages(9))
+        await self.wait_for_undo()
         await store.acknowledge(ALICE, ["a"])
-        await self.check(store, accepted=3, acknowledged=1, expired=1, waiting=1)
+        await self.assert_ledger(store, accepted=3, acknowledged=1, expired=1, waiting=1)
 
-    async def test_not_done(self) -> None:
+    async def test_operations_without_effect_do_not_count(self) -> None:
         """Operations without effect are not counted."""
-        store = await self.a_doubtful_store()
+        store = await self.open_uncertain_store()
         for command in ("commitTransaction", "update"):
-            with self.servers.failpoint(command, closeConnection=True), self.impatiently():
+            with self.servers.failpoint(command, closeConnection=True), self.with_short_time_limit():
                 with self.assertRaises(StoreUnavailable):
-                    await self.put(store, command)
-            await self.settled()
+                    await self.enqueue_ids(store, command)
+            await self.wait_for_undo()
         found = (await store.read_ledger()).didcomm
         self.assertEqual((found.waiting, found.difference), (0, 0))
 
-    async def test_events(self) -> None:
-        """So it is with events."""
-        decentrl, later = (store := await self.a_doubtful_store()).decentrl, CLOCK.seconds() + 3600
+    async def test_uncertain_commits_of_events(self) -> None:
+        """The same holds for events."""
+        decentrl, later = (store := await self.open_uncertain_store()).decentrl, CLOCK.seconds() + 3600
         await decentrl.save_contract(
             CommandGuard(b"1", later), Contract("contract", ALICE, BOB, later, b"digest", b"text")
         )
@@ -184,59 +185,59 @@ class UncertainCommitTests(LedgerCase):
             await decentrl.enqueue_event(
                 CommandGuard(id.encode(), later), PendingEvent(id, ALICE, BOB, "payload", 1.0)
             )
-        late = PendingEvent("c", ALICE, BOB, "payload", 1.0)
-        await self.in_doubt(lambda: decentrl.enqueue_event(CommandGuard(b"c", later), late))
-        await self.in_doubt(lambda: decentrl.acknowledge_events(CommandGuard(b"2", later), ALICE, ["a"]))
-        await self.settled()
+        event = PendingEvent("c", ALICE, BOB, "payload", 1.0)
+        await self.lose_commit_reply(lambda: decentrl.enqueue_event(CommandGuard(b"c", later), event))
+        await self.lose_commit_reply(lambda: decentrl.acknowledge_events(CommandGuard(b"2", later), ALICE, ["a"]))
+        await self.wait_for_undo()
         found = (await store.read_ledger()).decentrl
         self.assertEqual(found, MessageLedger(accepted=3, acknowledged=1, withdrawn=1, waiting=1))
 
 
-class CarriedTests(LedgerCase):
-    """Documents of dead processes."""
+class CarryForwardTests(LedgerTestCase):
+    """Documents of processes that have ended."""
 
-    async def test_carried_forward(self) -> None:
+    async def test_merges_documents_of_ended_processes(self) -> None:
         """Documents of processes that have ended become one when another one starts."""
         for number in range(3):
-            store = await self.a_store(QueueLimits(max_messages=2))
-            await self.put(store, f"m{number}")
+            store = await self.open_store(QueueLimits(max_messages=2))
+            await self.enqueue_ids(store, f"m{number}")
             await store.close()
-        last = await self.a_store()
-        self.assertEqual(self.pages(), [""])
-        await self.put(last, "x")
-        self.assertEqual(len(self.pages()), 2)
-        await self.check(last, accepted=4, evicted=1, waiting=3)
+        last = await self.open_store()
+        self.assertEqual(self.list_document_owners(), [""])
+        await self.enqueue_ids(last, "x")
+        self.assertEqual(len(self.list_document_owners()), 2)
+        await self.assert_ledger(last, accepted=4, evicted=1, waiting=3)
 
-    async def test_once(self) -> None:
-        """However many processes do it at the same time; those of live ones stay."""
+    async def test_concurrent_merges_count_once(self) -> None:
+        """Concurrent merges count everything once; documents of live processes stay."""
         for number in range(5):
-            store = await self.a_store()
-            await self.put(store, f"m{number}")
+            store = await self.open_store()
+            await self.enqueue_ids(store, f"m{number}")
             await store.close()
             self.documents["ledger"].update_many({"owner": {"$exists": True}}, {"$set": {"owner": "dead"}})
-        live = [await self.an_open_server() for _ in range(3)]
-        await gatherResults([start_mongod(ledger.carry_forward(server)) for server in live])
-        store = await self.a_store()
-        await self.put(store, "x")
+        live = [await self.open_client() for _ in range(3)]
+        await gatherResults([run_coroutine(ledger.carry_forward(server)) for server in live])
+        store = await self.open_store()
+        await self.enqueue_ids(store, "x")
         await store.prune_nonces()
-        self.assertEqual(len(self.pages()), 2)
-        await self.check(store, accepted=6, waiting=6)
+        self.assertEqual(len(self.list_document_owners()), 2)
+        await self.assert_ledger(store, accepted=6, waiting=6)
 
-    async def test_of_the_living(self) -> None:
+    async def test_live_process_continues_after_merge(self) -> None:
         """A process that was taken for dead goes on."""
-        store = await self.a_store()
-        await self.put(store, "a")
+        store = await self.open_store()
+        await self.enqueue_ids(store, "a")
         self.documents["session_owners"].delete_many({})
-        await (await self.a_store()).close()
-        self.assertEqual(self.pages(), [""])
-        await self.put(store, "b")
-        await self.check(store, accepted=2, waiting=2)
+        await (await self.open_store()).close()
+        self.assertEqual(self.list_document_owners(), [""])
+        await self.enqueue_ids(store, "b")
+        await self.assert_ledger(store, accepted=2, waiting=2)
 
 
-class ImportTests(LedgerCase):
+class ImportTests(LedgerTestCase):
     """Messages of an import, and messages that are missing."""
 
-    async def test_imported(self) -> None:
+    async def test_imported_messages_are_accepted_once(self) -> None:
         """Imported messages are accepted by the import, not by the first read."""
         message = MessageRecord(
             id="m", account=1, recipient=1, form="json", payload=b"x", received_at=1.0, expires_at=4e9, due_at=None,
@@ -248,9 +249,9 @@ class ImportTests(LedgerCase):
             *[message.model_copy(update={"id": f"m{number}"}) for number in range(3)],
             PendingRecord(id="e", recipient=ALICE, sender=BOB, received_at=1.0, payload="x"),
         ]
-        await self.elsewhere(self.load, records)
+        await self.run_in_thread(self.load, records)
         self.documents["messages"].delete_one({"_id": "m1"})
-        store = await self.a_store()
+        store = await self.open_store()
         found = await store.read_ledger()
         self.assertEqual(
             found, StoreLedger(MessageLedger(accepted=3, waiting=2), MessageLedger(accepted=1, waiting=1))
@@ -262,10 +263,10 @@ class ImportTests(LedgerCase):
             target.write(1, records)
             target.finish()
 
-    async def test_loss_is_seen(self) -> None:
+    async def test_lost_message_is_a_difference(self) -> None:
         """A message that was removed without an entry is a difference, also after a restart."""
-        store = await self.a_store()
-        await self.put(store, "a", "b", "c")
+        store = await self.open_store()
+        await self.enqueue_ids(store, "a", "b", "c")
         self.documents["messages"].delete_one({"_id": "b"})
-        for one in (store, await self.a_store()):
+        for one in (store, await self.open_store()):
             self.assertEqual((await one.read_ledger()).didcomm.difference, 1)

@@ -15,59 +15,61 @@ LIMITS = QueueLimits(max_messages=100, max_bytes=4 * MAX_PAGE_BYTES)
 
 
 class FindTests(MongoTestCase):
-    async def commands(self, ask: Callable[[], Deferred[Any]]) -> list[str]:
+    async def count_commands(self, operation: Callable[[], Deferred[Any]]) -> list[str]:
         """Commands of the server on our collections."""
         self.documents.command("profile", 2)
         try:
-            await ask()
+            await operation()
         finally:
             self.documents.command("profile", 0)
-        # The store asks for the sizes of the database by itself, every few seconds.
-        ours = {"ns": {"$not": {"$regex": "system[.]profile$"}}, "command.dbStats": {"$exists": False}}
-        seen = list(self.documents["system.profile"].find(ours).sort("ts"))
+        # The store itself reads the size of the database every few seconds.
+        query = {"ns": {"$not": {"$regex": "system[.]profile$"}}, "command.dbStats": {"$exists": False}}
+        operations = list(self.documents["system.profile"].find(query).sort("ts"))
         self.documents["system.profile"].drop()
-        return [next(iter(one["command"])) for one in seen]
+        return [next(iter(entry["command"])) for entry in operations]
 
     async def test_one_round_trip(self) -> None:
         """All messages are read in one query, once the recipient DIDs are cached."""
-        store = await self.a_store(LIMITS)
-        await self.put(store, "a", "b")
+        store = await self.open_store(LIMITS)
+        await self.enqueue_ids(store, "a", "b")
         await store.find_messages(["a"])
-        self.assertEqual(await self.commands(lambda: store.find_messages(["b", "a", "b"])), ["aggregate"])
+        self.assertEqual(await self.count_commands(lambda: store.find_messages(["b", "a", "b"])), ["aggregate"])
 
-    async def test_what_does_not_fit(self) -> None:
+    async def test_page_is_limited_in_bytes(self) -> None:
         """Of messages that exceed a page the first in order of arrival; no cursor is left open."""
-        store = await self.a_store(LIMITS)
+        store = await self.open_store(LIMITS)
         ids = [f"{number:02}" for number in reversed(range(20))]
         for id in ids:
-            await self.put(store, id, data=b"x" * 1_000_000)
-        self.assertEqual([one.id for one in await store.find_messages(sorted(ids))], ids[:16])
+            await self.enqueue_ids(store, id, data=b"x" * 1_000_000)
+        self.assertEqual([message.id for message in await store.find_messages(sorted(ids))], ids[:16])
         idle = {"type": "idleCursor", "ns": f"{self.database}.messages"}
         cursors = self.documents.client.admin.aggregate([{"$currentOp": {"idleCursors": True}}, {"$match": idle}])
         self.assertEqual(list(cursors), [])
 
-    async def test_large_and_small(self) -> None:
-        """In order of arrival."""
-        store = await self.a_store(LIMITS)
+    async def test_large_and_small_messages_in_order_of_arrival(self) -> None:
+        """Large and small messages are found in order of arrival."""
+        store = await self.open_store(LIMITS)
         for id in "cab":
-            await self.put(store, id, data=b"x" * (2_000_000 if id == "a" else 1))
-        self.assertEqual([one.id for one in await store.find_messages(["a", "b", "c", "gone"])], ["c", "a", "b"])
+            await self.enqueue_ids(store, id, data=b"x" * (2_000_000 if id == "a" else 1))
+        self.assertEqual(
+            [message.id for message in await store.find_messages(["a", "b", "c", "gone"])], ["c", "a", "b"]
+        )
 
-    async def test_no_room_for_its_account(self) -> None:
+    async def test_finds_message_of_maximum_size(self) -> None:
         """A message as large as a document can be, and one of a very long DID, are found."""
-        store = await self.a_store(LIMITS)
+        store = await self.open_store(LIMITS)
         long = "did:example:" + "x" * 40_000
         await store.move_account(ALICE, long)
         largest = MAX_PAGE_BYTES - 2_048
-        await self.put(store, "a", data=b"x" * largest)
-        await self.put(store, "b")
+        await self.enqueue_ids(store, "a", data=b"x" * largest)
+        await self.enqueue_ids(store, "b")
         for id, size in (("a", largest), ("b", 7)):
             (found,) = await store.find_messages([id])
             self.assertEqual((found.account, len(found.payload)), (long, size))
 
-    async def test_gone_meanwhile(self) -> None:
+    async def test_message_deleted_during_lookup_is_not_found(self) -> None:
         """A message that is deleted with its recipient during the lookup is not found."""
-        store = await self.a_store(LIMITS)
-        await self.put(store, "a")
+        store = await self.open_store(LIMITS)
+        await self.enqueue_ids(store, "a")
         self.documents["recipients"].delete_many({})
         self.assertEqual(await store.find_messages(["a"]), [])

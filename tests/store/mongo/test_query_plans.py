@@ -11,18 +11,18 @@ from twisted.internet.defer import Deferred, gatherResults
 from mediatord.store.interfaces.messages import AgeBucket, ArrivalWindow, EnqueueRequest, new_stored_message_id
 from mediatord.store.mongo import ledger, message_queues, queue_statistics
 from tests.store.builders import ALICE, HOUR, NOON, ImmediateClock, make_payload
-from tests.store.mongo.mongo_test_case import MongoTestCase, start_mongod
+from tests.store.mongo.mongo_test_case import MongoTestCase, run_coroutine
 
-# How many other accounts there are, and how many messages wait for each recipient DID.
-OTHERS = 12
-WAITING = 30
-# What may be looked at for two messages: whose they are, they themselves, and where a search ends.
+# Number of other accounts, and of messages queued for each recipient DID.
+OTHER_ACCOUNTS = 12
+QUEUED_MESSAGES = 30
+# What may be examined for two messages: their recipient, the messages, and the bounds of a search.
 KEYS, DOCUMENTS = 12, 10
 
 Ask = Callable[[], Deferred[Any]]
 
 
-def mine(number: int) -> str:
+def make_did(number: int) -> str:
     return f"did:key:{ALICE}-{number}"
 
 
@@ -32,57 +32,62 @@ class PlanTests(MongoTestCase):
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         super().setUp()
         self.clock = ImmediateClock()
-        self.store = await self.a_store(clock=self.clock)
-        accounts = [ALICE, *(f"did:example:{number}" for number in range(OTHERS))]
-        await gatherResults([Deferred.fromCoroutine(self.settle(account)) for account in accounts])
+        self.store = await self.open_store(clock=self.clock)
+        accounts = [ALICE, *(f"did:example:{number}" for number in range(OTHER_ACCOUNTS))]
+        await gatherResults([Deferred.fromCoroutine(self.fill_account(account)) for account in accounts])
         await gatherResults([self.store.claim_nonce(b"%d" % number, NOON + HOUR + number) for number in range(100)])
 
-    async def settle(self, account: str) -> None:
+    async def fill_account(self, account: str) -> None:
         """Store two recipient DIDs with messages of all kinds."""
         store = self.store
         await store.grant(account)
         dids = [f"did:key:{account}-{number}" for number in (0, 1)]
         await store.update_recipients(account, [(did, "add") for did in dids], max_recipients=9)
-        ids = [f"{account} {number:03}" for number in range(WAITING)]
+        ids = [f"{account} {number:03}" for number in range(QUEUED_MESSAGES)]
         for number, did in enumerate(dids):
             payloads = tuple(make_payload(id) for id in ids[number::2])
-            late = (make_payload(f"{did} late"),)
+            delayed_payloads = (make_payload(f"{did} late"),)
             await store.enqueue_all(
-                [EnqueueRequest(did, payloads, NOON + HOUR), EnqueueRequest(did, late, NOON + HOUR, NOON + 60)]
+                [
+                    EnqueueRequest(did, payloads, NOON + HOUR),
+                    EnqueueRequest(did, delayed_payloads, NOON + HOUR, NOON + 60),
+                ]
             )
         await store.mark_delivered(ids[::5], node=account)
 
-    async def looked_at(self, ask: Ask) -> tuple[int, int]:
+    async def measure_examined(self, operation: Ask) -> tuple[int, int]:
         """Examined keys and documents."""
         self.documents.command("profile", 2)
         try:
-            await ask()
+            await operation()
         finally:
             self.documents.command("profile", 0)
-        seen = list(self.documents["system.profile"].find({"ns": {"$not": {"$regex": "system[.]profile$"}}}))
+        profiled = list(self.documents["system.profile"].find({"ns": {"$not": {"$regex": "system[.]profile$"}}}))
         self.documents["system.profile"].drop()
-        self.assertTrue(seen)
-        for one in seen:
-            if not one["ns"].endswith((".nodes", ".session_owners", ".ledger")):  # of which there are never many
-                self.assertNotIn("COLLSCAN", one.get("planSummary", ""), one["ns"])
-        return sum(one.get("keysExamined", 0) for one in seen), sum(one.get("docsExamined", 0) for one in seen)
+        self.assertTrue(profiled)
+        for entry in profiled:
+            if not entry["ns"].endswith((".nodes", ".session_owners", ".ledger")):  # of which there are never many
+                self.assertNotIn("COLLSCAN", entry.get("planSummary", ""), entry["ns"])
+        return sum(entry.get("keysExamined", 0) for entry in profiled), sum(
+            entry.get("docsExamined", 0) for entry in profiled
+        )
 
-    async def look(self, keys: int, documents: int, **asks: Ask) -> None:
-        for name, ask in asks.items():
-            found = await self.looked_at(ask)
+    async def assert_examined(self, keys: int, documents: int, **operations: Ask) -> None:
+        for name, operation in operations.items():
+            found = await self.measure_examined(operation)
             self.assertLessEqual(found[0], keys, f"keys: {name}")
             self.assertLessEqual(found[1], documents, f"documents: {name}")
 
-    async def test_two_messages(self) -> None:
+    async def test_operations_on_two_messages(self) -> None:
         """Operations on two messages cost the same, however many there are."""
         store = self.store
-        await self.look(
+        await self.assert_examined(
             KEYS,
             DOCUMENTS,
             fetch=lambda: store.fetch_messages(ALICE, None, limit=2, max_bytes=1000),
-            fetch_one=lambda: store.fetch_messages(ALICE, mine(0), limit=2, max_bytes=1000),
+            fetch_one=lambda: store.fetch_messages(ALICE, make_did(0), limit=2, max_bytes=1000),
             find=lambda: store.find_messages([f"{ALICE} 001", f"{ALICE} 002"]),
-            enqueue=lambda: self.put(store, "new-1", "new-2", to=mine(0)),
+            enqueue=lambda: self.enqueue_ids(store, "new-1", "new-2", to=make_did(0)),
             mark_delivered=lambda: store.mark_delivered([f"{ALICE} 001", f"{ALICE} 002"], node="x"),
             mark_pending=lambda: store.mark_pending([f"{ALICE} 001", f"{ALICE} 002"]),
             acknowledge=lambda: store.acknowledge(ALICE, [f"{ALICE} 001"]),
@@ -90,69 +95,71 @@ class PlanTests(MongoTestCase):
             next_due=store.find_next_due,
         )
 
-    async def test_all_of_an_account(self) -> None:
+    async def test_operations_on_an_account(self) -> None:
         """Operations on an account do not depend on others."""
         store = self.store
-        await self.look(
-            6 * WAITING,
-            4 * WAITING,
+        await self.assert_examined(
+            6 * QUEUED_MESSAGES,
+            4 * QUEUED_MESSAGES,
             by_digest=lambda: store.acknowledge(ALICE, ["0" * 64, "f" * 64]),
             recipients=lambda: store.list_recipients(ALICE, offset=1, limit=1),
             status=lambda: store.get_queue_status(ALICE, None),
-            status_of_one=lambda: store.get_queue_status(ALICE, mine(0)),
+            status_of_one=lambda: store.get_queue_status(ALICE, make_did(0)),
         )
 
-    async def test_status(self) -> None:
+    async def test_status_does_not_read_messages(self) -> None:
         """Counting does not read messages."""
-        await self.look(16, 16, status=lambda: self.store.get_queue_status(ALICE, mine(1)))
+        await self.assert_examined(16, 16, status=lambda: self.store.get_queue_status(ALICE, make_did(1)))
 
-    async def test_what_has_expired(self) -> None:
+    async def test_expired_messages_of_others(self) -> None:
         """Reads do not depend on expired messages of others."""
         (alice,) = self.documents["accounts"].find({"did": ALICE})
         self.documents["messages"].update_many({"account": {"$ne": alice["_id"]}}, {"$set": {"expires_at": NOON - 1}})
         store = self.store
-        await self.look(
+        await self.assert_examined(
             40,
             16,
             status=lambda: store.get_queue_status(ALICE, None),
-            status_of_one=lambda: store.get_queue_status(ALICE, mine(1)),
+            status_of_one=lambda: store.get_queue_status(ALICE, make_did(1)),
             fetch=lambda: store.fetch_messages(ALICE, None, limit=2, max_bytes=1000),
-            fetch_one=lambda: store.fetch_messages(ALICE, mine(0), limit=2, max_bytes=1000),
+            fetch_one=lambda: store.fetch_messages(ALICE, make_did(0), limit=2, max_bytes=1000),
             find=lambda: store.find_messages([f"{ALICE} 001", f"{ALICE} 002"]),
         )
 
-    async def test_arrived(self) -> None:
+    async def test_arrivals_are_found_by_keys(self) -> None:
         """Recent arrivals are found by keys alone, without those of others."""
         first, rest = ArrivalWindow(NOON, NOON + 1), ArrivalWindow(NOON, NOON + 1, f"{ALICE} 001")
-        await self.look(KEYS, 1, arrived=lambda: self.store.find_arrivals([ALICE], first, limit=2))
-        await self.look(KEYS, 1, arrived=lambda: self.store.find_arrivals([ALICE], rest, limit=2))
+        await self.assert_examined(KEYS, 1, arrived=lambda: self.store.find_arrivals([ALICE], first, limit=2))
+        await self.assert_examined(KEYS, 1, arrived=lambda: self.store.find_arrivals([ALICE], rest, limit=2))
 
-    async def test_in_time(self) -> None:
+    async def test_due_and_expired_messages(self) -> None:
         """Due and expired messages are found by an index."""
         self.clock.advance(60)
-        await self.look(4 * KEYS, 4 * DOCUMENTS, take_due=lambda: self.store.take_due_messages(2))
+        await self.assert_examined(4 * KEYS, 4 * DOCUMENTS, take_due=lambda: self.store.take_due_messages(2))
         self.clock.advance(HOUR)
-        await self.look(4 * KEYS, 4 * DOCUMENTS, expire=lambda: self.store.expire_messages(2))
-        await self.look(250, 250, prune=self.store.prune_nonces)
+        await self.assert_examined(4 * KEYS, 4 * DOCUMENTS, expire=lambda: self.store.expire_messages(2))
+        await self.assert_examined(250, 250, prune=self.store.prune_nonces)
 
-    async def test_ledger(self) -> None:
+    async def test_ledger_counts_keys(self) -> None:
         """Queued messages are counted by keys, and not at all if there are too many."""
         messages = self.documents["messages"].count_documents({})
-        await self.look(messages + KEYS, DOCUMENTS, ledger=self.store.read_ledger)
+        await self.assert_examined(messages + KEYS, DOCUMENTS, ledger=self.store.read_ledger)
         self.patch(ledger, "_COUNT_LIMIT", messages - 1)
-        await self.look(KEYS, DOCUMENTS, ledger=self.store.read_ledger)
+        await self.assert_examined(KEYS, DOCUMENTS, ledger=self.store.read_ledger)
 
     async def test_accounts(self) -> None:
         """Accounts, their DIDs and remembered DIDs are looked up."""
         store = self.store
-        await self.look(
+        await self.assert_examined(
             KEYS,
             DOCUMENTS,
             account=lambda: store.get_account(ALICE),
             grant=lambda: store.grant(ALICE),
             grant_new=lambda: store.grant("did:example:new"),
-            owner=lambda: store.find_owner(mine(0)),
-            update=lambda: store.update_recipients(ALICE, [(mine(0), "remove"), (mine(2), "add")], max_recipients=9),
+            owner=lambda: store.find_owner(make_did(0)),
+            update=lambda: store.update_recipients(
+                ALICE, [(make_did(0), "remove"), (make_did(2), "add")], max_recipients=9
+            ),
             move=lambda: store.move_account(ALICE, "did:example:newer"),
             mark_draft03=lambda: store.mark_draft03("did:example:newer"),
             remember_did=lambda: store.remember_did("did:peer:4a", "did:peer:4a:b"),
@@ -163,123 +170,123 @@ class PlanTests(MongoTestCase):
             ping=store.ping,
         )
 
-    async def test_delayed(self) -> None:
+    async def test_delayed_messages(self) -> None:
         """Delayed messages do not slow down reads of others, and are only counted."""
         store, account = self.store, "did:example:waits"
         await store.grant(account)
-        await store.update_recipients(account, [(mine(7), "add"), (mine(8), "add")], max_recipients=9)
+        await store.update_recipients(account, [(make_did(7), "add"), (make_did(8), "add")], max_recipients=9)
         for delayed in (100, 300):
-            late = tuple(make_payload(f"late {delayed} {number}") for number in range(delayed // 2))
-            await store.enqueue(mine(7), late, expires_at=NOON + HOUR, due_at=NOON + 60)
+            delayed_payloads = tuple(make_payload(f"late {delayed} {number}") for number in range(delayed // 2))
+            await store.enqueue(make_did(7), delayed_payloads, expires_at=NOON + HOUR, due_at=NOON + 60)
             other = tuple(make_payload(f"other {delayed} {number}") for number in range(delayed // 2))
-            await store.enqueue(mine(8), other, expires_at=NOON + HOUR, due_at=NOON + 60)
-            fresh = (make_payload(f"fresh {delayed} 1"), make_payload(f"fresh {delayed} 2"))
-            await store.enqueue(mine(8), fresh, expires_at=NOON + HOUR)
-            await self.look(
+            await store.enqueue(make_did(8), other, expires_at=NOON + HOUR, due_at=NOON + 60)
+            new_payloads = (make_payload(f"fresh {delayed} 1"), make_payload(f"fresh {delayed} 2"))
+            await store.enqueue(make_did(8), new_payloads, expires_at=NOON + HOUR)
+            await self.assert_examined(
                 KEYS, DOCUMENTS, fetch=lambda: store.fetch_messages(account, None, limit=2, max_bytes=1000)
             )
             found = await store.fetch_messages(account, None, limit=2, max_bytes=1000)
-            self.assertEqual([one.id for one in found], ["fresh 100 1", "fresh 100 2"])
+            self.assertEqual([item.id for item in found], ["fresh 100 1", "fresh 100 2"])
         self.assertEqual((await store.get_queue_status(account, None)).message_count, 4)
-        await self.look(400 + 2 * KEYS, 16, status=lambda: store.get_queue_status(account, None))
+        await self.assert_examined(400 + 2 * KEYS, 16, status=lambda: store.get_queue_status(account, None))
 
-    async def test_due(self) -> None:
+    async def test_due_messages(self) -> None:
         """Of due messages that were not handed out only those that are fetched are read."""
         store = self.store
-        late = tuple(make_payload(f"late {number}") for number in range(100))
-        await store.enqueue(mine(0), late, expires_at=NOON + HOUR, due_at=NOON + 60)
+        delayed_payloads = tuple(make_payload(f"late {number}") for number in range(100))
+        await store.enqueue(make_did(0), delayed_payloads, expires_at=NOON + HOUR, due_at=NOON + 60)
         self.clock.advance(60)
-        await self.look(
+        await self.assert_examined(
             2 * 100 + 2 * KEYS,
             DOCUMENTS + 2,
             fetch=lambda: store.fetch_messages(ALICE, None, limit=2, max_bytes=1000),
             status=lambda: store.get_queue_status(ALICE, None),
         )
 
-    async def test_many_sizes(self) -> None:
+    async def test_queue_sizes_examine_bounded_number(self) -> None:
         """Of very many queues and messages a bounded number is examined."""
         self.patch(queue_statistics, "_MAX_RANKED_QUEUES", 5)
         self.patch(queue_statistics, "_EXACT_COUNT_LIMIT", 9)
-        before = self.counted_by_the_server()
+        before = self.read_metadata_count()
         largest, rest = await self.store.queue_sizes(2)
         self.assertEqual(len(largest), 2)
-        self.assertIn(rest + sum(number for _, number in largest), (before, self.counted_by_the_server()))
-        await self.look(2 * 5 + 4 + 9, 2 * 5 + 4, queue_sizes=lambda: self.store.queue_sizes(2))
-        await self.look(9, 0, queue_sizes=lambda: self.store.queue_sizes(0))
+        self.assertIn(rest + sum(number for _, number in largest), (before, self.read_metadata_count()))
+        await self.assert_examined(2 * 5 + 4 + 9, 2 * 5 + 4, queue_sizes=lambda: self.store.queue_sizes(2))
+        await self.assert_examined(9, 0, queue_sizes=lambda: self.store.queue_sizes(0))
         self.patch(ledger, "_COUNT_LIMIT", 9)
         pages = sum(self.documents[name].estimated_document_count() for name in ("ledger", "session_owners"))
-        await self.look(2 * 5 + 4 + 9, 2 * 5 + 4 + pages, statistics=lambda: self.store.read_statistics(2))
+        await self.assert_examined(2 * 5 + 4 + 9, 2 * 5 + 4 + pages, statistics=lambda: self.store.read_statistics(2))
 
-    async def test_all_that_waits(self) -> None:
+    async def test_statistics_read_counters(self) -> None:
         """The first message is read, and a bounded number of counters."""
         self.patch(queue_statistics, "_EXACT_COUNT_LIMIT", 9)
-        queues = 2 * (OTHERS + 1)
-        known = await self.store.get_queue_totals()
-        self.assertEqual(known.recipients, queues)
-        await self.look(2 * queues + 9 + 4, queues + 2, waiting=lambda: self.store.get_queue_totals())
+        queues = 2 * (OTHER_ACCOUNTS + 1)
+        expected = await self.store.get_queue_totals()
+        self.assertEqual(expected.recipients, queues)
+        await self.assert_examined(2 * queues + 9 + 4, queues + 2, waiting=lambda: self.store.get_queue_totals())
         namespace = f"{self.documents.name}.recipients"
-        with self.servers.failpoint("aggregate", errorCode=50, namespace=namespace):  # it would be late
-            self.assertEqual(await self.store.get_queue_totals(), replace(known, bytes=None, recipients=None))
+        with self.servers.failpoint("aggregate", errorCode=50, namespace=namespace):  # more than one would be late
+            self.assertEqual(await self.store.get_queue_totals(), replace(expected, bytes=None, recipients=None))
         self.patch(queue_statistics, "_MAX_SUMMED_QUEUES", 5)
         unknown = await self.store.get_queue_totals()
         self.assertEqual((unknown.bytes, unknown.recipients), (None, None))
-        self.assertEqual(unknown.oldest_received_at, known.oldest_received_at)
-        await self.look(6 + 9 + 4, 2, waiting=lambda: self.store.get_queue_totals())
+        self.assertEqual(unknown.oldest_received_at, expected.oldest_received_at)
+        await self.assert_examined(6 + 9 + 4, 2, waiting=lambda: self.store.get_queue_totals())
 
-    async def test_backlog(self) -> None:
+    async def test_backlog_counts_bounded_keys(self) -> None:
         """Of each age a bounded number of keys is counted, and of few messages the bytes are summed."""
         self.patch(queue_statistics, "_BUCKET_COUNT_LIMIT", 9)
         self.patch(ledger, "_COUNT_LIMIT", 9)
         self.patch(queue_statistics, "_EXACT_COUNT_LIMIT", 9)
         self.patch(queue_statistics, "_BUCKET_SIZE_LIMIT", 5)
         aged = tuple(make_payload(new_stored_message_id(NOON - 10)) for _ in "ab")
-        await self.store.enqueue(mine(0), aged, expires_at=NOON + HOUR)
+        await self.store.enqueue(make_did(0), aged, expires_at=NOON + HOUR)
         size = sum(len(payload.data) for payload in aged)
         bounds = [NOON, NOON - 5]
-        # All that was there before has ids that come after those of any time.
-        before = self.counted_by_the_server()
+        # Ids of messages generated here sort after those of any time.
+        before = self.read_metadata_count()
         buckets = (await self.store.read_backlog(bounds, 0)).buckets
         self.assertEqual(buckets[1:], (AgeBucket(0, 0), AgeBucket(2, size)))
         self.assertIsNone(buckets[0].bytes)
-        self.assertIn(buckets[0].messages + 2, (before, self.counted_by_the_server()))
+        self.assertIn(buckets[0].messages + 2, (before, self.read_metadata_count()))
         ages = 2 * (9 + 3) + 2 * 3
         pages = sum(self.documents[name].estimated_document_count() for name in ("ledger", "session_owners"))
-        await self.look(ages, 2 + pages, by_age=lambda: self.store.read_backlog(bounds, 0))
-        queues = 2 * (OTHERS + 1)
-        await self.look(
+        await self.assert_examined(ages, 2 + pages, by_age=lambda: self.store.read_backlog(bounds, 0))
+        queues = 2 * (OTHER_ACCOUNTS + 1)
+        await self.assert_examined(
             ages + queues + 4 + 3 * 3, 2 + pages + queues + 4 + 3, all=lambda: self.store.read_backlog(bounds, 3)
         )
 
-    def counted_by_the_server(self) -> int:
+    def read_metadata_count(self) -> int:
         """The count in the metadata; it may be wrong after aborted transactions."""
         return sum(self.documents[name].estimated_document_count() for name in ("messages", "pending_events"))
 
-    async def test_sizes(self) -> None:
+    async def test_largest_queues(self) -> None:
         """The longest queues are found among non-empty ones."""
         empty = [(f"did:key:empty-{number}", "add") for number in range(200)]
         await self.store.update_recipients(ALICE, empty, max_recipients=1000)  # type: ignore[arg-type]  # of a list of pairs
         self.documents["parties"].insert_many([{"did": f"did:example:{n}", "pending": 0} for n in range(200)])
-        queues = 2 * (OTHERS + 1)
-        keys = queues + 4 + (OTHERS + 1) * (WAITING + 2) + 1
-        await self.look(keys, queues + 4, queue_sizes=lambda: self.store.queue_sizes(5))
+        queues = 2 * (OTHER_ACCOUNTS + 1)
+        keys = queues + 4 + (OTHER_ACCOUNTS + 1) * (QUEUED_MESSAGES + 2) + 1
+        await self.assert_examined(keys, queues + 4, queue_sizes=lambda: self.store.queue_sizes(5))
 
-    async def test_open(self) -> None:
+    async def test_open_examines_deliveries_of_dead_nodes(self) -> None:
         """Opening the store examines only messages delivered by dead nodes."""
         self.patch(message_queues, "_RELEASE_BATCH", 20)
-        boots, delivered = OTHERS + 1, (OTHERS + 1) * WAITING // 5
+        boots, delivered = OTHER_ACCOUNTS + 1, (OTHER_ACCOUNTS + 1) * QUEUED_MESSAGES // 5
         for more in (100, 400):
             self.documents["messages"].insert_many(
                 [{"_id": f"{more} {number}", "delivered": "gone"} for number in range(more)]
             )
-            # A key to find it and two to change it, and a few for each slice and each boot.
+            # One key to find a message and two to change it, and a few for each slice and each boot.
             number, slices = delivered + more, boots + more // 20
-            await self.look(3 * number + 4 * slices, number + 4 * slices, open=self.store.open)
+            await self.assert_examined(3 * number + 4 * slices, number + 4 * slices, open=self.store.open)
             self.assertEqual(self.documents["messages"].count_documents({"delivered": {"$exists": True}}), 0)
             delivered = 0
 
-    async def test_who_delivered(self) -> None:
+    async def test_delivering_nodes(self) -> None:
         """Delivering nodes are found with a key for each."""
-        server = await self.an_open_server()
-        await self.look(
-            OTHERS + 3, 0, delivered_by=lambda: start_mongod(message_queues.list_delivering_boots(server))
+        server = await self.open_client()
+        await self.assert_examined(
+            OTHER_ACCOUNTS + 3, 0, delivered_by=lambda: run_coroutine(message_queues.list_delivering_boots(server))
         )

@@ -12,20 +12,20 @@ from tests.store.mongo.mongo_test_case import MongoTestCase
 class TableSizesTests(MongoTestCase):
     """Bytes of each collection."""
 
-    async def test_a_collection_without_sizes(self) -> None:
+    async def test_collection_without_sizes_counts_nothing(self) -> None:
         """
         A collection that is just being created or dropped counts nothing, and the others are counted.
 
-        The server's answer is changed here: the moment in which it has no sizes cannot be brought about.
+        The server's reply is modified, as the moment in which it has no sizes cannot be reproduced.
         """
-        store = await self.a_store()
+        store = await self.open_store()
         complete = await store.table_sizes()
         self.assertGreater(complete["accounts"], 0)
-        query, asked = Operation.query, iter(sorted(complete))
+        query, names = Operation.query, iter(sorted(complete))
 
         async def forget_first(run: Operation, *args: Any, **options: Any) -> list[Document]:
             found = await query(run, *args, **options)
-            if next(asked) == sorted(complete)[0]:
+            if next(names) == sorted(complete)[0]:
                 found[0]["bytes"] = None
             return found
 

@@ -15,7 +15,7 @@ from mediatord.store.mongo.driver.transactions import Transaction
 RECIPIENTS, MESSAGES = 40, 10
 
 
-class Id:
+class CountingId:
     """An id of a recipient that counts comparisons."""
 
     compared = 0
@@ -27,31 +27,31 @@ class Id:
         return self.number
 
     def __eq__(self, other: object) -> bool:
-        Id.compared += 1
-        return isinstance(other, Id) and self.number == other.number
+        CountingId.compared += 1
+        return isinstance(other, CountingId) and self.number == other.number
 
 
-class Recipients:
+class RecipientTransaction:
     """A transaction that finds recipients, and records writes."""
 
-    def __init__(self, ids: list[Id]) -> None:
+    def __init__(self, ids: list[CountingId]) -> None:
         self.ids = ids
         self.requests: list[Any] = []
 
     async def query(self, _: object) -> list[dict[str, Any]]:
         """Return all of them, with equal but not identical ids."""
-        return [{"_id": Id(id.number)} for id in self.ids]
+        return [{"_id": CountingId(id.number)} for id in self.ids]
 
     def write_at_end(self, requests: list[Any]) -> None:
         """Record writes."""
         self.requests += requests
 
 
-class SendersTests(SynchronousTestCase):
-    def test_each_message_is_looked_at_once(self) -> None:
+class AcknowledgedSenderTests(SynchronousTestCase):
+    def test_cost_is_linear(self) -> None:
         """The cost grows with the messages and with the recipients, not with their product."""
-        ids = [Id(number) for number in range(RECIPIENTS)]
-        transaction = Recipients(ids)
+        ids = [CountingId(number) for number in range(RECIPIENTS)]
+        transaction = RecipientTransaction(ids)
         noted: list[list[Any]] = []
 
         def note(_: Collection, updates: list[Any]) -> list[Any]:
@@ -60,16 +60,16 @@ class SendersTests(SynchronousTestCase):
 
         self.patch(Collection, "update_each", note)
         documents = [
-            {"recipient": Id(number), "sender": 1 + place}
+            {"recipient": CountingId(number), "sender": 1 + place}
             for place in range(MESSAGES)
             for number in range(RECIPIENTS)
         ]
-        self.patch(Id, "compared", 0)
+        self.patch(CountingId, "compared", 0)
         works = [(0.0, documents), (float(PROBATION_SECONDS), documents[:RECIPIENTS])]
         self.successResultOf(
             Deferred.fromCoroutine(removal._record_senders(cast(Transaction, transaction), cast(Any, works)))
         )
-        self.assertLessEqual(Id.compared, 2 * (len(documents) + 2 * RECIPIENTS))
+        self.assertLessEqual(CountingId.compared, 2 * (len(documents) + 2 * RECIPIENTS))
         (updates,) = noted
         self.assertEqual(len(updates), RECIPIENTS)
         for update in updates:

@@ -1,5 +1,5 @@
 """
-A process that stores and removes for ever, in all ways there are, and prints what was done, until it is killed.
+Process that runs all operations that store and remove, and prints the outcomes, until it is killed.
 
 `python -m tests.store.sqlite.churn_process DATABASE SEED`: lines with a protocol, an entry of its ledger, a number.
 """
@@ -24,12 +24,12 @@ from tests.store.builders import ALICE, BOB, HOUR, LEDGER_ENTRY_BY_REASON, make_
 
 INBOX = "did:key:z6MkInbox"
 LIMITS = QueueLimits(max_messages=40, max_bytes=100_000, share=0.5)
-AT_A_TIME = 8
+CONCURRENCY = 8
 ORIGINS = (0, 0x0001_0001, 0x0001_0002, 0x0002_0003)
 
 
-class Churner:
-    """Its numbers make ids that no earlier process with another seed has used."""
+class ChurnWorker:
+    """Runs operations; its ids are different for every seed."""
 
     def __init__(self, store: IStore, clock: IReactorTime, seed: str) -> None:
         self._store = store
@@ -38,25 +38,33 @@ class Churner:
         self._seed = seed
         self._last = 0
 
-    async def begin(self) -> None:
-        """Somebody to deposit for, in either protocol."""
+    async def prepare(self) -> None:
+        """Create the recipients of both protocols."""
         await self._store.grant(ALICE)
         await self._store.update_recipients(ALICE, [(INBOX, "add")], max_recipients=1)
         until = self._clock.seconds() + HOUR
         for owner, peer in ((None, ALICE), (ALICE, BOB)):
-            contract = Contract(self._id(), owner, peer, until, self._id().encode(), b"{}")
-            await self._store.decentrl.save_contract(self._guard(), contract)
+            contract = Contract(self._make_id(), owner, peer, until, self._make_id().encode(), b"{}")
+            await self._store.decentrl.save_contract(self._make_guard(), contract)
 
-    async def churn(self) -> None:
-        """For ever."""
-        works = (self._deposit, self._deposit, self._acknowledge, self._take, self._expire, self._send, self._receive)
+    async def run_forever(self) -> None:
+        """Run operations until the process is killed."""
+        works = (
+            self._enqueue,
+            self._enqueue,
+            self._acknowledge,
+            self._take_and_remove,
+            self._expire,
+            self._deliver_event,
+            self._acknowledge_event,
+        )
         while True:
             await self._random.choice(works)()
 
-    async def _deposit(self) -> None:
-        payloads = [make_payload(self._id(), b"x" * self._random.randrange(3000)) for _ in range(3)]
+    async def _enqueue(self) -> None:
+        payloads = [make_payload(self._make_id(), b"x" * self._random.randrange(3000)) for _ in range(3)]
         if not self._random.randrange(9):
-            payloads.append(make_payload(self._id(), b"x" * (LIMITS.max_bytes + 1)))
+            payloads.append(make_payload(self._make_id(), b"x" * (LIMITS.max_bytes + 1)))
         expires_at = self._clock.seconds() + self._random.choice([0.0, 0.1, HOUR])
         origin = self._random.choice(ORIGINS)
         enqueued = await self._store.enqueue(INBOX, payloads, expires_at=expires_at, origin=origin)
@@ -64,43 +72,43 @@ class Churner:
         _print_removed(enqueued.evicted)
 
     async def _acknowledge(self) -> None:
-        _print_removed(await self._store.acknowledge(ALICE, await self._some()))
+        _print_removed(await self._store.acknowledge(ALICE, await self._choose_ids()))
 
-    async def _take(self) -> None:
-        _print_removed(await self._store.remove_messages(await self._some()))
+    async def _take_and_remove(self) -> None:
+        _print_removed(await self._store.remove_messages(await self._choose_ids()))
 
-    async def _some(self) -> list[str]:
+    async def _choose_ids(self) -> list[str]:
         found = await self._store.fetch_messages(ALICE, None, limit=3, max_bytes=1 << 20)
         return [message.id for message in found]
 
     async def _expire(self) -> None:
         _print_removed(await self._store.expire_messages(5))
 
-    async def _send(self) -> None:
-        event = PendingEvent(self._id(), ALICE, BOB, "event", self._clock.seconds())
+    async def _deliver_event(self) -> None:
+        event = PendingEvent(self._make_id(), ALICE, BOB, "event", self._clock.seconds())
         try:
-            await self._store.decentrl.enqueue_event(self._guard(), event)
+            await self._store.decentrl.enqueue_event(self._make_guard(), event)
         except QuotaExceeded:
             return
         _print_entry("decentrl", "accepted", 1)
 
-    async def _receive(self) -> None:
+    async def _acknowledge_event(self) -> None:
         found = await self._store.decentrl.pending_events(ALICE, None, PageRequest(0, 2))
         ids = [event.id for event in found.items]
-        gone = await self._store.decentrl.acknowledge_events(self._guard(), ALICE, ids)
-        _print_entry("decentrl", "acknowledged", len(gone))
+        acknowledged = await self._store.decentrl.acknowledge_events(self._make_guard(), ALICE, ids)
+        _print_entry("decentrl", "acknowledged", len(acknowledged))
 
-    def _guard(self) -> CommandGuard:
-        return CommandGuard(self._id().encode(), self._clock.seconds() + 1)
+    def _make_guard(self) -> CommandGuard:
+        return CommandGuard(self._make_id().encode(), self._clock.seconds() + 1)
 
-    def _id(self) -> str:
+    def _make_id(self) -> str:
         self._last += 1
         return f"{self._seed}-{self._last}"
 
 
 def _print_removed(removed: Iterable[RemovedMessage]) -> None:
-    for one in removed:
-        _print_entry("didcomm", LEDGER_ENTRY_BY_REASON[one.reason], 1)
+    for message in removed:
+        _print_entry("didcomm", LEDGER_ENTRY_BY_REASON[message.reason], 1)
 
 
 def _print_entry(protocol: str, entry: str, number: int) -> None:
@@ -112,9 +120,9 @@ async def churn_forever(reactor: IReactorTime) -> None:
     path, seed = sys.argv[1:]
     store = build_store("sqlite", reactor, LIMITS, caps=DecentrlQuotas(pending=20), path=Path(path))
     await store.open()
-    churner = Churner(store, reactor, seed)
-    await churner.begin()
-    await gatherResults([Deferred.fromCoroutine(churner.churn()) for _ in range(AT_A_TIME)])
+    churner = ChurnWorker(store, reactor, seed)
+    await churner.prepare()
+    await gatherResults([Deferred.fromCoroutine(churner.run_forever()) for _ in range(CONCURRENCY)])
 
 
 if __name__ == "__main__":

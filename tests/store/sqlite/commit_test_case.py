@@ -1,4 +1,4 @@
-"""A SQLite store with its turns and threads in the hands of a test, and how to count its commits."""
+"""Test case that controls the iterations and threads of a SQLite store, and counts its commits."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ INBOX = "did:key:z6MkInbox"
 
 
 def count_wal_commits(path: Path) -> int:
-    """How many transactions the write-ahead log holds: a frame that tells the size of the database ends one."""
+    """Number of transactions in the write-ahead log: the last frame of each has the database size."""
     log = path.with_name(path.name + "-wal").read_bytes()
     page_size, salt = struct.unpack_from(">8xI4x8s", log)
-    frames = range(32, len(log) - page_size - 23, 24 + page_size)  # whole ones only: the last may be half written
+    frames = range(32, len(log) - page_size - 23, 24 + page_size)  # complete frames only: the last may be partial
     ends = [struct.unpack_from(">4xI8s", log, frame) for frame in frames]
     return sum(size > 0 and its_salt == salt for size, its_salt in ends)
 
 
 class CommitTestCase(SynchronousTestCase):
-    """A store whose reactor turns end when the test says so, and whose threads can be held."""
+    """A store whose reactor iterations the test ends, and whose threads it can hold."""
 
     limits = QueueLimits(max_messages=10_000)
     write_limits, read_limits = executor.WRITE_LIMITS, executor.READ_LIMITS
@@ -52,29 +52,29 @@ class CommitTestCase(SynchronousTestCase):
             observe=lambda operation, seconds: self.observed.append(operation),
         )
         self.successResultOf(self.store.open())
-        self.addCleanup(self.close)  # trial removes the directory before it calls tearDown
-        self.done(self.store.grant(ALICE))
-        self.done(self.store.update_recipients(ALICE, [(INBOX, "add")], max_recipients=9))
+        self.addCleanup(self.close_store)  # trial removes the directory before it calls tearDown
+        self.finish(self.store.grant(ALICE))
+        self.finish(self.store.update_recipients(ALICE, [(INBOX, "add")], max_recipients=9))
         self.observed.clear()
 
-    def close(self) -> None:
-        """Do what was held, and close the store."""
-        self.writer.let_go()
+    def close_store(self) -> None:
+        """Finish held work and close the store."""
+        self.writer.release()
         closed = self.store.close()
-        self.turn()
+        self.run_iterations()
         self.successResultOf(closed)
 
-    def turn(self) -> None:
-        """End the turn of the reactor, and the next ones."""
+    def run_iterations(self) -> None:
+        """End this reactor iteration and the following ones."""
         self.clock.pump([0, 0, 0])
 
-    def done(self, asked: Deferred[T]) -> T:
-        self.turn()
-        return self.successResultOf(asked)
+    def finish(self, deferred: Deferred[T]) -> T:
+        self.run_iterations()
+        return self.successResultOf(deferred)
 
-    def put(self, *ids: str, to: str = INBOX, data: bytes | None = None) -> Deferred[EnqueueResult]:
+    def enqueue_ids(self, *ids: str, to: str = INBOX, data: bytes | None = None) -> Deferred[EnqueueResult]:
         return self.store.enqueue(to, [make_payload(id, data) for id in ids], expires_at=NOON + 3600)
 
-    def stored(self) -> list[str]:
-        found = self.done(self.store.fetch_messages(ALICE, None, limit=10_000, max_bytes=1 << 30))
+    def list_stored(self) -> list[str]:
+        found = self.finish(self.store.fetch_messages(ALICE, None, limit=10_000, max_bytes=1 << 30))
         return [message.id for message in found]

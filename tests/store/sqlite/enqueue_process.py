@@ -20,7 +20,7 @@ from mediatord.store.interfaces.store import IStore
 from tests.store.builders import ALICE, HOUR, make_payload
 
 INBOX = "did:key:z6MkInbox"
-AT_A_TIME = 10
+CONCURRENCY = 10
 
 
 async def enqueue_forever(reactor: IReactorTime) -> None:
@@ -30,7 +30,7 @@ async def enqueue_forever(reactor: IReactorTime) -> None:
     await store.update_recipients(ALICE, [(INBOX, "add")], max_recipients=1)
     numbers = count()
     while True:
-        await gatherResults([_enqueue(store, reactor, next(numbers)) for _ in range(AT_A_TIME)])
+        await gatherResults([_enqueue(store, reactor, next(numbers)) for _ in range(CONCURRENCY)])
 
 
 def _enqueue(store: IStore, reactor: IReactorTime, number: int) -> Deferred[None]:

@@ -1,4 +1,4 @@
-"""Commands as the SQLite store makes operations of them, to be carried out by themselves or together."""
+"""Commands as operations of the SQLite store, which tests run separately or in one batch."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from mediatord.store.sqlite.executor import SQLiteExecutor
 from tests.store.builders import ALICE, BOB, HOUR, NOON, ImmediateClock
 
 CAROL = "did:example:carol"
-PEOPLE = (ALICE, BOB, CAROL)
+PARTY_DIDS = (ALICE, BOB, CAROL)
 
-# What is counted where, and what that has to be.
-COUNTED = {
+# Counters, and the queries for their correct values.
+COUNTER_QUERIES = {
     "nonces": "SELECT value FROM counter WHERE name = 'nonces' EXCEPT SELECT count(*) FROM nonce",
     "contracts": "SELECT h.contracts FROM party_usage h WHERE h.contracts IS NOT ("
     "SELECT count(*) FROM contract WHERE owner_id = h.party_id)",
@@ -58,8 +58,8 @@ COUNTED = {
 }
 
 
-# All that is kept, with DIDs and labels instead of their numbers.
-KEPT = (
+# All rows, with DIDs and labels in place of their numbers.
+ROW_QUERIES = (
     "SELECT key, until FROM nonce ORDER BY place",
     "SELECT p.did, h.contracts, h.requests, h.pending, h.pending_bytes, h.stored, h.stored_bytes"
     " FROM party_usage h JOIN party p ON p.id = h.party_id ORDER BY p.did",
@@ -78,7 +78,7 @@ KEPT = (
 
 
 class WriteRecorder(SQLiteExecutor):
-    """Keeps what is to be written instead of writing it."""
+    """Executor that records writes without running them."""
 
     def __init__(self) -> None:
         self.works: list[SQLOperation] = []
@@ -92,59 +92,61 @@ class WriteRecorder(SQLiteExecutor):
 
 
 class SQLiteOperations:
-    """Makes an operation of each command; its guard, unless one is given, has a new nonce and nothing else."""
+    """Makes an operation of each command; the default guard has a new nonce and no other conditions."""
 
     def __init__(self, caps: DecentrlQuotas, max_nonces: int = 1000) -> None:
         self.recorder = WriteRecorder()
         self.decentrl = SQLiteDecentrlStore(self.recorder, ImmediateClock(), caps, max_nonces)
         self.numbers = count()
 
-    def order(
-        self, ask: Callable[[IDecentrlStore, CommandGuard], object], guard: CommandGuard | None
+    def _record_write(
+        self, command: Callable[[IDecentrlStore, CommandGuard], object], guard: CommandGuard | None
     ) -> SQLOperation:
-        ask(self.decentrl, guard or self.guard())
+        command(self.decentrl, guard or self.make_guard())
         return self.recorder.works.pop()
 
-    def guard(self, sender: str | None = None, recipient: str | None = None, nonce: bytes = b"") -> CommandGuard:
+    def make_guard(self, sender: str | None = None, recipient: str | None = None, nonce: bytes = b"") -> CommandGuard:
         return CommandGuard(nonce or b"nonce %d" % next(self.numbers), NOON + HOUR, sender, recipient)
 
-    def admit(self, guard: CommandGuard) -> SQLOperation:
-        return self.order(lambda store, guard: store.check_guard(guard), guard)
+    def check_guard(self, guard: CommandGuard) -> SQLOperation:
+        return self._record_write(lambda store, guard: store.check_guard(guard), guard)
 
-    def contract(self, contract: Contract, guard: CommandGuard | None = None) -> SQLOperation:
-        return self.order(lambda store, guard: store.save_contract(guard, contract), guard)
+    def save_contract(self, contract: Contract, guard: CommandGuard | None = None) -> SQLOperation:
+        return self._record_write(lambda store, guard: store.save_contract(guard, contract), guard)
 
-    def request(self, request: ContractRequest, guard: CommandGuard | None = None) -> SQLOperation:
-        return self.order(lambda store, guard: store.request_contract(guard, request), guard)
+    def add_request(self, request: ContractRequest, guard: CommandGuard | None = None) -> SQLOperation:
+        return self._record_write(lambda store, guard: store.request_contract(guard, request), guard)
 
     def acknowledge_requests(self, did: str, ids: Sequence[str], guard: CommandGuard | None = None) -> SQLOperation:
-        return self.order(lambda store, guard: store.acknowledge_requests(guard, did, ids), guard)
+        return self._record_write(lambda store, guard: store.acknowledge_requests(guard, did, ids), guard)
 
-    def deliver(self, event: PendingEvent, guard: CommandGuard | None = None) -> SQLOperation:
-        return self.order(lambda store, guard: store.enqueue_event(guard, event), guard)
+    def deliver_event(self, event: PendingEvent, guard: CommandGuard | None = None) -> SQLOperation:
+        return self._record_write(lambda store, guard: store.enqueue_event(guard, event), guard)
 
-    def acknowledge(self, did: str, ids: Sequence[str], guard: CommandGuard | None = None) -> SQLOperation:
-        return self.order(lambda store, guard: store.acknowledge_events(guard, did, ids), guard)
+    def acknowledge_events(self, did: str, ids: Sequence[str], guard: CommandGuard | None = None) -> SQLOperation:
+        return self._record_write(lambda store, guard: store.acknowledge_events(guard, did, ids), guard)
 
-    def save(self, owner: str, events: Sequence[StoredEvent], guard: CommandGuard | None = None) -> SQLOperation:
-        return self.order(lambda store, guard: store.save_events(guard, owner, events), guard)
+    def save_events(
+        self, owner: str, events: Sequence[StoredEvent], guard: CommandGuard | None = None
+    ) -> SQLOperation:
+        return self._record_write(lambda store, guard: store.save_events(guard, owner, events), guard)
 
-    def tag(
+    def update_tags(
         self, owner: str, tags: Sequence[tuple[str, tuple[str, ...]]], guard: CommandGuard | None = None
     ) -> SQLOperation:
-        return self.order(lambda store, guard: store.update_tags(guard, owner, tags), guard)
+        return self._record_write(lambda store, guard: store.update_tags(guard, owner, tags), guard)
 
-    def publish(self, publisher: str, event: PublicEvent, guard: CommandGuard | None = None) -> SQLOperation:
-        return self.order(lambda store, guard: store.publish(guard, publisher, event), guard)
+    def publish_event(self, publisher: str, event: PublicEvent, guard: CommandGuard | None = None) -> SQLOperation:
+        return self._record_write(lambda store, guard: store.publish(guard, publisher, event), guard)
 
-    def unpublish(self, publisher: str, id: str, guard: CommandGuard | None = None) -> SQLOperation:
-        return self.order(lambda store, guard: store.unpublish(guard, publisher, id), guard)
+    def unpublish_event(self, publisher: str, id: str, guard: CommandGuard | None = None) -> SQLOperation:
+        return self._record_write(lambda store, guard: store.unpublish(guard, publisher, id), guard)
 
-    def settled(self) -> list[SQLOperation]:
-        """Two of three are registered, and have contracts with everybody."""
+    def prepare_parties(self) -> list[SQLOperation]:
+        """Operations that register two of three parties, with contracts with everybody."""
         return [
-            *(self.contract(make_contract(f"r {did}", None, did)) for did in PEOPLE[:2]),
-            *(self.contract(make_contract(f"{a} {b}", a, b)) for a in PEOPLE[:2] for b in PEOPLE),
+            *(self.save_contract(make_contract(f"r {did}", None, did)) for did in PARTY_DIDS[:2]),
+            *(self.save_contract(make_contract(f"{a} {b}", a, b)) for a in PARTY_DIDS[:2] for b in PARTY_DIDS),
         ]
 
 
@@ -153,22 +155,22 @@ def make_contract(id: str, owner: str | None, peer: str, until: float = NOON + H
 
 
 def create_memory_database() -> StoreConnection:
-    """A database with all tables that needs no file."""
+    """An in-memory database with all tables."""
     connection = sqlite3.connect(":memory:", isolation_level=None, factory=StoreConnection)
     migrate_schema(connection, read_schema_steps())
     return connection
 
 
 def resolve_results(outcomes: Iterable[Any]) -> list[Any]:
-    """The value of each, or the kind of its error."""
+    """The value of each outcome, or the class of its error."""
     return [type(outcome) if isinstance(outcome, MediatorError) else outcome for outcome in outcomes]
 
 
 def read_all_rows(connection: sqlite3.Connection) -> list[list[tuple[Any, ...]]]:
-    """All that is kept, but for numbers."""
-    return [connection.execute(query).fetchall() for query in KEPT]
+    """All rows of all tables, without numbers."""
+    return [connection.execute(query).fetchall() for query in ROW_QUERIES]
 
 
 def find_miscounts(connection: sqlite3.Connection) -> list[str]:
-    """What is not as many as it is said to be."""
-    return [what for what, query in COUNTED.items() if connection.execute(query).fetchall()]
+    """Counters that are wrong."""
+    return [what for what, query in COUNTER_QUERIES.items() if connection.execute(query).fetchall()]

@@ -1,5 +1,5 @@
 """
-A process that shares a database with others like it, and works on the same accounts as hard as it can.
+Process that shares a database with others and works on the same accounts as fast as it can.
 
 `python -m tests.store.sqlite.stress_process DATABASE NAME`: waits for a line, works, prints the outcome as JSON.
 """
@@ -29,74 +29,83 @@ from tests.store.builders import ALICE, BOB, HOUR, make_payload
 INBOX = "did:key:z6MkInbox"
 LIMITS = QueueLimits(max_messages=60)
 CAPS = DecentrlQuotas(requests=40, requests_of_one=1000)
-MOST_RECIPIENTS = 30
+MAX_RECIPIENTS = 30
 NONCES = 200
-TAKEN = 50
+MAX_TAKEN = 50
 ROUNDS = 40
-AT_A_TIME = 5
-# Seconds for which a write waits for other processes: these are to do all they can, however busy the machine is.
-PATIENCE = 60.0
+CONCURRENCY = 5
+# Seconds for which a write waits for other processes: long enough for all of them on a busy machine.
+LOCK_TIMEOUT = 60.0
 
 
 class StressWorker:
     """
-    :ivar done: what was deposited, evicted and acknowledged, and what was won where only so much could be had.
+    Runs operations that compete with other processes.
+
+    :ivar outcomes: ids enqueued, evicted and acknowledged, and what was obtained of limited resources.
     """
 
     def __init__(self, store: IStore, clock: IReactorTime, name: str) -> None:
         self._store = store
         self._clock = clock
         self._name = name
-        self.done: dict[str, list[Any]] = {}
+        self.outcomes: dict[str, list[Any]] = {}
 
-    async def work(self) -> None:
-        works = [self._deposits, self._claims, self._registers, self._requests, self._takes, self._joins]
+    async def run(self) -> None:
+        works = [
+            self._enqueue_messages,
+            self._claim_nonces,
+            self._register_dids,
+            self._send_requests,
+            self._use_quota,
+            self._join_cluster,
+        ]
         await gatherResults([Deferred.fromCoroutine(work()) for work in works])
 
-    def _note(self, what: str, *items: Any) -> None:
-        self.done.setdefault(what, []).extend(items)
+    def _record(self, what: str, *items: Any) -> None:
+        self.outcomes.setdefault(what, []).extend(items)
 
-    async def _at_a_time(self, work: Callable[[int], Awaitable[None]], rounds: int) -> None:
+    async def _run_concurrently(self, work: Callable[[int], Awaitable[None]], rounds: int) -> None:
         async def some(first: int) -> None:
-            for number in range(first, rounds, AT_A_TIME):
+            for number in range(first, rounds, CONCURRENCY):
                 await work(number)
 
-        await gatherResults([Deferred.fromCoroutine(some(first)) for first in range(AT_A_TIME)])
+        await gatherResults([Deferred.fromCoroutine(some(first)) for first in range(CONCURRENCY)])
 
-    async def _deposits(self) -> None:
-        await self._at_a_time(self._deposit, ROUNDS)
+    async def _enqueue_messages(self) -> None:
+        await self._run_concurrently(self._enqueue, ROUNDS)
 
-    async def _deposit(self, number: int) -> None:
-        """A few messages, then an acknowledgement of the oldest, which somebody else may have had as well."""
+    async def _enqueue(self, number: int) -> None:
+        """Enqueue a few messages, then acknowledge the oldest, which another process may have acknowledged too."""
         payloads = [make_payload(f"{self._name}-{number}-{part}") for part in range(3)]
         enqueued = await self._store.enqueue(INBOX, payloads, expires_at=self._clock.seconds() + HOUR)
-        self._note("deposited", *(message.id for message in enqueued.messages))
-        self._note("evicted", *(gone.id for gone in enqueued.evicted))
+        self._record("deposited", *(message.id for message in enqueued.messages))
+        self._record("evicted", *(removed.id for removed in enqueued.evicted))
         found = await self._store.fetch_messages(ALICE, None, limit=1000, max_bytes=1 << 30)
-        self._note("waiting", len(found))
-        gone = await self._store.acknowledge(ALICE, [message.id for message in found[:2]])
-        self._note("acknowledged", *(one.id for one in gone))
+        self._record("waiting", len(found))
+        removed = await self._store.acknowledge(ALICE, [message.id for message in found[:2]])
+        self._record("acknowledged", *(item.id for item in removed))
 
-    async def _claims(self) -> None:
+    async def _claim_nonces(self) -> None:
         order = Random(self._name).sample(range(NONCES), NONCES)
         until = self._clock.seconds() + HOUR
 
         async def claim(number: int) -> None:
             if await self._store.claim_nonce(b"%d" % order[number], until):
-                self._note("claimed", order[number])
+                self._record("claimed", order[number])
 
-        await self._at_a_time(claim, NONCES)
+        await self._run_concurrently(claim, NONCES)
 
-    async def _registers(self) -> None:
+    async def _register_dids(self) -> None:
         async def register(number: int) -> None:
             update = await self._store.update_recipients(
-                BOB, [(f"did:{self._name}:{number}", "add")], max_recipients=MOST_RECIPIENTS
+                BOB, [(f"did:{self._name}:{number}", "add")], max_recipients=MAX_RECIPIENTS
             )
-            self._note("registered", *(one for one in update if one == "success"))
+            self._record("registered", *(one for one in update if one == "success"))
 
-        await self._at_a_time(register, ROUNDS)
+        await self._run_concurrently(register, ROUNDS)
 
-    async def _requests(self) -> None:
+    async def _send_requests(self) -> None:
         async def request(number: int) -> None:
             id = f"{self._name}-{number}"
             guard = CommandGuard(id.encode(), self._clock.seconds() + HOUR)
@@ -104,23 +113,23 @@ class StressWorker:
                 await self._store.decentrl.request_contract(guard, ContractRequest(id, BOB, ALICE, "", ""))
             except QuotaExceeded:
                 return
-            self._note("requested", id)
+            self._record("requested", id)
 
-        await self._at_a_time(request, ROUNDS)
+        await self._run_concurrently(request, ROUNDS)
 
-    async def _takes(self) -> None:
+    async def _use_quota(self) -> None:
         async def take(_: int) -> None:
-            if not await self._store.cluster.take_quota(b"key", 1, limit=TAKEN, period=HOUR):
-                self._note("taken", 1)
+            if not await self._store.cluster.take_quota(b"key", 1, limit=MAX_TAKEN, period=HOUR):
+                self._record("taken", 1)
 
-        await self._at_a_time(take, TAKEN)
+        await self._run_concurrently(take, MAX_TAKEN)
 
-    async def _joins(self) -> None:
+    async def _join_cluster(self) -> None:
         try:
             await self._store.cluster.join(ClusterNode("node", self._name, "tcp:host=x:port=1", b""), HOUR)
         except ClusterJoinError:
             return
-        self._note("joined", self._name)
+        self._record("joined", self._name)
 
 
 async def run_stress(reactor: IReactorTime) -> None:
@@ -130,16 +139,16 @@ async def run_stress(reactor: IReactorTime) -> None:
         Path(path),
         reactor,
         lambda kind: ThreadRunner(threads, f"mediatord-store-{kind}"),
-        patience=PATIENCE,
+        patience=LOCK_TIMEOUT,
         shared=True,
     )
     store = SQLiteStore(executor, reactor, LIMITS, caps=CAPS, shared=True)
     sys.stdin.readline()
     await store.open()
     one = StressWorker(store, reactor, name)
-    await one.work()
+    await one.run()
     await store.close()
-    sys.stdout.write(json.dumps(one.done))
+    sys.stdout.write(json.dumps(one.outcomes))
 
 
 if __name__ == "__main__":

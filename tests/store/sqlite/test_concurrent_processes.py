@@ -1,4 +1,4 @@
-"""Several processes on one database."""
+"""Concurrent processes on one database."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ from tests.store.builders import (
     make_payload,
     make_sqlite_store,
 )
-from tests.store.contract.decentrl_base import an_event
+from tests.store.contract.decentrl_base import make_event
 from tests.store.sqlite import stress_process
 from tests.store.sqlite.operations import SQLiteOperations, find_miscounts, resolve_results
 from tests.store.sqlite.stress_process import INBOX
 
 PROCESSES = ("a", "b", "c")
-PATIENCE = 0.05
+LOCK_TIMEOUT = 0.05
 
 
 @pytest.mark.system
 class StressTests(SynchronousTestCase):
-    """Real processes that want the same at the same time."""
+    """Real processes that compete for the same resources."""
 
-    def prepare(self) -> Path:
-        """A database with accounts and a DID that takes contract requests."""
+    def prepare_database(self) -> Path:
+        """Create a database with accounts, and a DID that accepts contract requests."""
         path = make_database_path(self)
-        orders = SQLiteOperations(stress_process.CAPS)
+        operations = SQLiteOperations(stress_process.CAPS)
         with closing(open_database(path, None)) as connection:
             connection.execute("BEGIN")
             for did in (ALICE, BOB):
                 grant_account(connection, did, NOON)
             update_recipients(connection, ALICE, [(INBOX, "add")], 1)
             connection.execute("COMMIT")
-            outcomes = connection.commit_batch(orders.settled())
+            outcomes = connection.commit_batch(operations.prepare_parties())
             self.assertEqual(set(resolve_results(outcomes)), {None})
         return path
 
-    def stress_worker(self, path: Path) -> Counter[tuple[str, Any]]:
-        """What all of them together say they have done; how often each."""
+    def run_workers(self, path: Path) -> Counter[tuple[str, Any]]:
+        """Outcomes reported by all processes, with their counts."""
         command = [sys.executable, "-m", "tests.store.sqlite.stress_process", str(path)]
         children = [
             subprocess.Popen([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -71,37 +71,40 @@ class StressTests(SynchronousTestCase):
             assert child.stdin is not None
             child.stdin.write("\n")
             child.stdin.flush()
-        told = [json.loads(child.communicate(timeout=400)[0]) for child in children]
+        outcomes = [json.loads(child.communicate(timeout=400)[0]) for child in children]
         self.assertEqual([child.returncode for child in children], [0] * len(children))
-        return Counter((what, item) for one in told for what, items in one.items() for item in items)
+        return Counter((what, item) for outcome in outcomes for what, items in outcome.items() for item in items)
 
-    def test_it_all_reconciles(self) -> None:
-        """Nothing is lost, nothing is there twice, and nowhere is more than there may be."""
-        path = self.prepare()
-        done = self.stress_worker(path)
+    def test_outcomes_reconcile(self) -> None:
+        """No message is lost or stored twice, and no limit is exceeded."""
+        path = self.prepare_database()
+        done = self.run_workers(path)
         with closing(open_database(path)) as connection:
-            left = [id for (id,) in connection.execute("SELECT id FROM message")]
+            remaining = [id for (id,) in connection.execute("SELECT id FROM message")]
             self.assertEqual(find_miscounts(connection), [])
             self.assertEqual(connection.execute("PRAGMA integrity_check").fetchall(), [("ok",)])
             self.assertEqual(connection.execute("PRAGMA foreign_key_check").fetchall(), [])
             counted = connection.execute("SELECT sum(messages) FROM queue").fetchone()
-            self.assertEqual(counted[0] or 0, len(left))
+            self.assertEqual(counted[0] or 0, len(remaining))
 
-        def told(what: str) -> list[Any]:
+        def count_reported(what: str) -> list[Any]:
             return sorted(item for kind, item in done.elements() if kind == what)
 
-        self.assertEqual(len(told("deposited")), 3 * stress_process.ROUNDS * len(PROCESSES))
-        self.assertEqual(told("deposited"), sorted([*told("evicted"), *told("acknowledged"), *left]))
-        self.assertLessEqual(max(told("waiting")), stress_process.LIMITS.max_messages)
-        self.assertEqual(told("claimed"), list(range(stress_process.NONCES)))
-        self.assertEqual(len(told("registered")), stress_process.MOST_RECIPIENTS)
-        self.assertEqual(len(told("requested")), stress_process.CAPS.requests)
-        self.assertEqual(len(told("taken")), stress_process.TAKEN)
-        self.assertEqual(len(told("joined")), 1)
+        self.assertEqual(len(count_reported("deposited")), 3 * stress_process.ROUNDS * len(PROCESSES))
+        self.assertEqual(
+            count_reported("deposited"),
+            sorted([*count_reported("evicted"), *count_reported("acknowledged"), *remaining]),
+        )
+        self.assertLessEqual(max(count_reported("waiting")), stress_process.LIMITS.max_messages)
+        self.assertEqual(count_reported("claimed"), list(range(stress_process.NONCES)))
+        self.assertEqual(len(count_reported("registered")), stress_process.MAX_RECIPIENTS)
+        self.assertEqual(len(count_reported("requested")), stress_process.CAPS.requests)
+        self.assertEqual(len(count_reported("taken")), stress_process.MAX_TAKEN)
+        self.assertEqual(len(count_reported("joined")), 1)
 
 
-class SharedTests(TestCase):
-    """What one process does is seen by another as soon as it is done."""
+class SharedDatabaseTests(TestCase):
+    """Changes by one process are visible to another at once."""
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         self.clock, self.path = ImmediateClock(), make_database_path(self)
@@ -115,29 +118,30 @@ class SharedTests(TestCase):
         for store in self.stores:
             await store.close()
 
-    async def test_owners(self) -> None:
-        """Who has registered a DID is known everywhere, whatever was known before."""
-        ours, theirs = self.stores
-        await ours.update_recipients(ALICE, [(INBOX, "add")], max_recipients=9)
+    async def test_sees_registrations_of_other_process(self) -> None:
+        """Registrations are visible in all processes, whatever they have cached."""
+        first, second = self.stores
+        await first.update_recipients(ALICE, [(INBOX, "add")], max_recipients=9)
         for store in self.stores:
             self.assertEqual(await store.find_owner(INBOX), ALICE)
-        await theirs.update_recipients(ALICE, [(INBOX, "remove")], max_recipients=9)
-        self.assertIsNone(await ours.find_owner(INBOX))
-        await theirs.update_recipients(BOB, [(INBOX, "add")], max_recipients=9)
-        self.assertEqual(await ours.find_owner(INBOX), BOB)
-        await theirs.move_account(BOB, "did:example:carol")
-        self.assertEqual(await ours.find_owner(INBOX), "did:example:carol")
+        await second.update_recipients(ALICE, [(INBOX, "remove")], max_recipients=9)
+        self.assertIsNone(await first.find_owner(INBOX))
+        await second.update_recipients(BOB, [(INBOX, "add")], max_recipients=9)
+        self.assertEqual(await first.find_owner(INBOX), BOB)
+        await second.move_account(BOB, "did:example:carol")
+        self.assertEqual(await first.find_owner(INBOX), "did:example:carol")
 
-    async def test_pages(self) -> None:
-        """Pages that were read begin where they ought to after another process has changed the list."""
-        ours, theirs = self.stores
-        orders = SQLiteOperations(stress_process.CAPS)
-        events = [an_event(f"e{number}", at=float(number)) for number in range(40)]
-        await theirs.decentrl.save_events(orders.guard(), ALICE, events[1:])
+    async def test_pages_follow_changes_of_other_process(self) -> None:
+        """Pages start correctly after another process has changed the list."""
+        own_store, second = self.stores
+        operations = SQLiteOperations(stress_process.CAPS)
+        events = [make_event(f"e{number}", at=float(number)) for number in range(40)]
+        await second.decentrl.save_events(operations.make_guard(), ALICE, events[1:])
 
         async def pages() -> list[str]:
             found = [
-                await ours.decentrl.events(ALICE, EventFilter(), PageRequest(offset, 7)) for offset in range(0, 42, 7)
+                await own_store.decentrl.events(ALICE, EventFilter(), PageRequest(offset, 7))
+                for offset in range(0, 42, 7)
             ]
             self.assertEqual({page.total for page in found}, {len(events)})
             return [event.id for page in found for event in page.items]
@@ -145,15 +149,15 @@ class SharedTests(TestCase):
         first, *events = events
         self.assertEqual(await pages(), [event.id for event in events])
         events = [first, *events]
-        await theirs.decentrl.save_events(orders.guard(), ALICE, [first])
+        await second.decentrl.save_events(operations.make_guard(), ALICE, [first])
         self.assertEqual(await pages(), [event.id for event in events])
-        await theirs.decentrl.update_tags(orders.guard(), ALICE, [("e3", ("x",))])
-        found = await ours.decentrl.events(ALICE, EventFilter(tags=("x",)), PageRequest(0, 9))
+        await second.decentrl.update_tags(operations.make_guard(), ALICE, [("e3", ("x",))])
+        found = await own_store.decentrl.events(ALICE, EventFilter(tags=("x",)), PageRequest(0, 9))
         self.assertEqual([event.id for event in found.items], ["e3"])
         self.assertEqual(await pages(), [event.id for event in events])
 
-    async def test_nonces_are_bounded(self) -> None:
-        """No more nonces are kept than one process alone would keep; what has no room is refused by each."""
+    async def test_number_of_nonces_is_bounded(self) -> None:
+        """All processes together keep no more nonces than one would; both refuse beyond the capacity."""
         for number in range(5):
             self.assertTrue(await self.stores[number % 2].claim_nonce(b"%d" % number, NOON + HOUR))
         for store in self.stores:
@@ -172,50 +176,50 @@ class SharedTests(TestCase):
             self.assertEqual([message.id for message in found], [f"m{number}" for number in range(6)])
 
 
-class LockTests(SynchronousTestCase):
-    """Waiting for another process that writes."""
+class WriteLockTests(SynchronousTestCase):
+    """Waiting for the write lock of another process."""
 
     def setUp(self) -> None:
         self.clock, self.path, self.writer = ImmediateClock(), make_database_path(self), HoldableRunner()
-        self.store = self.a_store()
+        self.store = self.make_store()
         self.successResultOf(self.store.open())
         self.addCleanup(lambda: self.successResultOf(self.store.close()))
         self.other = connect(self.path)
         self.addCleanup(self.other.close)
 
-    def a_store(self) -> SQLiteStore:
-        return make_sqlite_store(self.clock, self.path, shared=True, write=self.writer, patience=PATIENCE)
+    def make_store(self) -> SQLiteStore:
+        return make_sqlite_store(self.clock, self.path, shared=True, write=self.writer, patience=LOCK_TIMEOUT)
 
-    def refused(self, *asked: Deferred[Any]) -> None:
-        for one in asked:
-            self.failureResultOf(one, StoreUnavailable)
+    def assert_unavailable(self, *deferreds: Deferred[Any]) -> None:
+        for deferred in deferreds:
+            self.failureResultOf(deferred, StoreUnavailable)
 
-    def test_lock_is_waited_for(self) -> None:
-        """A write is done when the other process ends its transaction in time."""
+    def test_waits_for_lock(self) -> None:
+        """A write is done if the other process ends its transaction in time."""
         self.other.execute("BEGIN IMMEDIATE")
         steps: list[str] = []
         self.other.set_trace_callback(steps.append)
         self.writer.hold()
         claimed = self.store.claim_nonce(b"a", NOON + 9)
         self.other.execute("COMMIT")
-        self.writer.let_go()
+        self.writer.release()
         self.assertTrue(self.successResultOf(claimed))
         self.assertEqual(steps, ["COMMIT"])
 
-    def test_all_that_wait_fail_together(self) -> None:
-        """What has waited behind a write that was locked out fails with it, and does not wait as long once more."""
+    def test_waiting_writes_fail_together(self) -> None:
+        """Writes queued behind one that timed out fail with it, without a timeout of their own."""
         self.other.execute("BEGIN IMMEDIATE")
         self.writer.hold()
-        asked = [self.store.claim_nonce(b"%d" % number, NOON + 9) for number in range(5)]
-        before = self.writer.hops
-        self.writer.let_go()
-        self.refused(*asked)
-        self.assertEqual(self.writer.hops, before)
+        deferreds = [self.store.claim_nonce(b"%d" % number, NOON + 9) for number in range(5)]
+        before = self.writer.calls
+        self.writer.release()
+        self.assert_unavailable(*deferreds)
+        self.assertEqual(self.writer.calls, before)
         self.other.execute("ROLLBACK")
         self.assertTrue(self.successResultOf(self.store.claim_nonce(b"0", NOON + 9)))
 
     def test_reads_do_not_wait(self) -> None:
-        """While another process writes everything can be read."""
+        """Everything can be read while another process writes."""
         self.successResultOf(self.store.grant(ALICE))
         self.other.execute("BEGIN IMMEDIATE")
         self.assertEqual(self.successResultOf(self.store.list_recipients(ALICE, offset=0, limit=9)), ([], 0))

@@ -1,4 +1,4 @@
-"""What traffic costs the SQLite store, counted: statements, pages, messages in a transaction."""
+"""Costs of traffic in the SQLite store, counted in statements, pages and messages per transaction."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ LIMITS = QueueLimits(max_messages=1_000_000, max_bytes=1 << 40)
 DIDS = [f"did:example:{number}" for number in range(8)]
 
 
-class CostCase(SynchronousTestCase):
-    """A connection that writes, two accounts with some recipients, and what it is told by SQL."""
+class CostTestCase(SynchronousTestCase):
+    """A writing connection, two accounts with recipients, and a trace of SQL."""
 
     def setUp(self) -> None:
         self.path = make_database_path(self)
@@ -72,8 +72,8 @@ class CostCase(SynchronousTestCase):
         account_queries.update_recipients(self.connection, ALICE, [(did, "add") for did in DIDS], 99)
         self.number = 0
 
-    def deposits(self, number: int, size: int = 10, limits: QueueLimits = LIMITS) -> list[SQLOperation]:
-        """So many, for the recipients in turn."""
+    def make_enqueues(self, number: int, size: int = 10, limits: QueueLimits = LIMITS) -> list[SQLOperation]:
+        """So many enqueue operations, for the recipients in turn."""
         works: list[SQLOperation] = []
         for _ in range(number):
             self.number += 1
@@ -83,307 +83,313 @@ class CostCase(SynchronousTestCase):
         return works
 
     def commit(self, works: Sequence[SQLOperation]) -> list[Any]:
-        """What they answer."""
+        """Run works in one transaction; return their results."""
         outcomes = self.connection.commit_batch(works)
         self.assertEqual([outcome for outcome in outcomes if isinstance(outcome, Exception)], [])
         return outcomes
 
-    def statements(self, works: Sequence[SQLOperation]) -> int:
-        """How many it takes; what a trigger does is told as a comment."""
-        told: list[str] = []
-        self.connection.set_trace_callback(told.append)
+    def count_statements(self, works: Sequence[SQLOperation]) -> int:
+        """Number of statements; SQLite traces those of triggers as comments."""
+        statements: list[str] = []
+        self.connection.set_trace_callback(statements.append)
         self.commit(works)
         self.connection.set_trace_callback(None)
-        return len([statement for statement in told if not statement.startswith("--")])
+        return len([statement for statement in statements if not statement.startswith("--")])
 
 
-class SizeTests(CostCase):
-    """What is stored for good."""
+class StoredSizeTests(CostTestCase):
+    """Size of stored data."""
 
-    def pages(self) -> int:
+    def read_database_size(self) -> int:
         """Bytes of the database."""
         ((pages,),) = self.connection.execute("PRAGMA page_count").fetchall()
         ((size,),) = self.connection.execute("PRAGMA page_size").fetchall()
         return int(pages * size)
 
-    def test_long_dids(self) -> None:
-        """A DID is stored once, of an account and of a recipient; all else about it is small."""
+    def test_long_did_is_stored_once(self) -> None:
+        """The DID of an account or a recipient is stored once; all other rows about it are small."""
         dids = [f"did:example:{number:03d}{'x' * 7_900}" for number in range(100)]
-        before = self.pages()
+        before = self.read_database_size()
         account_queries.update_recipients(self.connection, ALICE, [(did, "add") for did in dids], 999)
-        registered = self.pages()
+        registered = self.read_database_size()
         for did in dids:
             account_queries.grant_account(self.connection, did, NOON)
-        for taken in (registered - before, self.pages() - registered):
-            self.assertLess(taken, 1.1 * sum(map(len, dids)))
+        for growth in (registered - before, self.read_database_size() - registered):
+            self.assertLess(growth, 1.1 * sum(map(len, dids)))
 
 
-class StatementTests(CostCase):
-    """Each statement is two chances for the reactor to keep the interpreter's lock."""
+class StatementTests(CostTestCase):
+    """Each statement may cost a switch of the interpreter lock to the reactor and back."""
 
-    def test_deposits(self) -> None:
-        """A batch of deposits to queues that are known: begin, is it as we knew it, insert, count, ledger, commit."""
-        self.commit(self.deposits(32))
-        self.assertEqual(self.statements(self.deposits(32)), 6)
-        self.assertEqual(self.statements(self.deposits(64)), 6)
+    def test_enqueue_to_cached_queues(self) -> None:
+        """A batch for cached queues takes: begin, check of the cache, insert, counters, ledger, commit."""
+        self.commit(self.make_enqueues(32))
+        self.assertEqual(self.count_statements(self.make_enqueues(32)), 6)
+        self.assertEqual(self.count_statements(self.make_enqueues(64)), 6)
 
-    def test_unknown_queues(self) -> None:
-        """Those that are not known are looked up together; one more says, once, that their account is used."""
-        self.assertEqual(self.statements(self.deposits(32)), 8)
+    def test_enqueue_to_unknown_queues(self) -> None:
+        """Unknown queues are looked up in one statement; one more marks their account as used, once."""
+        self.assertEqual(self.count_statements(self.make_enqueues(32)), 8)
         self.connection.clear_cache()
-        self.assertEqual(self.statements(self.deposits(32)), 7)
+        self.assertEqual(self.count_statements(self.make_enqueues(32)), 7)
 
     def test_removals(self) -> None:
-        """A batch of acknowledgements: the same, with a look for the messages and a delete."""
+        """A batch of acknowledgements takes the same, with a lookup of the messages and a delete."""
         ids = [f"{number:032d}" for number in range(1, 65)]
-        self.commit(self.deposits(65))
-        self.assertEqual(self.statements([RemoveOperation([id], ALICE, NOON) for id in ids[:32]]), 7)
-        # All but one recipient have nothing left.
-        self.assertEqual(self.statements([RemoveOperation([id], ALICE, NOON) for id in ids[32:]]), 8)
+        self.commit(self.make_enqueues(65))
+        self.assertEqual(self.count_statements([RemoveOperation([id], ALICE, NOON) for id in ids[:32]]), 7)
+        # All recipients but one have no messages left.
+        self.assertEqual(self.count_statements([RemoveOperation([id], ALICE, NOON) for id in ids[32:]]), 8)
 
     def test_removals_from_known_senders(self) -> None:
-        """Whom it is an acknowledgement of takes one look and one write a batch, and nothing when it is known."""
+        """Recording acknowledged senders takes one read and one write per batch, none for known ones."""
         for number, (more, now) in enumerate(((2, NOON), (0, NOON + HOUR / 2), (1, NOON + HOUR), (0, NOON + HOUR))):
-            works = self.deposits(32)
+            works = self.make_enqueues(32)
             for work in works:
                 assert isinstance(work, EnqueueOperation)
                 work.request.origin = 5 << 32 | 7
             self.commit(works)
-            ids = [f"{32 * number + place:032d}" for place in range(1, 33)]
-            self.assertEqual(self.statements([RemoveOperation([id], ALICE, now) for id in ids]), 8 + more, number)
+            ids = [f"{32 * number + position:032d}" for position in range(1, 33)]
+            self.assertEqual(
+                self.count_statements([RemoveOperation([id], ALICE, now) for id in ids]), 8 + more, number
+            )
 
-    def test_mixed(self) -> None:
-        """Deposits, acknowledgements and marks that take turns share their statements."""
-        self.commit(self.deposits(96))
+    def test_mixed_batch(self) -> None:
+        """Alternating enqueues, acknowledgements and delivery marks share statements."""
+        self.commit(self.make_enqueues(96))
         works: list[SQLOperation] = []
-        for place, enqueue in enumerate(self.deposits(32)):
+        for position, enqueue in enumerate(self.make_enqueues(32)):
             works += [
                 enqueue,
-                RemoveOperation([f"{place + 1:032d}"], ALICE, NOON),
-                MarkDeliveredOperation([f"{place + 60:032d}"], ""),
+                RemoveOperation([f"{position + 1:032d}"], ALICE, NOON),
+                MarkDeliveredOperation([f"{position + 60:032d}"], ""),
             ]
-        self.assertEqual(self.statements(works), 9)
+        self.assertEqual(self.count_statements(works), 9)
         (count,) = self.connection.execute(
             "SELECT count(*) FROM message WHERE delivered = 1 AND pushes = 1"
         ).fetchone()
         self.assertEqual(count, 32)
 
     def test_expiry(self) -> None:
-        """So does what expires, however much of it there is."""
-        self.commit(self.deposits(64))
-        asked = [lambda c: message_writes.expire_messages(c, NOON + HOUR, 60, 1 << 30)]
-        self.assertEqual(self.statements(asked), 8)
+        """Any number of expired messages share statements."""
+        self.commit(self.make_enqueues(64))
+        works = [lambda c: message_writes.expire_messages(c, NOON + HOUR, 60, 1 << 30)]
+        self.assertEqual(self.count_statements(works), 8)
 
-    def test_one_ledger(self) -> None:
-        """However many kinds of operations a batch has, what they count is written once for both protocols."""
-        self.commit(self.deposits(64))
-        orders = SQLiteOperations(DecentrlQuotas())
-        self.commit(orders.settled())
+    def test_one_ledger_write_per_batch(self) -> None:
+        """The counts of a batch, of operations of any kind, are written once for both protocols."""
+        self.commit(self.make_enqueues(64))
+        operations = SQLiteOperations(DecentrlQuotas())
+        self.commit(operations.prepare_parties())
         works: list[SQLOperation] = [lambda c: message_writes.expire_messages(c, NOON + HOUR, 1, 1 << 30)]
-        for place, enqueue in enumerate(self.deposits(8)):
-            event = PendingEvent(f"e{place}", ALICE, BOB, "", NOON)
-            works += [enqueue, orders.deliver(event), RemoveOperation([f"{place + 40:032d}"], ALICE, NOON)]
-            works.append(orders.acknowledge(ALICE, [f"e{place}"]))
-        told: list[str] = []
-        self.connection.set_trace_callback(told.append)
+        for position, enqueue in enumerate(self.make_enqueues(8)):
+            event = PendingEvent(f"e{position}", ALICE, BOB, "", NOON)
+            works += [
+                enqueue,
+                operations.deliver_event(event),
+                RemoveOperation([f"{position + 40:032d}"], ALICE, NOON),
+            ]
+            works.append(operations.acknowledge_events(ALICE, [f"e{position}"]))
+        statements: list[str] = []
+        self.connection.set_trace_callback(statements.append)
         self.commit(works)
         self.connection.set_trace_callback(None)
-        self.assertEqual(len([statement for statement in told if "INTO ledger" in statement]), 1)
-        books = queue_statistics.read_ledger(self.connection)
-        self.assertEqual(books.didcomm, MessageLedger(accepted=72, acknowledged=8, expired=1, waiting=63))
-        self.assertEqual(books.decentrl, MessageLedger(accepted=8, acknowledged=8))
+        self.assertEqual(len([statement for statement in statements if "INTO ledger" in statement]), 1)
+        ledger = queue_statistics.read_ledger(self.connection)
+        self.assertEqual(ledger.didcomm, MessageLedger(accepted=72, acknowledged=8, expired=1, waiting=63))
+        self.assertEqual(ledger.decentrl, MessageLedger(accepted=8, acknowledged=8))
 
 
-class PageTests(CostCase):
+class PageTests(CostTestCase):
     """A commit writes the pages that it has changed."""
 
-    def pages(self, works: Sequence[SQLOperation]) -> int:
-        """How many that are."""
+    def count_pages(self, works: Sequence[SQLOperation]) -> int:
+        """Number of pages written."""
         self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self.commit(works)
         return (self.path.with_name(self.path.name + "-wal").stat().st_size - 32) // (4096 + 24)
 
-    def test_a_deposit(self) -> None:
-        """Two of 1900 bytes fit on a page; beside those there are a few for indexes and counters."""
-        self.commit(self.deposits(32))
-        self.assertLessEqual(self.pages(self.deposits(32, size=1_880)), 16 + 10)
+    def test_enqueue_writes_few_pages(self) -> None:
+        """Two messages of 1900 bytes fit on a page; a few more pages are for indexes and counters."""
+        self.commit(self.make_enqueues(32))
+        self.assertLessEqual(self.count_pages(self.make_enqueues(32, size=1_880)), 16 + 10)
 
-    def test_does_not_grow(self) -> None:
-        """With four times as many messages in the queues it is no more but what the shape of the trees makes."""
+    def test_pages_do_not_grow_with_queues(self) -> None:
+        """With four times as many messages queued, only the depth of the trees adds pages."""
         found = []
         for batches in (24, 72):
             for _ in range(batches):
-                self.commit(self.deposits(100, size=100))
-            found.append(self.pages(self.deposits(32, size=1_880)))
+                self.commit(self.make_enqueues(100, size=100))
+            found.append(self.count_pages(self.make_enqueues(32, size=1_880)))
         self.assertLessEqual(found[1], found[0] + 4)
 
 
-class KnownQueueTests(CostCase):
-    """What the connection remembers is never wrong."""
+class QueueCacheTests(CostTestCase):
+    """The cache of queues in a connection is never stale."""
 
     limits = QueueLimits(max_messages=2, max_bytes=1 << 40)
 
-    def test_another_process_removes(self) -> None:
-        """What somebody else has removed makes room."""
-        (first,) = self.commit(self.deposits(1))
+    def test_sees_removal_by_other_process(self) -> None:
+        """Messages removed by another process make room."""
+        (first,) = self.commit(self.make_enqueues(1))
         self.number += len(DIDS) - 1
-        self.commit(self.deposits(1))
+        self.commit(self.make_enqueues(1))
         other = connect(self.path)
         self.addCleanup(other.close)
         other.execute("BEGIN IMMEDIATE")
         self.assertEqual(len(message_writes.purge_messages(other, [first.messages[0].id])), 1)
         other.execute("COMMIT")
         self.number += len(DIDS) - 1
-        (third,) = self.commit(self.deposits(1, limits=self.limits))
+        (third,) = self.commit(self.make_enqueues(1, limits=self.limits))
         self.assertEqual(third.evicted, ())
         self.number += len(DIDS) - 1
-        (fourth,) = self.commit(self.deposits(1, limits=self.limits))
+        (fourth,) = self.commit(self.make_enqueues(1, limits=self.limits))
         self.assertEqual(len(fourth.evicted), 1)
 
-    def test_another_account(self) -> None:
-        """A DID that has changed hands gets a queue of its own."""
-        self.commit(self.deposits(8))
+    def test_sees_change_of_account(self) -> None:
+        """A DID registered by another account gets a new queue."""
+        self.commit(self.make_enqueues(8))
 
-        def hand_over(connection: StoreConnection) -> None:
+        def change_owner(connection: StoreConnection) -> None:
             account_queries.update_recipients(connection, ALICE, [(did, "remove") for did in DIDS], 99)
             account_queries.update_recipients(connection, BOB, [(did, "add") for did in DIDS], 99)
 
-        self.commit([hand_over])
-        enqueued = self.commit(self.deposits(8))
-        self.assertEqual({message.account for one in enqueued for message in one.messages}, {BOB})
+        self.commit([change_owner])
+        enqueued = self.commit(self.make_enqueues(8))
+        self.assertEqual({message.account for result in enqueued for message in result.messages}, {BOB})
         queues = self.connection.execute("SELECT account_id, sum(messages) FROM queue GROUP BY 1").fetchall()
         self.assertEqual(queues, [(1, 8), (2, 8)])
 
-    def test_undone(self) -> None:
-        """What was undone is not remembered."""
-        self.commit(self.deposits(8))
+    def test_rollback_clears_cache(self) -> None:
+        """Rolled back changes are not cached."""
+        self.commit(self.make_enqueues(8))
 
         def fail(_connection: Connection) -> None:
             raise RuntimeError
 
-        outcomes = self.connection.commit_batch([*self.deposits(8), fail])
+        outcomes = self.connection.commit_batch([*self.make_enqueues(8), fail])
         self.assertEqual([isinstance(outcome, EnqueueResult) for outcome in outcomes], [True] * 8 + [False])
-        self.commit(self.deposits(8))
-        known = self.connection._cache
-        assert known is not None
-        found = known.find(self.connection, DIDS)
+        self.commit(self.make_enqueues(8))
+        cache = self.connection._cache
+        assert cache is not None
+        found = cache.find(self.connection, DIDS)
         self.assertEqual([queue.messages for queue in found.values()], [3] * 8)
 
-    def test_few_standings(self) -> None:
-        """Of few queues it is remembered who has how much, and what was asked for last stays."""
+    def test_bounds_cached_sender_usage(self) -> None:
+        """Sender usage is cached for a few queues, those used last."""
         self.patch(message_writes, "CACHED_EVICTION_STATES", 2)
         limits = QueueLimits(max_messages=1, max_bytes=1 << 40, share=0.5, reserved=0.1)
-        self.commit(self.deposits(len(DIDS)))
-        for number, place in enumerate((0, 1, 0, 2)):
-            self.number = place - 1
-            (work,) = self.deposits(1, limits=limits)
+        self.commit(self.make_enqueues(len(DIDS)))
+        for number, position in enumerate((0, 1, 0, 2)):
+            self.number = position - 1
+            (work,) = self.make_enqueues(1, limits=limits)
             assert isinstance(work, EnqueueOperation)
             work.request.payloads = (make_payload(f"{number} full"),)
             self.commit([work])
-        known = self.connection._cache
-        assert known is not None
-        queues = known.find(self.connection, [DIDS[0], DIDS[2]])
-        self.assertEqual(list(known.eviction_states), [queue.recipient_id for queue in queues.values()])
+        cache = self.connection._cache
+        assert cache is not None
+        queues = cache.find(self.connection, [DIDS[0], DIDS[2]])
+        self.assertEqual(list(cache.eviction_states), [queue.recipient_id for queue in queues.values()])
 
-    def test_nothing_of_an_eviction_stays(self) -> None:
-        """What was read to make room is freed at once, without a garbage collection."""
+    def test_eviction_leaves_no_garbage(self) -> None:
+        """Data read for an eviction is freed at once, without a garbage collection."""
         limits = QueueLimits(max_messages=1, share=0.5, reserved=0.1)
-        self.commit(self.deposits(len(DIDS)))
+        self.commit(self.make_enqueues(len(DIDS)))
         gc.disable()
         self.addCleanup(gc.enable)
-        self.commit(self.deposits(len(DIDS), limits=limits))
-        self.assertEqual([one for one in gc.get_objects() if type(one) is message_writes._EvictionScan], [])
+        self.commit(self.make_enqueues(len(DIDS), limits=limits))
+        self.assertEqual([obj for obj in gc.get_objects() if type(obj) is message_writes._EvictionScan], [])
 
-    def test_few_senders(self) -> None:
-        """Of few queues it stays in memory whom they have acknowledged; of the others it is in the database."""
+    def test_bounds_cached_known_senders(self) -> None:
+        """Known senders are cached for a few queues and read from the database for others."""
         self.patch(message_writes, "CACHED_SENDER_SETS", 3)
         for more, now in (0, NOON), (len(DIDS), NOON + HOUR):
-            works = self.deposits(len(DIDS))
+            works = self.make_enqueues(len(DIDS))
             for work in works:
                 assert isinstance(work, EnqueueOperation)
                 work.request.origin = 5 << 32 | 7
             self.commit(works)
-            # The first recipient is asked for last.
-            places = [*range(2, len(DIDS) + 1), 1]
-            self.commit([RemoveOperation([f"{more + place:032d}"], ALICE, now) for place in places])
-            known = self.connection._cache
-            assert known is not None
-            queues = known.find(self.connection, [DIDS[place % len(DIDS)] for place in places]).values()
-            self.assertEqual([queue.recipient_id in known.senders for queue in queues], [False] * 5 + [True] * 3)
+            # The first recipient is used last.
+            positions = [*range(2, len(DIDS) + 1), 1]
+            self.commit([RemoveOperation([f"{more + position:032d}"], ALICE, now) for position in positions])
+            cache = self.connection._cache
+            assert cache is not None
+            queues = cache.find(self.connection, [DIDS[position % len(DIDS)] for position in positions]).values()
+            self.assertEqual([queue.recipient_id in cache.senders for queue in queues], [False] * 5 + [True] * 3)
         texts = self.connection.execute("SELECT senders FROM recipient WHERE registered IS NOT NULL").fetchall()
         self.assertEqual([KnownSenders(text).known for (text,) in texts], [{7}] * len(DIDS))
 
-    def test_bounded(self) -> None:
-        """So many are remembered; who is asked for stays."""
-        known = QueueCache(capacity=3)
+    def test_bounds_cached_queues(self) -> None:
+        """A bounded number of queues is cached, those used last."""
+        cache = QueueCache(capacity=3)
         for did in DIDS:
-            known.find(self.connection, [did])
-            known.find(self.connection, DIDS[:1])
-        told: list[str] = []
-        self.connection.set_trace_callback(told.append)
-        known.find(self.connection, [DIDS[0], DIDS[-1]])
-        self.assertEqual(told, [])
-        known.find(self.connection, [DIDS[1]])
-        self.assertEqual(len(told), 1)
+            cache.find(self.connection, [did])
+            cache.find(self.connection, DIDS[:1])
+        statements: list[str] = []
+        self.connection.set_trace_callback(statements.append)
+        cache.find(self.connection, [DIDS[0], DIDS[-1]])
+        self.assertEqual(statements, [])
+        cache.find(self.connection, [DIDS[1]])
+        self.assertEqual(len(statements), 1)
 
 
-class SliceTests(CommitTestCase):
-    """Nobody can write while a transaction is under way, so a long one is made of short ones."""
+class BatchSizeTests(CommitTestCase):
+    """Long transactions are split, as nobody else can write meanwhile."""
 
-    def expire(self, number: int, size: int, limit: int) -> tuple[list[RemovedMessage], int]:
-        """What expires, and in how many transactions."""
+    def expire_messages(self, number: int, size: int, limit: int) -> tuple[list[RemovedMessage], int]:
+        """Number of expired messages, and of the transactions."""
         for first in range(0, number, 100):
-            names = [f"m{place}" for place in range(first, min(first + 100, number))]
-            self.done(self.put(*names, data=b"x" * size))
+            names = [f"m{position}" for position in range(first, min(first + 100, number))]
+            self.finish(self.enqueue_ids(*names, data=b"x" * size))
         self.clock.advance(HOUR)
         self.observed.clear()
-        expired = self.done(self.store.expire_messages(limit))
+        expired = self.finish(self.store.expire_messages(limit))
         return expired, self.observed.count("commit")
 
-    def test_by_number(self) -> None:
-        """So many messages in one transaction, whatever was asked for."""
-        removed, commits = self.expire(500, 10, 500)
-        self.assertEqual([one.id for one in removed], [f"m{place}" for place in range(500)])
+    def test_limits_messages_per_transaction(self) -> None:
+        """A transaction removes a bounded number of messages, whatever the limit of the call."""
+        removed, commits = self.expire_messages(500, 10, 500)
+        self.assertEqual([one.id for one in removed], [f"m{position}" for position in range(500)])
         self.assertEqual(commits, -(-500 // sqlite_store.EXPIRY_BATCH_MESSAGES))
         self.assertLessEqual(sqlite_store.EXPIRY_BATCH_MESSAGES, 64)
 
-    def test_by_bytes(self) -> None:
-        """And so many bytes, but always one message."""
-        removed, commits = self.expire(4, sqlite_store.EXPIRY_BATCH_BYTES // 2 + 1, 3)
+    def test_limits_bytes_per_transaction(self) -> None:
+        """A transaction removes a bounded number of bytes, but at least one message."""
+        removed, commits = self.expire_messages(4, sqlite_store.EXPIRY_BATCH_BYTES // 2 + 1, 3)
         self.assertEqual((len(removed), commits), (3, 3))
 
-    def test_others_write_between(self) -> None:
-        """What is asked for meanwhile does not wait for the end."""
-        self.done(self.put(*[f"m{place}" for place in range(300)]))
+    def test_other_writes_run_in_between(self) -> None:
+        """Operations submitted meanwhile do not wait for the end."""
+        self.finish(self.enqueue_ids(*[f"m{position}" for position in range(300)]))
         self.clock.advance(HOUR)
         self.observed.clear()
         self.writer.hold()
         expired = self.store.expire_messages(300)
-        self.turn()
+        self.run_iterations()
         self.store.claim_nonce(b"key", NOON + 9 * HOUR)
-        self.writer.let_go()
-        self.turn()
+        self.writer.release()
+        self.run_iterations()
         self.assertEqual(len(self.successResultOf(expired)), 300)
         operations = [operation for operation in self.observed if operation != "commit"]
         self.assertEqual(operations[:3], ["expire", "claim", "expire"])
 
-    def test_digests(self) -> None:
-        """Digests of an account are compared a few recipients at a time."""
+    def test_digests_are_compared_in_parts(self) -> None:
+        """Digests of an account are compared for a few recipients at a time."""
         self.patch(message_queries, "COMPARED_AT_A_TIME", 1)
-        self.done(self.store.update_recipients(ALICE, [(did, "add") for did in DIDS], max_recipients=99))
-        for place, did in enumerate(DIDS):
-            self.done(self.put(f"m{place}", to=did))
-        wanted = [sha256(make_payload(f"m{place}").data).hexdigest() for place in (6, 1)]
-        before = self.reader.hops
+        self.finish(self.store.update_recipients(ALICE, [(did, "add") for did in DIDS], max_recipients=99))
+        for position, did in enumerate(DIDS):
+            self.finish(self.enqueue_ids(f"m{position}", to=did))
+        wanted = [sha256(make_payload(f"m{position}").data).hexdigest() for position in (6, 1)]
+        before = self.reader.calls
         acknowledged = self.store.acknowledge(ALICE, wanted)
         for _ in range(9):
-            self.turn()
-        self.assertEqual([one.id for one in self.successResultOf(acknowledged)], ["m1", "m6"])
-        self.assertEqual(self.reader.hops - before, len(DIDS))
+            self.run_iterations()
+        self.assertEqual([item.id for item in self.successResultOf(acknowledged)], ["m1", "m6"])
+        self.assertEqual(self.reader.calls - before, len(DIDS))
 
 
-class Slow:
-    """A runner whose work is done when the test says so."""
+class ManualRunner:
+    """Runner whose work ends when the test says so."""
 
     def __init__(self) -> None:
         self.waiting: list[tuple[Callable[[], Any], Deferred[Any]]] = []
@@ -405,10 +411,10 @@ class Slow:
 
 
 class IterationClock(Clock):
-    """A clock whose turns end: what is to be called without delay is called in the next one."""
+    """Clock with iterations: calls without a delay are made in the next one."""
 
-    def turn(self, seconds: float = 0.0) -> None:
-        """One turn, so long after the last."""
+    def run_iteration(self, seconds: float = 0.0) -> None:
+        """Run one iteration, so long after the last."""
         self.rightNow += seconds
         due = [call for call in self.calls if call.getTime() <= self.rightNow]
         for call in due:
@@ -418,11 +424,11 @@ class IterationClock(Clock):
 
 
 class GroupCommitDelayTests(SynchronousTestCase):
-    """Where the disk is slow, one wait for it is to do for as many as possible."""
+    """On a slow disk one sync has to serve as many operations as possible."""
 
     def setUp(self) -> None:
         self.clock = IterationClock()
-        self.runner = Slow()
+        self.runner = ManualRunner()
         self.sizes: list[int] = []
         self.batches = OperationBatcher(
             self.runner, self.perform, self.clock, ignore_observation, BatchLimits(), max_delay=0.01
@@ -435,53 +441,53 @@ class GroupCommitDelayTests(SynchronousTestCase):
         self.sizes.append(len(works))
         return [None for _ in works]
 
-    def ask(self, number: int) -> None:
+    def submit(self, number: int) -> None:
         for _ in range(number):
             self.batches.submit("x", [(lambda connection: None, 0)])
 
-    def commit(self, seconds: float) -> None:
-        """What is under way ends so long after the last turn."""
-        self.clock.turn(seconds)
+    def finish_commit(self, seconds: float) -> None:
+        """The running commit ends so long after the last iteration."""
+        self.clock.run_iteration(seconds)
         self.runner.finish()
 
-    def first(self, number: int, seconds: float) -> None:
-        """A batch of one that takes so long, while so many come that the next one is for."""
-        self.ask(1)
-        self.clock.turn()
-        self.clock.turn()
-        self.ask(number)
-        self.commit(seconds)
+    def run_first_batch(self, number: int, seconds: float) -> None:
+        """A batch of one operation that takes so long, while operations of the next batch arrive."""
+        self.submit(1)
+        self.clock.run_iteration()
+        self.clock.run_iteration()
+        self.submit(number)
+        self.finish_commit(seconds)
 
-    def test_they_come_back_together(self) -> None:
-        """Those who were answered by a slow commit go into the next one with those who wait."""
-        self.first(16, 0.05)
+    def test_waits_for_clients_of_last_commit(self) -> None:
+        """Clients answered by a slow commit join the next one with those already waiting."""
+        self.run_first_batch(16, 0.05)
         for _ in range(4):
-            self.ask(4)
-            self.clock.turn(0.001)
-        self.clock.turn()
+            self.submit(4)
+            self.clock.run_iteration(0.001)
+        self.clock.run_iteration()
         self.runner.finish()
         self.assertEqual(self.sizes, [1, 32])
 
-    def test_not_for_long(self) -> None:
-        """An eighth of what the last one took, however many come."""
-        self.first(1, 0.016)
+    def test_waits_an_eighth_of_last_commit(self) -> None:
+        """The delay is at most an eighth of the last commit, however many operations arrive."""
+        self.run_first_batch(1, 0.016)
         for _ in range(9):
-            self.ask(1)
-            self.clock.turn(0.0011)
+            self.submit(1)
+            self.clock.run_iteration(0.0011)
         self.runner.finish()
         self.assertEqual(self.sizes, [1, 3])
 
-    def test_not_without_reason(self) -> None:
-        """When a turn has brought nothing more it is begun."""
-        self.first(1, 0.05)
-        self.clock.turn()
+    def test_starts_when_nothing_arrives(self) -> None:
+        """The commit starts when an iteration has brought no operation."""
+        self.run_first_batch(1, 0.05)
+        self.clock.run_iteration()
         self.assertEqual(len(self.runner.waiting), 0)
-        self.clock.turn()
+        self.clock.run_iteration()
         self.assertEqual(len(self.runner.waiting), 1)
 
 
-class Afterwards:
-    """A runner that does the work in place, and then something else."""
+class FollowUpRunner:
+    """Runner that works synchronously and calls a function afterwards."""
 
     then: Callable[[], object] | None = None
 
@@ -498,13 +504,13 @@ class Afterwards:
         return done
 
 
-class ReuseTests(SynchronousTestCase):
-    """The write-ahead log is written from its start again while there is one transaction after the other."""
+class WriteAheadLogReuseTests(SynchronousTestCase):
+    """The write-ahead log is reused from its start under continuous load."""
 
-    def test_reuse(self) -> None:
-        """Something is committed behind every checkpoint, and the log does not grow all the same."""
+    def test_log_does_not_grow(self) -> None:
+        """The log does not grow although something is committed after every checkpoint."""
         self.patch(executor, "WAL_REUSE_BYTES", 100_000)
-        clock, path, survey = ImmediateClock(), make_database_path(self), Afterwards()
+        clock, path, survey = ImmediateClock(), make_database_path(self), FollowUpRunner()
         store = make_sqlite_store(clock, path, background=survey)
         self.successResultOf(store.open())
         survey.then = lambda: store.remember_did("b", "y" * 10_000)
@@ -519,16 +525,16 @@ class ReuseTests(SynchronousTestCase):
         self.successResultOf(store.close())
 
 
-class KnownAccountTests(SynchronousTestCase):
-    """Who has an account is looked up once, and again when that may have changed."""
+class AccountCacheTests(SynchronousTestCase):
+    """An account is looked up once, and again when it may have changed."""
 
     def setUp(self) -> None:
-        self.asked: list[str] = []
+        self.lookups: list[str] = []
 
-    def store(self, *, shared: bool = False) -> SQLiteStore:
-        """With Alice and Bob; what it looks up is noted."""
+    def make_store(self, *, shared: bool = False) -> SQLiteStore:
+        """A store with Alice and Bob that records its lookups."""
         store = make_sqlite_store(
-            ImmediateClock(), make_database_path(self), LIMITS, shared=shared, observe=self.note
+            ImmediateClock(), make_database_path(self), LIMITS, shared=shared, observe=self.record_lookup
         )
         self.successResultOf(store.open())
         self.addCleanup(store.close)
@@ -536,24 +542,24 @@ class KnownAccountTests(SynchronousTestCase):
             self.successResultOf(store.grant(did))
         return store
 
-    def note(self, operation: str, _: float) -> None:
-        """Keep the names of lookups."""
+    def record_lookup(self, operation: str, _: float) -> None:
+        """Record the names of lookups."""
         if operation == "account":
-            self.asked.append(operation)
+            self.lookups.append(operation)
 
-    def test_once(self) -> None:
-        """Where no other process works on the file."""
+    def test_looks_up_once(self) -> None:
+        """An account is looked up once if no other process uses the file."""
         for shared, lookups in ((False, 1), (True, 3)):
-            store = self.store(shared=shared)
-            self.asked = []
+            store = self.make_store(shared=shared)
+            self.lookups = []
             for _ in range(3):
                 account = self.successResultOf(store.get_account(ALICE))
                 self.assertEqual(account and account.did, ALICE)
-            self.assertEqual(len(self.asked), lookups)
+            self.assertEqual(len(self.lookups), lookups)
 
-    def test_changes(self) -> None:
-        """What the store is told to change shows at once; nobody is remembered not to be there."""
-        store = self.store()
+    def test_changes_are_visible_at_once(self) -> None:
+        """Changes through the store are visible at once; absent accounts are not cached."""
+        store = self.make_store()
         self.assertIsNone(self.successResultOf(store.get_account("did:example:late")))
         self.successResultOf(store.grant("did:example:late"))
         self.assertIsNotNone(self.successResultOf(store.get_account("did:example:late")))

@@ -1,4 +1,4 @@
-"""The file of the SQLite store: making it, opening it again, refusing it, checkpoints."""
+"""The database file of the SQLite store: creation, reopening, refusal, checkpoints."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ INBOX = "did:key:z6MkInbox"
 
 
 class RestartTests(TestCase):
-    """What is still there after a restart (reference 12)."""
+    """Data that survives a restart (reference 12)."""
 
-    async def test_everything_stays(self) -> None:
-        """Accounts, registrations, queues, delays, nonces and long forms outlive the process."""
+    async def test_data_survives_restart(self) -> None:
+        """Accounts, registrations, queues, delays, nonces and long forms survive a restart."""
         clock, path = ImmediateClock(), make_database_path(self)
         store = make_sqlite_store(clock, path)
         await store.open()
@@ -62,8 +62,8 @@ class RestartTests(TestCase):
         self.assertEqual(await store.recall_did("short"), "long")
         await store.close()
 
-    async def test_delivered_is_pending_again(self) -> None:
-        """After a restart every `delivered` message is pending, and how often it was pushed is still known."""
+    async def test_delivered_messages_are_requeued(self) -> None:
+        """After a restart every `delivered` message is pending, with its number of pushes."""
         clock, path = ImmediateClock(), make_database_path(self)
         store = make_sqlite_store(clock, path)
         await store.open()
@@ -77,18 +77,18 @@ class RestartTests(TestCase):
             [m.status for m in await store.fetch_messages(ALICE, None, limit=9, max_bytes=999)], ["pending"]
         )
         self.assertEqual(await store.mark_pending(["a"]), [])
-        self.assertEqual([gone.pushes for gone in await store.acknowledge(ALICE, ["a"])], [1])
+        self.assertEqual([message.pushes for message in await store.acknowledge(ALICE, ["a"])], [1])
         await store.close()
 
 
 class OpeningTests(SynchronousTestCase):
-    """Which files are made, taken and refused."""
+    """Files that are created, opened and refused."""
 
     def setUp(self) -> None:
         self.path = make_database_path(self)
 
-    def refusal(self, path: Path) -> str:
-        """The one line that is logged when this file is refused."""
+    def read_refusal(self, path: Path) -> str:
+        """The line that is logged when this file is refused."""
         with capturedLogs() as events:
             self.failureResultOf(make_sqlite_store(ImmediateClock(), path).open(), StoreUnavailable)
         (event,) = (event for event in events if event.get("event") == "store.refused")
@@ -96,7 +96,7 @@ class OpeningTests(SynchronousTestCase):
         self.assertNotIn("\n", text)
         return text
 
-    def test_private(self) -> None:
+    def test_files_are_private(self) -> None:
         """Only the owner can read the database and the files beside it, whatever the umask."""
         self.addCleanup(os.umask, os.umask(0))
         store = make_sqlite_store(ImmediateClock(), self.path)
@@ -105,43 +105,45 @@ class OpeningTests(SynchronousTestCase):
         self.successResultOf(store.close())
         self.assertEqual(modes, {self.path.name + end: 0o600 for end in ("", "-wal", "-shm")})
 
-    def test_empty_file(self) -> None:
-        """An empty file, such as a crash while it was made leaves, is filled."""
+    def test_fills_empty_file(self) -> None:
+        """An empty file, as a crash during creation leaves it, is initialised."""
         self.path.touch()
         store = make_sqlite_store(ImmediateClock(), self.path)
         self.successResultOf(store.open())
         self.successResultOf(store.ping())
         self.successResultOf(store.close())
 
-    def test_newer_schema(self) -> None:
-        """A database of a newer mediatord is refused and stays as it is."""
+    def test_refuses_newer_schema(self) -> None:
+        """A database of a newer mediatord is refused and unchanged."""
         with closing(open_database(self.path)) as connection:
             connection.execute("PRAGMA user_version = 99")
         before = self.path.read_bytes()
         self.assertEqual(
-            self.refusal(self.path),
+            self.read_refusal(self.path),
             "cannot open the store: its schema version is 99, "
             f"at most {len(read_schema_steps())} is supported; upgrade mediatord",
         )
         self.assertEqual(self.path.read_bytes(), before)
 
-    def test_foreign_database(self) -> None:
-        """The database of another program is refused and stays as it is."""
+    def test_refuses_foreign_database(self) -> None:
+        """The database of another program is refused and unchanged."""
         with closing(sqlite3.connect(self.path)) as connection:
             connection.execute("CREATE TABLE account (name TEXT)")
         before = self.path.read_bytes()
-        self.assertEqual(self.refusal(self.path), "cannot open the store: the file is a database of another program")
+        self.assertEqual(
+            self.read_refusal(self.path), "cannot open the store: the file is a database of another program"
+        )
         self.assertEqual(self.path.read_bytes(), before)
 
-    def test_no_database(self) -> None:
-        """A file that is no database is refused and stays as it is."""
+    def test_refuses_other_file(self) -> None:
+        """A file that is no database is refused and unchanged."""
         self.path.write_text("Dear diary, " * 100)
-        self.assertEqual(self.refusal(self.path), "cannot open the store: file is not a database")
+        self.assertEqual(self.read_refusal(self.path), "cannot open the store: file is not a database")
         self.assertEqual(self.path.read_text(), "Dear diary, " * 100)
 
-    def test_no_directory(self) -> None:
-        """A file in a directory that does not exist is refused."""
-        self.assertIn("No such file or directory", self.refusal(self.path / "deeper"))
+    def test_refuses_missing_directory(self) -> None:
+        """A file in a missing directory is refused."""
+        self.assertIn("No such file or directory", self.read_refusal(self.path / "deeper"))
 
     def test_opens_after_refusal(self) -> None:
         """The same store opens once the cause is gone."""
@@ -154,8 +156,8 @@ class OpeningTests(SynchronousTestCase):
         self.successResultOf(store.ping())
         self.successResultOf(store.close())
 
-    def test_upgrade(self) -> None:
-        """An older database gets just the steps that it lacks, and a step that fails leaves it as it was."""
+    def test_runs_missing_migrations(self) -> None:
+        """An older database gets the missing migrations; one that fails leaves it unchanged."""
         latest = len(read_schema_steps())
         further = "CREATE TABLE extra (x TEXT); INSERT INTO extra VALUES ('a;b');"
         with closing(open_database(self.path)) as connection:
@@ -169,8 +171,8 @@ class OpeningTests(SynchronousTestCase):
             with self.assertRaises(DatabaseUnusable):
                 migrate_schema(connection, read_schema_steps())
 
-    def test_concurrent_upgrade(self) -> None:
-        """Of several connections that upgrade at the same time, one runs the missing steps."""
+    def test_concurrent_migration(self) -> None:
+        """Of several connections that migrate concurrently one runs the missing migrations."""
         steps = [*read_schema_steps(), "CREATE TABLE extra (x TEXT); INSERT INTO extra VALUES ('a');"]
         open_database(self.path).close()
         connections = [connect(self.path) for _ in range(3)]
@@ -183,10 +185,10 @@ class OpeningTests(SynchronousTestCase):
 
 
 class BackendTests(SynchronousTestCase):
-    """Choosing a backend (contract section 4)."""
+    """Choice of the backend (contract section 4)."""
 
-    def test_unavailable(self) -> None:
-        """A backend that is not there is refused with a sentence for the operator."""
+    def test_refuses_unavailable_backend(self) -> None:
+        """An unavailable backend is refused with a sentence for the operator."""
         for backend, text in (
             ("mongodb", "storage.mongodb.uri: expected a mongodb:// URI"),
             ("oracle", "unknown storage.backend 'oracle': expected memory, sqlite or mongodb"),
@@ -195,15 +197,15 @@ class BackendTests(SynchronousTestCase):
             with self.assertRaisesRegex(ValueError, f"^{re.escape(text)}$"):
                 build_store(backend, ImmediateClock(), QueueLimits())
 
-    def test_memory(self) -> None:
-        """The memory backend needs nothing but a clock."""
+    def test_memory_backend(self) -> None:
+        """The memory backend needs only a clock."""
         store = build_store("memory", ImmediateClock(), QueueLimits())
         self.successResultOf(store.open())
         self.successResultOf(store.ping())
 
 
 class CheckpointTests(SynchronousTestCase):
-    """Emptying the write-ahead log."""
+    """Checkpoints of the write-ahead log."""
 
     def setUp(self) -> None:
         self.clock = ImmediateClock()
@@ -211,7 +213,7 @@ class CheckpointTests(SynchronousTestCase):
         self.log = self.path.with_name(self.path.name + "-wal")
         self.observed: list[str] = []
 
-    def open(self) -> SQLiteStore:
+    def open_store(self) -> SQLiteStore:
         store = make_sqlite_store(
             self.clock, self.path, observe=lambda operation, seconds: self.observed.append(operation)
         )
@@ -219,44 +221,44 @@ class CheckpointTests(SynchronousTestCase):
         self.addCleanup(lambda: self.successResultOf(store.close()))
         return store
 
-    def in_database(self) -> list[str]:
-        """What is in the database itself, without its log."""
+    def read_database(self) -> list[str]:
+        """Rows in the database itself, without the log."""
         copy = self.path.with_name("copy")
         copy.write_bytes(self.path.read_bytes())
         with closing(sqlite3.connect(copy)) as connection:
             return [short for (short,) in connection.execute("SELECT short FROM did_document")]
 
-    def test_soon_after_a_commit(self) -> None:
-        """Half a second after a commit it is in the database; without a commit nothing is done."""
-        store = self.open()
+    def test_checkpoint_follows_commit(self) -> None:
+        """Half a second after a commit it is in the database; without a commit there is no checkpoint."""
+        store = self.open_store()
         self.successResultOf(store.remember_did("a", "long"))
-        self.assertEqual(self.in_database(), [])
+        self.assertEqual(self.read_database(), [])
         self.clock.advance(0.5)
-        self.assertEqual(self.in_database(), ["a"])
+        self.assertEqual(self.read_database(), ["a"])
         self.clock.advance(60)
         self.assertEqual(self.observed.count("checkpoint"), 1)
         self.successResultOf(store.remember_did("b", "long"))
         self.clock.advance(0.5)
-        self.assertEqual(self.in_database(), ["a", "b"])
+        self.assertEqual(self.read_database(), ["a", "b"])
 
-    def test_the_reserve_outlives_a_checkpoint(self) -> None:
+    def test_checkpoint_keeps_reserve(self) -> None:
         """A checkpoint truncates the file, which frees the blocks beyond its end; they are allocated again."""
-        store = self.open()
+        store = self.open_store()
         if not self.has_reserve():
             self.skipTest("the file system of the temporary directory has too little space, or cannot preallocate")
         self.successResultOf(store.remember_did("a", "long"))
         self.clock.advance(CHECKPOINT_INTERVAL_SECONDS)
-        self.assertEqual(self.in_database(), ["a"])
+        self.assertEqual(self.read_database(), ["a"])
         self.assertTrue(self.has_reserve())
 
-    def test_the_reserve_outlives_a_checkpoint_of_the_writer(self) -> None:
-        """Nor is it lost in the second checkpoint, which lets the writer begin the log anew."""
+    def test_checkpoint_of_writer_keeps_reserve(self) -> None:
+        """The reserve survives the second checkpoint, after which the writer restarts the log."""
         self.patch(executor, "WAL_REUSE_BYTES", 0)
-        self.test_the_reserve_outlives_a_checkpoint()
+        self.test_checkpoint_keeps_reserve()
 
-    def test_the_reserve_is_kept_when_there_is_little_space(self) -> None:
-        """Blocks that the database has are not given away, even where it would not be allowed to take them."""
-        store = self.open()
+    def test_reserve_is_kept_on_full_disk(self) -> None:
+        """Reserved blocks are kept, even where the space limit would not let the store allocate them."""
+        store = self.open_store()
         if not self.has_reserve():
             self.skipTest("the file system of the temporary directory has too little space, or cannot preallocate")
         self.patch(cast(SQLiteExecutor, store._executor)._space, "_limits", SpaceLimits(min_free_bytes=1 << 60))
@@ -269,10 +271,10 @@ class CheckpointTests(SynchronousTestCase):
         found = self.path.stat()
         return found.st_blocks * 512 >= found.st_size + RESERVE_BYTES // 2
 
-    def test_log_is_capped(self) -> None:
-        """A log that a reader kept from being reused is emptied once it is over the cap and nobody reads."""
+    def test_log_size_is_limited(self) -> None:
+        """A log that a reader kept from being reused is truncated once it exceeds the limit and nobody reads."""
         self.patch(executor, "MAX_WAL_BYTES", 100_000)
-        store = self.open()
+        store = self.open_store()
         with closing(connect(self.path)) as reader:
             reader.execute("BEGIN")
             reader.execute("SELECT * FROM did_document").fetchall()
@@ -283,4 +285,4 @@ class CheckpointTests(SynchronousTestCase):
         self.successResultOf(store.remember_did("c", "x" * 60_000))
         self.clock.advance(0.5)
         self.assertEqual(self.log.stat().st_size, 0)
-        self.assertEqual(self.in_database(), ["a", "b", "c"])
+        self.assertEqual(self.read_database(), ["a", "b", "c"])

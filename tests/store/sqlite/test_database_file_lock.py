@@ -1,4 +1,4 @@
-"""A database is one daemon's."""
+"""The lock by which one daemon has a database."""
 
 from __future__ import annotations
 
@@ -24,33 +24,35 @@ class DatabaseFileLockTests(SynchronousTestCase):
         self.addCleanup(self.first.release)
         self.addCleanup(self.second.release)
 
-    def refusal(self, use: DatabaseFileLock) -> str:
-        """Why it cannot be had."""
+    def read_refusal(self, use: DatabaseFileLock) -> str:
+        """The error text."""
         return str(self.assertRaises(ValueError, use.take))
 
-    def test_one_at_a_time(self) -> None:
-        """Until it is released; nothing but an empty file that others cannot read is left."""
+    def test_one_holder_at_a_time(self) -> None:
+        """The lock can be taken again once released; only an empty private file remains."""
         self.first.take()
-        self.assertEqual(self.refusal(self.second), f"cannot use the database {self.path}: another daemon uses it")
+        self.assertEqual(
+            self.read_refusal(self.second), f"cannot use the database {self.path}: another daemon uses it"
+        )
         self.first.release()
         self.second.take()
         self.second.release()
-        (left,) = self.directory.iterdir()
-        self.assertEqual((left.name, left.stat().st_size), ("mediator.sqlite3.lock", 0))
-        self.assertEqual(left.stat().st_mode & 0o777, 0o600)
+        (remaining,) = self.directory.iterdir()
+        self.assertEqual((remaining.name, remaining.stat().st_size), ("mediator.sqlite3.lock", 0))
+        self.assertEqual(remaining.stat().st_mode & 0o777, 0o600)
 
-    def test_by_another_name(self) -> None:
-        """It is the file that counts."""
+    def test_locks_by_file_not_name(self) -> None:
+        """Another name of the same file is locked too."""
         self.path.touch()
         other = self.directory / "elsewhere" / "other.sqlite3"
         other.parent.mkdir()
         other.symlink_to(self.path)
         self.first.take()
-        self.assertIn("another daemon uses it", self.refusal(DatabaseFileLock(other)))
+        self.assertIn("another daemon uses it", self.read_refusal(DatabaseFileLock(other)))
 
     @pytest.mark.system
-    def test_one_that_was_killed(self) -> None:
-        """Nobody has to clean up after it, and its children do not keep it."""
+    def test_killed_holder_leaves_no_lock(self) -> None:
+        """A killed holder leaves no lock, and its children do not keep it."""
         program = (
             "import subprocess, sys\n"
             "from pathlib import Path\n"
@@ -63,14 +65,14 @@ class DatabaseFileLockTests(SynchronousTestCase):
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             self.assertEqual(process.stdout.readline(), b"taken\n")
-            self.assertIn("another daemon uses it", self.refusal(self.first))
+            self.assertIn("another daemon uses it", self.read_refusal(self.first))
             process.kill()
             process.wait()
             self.first.take()
 
-    def test_no_place_for_it(self) -> None:
-        """In the words of the system."""
+    def test_missing_directory(self) -> None:
+        """The error has the text of the system."""
         missing = DatabaseFileLock(self.directory / "nowhere" / "mediator.sqlite3")
-        self.assertIn("mediator.sqlite3: No such file or directory", self.refusal(missing))
+        self.assertIn("mediator.sqlite3: No such file or directory", self.read_refusal(missing))
         os.symlink("/", f"{self.path}.lock")
-        self.assertIn("mediator.sqlite3: ", self.refusal(self.first))
+        self.assertIn("mediator.sqlite3: ", self.read_refusal(self.first))

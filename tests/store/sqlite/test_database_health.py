@@ -1,4 +1,6 @@
-"""Databases that are gone, damaged, or may not grow: nothing is promised that could not be kept, and it is said."""
+"""
+Databases that are missing, damaged or full: the store accepts nothing that it could lose, and reports the fault.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,8 @@ INBOX = "did:key:z6MkInbox"
 GARBAGE = 65_536
 
 
-class FileCase(SynchronousTestCase):
-    """A store with some mail in it."""
+class FileTestCase(SynchronousTestCase):
+    """A store with some messages."""
 
     space_limits = SpaceLimits(min_free_bytes=1)
 
@@ -37,12 +39,12 @@ class FileCase(SynchronousTestCase):
         self.clock = ImmediateClock()
         self.path = make_database_path(self)
         self.faults: list[tuple[str, bool]] = []
-        self.store = self.opened()
+        self.store = self.open_store()
         self.successResultOf(self.store.grant(ALICE))
         self.successResultOf(self.store.update_recipients(ALICE, [(INBOX, "add")], max_recipients=9))
-        self.successResultOf(self.put("first"))
+        self.successResultOf(self.enqueue_ids("first"))
 
-    def opened(self) -> SQLiteStore:
+    def open_store(self) -> SQLiteStore:
         store = make_sqlite_store(
             self.clock,
             self.path,
@@ -56,35 +58,35 @@ class FileCase(SynchronousTestCase):
     def close(self) -> None:
         self.successResultOf(self.store.close())
 
-    def beside(self, suffix: str) -> Path:
+    def get_sibling(self, suffix: str) -> Path:
         return self.path.with_name(self.path.name + suffix)
 
-    def put(self, *ids: str, size: int = 20) -> Deferred[Any]:
+    def enqueue_ids(self, *ids: str, size: int = 20) -> Deferred[Any]:
         payloads = [make_payload(id, id.encode().ljust(size, b".")) for id in ids]
         return self.store.enqueue(INBOX, payloads, expires_at=NOON + 99_999)
 
-    def fetched(self) -> list[str]:
+    def list_ids(self) -> list[str]:
         messages = self.successResultOf(self.store.fetch_messages(ALICE, None, limit=999, max_bytes=1 << 30))
         return [message.id for message in messages]
 
-    def look(self) -> None:
-        """A second goes by."""
+    def check_after_a_second(self) -> None:
+        """Advance the clock by a second."""
         self.clock.advance(FILE_CHECK_INTERVAL)
 
-    def unavailable(self, *asked: Deferred[Any]) -> None:
-        for one in asked:
-            self.failureResultOf(one, StoreUnavailable)
+    def assert_unavailable(self, *deferreds: Deferred[Any]) -> None:
+        for deferred in deferreds:
+            self.failureResultOf(deferred, StoreUnavailable)
 
 
-class MissingTests(FileCase):
-    """Files that are taken away while the store is open."""
+class MissingFileTests(FileTestCase):
+    """Files that are deleted while the store is open."""
 
-    def gone(self) -> None:
-        self.look()
+    def assert_missing(self) -> None:
+        self.check_after_a_second()
         self.assertIn("removed, renamed or replaced", self.store.fault_description)
         self.assertEqual(self.faults, [("missing", True)])
-        self.unavailable(
-            self.put("b"),
+        self.assert_unavailable(
+            self.enqueue_ids("b"),
             self.store.ping(),
             self.store.find_owner(INBOX),
             self.store.get_account(ALICE),
@@ -93,157 +95,157 @@ class MissingTests(FileCase):
             self.store.acknowledge(ALICE, ["first"]),
         )
 
-    def test_removed(self) -> None:
-        """What is written when the database has been removed is not said to be stored, not even in that second."""
+    def test_removed_database(self) -> None:
+        """Nothing is accepted once the database was deleted, not even within that second."""
         self.path.unlink()
-        self.unavailable(self.put("a"))
-        self.gone()
+        self.assert_unavailable(self.enqueue_ids("a"))
+        self.assert_missing()
 
-    def test_log_removed(self) -> None:
-        """The same without the write-ahead log, which has what was written last."""
-        self.beside("-wal").unlink()
-        self.unavailable(self.put("a"))
-        self.gone()
+    def test_removed_log(self) -> None:
+        """The same for the write-ahead log, which has the latest writes."""
+        self.get_sibling("-wal").unlink()
+        self.assert_unavailable(self.enqueue_ids("a"))
+        self.assert_missing()
 
-    def test_shared_memory_removed(self) -> None:
-        """And without the index of that, in place of which another process would make one of its own."""
-        self.beside("-shm").unlink()
-        self.gone()
+    def test_removed_shared_memory(self) -> None:
+        """The same for the shared-memory index of the log, which another process would create anew."""
+        self.get_sibling("-shm").unlink()
+        self.assert_missing()
 
-    def test_replaced(self) -> None:
-        """Another database in its place is not the one."""
+    def test_replaced_database(self) -> None:
+        """Another database in its place is not accepted."""
         other = make_database_path(self)
         create_database(other)
         other.rename(self.path)
-        self.unavailable(self.put("a"))
-        self.gone()
+        self.assert_unavailable(self.enqueue_ids("a"))
+        self.assert_missing()
 
-    def test_put_back(self) -> None:
-        """A file that is renamed and gets its name back is used again, and has all that was stored."""
-        aside = self.beside(".aside")
+    def test_restored_name(self) -> None:
+        """A file that is renamed and gets its name back is used again, with all its data."""
+        aside = self.get_sibling(".aside")
         self.path.rename(aside)
-        self.unavailable(self.put("lost or not"))
-        self.gone()
+        self.assert_unavailable(self.enqueue_ids("lost or not"))
+        self.assert_missing()
         aside.rename(self.path)
-        self.look()
+        self.check_after_a_second()
         self.assertEqual((self.store.fault_description, self.faults), ("", [("missing", True), ("missing", False)]))
-        self.successResultOf(self.put("b"))
+        self.successResultOf(self.enqueue_ids("b"))
         self.successResultOf(self.store.ping())
-        self.assertLessEqual({"first", "b"}, set(self.fetched()))
+        self.assertLessEqual({"first", "b"}, set(self.list_ids()))
 
-    def test_no_new_one(self) -> None:
-        """A store that is not to make its file does not when it is opened anew."""
+    def test_does_not_create_file_when_reopened(self) -> None:
+        """A store that must not create its file does not do so when it is reopened."""
         self.close()
         for end in ("", "-wal", "-shm"):
-            self.beside(end).unlink(missing_ok=True)
+            self.get_sibling(end).unlink(missing_ok=True)
         store = make_sqlite_store(self.clock, self.path, create=False)
-        self.unavailable(store.open())
+        self.assert_unavailable(store.open())
         self.assertFalse(self.path.exists())
 
 
-class DamageTests(FileCase):
-    """Content that is not what was written."""
+class DamageTests(FileTestCase):
+    """Files with wrong content."""
 
-    def fill(self) -> int:
-        """Enough for damage to be somewhere. :return: the size of the file."""
+    def fill_database(self) -> int:
+        """Store enough for damage to hit something. :return: the size of the file."""
         for number in range(60):
-            self.successResultOf(self.put(f"m{number}", size=9000))
+            self.successResultOf(self.enqueue_ids(f"m{number}", size=9000))
         self.close()
         return self.path.stat().st_size
 
-    def refused(self) -> str:
+    def read_refusal(self) -> str:
         with self.assertRaises(ValueError) as caught:
             check_store("sqlite", self.path)
         return str(caught.exception)
 
-    def overwrite(self, start: int) -> None:
+    def overwrite_page(self, start: int) -> None:
         with self.path.open("r+b") as file:
             file.seek(start)
             file.write(b"\xa5" * GARBAGE)
 
-    def test_garbage(self) -> None:
-        """Garbage in its middle, at its end or at its beginning is found at the start, which says what to do."""
-        size = self.fill()
-        whole = self.path.read_bytes()
+    def test_garbage_is_found_at_start(self) -> None:
+        """Garbage in the middle, at the end or at the beginning is found at the start, which says what to do."""
+        size = self.fill_database()
+        content = self.path.read_bytes()
         check_store("sqlite", self.path)
         for start in (size // 2, size // 4, size - GARBAGE, 0):
-            self.overwrite(start)
-            self.assertRegex(self.refused(), "(it is damaged|file is not a database).*; restore a backup")
-            self.path.write_bytes(whole)
+            self.overwrite_page(start)
+            self.assertRegex(self.read_refusal(), "(it is damaged|file is not a database).*; restore a backup")
+            self.path.write_bytes(content)
         check_store("sqlite", self.path)
 
-    def test_cut_off(self) -> None:
-        """So is a file that has lost its end, with a write-ahead log beside it or without."""
-        size = self.fill()
-        whole = self.path.read_bytes()
-        for left in (size // 2, size - 4096, 4096, 100):
-            self.path.write_bytes(whole[:left])
-            self.assertRegex(self.refused(), "(it is damaged|file is not a database).*; restore a backup")
-        self.path.write_bytes(whole)
-        self.store = self.opened()
-        self.successResultOf(self.put("in the log"))
-        log = self.beside("-wal").read_bytes()
+    def test_truncated_file(self) -> None:
+        """A truncated file is found at the start, with or without a write-ahead log."""
+        size = self.fill_database()
+        content = self.path.read_bytes()
+        for length in (size // 2, size - 4096, 4096, 100):
+            self.path.write_bytes(content[:length])
+            self.assertRegex(self.read_refusal(), "(it is damaged|file is not a database).*; restore a backup")
+        self.path.write_bytes(content)
+        self.store = self.open_store()
+        self.successResultOf(self.enqueue_ids("in the log"))
+        log = self.get_sibling("-wal").read_bytes()
         self.close()
-        self.path.write_bytes(whole[: size // 2])
-        self.beside("-wal").write_bytes(log)
-        self.assertIn("restore a backup", self.refused())
-        self.assertEqual(self.beside("-wal").read_bytes(), log)
-        self.assertEqual(self.path.read_bytes(), whole[: size // 2])
+        self.path.write_bytes(content[: size // 2])
+        self.get_sibling("-wal").write_bytes(log)
+        self.assertIn("restore a backup", self.read_refusal())
+        self.assertEqual(self.get_sibling("-wal").read_bytes(), log)
+        self.assertEqual(self.path.read_bytes(), content[: size // 2])
 
     def test_log_without_database(self) -> None:
-        """An empty or missing database beside its write-ahead log is not begun anew, and the log stays."""
-        self.successResultOf(self.put("in the log"))
-        log, content = self.beside("-wal"), self.beside("-wal").read_bytes()
+        """An empty or missing database beside its write-ahead log is not initialised, and the log stays."""
+        self.successResultOf(self.enqueue_ids("in the log"))
+        log, content = self.get_sibling("-wal"), self.get_sibling("-wal").read_bytes()
         self.close()
         for make in (self.path.unlink, self.path.touch):
             make()
             log.write_bytes(content)
-            self.assertRegex(self.refused(), "it is (empty|gone).*put (it|the database) back")
-            self.unavailable(make_sqlite_store(self.clock, self.path).open())
+            self.assertRegex(self.read_refusal(), "it is (empty|gone).*put (it|the database) back")
+            self.assert_unavailable(make_sqlite_store(self.clock, self.path).open())
             self.assertEqual(log.read_bytes(), content)
 
-    def test_found_while_running(self) -> None:
-        """Damage that a read finds is a fault from then on; nothing is written to such a file, nor is all well."""
-        size = self.fill()
-        self.overwrite(size // 2)
-        self.store = self.opened()
-        self.unavailable(self.store.fetch_messages(ALICE, None, limit=999, max_bytes=1 << 30))
+    def test_damage_found_by_read(self) -> None:
+        """Damage found by a read is a fault from then on; nothing is written to the file."""
+        size = self.fill_database()
+        self.overwrite_page(size // 2)
+        self.store = self.open_store()
+        self.assert_unavailable(self.store.fetch_messages(ALICE, None, limit=999, max_bytes=1 << 30))
         self.assertEqual(self.faults, [("damaged", True)])
         self.assertIn("damaged", self.store.fault_description)
-        before = self.beside("-wal").stat().st_size
-        self.unavailable(self.put("b"), self.store.ping(), self.store.acknowledge(ALICE, ["first"]))
-        self.assertEqual(self.beside("-wal").stat().st_size, before)
-        self.look()
+        before = self.get_sibling("-wal").stat().st_size
+        self.assert_unavailable(self.enqueue_ids("b"), self.store.ping(), self.store.acknowledge(ALICE, ["first"]))
+        self.assertEqual(self.get_sibling("-wal").stat().st_size, before)
+        self.check_after_a_second()
         self.assertIn("damaged", self.store.fault_description)
         self.assertIsNotNone(self.successResultOf(self.store.get_account(ALICE)))
 
-    def test_cut_off_while_running(self) -> None:
-        """A file that becomes shorter while it is open is damaged, before anybody has read what is not there."""
-        size = self.fill()
-        self.store = self.opened()
+    def test_file_truncated_while_open(self) -> None:
+        """A file truncated while it is open is damaged before anybody reads the missing part."""
+        size = self.fill_database()
+        self.store = self.open_store()
         with self.path.open("r+b") as file:
             file.truncate(size // 2)
-        self.look()
+        self.check_after_a_second()
         self.assertEqual(self.faults, [("damaged", True)])
-        self.unavailable(self.put("b"), self.store.ping())
+        self.assert_unavailable(self.enqueue_ids("b"), self.store.ping())
 
-    def test_shorter_by_a_vacuum(self) -> None:
-        """A whole file that another program has made shorter is none that is damaged, and is looked at once."""
-        size = self.fill()
-        self.store = self.opened()
-        self.successResultOf(self.store.acknowledge(ALICE, self.fetched()[1:]))
+    def test_vacuum_by_another_program(self) -> None:
+        """An intact file that another program has shortened is not damaged, and is checked once."""
+        size = self.fill_database()
+        self.store = self.open_store()
+        self.successResultOf(self.store.acknowledge(ALICE, self.list_ids()[1:]))
         with closing(sqlite3.connect(self.path)) as connection:
             connection.execute("VACUUM")
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         self.assertLess(self.path.stat().st_size, size // 2)
         for _ in range(3):
-            self.look()
-        self.successResultOf(self.put("b"))
-        self.assertEqual((self.store.fault_description, self.faults, self.fetched()), ("", [], ["first", "b"]))
+            self.check_after_a_second()
+        self.successResultOf(self.enqueue_ids("b"))
+        self.assertEqual((self.store.fault_description, self.faults, self.list_ids()), ("", [], ["first", "b"]))
 
-    def test_checks(self) -> None:
-        """A whole file has no problem in either check; an index that lacks a row is one for the deep check."""
-        self.fill()
+    def test_quick_and_deep_check(self) -> None:
+        """An intact file passes both checks; an index without one of its rows fails the deep one."""
+        self.fill_database()
         with closing(connect_reader(self.path)) as connection:
             self.assertEqual((check_structure(connection), check_integrity(connection)), ([], []))
         with closing(sqlite3.connect(self.path)) as connection:
@@ -255,16 +257,16 @@ class DamageTests(FileCase):
         with closing(connect_reader(self.path)) as connection:
             self.assertNotEqual(check_integrity(connection), [])
 
-    def test_bounded(self) -> None:
+    def test_check_is_limited_in_time(self) -> None:
         """A check that takes too long ends without a finding."""
-        self.fill()
+        self.fill_database()
         with closing(connect_reader(self.path)) as connection:
             connection.set_trace_callback(lambda statement: connection.interrupt())
             self.assertEqual(check_structure(connection, 60), [])
 
 
 class FirstStartTests(SynchronousTestCase):
-    """When a database is made, and when it is missed."""
+    """Creation of the database, and detection of a missing one."""
 
     def setUp(self) -> None:
         self.path = make_database_path(self)
@@ -273,132 +275,132 @@ class FirstStartTests(SynchronousTestCase):
     def check(self) -> None:
         check_store("sqlite", self.path, self.logs)
 
-    def refused(self) -> str:
+    def read_refusal(self) -> str:
         with self.assertRaises(ValueError) as caught:
             self.check()
         self.assertFalse(self.path.exists() and self.path.stat().st_size)
         return str(caught.exception)
 
-    def lose(self, *ends: str) -> None:
+    def delete_files(self, *ends: str) -> None:
         for end in ("", "-wal", "-shm", *ends):
             self.path.with_name(self.path.name + end).unlink(missing_ok=True)
 
-    def test_made_once(self) -> None:
-        """The first start makes it; once it was there, a start without it is refused, whatever else is left."""
+    def test_created_once(self) -> None:
+        """The first start creates the database; later a start without it is refused, whatever files remain."""
         self.check()
         self.check()
-        self.lose()
-        self.assertIn("restore a backup", self.refused())
+        self.delete_files()
+        self.assertIn("restore a backup", self.read_refusal())
         self.path.touch()
-        self.assertIn("it is empty", self.refused())
+        self.assertIn("it is empty", self.read_refusal())
 
-    def test_logs_of_before(self) -> None:
-        """A log of events says as well that there was one, also that of a worker."""
-        for place in (self.logs, self.logs / "m-1"):
-            place.mkdir(parents=True)
-            log = place / "events.jsonl"
+    def test_event_log_proves_earlier_database(self) -> None:
+        """An event log, also that of a worker, shows that there was a database."""
+        for directory in (self.logs, self.logs / "m-1"):
+            directory.mkdir(parents=True)
+            log = directory / "events.jsonl"
             log.touch()
             self.assertRegex(
-                self.refused(), f"may have been one.*{self.logs}.*storage.backend.*mediatord store create"
+                self.read_refusal(), f"may have been one.*{self.logs}.*storage.backend.*mediatord store create"
             )
-            log.rename(place / "events-20260101T000000Z-m-0-1.jsonl.gz")
-            self.assertIn(str(self.logs), self.refused())
-            (place / "events-20260101T000000Z-m-0-1.jsonl.gz").unlink()
+            log.rename(directory / "events-20260101T000000Z-m-0-1.jsonl.gz")
+            self.assertIn(str(self.logs), self.read_refusal())
+            (directory / "events-20260101T000000Z-m-0-1.jsonl.gz").unlink()
         self.check()
 
-    def test_on_purpose(self) -> None:
-        """Who wants a new one says so; one that is there is not made anew, nor is a log thrown away."""
+    def test_created_on_request(self) -> None:
+        """A new database can be requested; an existing one is not replaced, nor is a log deleted."""
         self.check()
         with self.assertRaisesRegex(ValueError, "it already exists"):
             create_database(self.path)
-        self.lose()
+        self.delete_files()
         create_database(self.path)
         self.check()
-        self.lose()
+        self.delete_files()
         self.path.with_name(self.path.name + "-wal").write_bytes(b"x")
         with self.assertRaisesRegex(ValueError, "its write-ahead log"):
             create_database(self.path)
 
 
-class QuotaTests(FileCase):
-    """A store that may take so many bytes."""
+class SpaceLimitTests(FileTestCase):
+    """A store with a limit in bytes."""
 
     space_limits = SpaceLimits(max_bytes=2_000_000, min_free_bytes=1)
 
-    def fill(self) -> int:
-        """Put in what it takes. :return: how many messages that was."""
+    def fill_to_limit(self) -> int:
+        """Enqueue messages up to the limit. :return: their number."""
         for number in range(1000):
             if self.store.fault_description:
                 return number
-            self.successResultOf(self.put(f"m{number}", size=20_000))
-            self.look()
+            self.successResultOf(self.enqueue_ids(f"m{number}", size=20_000))
+            self.check_after_a_second()
         self.fail("it takes everything")
 
-    def test_full(self) -> None:
-        """Beyond that mail and registrations are refused, and what is there is read and deleted as before."""
-        number = self.fill()
+    def test_rejects_writes_beyond_limit(self) -> None:
+        """Beyond the limit messages and registrations are refused; reads and deletes go on."""
+        number = self.fill_to_limit()
         self.assertGreater(number, 10)
         self.assertEqual((self.store.fault_description[:10], self.faults), ("store full", [("full", True)]))
-        self.unavailable(
-            self.put("one more"),
+        self.assert_unavailable(
+            self.enqueue_ids("one more"),
             self.store.grant(BOB),
             self.store.move_account(ALICE, BOB),
             self.store.update_recipients(ALICE, [("did:example:more", "add")], max_recipients=9),
             self.store.ping(),
         )
-        self.assertEqual(self.fetched()[0], "first")
+        self.assertEqual(self.list_ids()[0], "first")
         self.assertTrue(self.successResultOf(self.store.claim_nonce(b"nonce", NOON + 9)))
         self.successResultOf(self.store.mark_delivered(["first"]))
         self.assertEqual(len(self.successResultOf(self.store.acknowledge(ALICE, ["first"]))), 1)
         self.successResultOf(self.store.update_recipients(ALICE, [(INBOX, "remove")], max_recipients=9))
 
-    def test_room_again(self) -> None:
-        """Once enough was deleted, by whomever, it goes on without a restart."""
-        self.fill()
-        self.successResultOf(self.store.acknowledge(ALICE, self.fetched()))
-        self.look()
-        self.look()
-        self.successResultOf(self.put("one more"))
+    def test_resumes_after_deletions(self) -> None:
+        """Once enough was deleted, by any process, the store goes on without a restart."""
+        self.fill_to_limit()
+        self.successResultOf(self.store.acknowledge(ALICE, self.list_ids()))
+        self.check_after_a_second()
+        self.check_after_a_second()
+        self.successResultOf(self.enqueue_ids("one more"))
         self.successResultOf(self.store.ping())
         self.assertEqual((self.store.fault_description, self.faults), ("", [("full", True), ("full", False)]))
 
-    def test_steady(self) -> None:
-        """What was deleted leaves a file as large as before; the fault is over once, and a restart knows as well."""
-        self.fill()
-        ids = self.fetched()
+    def test_deleted_space_is_reused(self) -> None:
+        """Deletions leave the file as large as it was; the fault ends once, also for a restarted store."""
+        self.fill_to_limit()
+        ids = self.list_ids()
         self.successResultOf(self.store.acknowledge(ALICE, ids[: len(ids) // 2]))
         for _ in range(20):
-            self.look()
+            self.check_after_a_second()
         self.assertEqual(self.faults, [("full", True), ("full", False)])
         self.close()
-        self.store = self.opened()
+        self.store = self.open_store()
         for number in range(5):
-            self.successResultOf(self.put(f"after {number}"))
-            self.look()
+            self.successResultOf(self.enqueue_ids(f"after {number}"))
+            self.check_after_a_second()
         self.assertEqual(self.faults, [("full", True), ("full", False)])
 
-    def test_little_room_again(self) -> None:
-        """A message less is not enough for more to be taken, or it would be full again at the next one."""
-        self.fill()
-        self.successResultOf(self.store.acknowledge(ALICE, self.fetched()[1:2]))
+    def test_resumes_with_hysteresis(self) -> None:
+        """Deleting one message is not enough to accept more, or the store would be full again at once."""
+        self.fill_to_limit()
+        self.successResultOf(self.store.acknowledge(ALICE, self.list_ids()[1:2]))
         for _ in range(5):
-            self.look()
+            self.check_after_a_second()
         self.assertEqual(self.faults, [("full", True)])
-        self.unavailable(self.put("one more"))
+        self.assert_unavailable(self.enqueue_ids("one more"))
 
 
-class SizeTests(FileCase):
-    """How large each table is, looked at a little at a time."""
+class TableSizeTests(FileTestCase):
+    """Sizes of tables, measured in small steps."""
 
-    def test_known_in_time(self) -> None:
-        """What is measured adds up to the file; a table that takes too long has what is left of that."""
+    def test_measurement_is_limited_in_time(self) -> None:
+        """The sizes add up to the file; a table that takes too long gets the remainder."""
         for number in range(300):
-            self.successResultOf(self.put(f"m{number}", size=9000))
+            self.successResultOf(self.enqueue_ids(f"m{number}", size=9000))
         self.close()
         with closing(connect_reader(self.path)) as connection:
-            whole = TableSizeEstimator(lambda: 0.0).measure(connection)
-            self.assertEqual(sum(whole.values()), self.path.stat().st_size)
-            self.assertEqual(max(whole, key=whole.__getitem__), "message")
+            sizes = TableSizeEstimator(lambda: 0.0).measure(connection)
+            self.assertEqual(sum(sizes.values()), self.path.stat().st_size)
+            self.assertEqual(max(sizes, key=sizes.__getitem__), "message")
             now = [0.0]
 
             def trace(statement: str) -> None:
@@ -409,7 +411,7 @@ class SizeTests(FileCase):
             connection.set_trace_callback(trace)
             first = slow.measure(connection)
             self.assertNotIn("message", first)
-            self.assertLess(len(first), len(whole))
+            self.assertLess(len(first), len(sizes))
             for _ in range(3):
                 last = slow.measure(connection)
-            self.assertEqual(last, whole)
+            self.assertEqual(last, sizes)

@@ -1,4 +1,4 @@
-"""What becomes of commands that the SQLite store is given at the same time."""
+"""Concurrent commands on the SQLite store."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.store.sqlite.operations import (
     resolve_results,
 )
 
-STRANGER = "did:example:stranger"
+UNREGISTERED = "did:example:stranger"
 ALL = PageRequest(0, 1000)
 SMALL = DecentrlQuotas(
     requests=3,
@@ -57,7 +57,7 @@ SMALL = DecentrlQuotas(
     stored=5,
     stored_bytes=60,
 )
-MOST_NONCES = 14
+MAX_NONCES = 14
 
 
 class BatchTests(SynchronousTestCase):
@@ -65,13 +65,13 @@ class BatchTests(SynchronousTestCase):
 
     @settings(max_examples=120, deadline=None)
     @given(data=st.data())
-    def test_together_as_one_by_one(self, data: st.DataObject) -> None:
-        """What becomes of commands, and what is kept, is the same whether they come one by one or all at once."""
-        orders = SQLiteOperations(SMALL, MOST_NONCES)
-        draw = RandomCommands(data, orders)
-        commands = [draw.command() for _ in range(data.draw(st.integers(2, 14)))]
+    def test_batch_equals_single_commands(self, data: st.DataObject) -> None:
+        """Commands have the same outcomes and the same data, one by one or in one batch."""
+        operations = SQLiteOperations(SMALL, MAX_NONCES)
+        draw = RandomCommands(data, operations)
+        commands = [draw.draw_command() for _ in range(data.draw(st.integers(2, 14)))]
         with closing(create_memory_database()) as alone, closing(create_memory_database()) as together:
-            settled = orders.settled()
+            settled = operations.prepare_parties()
             for connection in (alone, together):
                 self.assertEqual(resolve_results(connection.commit_batch(settled)), [None] * len(settled))
             one_by_one = [alone.commit_batch([command])[0] for command in commands]
@@ -79,30 +79,30 @@ class BatchTests(SynchronousTestCase):
             self.assertEqual(read_all_rows(together), read_all_rows(alone))
             self.assertEqual(find_miscounts(together), [])
 
-    def test_deliveries(self) -> None:
-        """In a run of deliveries each has its own outcome, and a cap is reached in the middle of it."""
-        orders = SQLiteOperations(SMALL)
+    def test_batch_of_deliveries(self) -> None:
+        """Each delivery of a batch has its own outcome, and a quota can be reached within it."""
+        operations = SQLiteOperations(SMALL)
 
-        def deliver(
+        def deliver_event(
             id: str, to: str = ALICE, sender: str = BOB, size: int = 0, guard: CommandGuard | None = None
         ) -> SQLOperation:
-            return orders.deliver(PendingEvent(id, to, sender, "x" * size, NOON), guard)
+            return operations.deliver_event(PendingEvent(id, to, sender, "x" * size, NOON), guard)
 
         with closing(create_memory_database()) as connection:
-            connection.commit_batch(orders.settled())
+            connection.commit_batch(operations.prepare_parties())
             outcomes = connection.commit_batch(
                 [
-                    deliver("a", size=25, guard=orders.guard(nonce=b"same")),
-                    deliver("b", guard=orders.guard(nonce=b"same")),
-                    deliver("c", sender=STRANGER),
-                    deliver("d", to=BOB, sender=CAROL, guard=orders.guard(None, BOB)),
-                    deliver("e", to=CAROL, guard=orders.guard(None, CAROL)),
-                    deliver("f", size=6),
-                    deliver("g", size=5),
-                    deliver("h", sender=CAROL),
-                    deliver("i"),
-                    deliver("j", to=BOB, sender=ALICE),
-                    deliver("k", sender=CAROL, to=CAROL, guard=orders.guard(None, BOB)),
+                    deliver_event("a", size=25, guard=operations.make_guard(nonce=b"same")),
+                    deliver_event("b", guard=operations.make_guard(nonce=b"same")),
+                    deliver_event("c", sender=UNREGISTERED),
+                    deliver_event("d", to=BOB, sender=CAROL, guard=operations.make_guard(None, BOB)),
+                    deliver_event("e", to=CAROL, guard=operations.make_guard(None, CAROL)),
+                    deliver_event("f", size=6),
+                    deliver_event("g", size=5),
+                    deliver_event("h", sender=CAROL),
+                    deliver_event("i"),
+                    deliver_event("j", to=BOB, sender=ALICE),
+                    deliver_event("k", sender=CAROL, to=CAROL, guard=operations.make_guard(None, BOB)),
                 ],
             )
             self.assertEqual(
@@ -121,86 +121,90 @@ class BatchTests(SynchronousTestCase):
                     ContractNotFound,
                 ],
             )
-            kept = connection.execute("SELECT id FROM pending_event ORDER BY seq").fetchall()
-            self.assertEqual([id for (id,) in kept], ["a", "d", "g", "h", "j"])
+            stored_ids = connection.execute("SELECT id FROM pending_event ORDER BY seq").fetchall()
+            self.assertEqual([id for (id,) in stored_ids], ["a", "d", "g", "h", "j"])
 
-    def test_registered_on_the_way(self) -> None:
-        """A registration counts for the commands after it in the same batch, and not for those before."""
-        orders = SQLiteOperations(SMALL)
+    def test_registration_counts_for_later_commands(self) -> None:
+        """A registration counts for later commands of the same batch, not for earlier ones."""
+        operations = SQLiteOperations(SMALL)
         with closing(create_memory_database()) as connection:
             outcomes = connection.commit_batch(
                 [
-                    orders.admit(orders.guard(CAROL)),
-                    orders.contract(make_contract("r", None, CAROL)),
-                    orders.admit(orders.guard(CAROL, CAROL)),
+                    operations.check_guard(operations.make_guard(CAROL)),
+                    operations.save_contract(make_contract("r", None, CAROL)),
+                    operations.check_guard(operations.make_guard(CAROL, CAROL)),
                 ],
             )
             self.assertEqual(resolve_results(outcomes), [UnauthorizedCommand, None, None])
 
-    def test_contract_on_the_way(self) -> None:
+    def test_contract_counts_for_later_commands(self) -> None:
         """So does a contract, among commands of other kinds."""
-        orders = SQLiteOperations(SMALL)
+        operations = SQLiteOperations(SMALL)
         with closing(create_memory_database()) as connection:
             outcomes = connection.commit_batch(
                 [
-                    orders.deliver(PendingEvent("a", ALICE, BOB, "", NOON)),
-                    orders.save(ALICE, []),
-                    orders.contract(make_contract("c", ALICE, BOB)),
-                    orders.save(ALICE, []),
-                    orders.deliver(PendingEvent("b", ALICE, BOB, "", NOON)),
+                    operations.deliver_event(PendingEvent("a", ALICE, BOB, "", NOON)),
+                    operations.save_events(ALICE, []),
+                    operations.save_contract(make_contract("c", ALICE, BOB)),
+                    operations.save_events(ALICE, []),
+                    operations.deliver_event(PendingEvent("b", ALICE, BOB, "", NOON)),
                 ],
             )
             self.assertEqual(resolve_results(outcomes), [ContractNotFound, None, None, None, None])
 
-    def test_order(self) -> None:
-        """What commands do to the same things they do in their order, whatever stands between them."""
-        orders = SQLiteOperations(SMALL)
+    def test_runs_in_order(self) -> None:
+        """Commands on the same items run in order, whatever is between them."""
+        operations = SQLiteOperations(SMALL)
         waiting = PendingEvent("p", ALICE, BOB, "", NOON)
-        kept, public = StoredEvent("e", BOB, ALICE, "", ("old",), 1.0), PublicEvent("x", "", (), 1.0, "")
+        event, public = StoredEvent("e", BOB, ALICE, "", ("old",), 1.0), PublicEvent("x", "", (), 1.0, "")
         with closing(create_memory_database()) as connection:
-            connection.commit_batch(orders.settled())
+            connection.commit_batch(operations.prepare_parties())
             outcomes = connection.commit_batch(
                 [
-                    orders.acknowledge_requests(ALICE, ["q"]),
-                    orders.tag(ALICE, [("e", ("early",))]),
-                    orders.request(ContractRequest("q", STRANGER, ALICE, "", "")),
-                    orders.save(ALICE, [kept]),
-                    orders.publish(ALICE, public),
-                    orders.acknowledge(ALICE, ["p"]),
-                    orders.deliver(waiting),
-                    orders.tag(ALICE, [("e", ("new",))]),
-                    orders.acknowledge_requests(ALICE, ["q"]),
-                    orders.unpublish(ALICE, "x"),
-                    orders.acknowledge(ALICE, ["p"]),
-                    orders.publish(ALICE, public),
-                    orders.unpublish(ALICE, "x"),
+                    operations.acknowledge_requests(ALICE, ["q"]),
+                    operations.update_tags(ALICE, [("e", ("early",))]),
+                    operations.add_request(ContractRequest("q", UNREGISTERED, ALICE, "", "")),
+                    operations.save_events(ALICE, [event]),
+                    operations.publish_event(ALICE, public),
+                    operations.acknowledge_events(ALICE, ["p"]),
+                    operations.deliver_event(waiting),
+                    operations.update_tags(ALICE, [("e", ("new",))]),
+                    operations.acknowledge_requests(ALICE, ["q"]),
+                    operations.unpublish_event(ALICE, "x"),
+                    operations.acknowledge_events(ALICE, ["p"]),
+                    operations.publish_event(ALICE, public),
+                    operations.unpublish_event(ALICE, "x"),
                 ],
             )
             self.assertEqual([isinstance(outcome, Exception) for outcome in outcomes], [False] * 13)
-            self.assertEqual([len(outcomes[place]) for place in (5, 10)], [0, 1])
+            self.assertEqual([len(outcomes[position]) for position in (5, 10)], [0, 1])
             for table, number in (("contract_request", 0), ("pending_event", 0), ("public_event", 0)):
                 self.assertEqual(connection.execute(f"SELECT count(*) FROM {table}").fetchone(), (number,))
             labels = connection.execute("SELECT text FROM label WHERE kind = 3").fetchall()
             self.assertEqual(labels, [("new",)])
 
-    def test_large_batch(self) -> None:
-        """More commands than fit in one statement are no fewer."""
-        orders = SQLiteOperations(DecentrlQuotas())
-        people = [f"did:example:{number}" for number in range(150)]
+    def test_batch_exceeds_statement_limit(self) -> None:
+        """A batch may have more commands than fit in one statement."""
+        operations = SQLiteOperations(DecentrlQuotas())
+        dids = [f"did:example:{number}" for number in range(150)]
         with closing(create_memory_database()) as connection:
-            connection.commit_batch([orders.contract(make_contract(f"r{did}", None, did)) for did in people])
-            connection.commit_batch([orders.contract(make_contract(f"c{did}", did, ALICE)) for did in people])
+            connection.commit_batch([operations.save_contract(make_contract(f"r{did}", None, did)) for did in dids])
+            connection.commit_batch([operations.save_contract(make_contract(f"c{did}", did, ALICE)) for did in dids])
             deliveries = [
-                orders.deliver(PendingEvent(f"p{did}", did, ALICE, did, NOON), orders.guard(None, did))
-                for did in people
+                operations.deliver_event(
+                    PendingEvent(f"p{did}", did, ALICE, did, NOON), operations.make_guard(None, did)
+                )
+                for did in dids
             ]
             self.assertEqual(resolve_results(connection.commit_batch(deliveries)), [None] * 150)
             saved = [
-                orders.save(did, [StoredEvent(f"e{did}", did, ALICE, did, (did,), 1.0)], orders.guard(did))
-                for did in people
+                operations.save_events(
+                    did, [StoredEvent(f"e{did}", did, ALICE, did, (did,), 1.0)], operations.make_guard(did)
+                )
+                for did in dids
             ]
             self.assertEqual(resolve_results(connection.commit_batch(saved)), [None] * 150)
-            for did in people:
+            for did in dids:
                 found = decentrl_queries.find_pending_page(connection, did, ALICE, ALL)
                 self.assertEqual([event.payload for event in found.items], [did])
                 stored = event_archive_queries.find_stored_events(
@@ -211,84 +215,86 @@ class BatchTests(SynchronousTestCase):
 
 
 class CommandCommitTests(CommitTestCase):
-    """Commands of the whole store."""
+    """Commits of commands through the whole store."""
 
-    def guard(self, nonce: bytes, sender: str | None = None) -> CommandGuard:
+    def make_guard(self, nonce: bytes, sender: str | None = None) -> CommandGuard:
         return CommandGuard(nonce, NOON + HOUR, sender)
 
-    def test_one_commit(self) -> None:
-        """Commands of one turn share a commit with each other and with the other protocol, the refused ones too."""
+    def test_one_commit_per_iteration(self) -> None:
+        """Commands of one iteration share a commit with each other and the other protocol, refused ones too."""
         decentrl, before = self.store.decentrl, count_wal_commits(self.path)
-        asked: list[Deferred[Any]] = [
-            decentrl.save_contract(self.guard(b"1"), make_contract("r", None, ALICE)),
-            decentrl.save_contract(self.guard(b"2", ALICE), make_contract("c", ALICE, BOB)),
-            decentrl.enqueue_event(self.guard(b"3"), PendingEvent("p", ALICE, BOB, "payload", NOON)),
-            decentrl.check_guard(self.guard(b"4", ALICE)),
-            self.put("m"),
+        deferreds: list[Deferred[Any]] = [
+            decentrl.save_contract(self.make_guard(b"1"), make_contract("r", None, ALICE)),
+            decentrl.save_contract(self.make_guard(b"2", ALICE), make_contract("c", ALICE, BOB)),
+            decentrl.enqueue_event(self.make_guard(b"3"), PendingEvent("p", ALICE, BOB, "payload", NOON)),
+            decentrl.check_guard(self.make_guard(b"4", ALICE)),
+            self.enqueue_ids("m"),
         ]
-        refused = decentrl.enqueue_event(self.guard(b"5"), PendingEvent("q", BOB, ALICE, "payload", NOON))
-        again = decentrl.check_guard(self.guard(b"5"))
-        self.turn()
-        for one in asked:
-            self.successResultOf(one)
-        self.failureResultOf(refused, ContractNotFound)
-        self.failureResultOf(again, DuplicateNonce)
+        refused_event = decentrl.enqueue_event(self.make_guard(b"5"), PendingEvent("q", BOB, ALICE, "payload", NOON))
+        replay = decentrl.check_guard(self.make_guard(b"5"))
+        self.run_iterations()
+        for deferred in deferreds:
+            self.successResultOf(deferred)
+        self.failureResultOf(refused_event, ContractNotFound)
+        self.failureResultOf(replay, DuplicateNonce)
         self.assertEqual(count_wal_commits(self.path) - before, 1)
 
     def test_refusal_is_durable(self) -> None:
-        """That a command was refused is committed before it is told, so that its nonce stays claimed."""
+        """A refusal is committed before it is reported, so that the nonce stays claimed."""
         before = count_wal_commits(self.path)
         self.writer.hold()
-        refused = self.store.decentrl.check_guard(self.guard(b"1", ALICE))
-        self.turn()
+        refused = self.store.decentrl.check_guard(self.make_guard(b"1", ALICE))
+        self.run_iterations()
         self.assertNoResult(refused)
-        self.writer.let_go()
+        self.writer.release()
         self.failureResultOf(refused, UnauthorizedCommand)
         self.assertEqual(count_wal_commits(self.path) - before, 1)
 
-    def test_bad_apple(self) -> None:
-        """A command that the database refuses fails alone and claims no nonce; the others do not notice."""
+    def test_failing_command_fails_alone(self) -> None:
+        """A command that the database rejects fails alone and claims no nonce."""
         decentrl = self.store.decentrl
-        self.done(decentrl.save_contract(self.guard(b"1"), make_contract("c", ALICE, BOB)))
+        self.finish(decentrl.save_contract(self.make_guard(b"1"), make_contract("c", ALICE, BOB)))
         ids = ["a", "b", "a", "c"]
-        asked = [
-            decentrl.enqueue_event(self.guard(b"n%d" % number), PendingEvent(id, ALICE, BOB, "", NOON))
+        deferreds = [
+            decentrl.enqueue_event(self.make_guard(b"n%d" % number), PendingEvent(id, ALICE, BOB, "", NOON))
             for number, id in enumerate(ids)
         ]
-        self.turn()
-        self.failureResultOf(asked.pop(2), StoreUnavailable)
-        for one in asked:
-            self.successResultOf(one)
-        self.assertTrue(self.done(self.store.claim_nonce(b"n2", NOON + 1)))
-        self.assertFalse(self.done(self.store.claim_nonce(b"n3", NOON + 1)))
-        found = self.done(decentrl.pending_events(ALICE, None, ALL))
+        self.run_iterations()
+        self.failureResultOf(deferreds.pop(2), StoreUnavailable)
+        for deferred in deferreds:
+            self.successResultOf(deferred)
+        self.assertTrue(self.finish(self.store.claim_nonce(b"n2", NOON + 1)))
+        self.assertFalse(self.finish(self.store.claim_nonce(b"n3", NOON + 1)))
+        found = self.finish(decentrl.pending_events(ALICE, None, ALL))
         self.assertEqual([event.id for event in found.items], ["a", "b", "c"])
 
-    def test_pages_in_memory(self) -> None:
-        """Small pages are read together, of the largest ones no two (so that they are not in memory together)."""
-        for limit, hops in ((10, 1), (1000, 5)):
-            before = self.reader.hops
-            asked = [self.store.decentrl.events(ALICE, EventFilter(), PageRequest(0, limit)) for _ in range(5)]
-            for _ in asked:
-                self.turn()
-            for one in asked:
-                self.successResultOf(one)
-            self.assertEqual(self.reader.hops - before, hops)
+    def test_page_reads_are_bounded_in_memory(self) -> None:
+        """Small pages are read in one batch, the largest ones one at a time to bound memory."""
+        for limit, calls in ((10, 1), (1000, 5)):
+            before = self.reader.calls
+            deferreds = [self.store.decentrl.events(ALICE, EventFilter(), PageRequest(0, limit)) for _ in range(5)]
+            for _ in deferreds:
+                self.run_iterations()
+            for deferred in deferreds:
+                self.successResultOf(deferred)
+            self.assertEqual(self.reader.calls - before, calls)
 
-    def test_too_much_waiting(self) -> None:
-        """What commands hold in memory counts as long as they wait (back-pressure)."""
+    def test_waiting_commands_are_bounded_in_memory(self) -> None:
+        """The memory of waiting commands is bounded (back-pressure)."""
         self.writer.hold()
-        self.done_later(self.store.ping())
+        self.finish_ignoring_failure(self.store.ping())
         large = "x" * 30_000_000
         event = StoredEvent("e", ALICE, ALICE, large, (), 1.0)
-        asked = [self.store.decentrl.save_events(self.guard(b"%d" % number), ALICE, [event]) for number in range(4)]
-        for one in asked:
-            self.assertNoResult(one)
+        deferreds = [
+            self.store.decentrl.save_events(self.make_guard(b"%d" % number), ALICE, [event]) for number in range(4)
+        ]
+        for deferred in deferreds:
+            self.assertNoResult(deferred)
         public = PublicEvent("x", large, (), 1.0, "")
-        self.failureResultOf(self.store.decentrl.publish(self.guard(b"9"), ALICE, public), StoreUnavailable)
-        for one in asked:
-            one.addErrback(lambda failure: None)
+        self.failureResultOf(self.store.decentrl.publish(self.make_guard(b"9"), ALICE, public), StoreUnavailable)
+        for deferred in deferreds:
+            deferred.addErrback(lambda failure: None)
 
-    def done_later(self, asked: Deferred[Any]) -> None:
-        self.turn()
-        asked.addErrback(lambda failure: None)
+    def finish_ignoring_failure(self, deferreds: Deferred[Any]) -> None:
+        self.run_iterations()
+        deferreds.addErrback(lambda failure: None)

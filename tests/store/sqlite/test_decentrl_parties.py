@@ -1,4 +1,4 @@
-"""What the SQLite store keeps of DIDs and nonces, and for how long."""
+"""Lifetime of parties and nonces in the SQLite store."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ from tests.store.builders import (
 )
 from tests.store.sqlite.operations import (
     CAROL,
-    PEOPLE,
+    PARTY_DIDS,
     SQLiteOperations,
     create_memory_database,
     find_miscounts,
     make_contract,
 )
 
-STRANGER = "did:example:stranger"
+UNREGISTERED = "did:example:stranger"
 ALL = PageRequest(0, 1000)
 
 
 class PartyTests(TestCase):
-    """Which DIDs are given a number, and for how long."""
+    """DIDs that have a party row, and how long."""
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         self.clock = ImmediateClock()
@@ -61,49 +61,49 @@ class PartyTests(TestCase):
         self.addCleanup(self.store.close)
         self.numbers = count()
 
-    def guard(self, sender: str | None = None, recipient: str | None = None) -> CommandGuard:
+    def make_guard(self, sender: str | None = None, recipient: str | None = None) -> CommandGuard:
         return CommandGuard(b"nonce %d" % next(self.numbers), NOON + 9 * HOUR, sender, recipient)
 
-    async def enlist(self, did: str, ttl: float) -> None:
+    async def register_did(self, did: str, ttl: float) -> None:
         until = self.clock.seconds() + ttl
         await self.store.decentrl.save_contract(
-            self.guard(), make_contract(f"r{next(self.numbers)}", None, did, until)
+            self.make_guard(), make_contract(f"r{next(self.numbers)}", None, did, until)
         )
 
-    def parties(self) -> dict[str, int]:
+    def list_parties(self) -> dict[str, int]:
         with closing(connect(self.path)) as connection:
             return dict(connection.execute("SELECT did, id FROM party ORDER BY id").fetchall())
 
-    async def test_strangers(self) -> None:
-        """Who merely asks for a contract, writes without one, or is refused, is not entered."""
-        await self.enlist(ALICE, HOUR)
-        request = ContractRequest("q", STRANGER, ALICE, "request", "key")
-        await self.store.decentrl.request_contract(self.guard(None, ALICE), request)
-        event = PendingEvent("p", ALICE, STRANGER, "payload", NOON)
-        for asked in (
-            self.store.decentrl.enqueue_event(self.guard(None, ALICE), event),
-            self.store.decentrl.check_guard(self.guard(STRANGER)),
-            self.store.decentrl.check_guard(self.guard(None, STRANGER)),
+    async def test_unauthorized_senders_get_no_row(self) -> None:
+        """A DID that only requests a contract, writes without one, or is refused gets no row."""
+        await self.register_did(ALICE, HOUR)
+        request = ContractRequest("q", UNREGISTERED, ALICE, "request", "key")
+        await self.store.decentrl.request_contract(self.make_guard(None, ALICE), request)
+        event = PendingEvent("p", ALICE, UNREGISTERED, "payload", NOON)
+        for deferred in (
+            self.store.decentrl.enqueue_event(self.make_guard(None, ALICE), event),
+            self.store.decentrl.check_guard(self.make_guard(UNREGISTERED)),
+            self.store.decentrl.check_guard(self.make_guard(None, UNREGISTERED)),
         ):
             with self.assertRaises(MediatorError):
-                await asked
-        await self.store.decentrl.events(STRANGER, EventFilter(participant=STRANGER), ALL)
-        self.assertEqual(list(self.parties()), [ALICE])
+                await deferred
+        await self.store.decentrl.events(UNREGISTERED, EventFilter(participant=UNREGISTERED), ALL)
+        self.assertEqual(list(self.list_parties()), [ALICE])
 
-    async def test_expired_registrations_go(self) -> None:
-        """Registrations that have expired are pruned, and so is a DID for which nothing else is kept."""
-        for did in (*PEOPLE, "did:example:empty", "did:example:peer", "did:example:registered"):
-            await self.enlist(did, 10)
-        await self.enlist("did:example:registered", HOUR)
+    async def test_prunes_expired_registrations(self) -> None:
+        """Expired registrations are pruned, with their party if it has nothing else."""
+        for did in (*PARTY_DIDS, "did:example:empty", "did:example:peer", "did:example:registered"):
+            await self.register_did(did, 10)
+        await self.register_did("did:example:registered", HOUR)
         decentrl = self.store.decentrl
-        await decentrl.save_contract(self.guard(), make_contract("c", ALICE, "did:example:peer"))
-        await decentrl.save_contract(self.guard(), make_contract("d", BOB, ALICE))
-        await decentrl.enqueue_event(self.guard(), PendingEvent("p", BOB, ALICE, "payload", NOON))
-        await decentrl.save_events(self.guard(), CAROL, [StoredEvent("e", CAROL, CAROL, "payload", (), 1.0)])
+        await decentrl.save_contract(self.make_guard(), make_contract("c", ALICE, "did:example:peer"))
+        await decentrl.save_contract(self.make_guard(), make_contract("d", BOB, ALICE))
+        await decentrl.enqueue_event(self.make_guard(), PendingEvent("p", BOB, ALICE, "payload", NOON))
+        await decentrl.save_events(self.make_guard(), CAROL, [StoredEvent("e", CAROL, CAROL, "payload", (), 1.0)])
         self.clock.advance(10)
-        before = self.parties()
+        before = self.list_parties()
         self.assertEqual(await self.store.prune_nonces(), 0)
-        after = self.parties()
+        after = self.list_parties()
         self.assertEqual(set(before) - set(after), {"did:example:empty"})
         with closing(connect(self.path)) as connection:
             self.assertEqual(connection.execute("SELECT count(*) FROM contract WHERE owner_id = 0").fetchone(), (1,))
@@ -112,105 +112,109 @@ class PartyTests(TestCase):
         self.assertEqual([event.sender_did for event in found.items], [ALICE])
 
     async def test_event_outlives_its_sender(self) -> None:
-        """What waits can be read when neither a contract with its sender nor its registration is kept any more."""
+        """A pending event is readable after its sender's contract and registration were deleted."""
         decentrl = self.store.decentrl
-        await self.enlist(BOB, 10)
-        await self.enlist(ALICE, HOUR)
-        await decentrl.save_contract(self.guard(), make_contract("c", ALICE, BOB, NOON + 10))
-        await decentrl.enqueue_event(self.guard(), PendingEvent("p", ALICE, BOB, "payload", NOON))
+        await self.register_did(BOB, 10)
+        await self.register_did(ALICE, HOUR)
+        await decentrl.save_contract(self.make_guard(), make_contract("c", ALICE, BOB, NOON + 10))
+        await decentrl.enqueue_event(self.make_guard(), PendingEvent("p", ALICE, BOB, "payload", NOON))
         self.clock.advance(10)
         for number in range(3):
-            await decentrl.save_contract(self.guard(), make_contract(f"c{number}", ALICE, f"did:example:{number}"))
+            await decentrl.save_contract(
+                self.make_guard(), make_contract(f"c{number}", ALICE, f"did:example:{number}")
+            )
         await self.store.prune_nonces()
-        self.assertNotIn(BOB, self.parties())
+        self.assertNotIn(BOB, self.list_parties())
         for sender in (None, BOB):
             found = await decentrl.pending_events(ALICE, sender, ALL)
             self.assertEqual([(event.id, event.sender_did) for event in found.items], [("p", BOB)])
 
-    async def test_peers_do_not_pile_up(self) -> None:
-        """Peers of contracts that made room go with them."""
-        await self.enlist(ALICE, HOUR)
+    async def test_replaced_contracts_leave_no_peers(self) -> None:
+        """Peers of contracts that were replaced are deleted with them."""
+        await self.register_did(ALICE, HOUR)
         for number in range(9):
             expired = make_contract(f"c{number}", ALICE, f"did:example:{number}", NOON - 1)
-            await self.store.decentrl.save_contract(self.guard(), expired)
-        self.assertEqual(list(self.parties()), [ALICE, *(f"did:example:{number}" for number in (6, 7, 8))])
-        await self.store.decentrl.save_contract(self.guard(), make_contract("self", ALICE, ALICE, NOON - 1))
-        await self.store.decentrl.save_contract(self.guard(), make_contract("last", ALICE, BOB, NOON - 1))
-        self.assertEqual(set(self.parties()), {ALICE, BOB, "did:example:8"})
+            await self.store.decentrl.save_contract(self.make_guard(), expired)
+        self.assertEqual(list(self.list_parties()), [ALICE, *(f"did:example:{number}" for number in (6, 7, 8))])
+        await self.store.decentrl.save_contract(self.make_guard(), make_contract("self", ALICE, ALICE, NOON - 1))
+        await self.store.decentrl.save_contract(self.make_guard(), make_contract("last", ALICE, BOB, NOON - 1))
+        self.assertEqual(set(self.list_parties()), {ALICE, BOB, "did:example:8"})
 
-    async def test_numbers_are_not_given_again(self) -> None:
-        """A DID that comes after one that went has another number, so that nothing is taken for the other's."""
-        await self.enlist(ALICE, 10)
-        before = self.parties()[ALICE]
+    async def test_row_numbers_are_not_reused(self) -> None:
+        """A DID gets another row number than a deleted one, so that no row is mistaken for its own."""
+        await self.register_did(ALICE, 10)
+        before = self.list_parties()[ALICE]
         self.clock.advance(10)
         await self.store.prune_nonces()
-        self.assertEqual(self.parties(), {})
-        await self.enlist(BOB, 10)
-        self.assertGreater(self.parties()[BOB], before)
+        self.assertEqual(self.list_parties(), {})
+        await self.register_did(BOB, 10)
+        self.assertGreater(self.list_parties()[BOB], before)
 
-    async def test_registrations_do_not_pile_up(self) -> None:
-        """Of a DID that registers again and again only what counts is kept."""
+    async def test_repeated_registrations_do_not_accumulate(self) -> None:
+        """Of a DID that registers repeatedly only the effective registrations are kept."""
         for _ in range(20):
-            await self.enlist(ALICE, 10)
+            await self.register_did(ALICE, 10)
             self.clock.advance(5)
         with closing(connect(self.path)) as connection:
             ((number,),) = connection.execute("SELECT count(*) FROM contract").fetchall()
         self.assertLessEqual(number, 3)
 
-    async def test_many_registrations_go(self) -> None:
-        """However many have expired, all of them go."""
-        orders = SQLiteOperations(DecentrlQuotas(), 10_000)
+    async def test_prunes_any_number(self) -> None:
+        """Any number of expired registrations is pruned."""
+        operations = SQLiteOperations(DecentrlQuotas(), 10_000)
         many = [
-            orders.contract(make_contract(f"r{number}", None, f"did:example:{number}", NOON + 10))
+            operations.save_contract(make_contract(f"r{number}", None, f"did:example:{number}", NOON + 10))
             for number in range(2500)
         ]
         with closing(connect(self.path)) as connection:
             connection.commit_batch(many)
         self.clock.advance(10)
         await self.store.prune_nonces()
-        self.assertEqual(self.parties(), {})
+        self.assertEqual(self.list_parties(), {})
 
 
 class QueueSizeTests(TestCase):
-    """What waits for a DID in both protocols."""
+    """Queue sizes over both protocols."""
 
-    async def test_sum_is_the_largest(self) -> None:
-        """A DID that has most in all comes first, though others have more in either protocol."""
+    async def test_sorts_by_sum_of_protocols(self) -> None:
+        """The DID with the largest sum comes first, though others have more in one protocol."""
         clock = ImmediateClock()
         store = make_sqlite_store(clock, make_database_path(self))
         await store.open()
         self.addCleanup(store.close)
         numbers = count()
 
-        async def wait(did: str, messages: int, events: int) -> None:
+        async def fill_queue(did: str, messages: int, events: int) -> None:
             for _ in range(messages):
                 await store.enqueue(did, [make_payload(f"m{next(numbers)}")], expires_at=NOON + HOUR)
             for _ in range(events):
                 guard = CommandGuard(b"%d" % next(numbers), NOON + HOUR)
-                await store.decentrl.enqueue_event(guard, PendingEvent(f"p{next(numbers)}", did, STRANGER, "", NOON))
+                await store.decentrl.enqueue_event(
+                    guard, PendingEvent(f"p{next(numbers)}", did, UNREGISTERED, "", NOON)
+                )
 
         await store.grant(ALICE)
         for did in ("both", "message", "pending", "other message", "other pending"):
             guard = CommandGuard(b"%d" % next(numbers), NOON + HOUR)
             await store.update_recipients(ALICE, [(did, "add")], max_recipients=9)
-            await store.decentrl.save_contract(guard, make_contract(f"c{next(numbers)}", did, STRANGER))
-        await wait("message", 3, 0)
-        await wait("pending", 0, 3)
-        await wait("both", 2, 2)
+            await store.decentrl.save_contract(guard, make_contract(f"c{next(numbers)}", did, UNREGISTERED))
+        await fill_queue("message", 3, 0)
+        await fill_queue("pending", 0, 3)
+        await fill_queue("both", 2, 2)
         self.assertEqual(await store.queue_sizes(1), ([("both", 4)], 6))
-        await wait("other message", 1, 0)
+        await fill_queue("other message", 1, 0)
         self.assertEqual(await store.queue_sizes(1), ([("both", 4)], 7))
-        await wait("other pending", 0, 2)
-        await wait("other message", 0, 1)
+        await fill_queue("other pending", 0, 2)
+        await fill_queue("other message", 0, 1)
         self.assertEqual(await store.queue_sizes(1), ([("both", 4)], 10))
         self.assertEqual(await store.queue_sizes(0), ([], 14))
 
 
 class NonceTests(TestCase):
-    """The nonces of the SQLite store."""
+    """Nonces of the SQLite store."""
 
-    async def test_prune_in_slices(self) -> None:
-        """Pruning takes many small transactions, so that others write in between, and counts what all of them did."""
+    async def test_prunes_in_small_transactions(self) -> None:
+        """Pruning takes many small transactions, so that others write in between, and counts all of them."""
         clock, path, observed = ImmediateClock(), make_database_path(self), list[str]()
         store = make_sqlite_store(
             clock, path, max_nonces=11_000, observe=lambda operation, seconds: observed.append(operation)
@@ -248,8 +252,8 @@ class NonceTests(TestCase):
         )
     )
     @settings(max_examples=200, deadline=None)
-    def test_claims_together(self, batches: list[list[tuple[int, float, float]]]) -> None:
-        """Claims in one batch have the same outcomes as one by one, and leave the same behind."""
+    def test_batched_claims_equal_single_claims(self, batches: list[list[tuple[int, float, float]]]) -> None:
+        """Claims in one batch have the same outcomes and leave the same rows as one by one."""
         with closing(create_memory_database()) as alone, closing(create_memory_database()) as together:
             for number, batch in enumerate(batches):
                 now = NOON + 2 * number
@@ -260,15 +264,15 @@ class NonceTests(TestCase):
                 one_by_one = [coordination_queries.claim_nonces(alone, [claim])[0] for claim in claims]
                 at_once = coordination_queries.claim_nonces(together, claims)
                 self.assertEqual([repr(one) for one in at_once], [repr(one) for one in one_by_one])
-                kept = [
+                stored = [
                     connection.execute("SELECT key, until FROM nonce ORDER BY place").fetchall()
                     for connection in (alone, together)
                 ]
-                self.assertEqual(kept[0], kept[1])
+                self.assertEqual(stored[0], stored[1])
                 self.assertEqual(find_miscounts(together), [])
 
-    async def test_other_process(self) -> None:
-        """What one process has claimed is claimed for the other one, alone and in a batch of commands."""
+    async def test_claims_are_shared_between_processes(self) -> None:
+        """A claim of one process holds in the other, alone and in a batch of commands."""
         clock, path = ImmediateClock(), make_database_path(self)
         stores = [make_sqlite_store(clock, path) for _ in range(2)]
         for store in stores:
@@ -281,10 +285,10 @@ class NonceTests(TestCase):
 
 
 class RestartTests(TestCase):
-    """What is still there after a restart."""
+    """Data that survives a restart."""
 
-    async def test_everything_stays(self) -> None:
-        """All of Decentrl outlives the process, as it was."""
+    async def test_data_survives_restart(self) -> None:
+        """All Decentrl data survives a restart unchanged."""
         clock, path = ImmediateClock(), make_database_path(self)
         store = make_sqlite_store(clock, path)
         await store.open()
@@ -292,22 +296,22 @@ class RestartTests(TestCase):
         decentrl = store.decentrl
         await decentrl.save_contract(next(guards), make_contract("r", None, ALICE))
         await decentrl.save_contract(next(guards), make_contract("c", ALICE, BOB))
-        await decentrl.request_contract(next(guards), ContractRequest("q", STRANGER, ALICE, "request", "key"))
+        await decentrl.request_contract(next(guards), ContractRequest("q", UNREGISTERED, ALICE, "request", "key"))
         await decentrl.enqueue_event(next(guards), PendingEvent("p", ALICE, BOB, "payload", NOON))
         await decentrl.save_events(
             next(guards), ALICE, [StoredEvent("e", BOB, ALICE, "payload", ("x", "y"), 1.5, "c")]
         )
         await decentrl.publish(next(guards), ALICE, PublicEvent("x", "event", ("x",), 2.5, "signature", "blog"))
-        before = await self.everything(store)
+        before = await self.read_everything(store)
         await store.close()
         store = make_sqlite_store(clock, path)
         await store.open()
         self.addCleanup(store.close)
-        self.assertEqual(await self.everything(store), before)
+        self.assertEqual(await self.read_everything(store), before)
         with self.assertRaises(DuplicateNonce):
             await store.decentrl.check_guard(CommandGuard(b"0", NOON + HOUR))
 
-    async def everything(self, store: SQLiteStore) -> list[Any]:
+    async def read_everything(self, store: SQLiteStore) -> list[Any]:
         decentrl = store.decentrl
         return [
             await decentrl.registered_until(ALICE),

@@ -1,4 +1,4 @@
-"""What the SQLite store does when SQLite or the disk does not."""
+"""Behaviour of the SQLite store when SQLite or the disk fails."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ CANARY = "canary-7f3a"
 Grant = Callable[[StoreConnection], Account]
 
 
-def granting(did: str) -> Grant:
+def make_grant(did: str) -> Grant:
     return lambda connection: grant_account(connection, did, NOON)
 
 
-def failing_after_a_write(error: Exception) -> Callable[[StoreConnection], None]:
+def make_failing_write(error: Exception) -> Callable[[StoreConnection], None]:
     def work(connection: StoreConnection) -> None:
         grant_account(connection, "did:example:half-done", NOON)
         raise error
@@ -39,78 +39,80 @@ def failing_after_a_write(error: Exception) -> Callable[[StoreConnection], None]
 
 
 class TransactionTests(SynchronousTestCase):
-    """Several works in one transaction, when one of them fails."""
+    """Several works in one transaction, of which one fails."""
 
     def setUp(self) -> None:
         self.path = make_database_path(self)
         self.connection = open_database(self.path)
         self.addCleanup(self.connection.close)
 
-    def granted(self) -> set[str]:
+    def list_accounts(self) -> set[str]:
         with_reader = connect_reader(self.path)
         try:
             return {did for (did,) in with_reader.execute("SELECT did FROM account")}
         finally:
             with_reader.close()
 
-    def errors(self, outcomes: list[Any]) -> list[type[MediatorError] | None]:
+    def list_errors(self, outcomes: list[Any]) -> list[type[MediatorError] | None]:
         return [type(outcome) if isinstance(outcome, MediatorError) else None for outcome in outcomes]
 
-    def test_refusal_after_a_write(self) -> None:
-        """What a work wrote before it refused is undone, and what the others wrote is kept."""
-        works = [granting(ALICE), failing_after_a_write(MediationNotGranted()), granting(BOB)]
+    def test_refusal_undoes_own_writes(self) -> None:
+        """The writes of a work that is refused are undone, those of the others are kept."""
+        works = [make_grant(ALICE), make_failing_write(MediationNotGranted()), make_grant(BOB)]
         outcomes = self.connection.commit_batch(works)
-        self.assertEqual(self.errors(outcomes), [None, MediationNotGranted, None])
-        self.assertEqual(self.granted(), {ALICE, BOB})
+        self.assertEqual(self.list_errors(outcomes), [None, MediationNotGranted, None])
+        self.assertEqual(self.list_accounts(), {ALICE, BOB})
         self.assertEqual(outcomes[2], Account(BOB, NOON))
 
-    def test_mistake_of_ours(self) -> None:
-        """A programming error fails its own operation only, and leaves nothing behind."""
-        works = [granting(ALICE), failing_after_a_write(ZeroDivisionError()), granting(BOB)]
+    def test_programming_error_fails_alone(self) -> None:
+        """A programming error fails its own operation only and leaves nothing behind."""
+        works = [make_grant(ALICE), make_failing_write(ZeroDivisionError()), make_grant(BOB)]
         outcomes = self.connection.commit_batch(works)
-        self.assertEqual(self.errors(outcomes), [None, StoreUnavailable, None])
+        self.assertEqual(self.list_errors(outcomes), [None, StoreUnavailable, None])
         self.assertIsInstance(outcomes[1].__cause__, ZeroDivisionError)
-        self.assertEqual(self.granted(), {ALICE, BOB})
+        self.assertEqual(self.list_accounts(), {ALICE, BOB})
 
-    def test_full(self) -> None:
-        """When no page can be added (SQLITE_FULL) nothing is stored; when that is over, everything is."""
+    def test_full_database(self) -> None:
+        """When no page can be added (SQLITE_FULL) nothing is stored; afterwards everything is."""
 
-        def big(connection: StoreConnection) -> None:
+        def write_large_row(connection: StoreConnection) -> None:
             connection.execute("INSERT INTO did_document VALUES ('short', ?)", ("x" * 100_000,))
 
         (pages,) = self.connection.execute("PRAGMA page_count").fetchone()
         self.connection.execute(f"PRAGMA max_page_count = {pages}")
-        outcomes = self.connection.commit_batch([granting(ALICE), big, granting(BOB)])
-        # The small ones still fit on the pages that are there.
-        self.assertEqual(self.errors(outcomes), [None, StoreUnavailable, None])
+        outcomes = self.connection.commit_batch([make_grant(ALICE), write_large_row, make_grant(BOB)])
+        # The small ones still fit on existing pages.
+        self.assertEqual(self.list_errors(outcomes), [None, StoreUnavailable, None])
         self.assertEqual(getattr(outcomes[1].__cause__, "sqlite_errorname", None), "SQLITE_FULL")
         self.connection.execute("PRAGMA max_page_count = 100000")
-        self.assertEqual(self.errors(self.connection.commit_batch([big])), [None])
+        self.assertEqual(self.list_errors(self.connection.commit_batch([write_large_row])), [None])
 
-    def test_read_only(self) -> None:
-        """When the database cannot be written (SQLITE_READONLY) every write fails, and none after that is over."""
+    def test_read_only_database(self) -> None:
+        """When the database cannot be written (SQLITE_READONLY) every write fails; none is left half done."""
         self.connection.execute("PRAGMA query_only = ON")
-        outcomes = self.connection.commit_batch([granting(ALICE), granting(BOB)])
-        self.assertEqual(self.errors(outcomes), [StoreUnavailable] * 2)
+        outcomes = self.connection.commit_batch([make_grant(ALICE), make_grant(BOB)])
+        self.assertEqual(self.list_errors(outcomes), [StoreUnavailable] * 2)
         self.assertEqual(getattr(outcomes[0].__cause__, "sqlite_errorname", None), "SQLITE_READONLY")
         self.connection.execute("PRAGMA query_only = OFF")
-        self.assertEqual(self.errors(self.connection.commit_batch([granting(ALICE)])), [None])
+        self.assertEqual(self.list_errors(self.connection.commit_batch([make_grant(ALICE)])), [None])
 
-    def test_full_at_first(self) -> None:
-        """Without a daemon too, a write that finds no space is tried again with the log written from its start."""
+    def test_full_write_is_retried_with_reset_log(self) -> None:
+        """A write that finds no space is retried with a restarted log, without a daemon too."""
         executor = InlineExecutor(Clock(), lambda: self.connection)
         self.successResultOf(executor.open())
         (pages,) = self.connection.execute("PRAGMA page_count").fetchone()
         self.connection.execute(f"PRAGMA max_page_count = {pages}")
-        begun: list[str] = []
-        self.connection.set_trace_callback(begun.append)
-        big = ("INSERT INTO did_document VALUES ('short', ?)", ("x" * 100_000,))
-        self.failureResultOf(executor.write("big", lambda connection: connection.execute(*big)), StoreUnavailable)
-        self.assertEqual(begun.count("BEGIN IMMEDIATE"), 2)
-        self.assertIn("PRAGMA wal_checkpoint(RESTART)", begun)
+        statements: list[str] = []
+        self.connection.set_trace_callback(statements.append)
+        insert_large_row = ("INSERT INTO did_document VALUES ('short', ?)", ("x" * 100_000,))
+        self.failureResultOf(
+            executor.write("big", lambda connection: connection.execute(*insert_large_row)), StoreUnavailable
+        )
+        self.assertEqual(statements.count("BEGIN IMMEDIATE"), 2)
+        self.assertIn("PRAGMA wal_checkpoint(RESTART)", statements)
 
-    def test_waits_for_others(self) -> None:
-        """Without a daemon too, a write waits for a process that holds the lock for a moment."""
+    def test_waits_for_lock(self) -> None:
+        """A write waits for a process that holds the lock for a moment, without a daemon too."""
         other = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         self.addCleanup(other.close)
         other.execute("BEGIN IMMEDIATE")
@@ -120,62 +122,62 @@ class TransactionTests(SynchronousTestCase):
         executor = InlineExecutor(Clock(), lambda: self.connection, patience=60.0)
         self.successResultOf(executor.open())
 
-    def test_locked_out(self) -> None:
-        """When another process holds the lock all works fail after one wait for it, not one each."""
+    def test_lock_timeout_fails_all_works_at_once(self) -> None:
+        """When another process holds the lock all works fail after one timeout, not one each."""
         other = connect(self.path)
         self.addCleanup(other.close)
         self.connection.execute("PRAGMA busy_timeout = 0")
         other.execute("BEGIN IMMEDIATE")
-        begun: list[str] = []
-        self.connection.set_trace_callback(begun.append)
-        outcomes = self.connection.commit_batch([granting(ALICE), granting(BOB)])
-        self.assertEqual(self.errors(outcomes), [StoreUnavailable] * 2)
-        self.assertEqual(begun, ["BEGIN IMMEDIATE"])
+        statements: list[str] = []
+        self.connection.set_trace_callback(statements.append)
+        outcomes = self.connection.commit_batch([make_grant(ALICE), make_grant(BOB)])
+        self.assertEqual(self.list_errors(outcomes), [StoreUnavailable] * 2)
+        self.assertEqual(statements, ["BEGIN IMMEDIATE"])
         other.execute("ROLLBACK")
-        self.assertEqual(self.errors(self.connection.commit_batch([granting(ALICE)])), [None])
+        self.assertEqual(self.list_errors(self.connection.commit_batch([make_grant(ALICE)])), [None])
 
-    def test_locked_out_in_between(self) -> None:
-        """Nor does each wait when the lock goes while operations are tried one by one."""
+    def test_lock_lost_between_single_retries(self) -> None:
+        """Nor does each wait if the lock is lost while works are retried singly."""
         other = connect(self.path)
         self.addCleanup(other.close)
         self.connection.execute("PRAGMA busy_timeout = 0")
-        begun: list[str] = []
+        statements: list[str] = []
 
         def trace(statement: str) -> None:
-            if begun.count("ROLLBACK") == 1 and statement == "BEGIN IMMEDIATE" and not other.in_transaction:
+            if statements.count("ROLLBACK") == 1 and statement == "BEGIN IMMEDIATE" and not other.in_transaction:
                 other.execute("BEGIN IMMEDIATE")
-            begun.append(statement)
+            statements.append(statement)
 
         self.connection.set_trace_callback(trace)
-        works = [failing_after_a_write(ZeroDivisionError()), granting(ALICE), granting(BOB)]
+        works = [make_failing_write(ZeroDivisionError()), make_grant(ALICE), make_grant(BOB)]
         outcomes = self.connection.commit_batch(works)
         self.connection.set_trace_callback(None)
-        self.assertEqual(self.errors(outcomes), [StoreUnavailable] * 3)
-        self.assertEqual(begun.count("BEGIN IMMEDIATE"), 2)
+        self.assertEqual(self.list_errors(outcomes), [StoreUnavailable] * 3)
+        self.assertEqual(statements.count("BEGIN IMMEDIATE"), 2)
 
-    def test_reading_fault(self) -> None:
-        """A read that fails does not disturb the others of its batch."""
-        self.connection.commit_batch([granting(ALICE)])
+    def test_failing_read_fails_alone(self) -> None:
+        """A read that fails does not affect the others of its batch."""
+        self.connection.commit_batch([make_grant(ALICE)])
 
-        def broken(connection: StoreConnection) -> Any:
+        def read_missing_table(connection: StoreConnection) -> Any:
             return connection.execute("SELECT * FROM nowhere")
 
         reader = connect_reader(self.path)
         self.addCleanup(reader.close)
-        outcomes = reader.read_batch([broken, lambda connection: get_account(connection, ALICE)])
-        self.assertEqual(self.errors(outcomes), [StoreUnavailable, None])
+        outcomes = reader.read_batch([read_missing_table, lambda connection: get_account(connection, ALICE)])
+        self.assertEqual(self.list_errors(outcomes), [StoreUnavailable, None])
         self.assertEqual(outcomes[1], Account(ALICE, NOON))
 
     def test_reader_cannot_write(self) -> None:
-        """The reading connection refuses to write, whoever asks."""
+        """The reading connection rejects writes."""
         reader = connect_reader(self.path)
         self.addCleanup(reader.close)
-        (outcome,) = reader.read_batch([granting(ALICE)])
+        (outcome,) = reader.read_batch([make_grant(ALICE)])
         self.assertIsInstance(outcome.__cause__, sqlite3.OperationalError)
 
 
-class DiskTests(SynchronousTestCase):
-    """The whole store on a disk that does not take more."""
+class FullDiskTests(SynchronousTestCase):
+    """The whole store on a full disk."""
 
     def setUp(self) -> None:
         self.clock = ImmediateClock()
@@ -187,7 +189,7 @@ class DiskTests(SynchronousTestCase):
         self.addCleanup(lambda: self.successResultOf(self.store.close()))
 
     def fill_disk(self) -> Callable[[], None]:
-        """Let no file grow beyond what the write-ahead log has now; returns what ends that."""
+        """Limit files to the current size of the write-ahead log; return a function that lifts the limit."""
         before = getrlimit(RLIMIT_FSIZE)
         size = self.path.with_name(self.path.name + "-wal").stat().st_size
         setrlimit(RLIMIT_FSIZE, (size, before[1]))
@@ -195,7 +197,7 @@ class DiskTests(SynchronousTestCase):
         return lambda: setrlimit(RLIMIT_FSIZE, before)
 
     def test_disk_fails_and_recovers(self) -> None:
-        """While the disk takes nothing, operations and ping fail; after that all is as it was (reference 11)."""
+        """While the disk is full operations and ping fail; afterwards everything works (reference 11)."""
         payloads = [make_payload("a", CANARY.encode() * 10_000)]
         free_disk = self.fill_disk()
         self.failureResultOf(self.store.enqueue(INBOX, payloads, expires_at=NOON + 9), StoreUnavailable)
@@ -207,8 +209,8 @@ class DiskTests(SynchronousTestCase):
         found = self.successResultOf(self.store.fetch_messages(ALICE, None, limit=9, max_bytes=1))
         self.assertEqual([message.payload for message in found], [payloads[0].data])
 
-    def test_faults_do_not_flood_the_log(self) -> None:
-        """A fault that lasts is logged once a second at most, and how many there were is not lost."""
+    def test_lasting_fault_is_throttled_in_log(self) -> None:
+        """A lasting fault is logged at most once a second, with the number of occurrences."""
         free_disk = self.fill_disk()
         with capturedLogs() as events:
             for _ in range(5):
@@ -222,13 +224,13 @@ class DiskTests(SynchronousTestCase):
             ["store operations failed (1)", "store operations failed (5)"],
         )
 
-    def test_log_of_a_fault(self) -> None:
-        """A fault is logged by its kind: nothing that was to be stored is in it."""
+    def test_log_has_no_contents(self) -> None:
+        """A fault is logged by its kind, without data."""
         free_disk = self.fill_disk()
         with capturedLogs() as events:
-            asked = self.store.enqueue(INBOX, [make_payload(CANARY, CANARY.encode() * 1000)], expires_at=NOON + 9)
+            deferred = self.store.enqueue(INBOX, [make_payload(CANARY, CANARY.encode() * 1000)], expires_at=NOON + 9)
         free_disk()
-        self.failureResultOf(asked, StoreUnavailable)
+        self.failureResultOf(deferred, StoreUnavailable)
         (event,) = (event for event in events if event.get("event") == "store.failed")
         self.assertRegex(formatEvent(event), "OperationalError SQLITE_(FULL|IOERR)")
         self.assertNotIn(CANARY, repr(events))

@@ -1,4 +1,4 @@
-"""How the SQLite store groups what it is asked for."""
+"""Group commit of the SQLite store."""
 
 from __future__ import annotations
 
@@ -17,163 +17,163 @@ from tests.store.sqlite.commit_test_case import INBOX, CommitTestCase, count_wal
 
 
 class GroupCommitTests(CommitTestCase):
-    """One transaction for all that is there (reference 12)."""
+    """One transaction for all waiting operations (reference 12)."""
 
-    def test_one_turn_one_commit(self) -> None:
-        """What is asked for in one turn of the reactor is committed once, whatever it is."""
+    def test_one_commit_per_iteration(self) -> None:
+        """Operations of one reactor iteration, of any kind, are committed once."""
         before = count_wal_commits(self.path)
-        asked = [self.put(f"m{number}") for number in range(100)]
+        deferreds = [self.enqueue_ids(f"m{number}") for number in range(100)]
         granted = self.store.grant(BOB)
         claimed = self.store.claim_nonce(b"key", NOON + 60)
-        self.turn()
-        for enqueued in asked:
+        self.run_iterations()
+        for enqueued in deferreds:
             self.successResultOf(enqueued)
         self.successResultOf(granted)
         self.assertTrue(self.successResultOf(claimed))
         self.assertEqual(count_wal_commits(self.path) - before, 1)
-        self.assertEqual(self.stored(), [f"m{number}" for number in range(100)])
+        self.assertEqual(self.list_stored(), [f"m{number}" for number in range(100)])
 
     def test_waits_for_running_commit(self) -> None:
-        """What is asked for while a transaction is running goes together into the next one."""
+        """Operations that arrive during a transaction share the next one."""
         before = count_wal_commits(self.path)
         self.writer.hold()
-        first = self.put("first")
-        self.turn()
+        first = self.enqueue_ids("first")
+        self.run_iterations()
         others = []
         for number in range(50):
-            others.append(self.put(f"m{number}"))
-            self.turn()
-        self.writer.let_go()
-        self.turn()
+            others.append(self.enqueue_ids(f"m{number}"))
+            self.run_iterations()
+        self.writer.release()
+        self.run_iterations()
         for enqueued in (first, *others):
             self.successResultOf(enqueued)
         self.assertEqual(count_wal_commits(self.path) - before, 2)
         self.assertEqual(self.observed.count("commit"), 2)
 
-    def test_nothing_before_the_commit(self) -> None:
-        """No Deferred fires before what it stands for is committed."""
+    def test_fires_after_commit(self) -> None:
+        """No Deferred fires before its operation is committed."""
         self.writer.hold()
-        enqueued = self.put("a")
-        self.turn()
+        enqueued = self.enqueue_ids("a")
+        self.run_iterations()
         self.assertNoResult(enqueued)
-        self.assertEqual(self.stored(), [])
-        self.writer.let_go()
+        self.assertEqual(self.list_stored(), [])
+        self.writer.release()
         self.successResultOf(enqueued)
-        self.assertEqual(self.stored(), ["a"])
+        self.assertEqual(self.list_stored(), ["a"])
 
-    def test_reads_go_on(self) -> None:
-        """While writing is stuck, reading is not."""
-        self.done(self.put("a"))
+    def test_reads_continue_during_write(self) -> None:
+        """Reads continue while a write is blocked."""
+        self.finish(self.enqueue_ids("a"))
         self.writer.hold()
-        stuck = self.put("b")
-        self.turn()
-        self.assertEqual(self.done(self.store.find_owner(INBOX)), ALICE)
-        self.assertEqual(self.done(self.store.get_queue_status(ALICE, None)).message_count, 1)
-        self.assertEqual(self.stored(), ["a"])
+        stuck = self.enqueue_ids("b")
+        self.run_iterations()
+        self.assertEqual(self.finish(self.store.find_owner(INBOX)), ALICE)
+        self.assertEqual(self.finish(self.store.get_queue_status(ALICE, None)).message_count, 1)
+        self.assertEqual(self.list_stored(), ["a"])
         self.assertNoResult(stuck)
 
-    def test_reads_of_one_turn_go_in_one_hop(self) -> None:
-        """All lookups of a turn cost one visit to the reading thread."""
-        before = self.reader.hops
-        asked = [self.store.find_owner(f"did:example:{number}") for number in range(100)]
-        asked += [self.store.find_owner(INBOX), self.store.find_owner(INBOX)]
-        self.turn()
-        self.assertEqual([self.successResultOf(owner) for owner in asked], [None] * 100 + [ALICE] * 2)
-        self.assertEqual(self.reader.hops - before, 1)
+    def test_reads_of_an_iteration_share_a_thread_call(self) -> None:
+        """All lookups of an iteration take one call of the reading thread."""
+        before = self.reader.calls
+        deferreds = [self.store.find_owner(f"did:example:{number}") for number in range(100)]
+        deferreds += [self.store.find_owner(INBOX), self.store.find_owner(INBOX)]
+        self.run_iterations()
+        self.assertEqual([self.successResultOf(owner) for owner in deferreds], [None] * 100 + [ALICE] * 2)
+        self.assertEqual(self.reader.calls - before, 1)
 
-    def test_owner_is_remembered(self) -> None:
-        """Who owns a DID is read once, and again when the registration may have changed."""
-        self.done(self.store.find_owner(INBOX))
-        before = self.reader.hops
+    def test_owner_is_cached(self) -> None:
+        """The owner of a DID is read once, and again when its registration may have changed."""
+        self.finish(self.store.find_owner(INBOX))
+        before = self.reader.calls
         self.assertEqual(self.successResultOf(self.store.find_owner(INBOX)), ALICE)
-        self.assertEqual(self.reader.hops, before)
-        self.done(self.store.update_recipients(ALICE, [(INBOX, "remove")], max_recipients=9))
-        self.assertIsNone(self.done(self.store.find_owner(INBOX)))
+        self.assertEqual(self.reader.calls, before)
+        self.finish(self.store.update_recipients(ALICE, [(INBOX, "remove")], max_recipients=9))
+        self.assertIsNone(self.finish(self.store.find_owner(INBOX)))
 
-    def test_owner_read_during_a_change(self) -> None:
-        """An answer that was on its way while the registration changed is not remembered."""
+    def test_stale_owner_is_not_cached(self) -> None:
+        """A result that was pending while the registration changed is not cached."""
         self.reader.hold()
-        early = self.store.find_owner(INBOX)
-        self.turn()
-        self.done(self.store.update_recipients(ALICE, [(INBOX, "remove"), (INBOX, "add")], max_recipients=9))
-        self.reader.let_go()
-        self.assertEqual(self.successResultOf(early), ALICE)
-        before = self.reader.hops
-        self.done(self.store.find_owner(INBOX))
-        self.assertEqual(self.reader.hops - before, 1)
+        lookup = self.store.find_owner(INBOX)
+        self.run_iterations()
+        self.finish(self.store.update_recipients(ALICE, [(INBOX, "remove"), (INBOX, "add")], max_recipients=9))
+        self.reader.release()
+        self.assertEqual(self.successResultOf(lookup), ALICE)
+        before = self.reader.calls
+        self.finish(self.store.find_owner(INBOX))
+        self.assertEqual(self.reader.calls - before, 1)
 
-    def test_refusal_is_its_own(self) -> None:
-        """A deposit for nobody fails alone, in the same transaction as those that do not."""
+    def test_refused_enqueue_fails_alone(self) -> None:
+        """An enqueue to an unknown recipient fails alone, in one transaction with others."""
         before = count_wal_commits(self.path)
-        asked = self.put("a"), self.put("b", to="did:example:nobody"), self.put("c")
-        self.turn()
-        self.successResultOf(asked[0])
-        self.failureResultOf(asked[1], UnknownRecipient)
-        self.successResultOf(asked[2])
-        self.assertEqual(self.stored(), ["a", "c"])
+        deferreds = self.enqueue_ids("a"), self.enqueue_ids("b", to="did:example:nobody"), self.enqueue_ids("c")
+        self.run_iterations()
+        self.successResultOf(deferreds[0])
+        self.failureResultOf(deferreds[1], UnknownRecipient)
+        self.successResultOf(deferreds[2])
+        self.assertEqual(self.list_stored(), ["a", "c"])
         self.assertEqual(count_wal_commits(self.path) - before, 1)
 
     def test_acknowledge_once_is_one_commit(self) -> None:
         """A nonce is claimed, messages are removed and the status is read in one transaction."""
-        self.done(self.put("a", "b"))
-        commits, reads = count_wal_commits(self.path), self.reader.hops
-        done = self.done(self.store.acknowledge_once(ALICE, ["a"], b"key", NOON + 60, with_status=True))
+        self.finish(self.enqueue_ids("a", "b"))
+        commits, reads = count_wal_commits(self.path), self.reader.calls
+        done = self.finish(self.store.acknowledge_once(ALICE, ["a"], b"key", NOON + 60, with_status=True))
         assert done is not None and done.status is not None
         self.assertEqual((len(done.removed), done.status.message_count), (1, 1))
-        self.assertEqual((count_wal_commits(self.path) - commits, self.reader.hops - reads), (1, 0))
+        self.assertEqual((count_wal_commits(self.path) - commits, self.reader.calls - reads), (1, 0))
 
-    def test_full_replay_memory_is_its_own(self) -> None:
-        """A claim for which there is no room does not cost the others of its batch a commit each."""
+    def test_refused_claim_takes_no_extra_commits(self) -> None:
+        """A claim beyond the capacity costs the others of its batch no commits of their own."""
         before = count_wal_commits(self.path)
-        asked = self.put("a"), self.store.claim_nonce(b"key", NOON + 60, share=0.0), self.put("c")
-        self.turn()
-        self.successResultOf(asked[0])
-        self.failureResultOf(asked[1], ReplayCacheFull)
-        self.successResultOf(asked[2])
-        self.assertEqual(self.stored(), ["a", "c"])
+        deferreds = self.enqueue_ids("a"), self.store.claim_nonce(b"key", NOON + 60, share=0.0), self.enqueue_ids("c")
+        self.run_iterations()
+        self.successResultOf(deferreds[0])
+        self.failureResultOf(deferreds[1], ReplayCacheFull)
+        self.successResultOf(deferreds[2])
+        self.assertEqual(self.list_stored(), ["a", "c"])
         self.assertEqual(count_wal_commits(self.path) - before, 1)
 
-    def test_one_bad_apple(self) -> None:
-        """An operation that the database refuses fails alone, and is undone alone."""
-        asked = self.put("a"), self.put("b", "b"), self.put("c")
-        self.turn()
-        self.successResultOf(asked[0])
-        self.failureResultOf(asked[1], StoreUnavailable)
-        self.successResultOf(asked[2])
-        self.assertEqual(self.stored(), ["a", "c"])
+    def test_failing_operation_is_undone_alone(self) -> None:
+        """An operation that the database rejects fails and is undone alone."""
+        deferreds = self.enqueue_ids("a"), self.enqueue_ids("b", "b"), self.enqueue_ids("c")
+        self.run_iterations()
+        self.successResultOf(deferreds[0])
+        self.failureResultOf(deferreds[1], StoreUnavailable)
+        self.successResultOf(deferreds[2])
+        self.assertEqual(self.list_stored(), ["a", "c"])
 
-    def test_close_finishes(self) -> None:
-        """Closing waits for what was accepted, refuses more, and leaves no write-ahead log."""
+    def test_close_finishes_pending_operations(self) -> None:
+        """Closing waits for accepted operations, refuses later ones, and leaves no write-ahead log."""
         self.writer.hold()
-        running = self.put("running")
-        self.turn()
-        waiting = self.put("waiting")
+        running = self.enqueue_ids("running")
+        self.run_iterations()
+        waiting = self.enqueue_ids("waiting")
         closed = self.store.close()
-        self.failureResultOf(self.put("late"), StoreUnavailable)
-        self.turn()
+        self.failureResultOf(self.enqueue_ids("late"), StoreUnavailable)
+        self.run_iterations()
         self.assertNoResult(closed)
-        self.writer.let_go()
-        self.turn()
+        self.writer.release()
+        self.run_iterations()
         self.successResultOf(running)
         self.successResultOf(waiting)
         self.successResultOf(closed)
         self.assertEqual([path.name for path in self.path.parent.iterdir()], [self.path.name])
 
-    def test_observed(self) -> None:
-        """The observer hears of each operation and of each commit."""
-        self.done(self.put("a"))
-        self.done(self.store.ping())
+    def test_observer_gets_operations_and_commits(self) -> None:
+        """The observer is called for each operation and each commit."""
+        self.finish(self.enqueue_ids("a"))
+        self.finish(self.store.ping())
         self.assertEqual(self.observed, ["commit", "enqueue", "commit", "ping", "ping"])
 
 
 class OutcomeTests(SynchronousTestCase):
-    """What a work answers."""
+    """Outcomes of works."""
 
     def setUp(self) -> None:
         self.connection = open_database(make_database_path(self))
         self.addCleanup(self.connection.close)
 
-    def ping(self, answer: object) -> Callable[[StoreConnection], object]:
+    def write_and_ping(self, answer: object) -> Callable[[StoreConnection], object]:
         """A work that writes and has this outcome."""
 
         def work(connection: StoreConnection) -> object:
@@ -182,91 +182,97 @@ class OutcomeTests(SynchronousTestCase):
 
         return work
 
-    def test_refusal_that_is_kept(self) -> None:
-        """A work that returns its refusal, instead of raising it, keeps what it wrote, and disturbs nobody."""
+    def test_returned_refusal_keeps_writes(self) -> None:
+        """A work that returns its refusal instead of raising it keeps its writes."""
         refusal = MediationNotGranted()
-        outcomes = self.connection.commit_batch([self.ping("first"), self.ping(refusal), self.ping("last")])
+        outcomes = self.connection.commit_batch(
+            [self.write_and_ping("first"), self.write_and_ping(refusal), self.write_and_ping("last")]
+        )
         self.assertEqual(outcomes, ["first", refusal, "last"])
         self.assertFalse(self.connection.in_transaction)
         pings = self.connection.execute("SELECT value FROM counter WHERE name = 'pings'").fetchone()
         self.assertEqual(pings, (3,))
 
 
-class BoundTests(CommitTestCase):
-    """How much goes into a batch, and how much may wait."""
+class BatchLimitTests(CommitTestCase):
+    """Limits of a batch and of waiting operations."""
 
     write_limits = BatchLimits(batch=4, batch_bytes=100, waiting=6, waiting_bytes=250)
     read_limits = BatchLimits(batch_bytes=100, waiting_bytes=1 << 40)
 
-    def test_batch_by_number(self) -> None:
-        """No more than so many operations share a transaction."""
+    def test_limits_operations_per_batch(self) -> None:
+        """A bounded number of operations shares a transaction."""
         before = count_wal_commits(self.path)
-        asked = [self.store.claim_nonce(b"%d" % number, NOON + 9) for number in range(6)]
-        self.turn()
-        self.assertEqual([self.successResultOf(claimed) for claimed in asked], [True] * 6)
+        deferreds = [self.store.claim_nonce(b"%d" % number, NOON + 9) for number in range(6)]
+        self.run_iterations()
+        self.assertEqual([self.successResultOf(claimed) for claimed in deferreds], [True] * 6)
         self.assertEqual(count_wal_commits(self.path) - before, 2)
 
-    def test_told_with_its_own_batch(self) -> None:
-        """What is deposited together and takes several commits: each deposit is told of with the one it is in."""
-        before, told = count_wal_commits(self.path), []
+    def test_reports_requests_with_their_batch(self) -> None:
+        """Requests enqueued together that take several commits are each reported after their own."""
+        before, reported = count_wal_commits(self.path), []
         deposits = [EnqueueRequest(INBOX, (make_payload(id, b"x"),), NOON + 9) for id in "abcdef"]
 
-        def early(outcomes: Sequence[tuple[int, object]]) -> None:
-            told.append(([place for place, _ in outcomes], count_wal_commits(self.path) - before, done.called))
+        def record_early(outcomes: Sequence[tuple[int, object]]) -> None:
+            reported.append(
+                ([position for position, _ in outcomes], count_wal_commits(self.path) - before, done.called)
+            )
 
-        done = self.store.enqueue_each(deposits, early)
-        self.turn()
+        done = self.store.enqueue_each(deposits, record_early)
+        self.run_iterations()
         stored = self.successResultOf(done)
-        self.assertEqual([one.messages[0].id for one in stored if isinstance(one, EnqueueResult)], list("abcdef"))
-        self.assertEqual(told, [([0, 1, 2, 3], 1, False)])
+        self.assertEqual([item.messages[0].id for item in stored if isinstance(item, EnqueueResult)], list("abcdef"))
+        self.assertEqual(reported, [([0, 1, 2, 3], 1, False)])
 
-    def test_who_is_told_fails(self) -> None:
-        """The store goes on."""
+    def test_failing_listener_does_not_stop_store(self) -> None:
+        """The store goes on if the listener raises an exception."""
 
-        def early(outcomes: Sequence[tuple[int, object]]) -> None:
+        def record_early(outcomes: Sequence[tuple[int, object]]) -> None:
             raise ZeroDivisionError
 
         done = self.store.enqueue_each(
-            [EnqueueRequest(INBOX, (make_payload(id, b"x"),), NOON + 9) for id in "abcdef"], early
+            [EnqueueRequest(INBOX, (make_payload(id, b"x"),), NOON + 9) for id in "abcdef"], record_early
         )
-        self.turn()
+        self.run_iterations()
         self.assertEqual(len(self.successResultOf(done)), 6)
-        self.done(self.put("g"))
+        self.finish(self.enqueue_ids("g"))
 
-    def test_batch_by_bytes(self) -> None:
-        """No more than so many bytes share a transaction, but one operation always goes."""
+    def test_limits_bytes_per_batch(self) -> None:
+        """A bounded number of bytes shares a transaction, but at least one operation."""
         before = count_wal_commits(self.path)
-        asked = [self.put(id, data=b"x" * size) for id, size in (("a", 60), ("b", 60), ("c", 40), ("d", 10))]
-        self.done(asked[-1])
+        deferreds = [
+            self.enqueue_ids(id, data=b"x" * size) for id, size in (("a", 60), ("b", 60), ("c", 40), ("d", 10))
+        ]
+        self.finish(deferreds[-1])
         self.assertEqual(count_wal_commits(self.path) - before, 3)
-        self.done(self.put("e", data=b"x" * 200))
-        self.assertEqual(self.stored(), ["a", "b", "c", "d", "e"])
+        self.finish(self.enqueue_ids("e", data=b"x" * 200))
+        self.assertEqual(self.list_stored(), ["a", "b", "c", "d", "e"])
 
-    def test_reads_by_bytes(self) -> None:
-        """No more is read in one go than so many bytes at most, though any number of reads may wait."""
-        self.done(self.put("a", data=b"x" * 30))
-        before = self.reader.hops
-        asked = [self.store.fetch_messages(ALICE, None, limit=9, max_bytes=50) for _ in range(6)]
-        for _ in asked:
-            self.turn()
-        self.assertEqual([len(self.successResultOf(fetched)) for fetched in asked], [1] * 6)
-        self.assertEqual(self.reader.hops - before, 3)
+    def test_limits_bytes_per_read_batch(self) -> None:
+        """A read batch is bounded in bytes, though any number of reads may wait."""
+        self.finish(self.enqueue_ids("a", data=b"x" * 30))
+        before = self.reader.calls
+        deferreds = [self.store.fetch_messages(ALICE, None, limit=9, max_bytes=50) for _ in range(6)]
+        for _ in deferreds:
+            self.run_iterations()
+        self.assertEqual([len(self.successResultOf(fetched)) for fetched in deferreds], [1] * 6)
+        self.assertEqual(self.reader.calls - before, 3)
 
-    def test_too_many_waiting(self) -> None:
-        """Past a number of waiting operations more fail at once, until some are done (back-pressure)."""
-        asked = [self.put(f"m{number}") for number in range(6)]
-        self.failureResultOf(self.put("refused"), StoreUnavailable)
-        self.turn()
-        for enqueued in asked:
+    def test_limits_waiting_operations(self) -> None:
+        """Beyond a number of waiting operations more fail at once, until some are done (back-pressure)."""
+        deferreds = [self.enqueue_ids(f"m{number}") for number in range(6)]
+        self.failureResultOf(self.enqueue_ids("refused"), StoreUnavailable)
+        self.run_iterations()
+        for enqueued in deferreds:
             self.successResultOf(enqueued)
-        self.done(self.put("next"))
-        self.assertNotIn("refused", self.stored())
+        self.finish(self.enqueue_ids("next"))
+        self.assertNotIn("refused", self.list_stored())
 
-    def test_too_much_waiting(self) -> None:
-        """Past a number of waiting bytes more fail at once, until some are written (back-pressure)."""
-        self.put("a", data=b"x" * 200)
-        self.failureResultOf(self.put("refused", data=b"x" * 51), StoreUnavailable)
-        self.put("b", data=b"x" * 50)
-        self.turn()
-        self.done(self.put("c", data=b"x" * 250))
-        self.assertEqual(self.stored(), ["a", "b", "c"])
+    def test_limits_waiting_bytes(self) -> None:
+        """Beyond a number of waiting bytes more fail at once, until some are written (back-pressure)."""
+        self.enqueue_ids("a", data=b"x" * 200)
+        self.failureResultOf(self.enqueue_ids("refused", data=b"x" * 51), StoreUnavailable)
+        self.enqueue_ids("b", data=b"x" * 50)
+        self.run_iterations()
+        self.finish(self.enqueue_ids("c", data=b"x" * 250))
+        self.assertEqual(self.list_stored(), ["a", "b", "c"])

@@ -1,4 +1,4 @@
-"""How SQLite finds what the DIDComm part and the cluster ask for."""
+"""Query plans of the DIDComm and cluster parts of the SQLite store."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from tests.store.builders import ALICE, BOB, NOON, make_database_path, make_payl
 INBOX = "did:key:z6MkInbox"
 
 
-class PlanTests(SynchronousTestCase):
-    """That no statement grows with the number of messages, accounts or DIDs."""
+class QueryPlanTests(SynchronousTestCase):
+    """Costs do not grow with the number of messages, accounts or DIDs."""
 
-    def test_no_scans(self) -> None:
-        """Each statement finds its rows by an index; but for a few with reasons."""
+    def test_statements_use_indexes(self) -> None:
+        """Each statement finds its rows by an index, with few exceptions for stated reasons."""
         statements: list[str] = []
         with closing(open_database(make_database_path(self))) as connection:
             connection.set_trace_callback(statements.append)
-            self.use_everything(connection)
+            self.run_all_operations(connection)
             connection.set_trace_callback(None)
             plans, changes = set(), set()
             for statement in statements:
@@ -44,7 +44,7 @@ class PlanTests(SynchronousTestCase):
                     plans |= found
                     if re.search("UPDATE|DELETE", statement):
                         changes |= found
-        # What the triggers do is traced as a comment and cannot be explained apart.
+        # Statements of triggers are traced as comments and cannot be explained separately.
         scans = {detail.replace(" COVERING", "") for detail in plans if detail.startswith("SCAN")}
         allowed = {
             # queue_sizes and waiting
@@ -52,14 +52,14 @@ class PlanTests(SynchronousTestCase):
             "SCAN longest",
             "SCAN c",
             "SCAN recipient USING INDEX recipient_left_over",
-            # as many messages of one age as are counted
+            # bounded number of messages of one age
             "SCAN (subquery-1)",
-            # as many as the ledger counts, out of everybody's way
+            # bounded count for the ledger, in the background
             "SCAN message USING INDEX message_of_recipient",
             "SCAN pending_event USING INDEX pending_event_of_recipient",
-            # as many as expire together, or make room together
+            # bounded number that expires or is evicted together
             "SCAN some",
-            # as many as a statement names
+            # bounded number named in a statement
             "SCAN one",
             # queues of an account, with its expired and delayed messages, and the ends of those
             "SCAN counted",
@@ -67,12 +67,12 @@ class PlanTests(SynchronousTestCase):
             # in order, up to a limit
             "SCAN nonce",
             "SCAN quota",
-            # as many as there are processes, as they have leases, and as they have sockets: when one is gone
+            # as many as there are processes, as they have leases, and as they have sockets: when a node is gone
             "SCAN node",
             "SCAN node USING INDEX sqlite_autoindex_node_1",
             "SCAN lease",
             "SCAN presence",
-            # How much waits for whom, of all there are, out of everybody's way.
+            # Queue sizes of all recipients, in the background.
             "SCAN party_usage",
             "SCAN h",
             "SCAN amount",
@@ -80,17 +80,17 @@ class PlanTests(SynchronousTestCase):
             "SCAN CONSTANT ROW",
         }
         self.assertEqual(scans - allowed, set())
-        # While something is changed nobody else can write.
+        # No other process can write during a change.
         self.assertNotIn("SCAN queue", changes)
         self.assertIn("SEARCH queue USING PRIMARY KEY (account_id=? AND recipient_id=?)", changes)
         self.assertIn("SEARCH message USING COVERING INDEX sqlite_autoindex_message_1 (id>? AND id<?)", plans)
         self.assertIn("SEARCH q USING PRIMARY KEY (account_id=?)", plans)
         self.assertIn("SEARCH m USING INDEX message_of_recipient (recipient_id=?)", plans)
-        # What came lately, or was handed out lately; everything else may wait as long as it likes.
+        # Recent arrivals, and those recently taken as due; older ones are not read.
         self.assertIn("SEARCH m USING INDEX message_of_recipient (recipient_id=? AND seq>?)", plans)
         self.assertIn("SEARCH m USING INDEX message_delayed (account_id=? AND due_at>? AND due_at<?)", plans)
 
-    def use_everything(self, connection: StoreConnection) -> None:
+    def run_all_operations(self, connection: StoreConnection) -> None:
         account_queries.grant_account(connection, ALICE, NOON)
         account_queries.mark_draft03(connection, ALICE)
         account_queries.update_recipients(
@@ -102,9 +102,9 @@ class PlanTests(SynchronousTestCase):
         account_queries.recall_did(connection, "short")
         evicting, refusing = QueueLimits(3, share=0.5), QueueLimits(4, when_full="refuse", share=0.9)
         for id in "abcd":
-            message_writes.enqueue_all(connection, [self.an_operation(id, evicting)])
+            message_writes.enqueue_all(connection, [self.make_operation(id, evicting)])
         with self.assertRaises(QueueFull):
-            message_writes.enqueue_all(connection, [self.an_operation("e", refusing)])
+            message_writes.enqueue_all(connection, [self.make_operation("e", refusing)])
         connection.run_operations([message_writes.MarkDeliveredOperation(["b"], "")])
         message_writes.mark_pending(connection, ["b"])
         for did in (None, INBOX):
@@ -129,14 +129,14 @@ class PlanTests(SynchronousTestCase):
         coordination_queries.prune_nonces(connection, NOON + 60, 0)
         executor.write_ping(connection)
         executor.read_ping(connection)
-        self.use_cluster(connection)
+        self.run_cluster_operations(connection)
 
-    def an_operation(self, id: str, limits: QueueLimits) -> message_writes.EnqueueOperation:
+    def make_operation(self, id: str, limits: QueueLimits) -> message_writes.EnqueueOperation:
         payload = make_payload(id)
         request = EnqueueRequest(INBOX, (payload,), NOON + 60, NOON + 5, 0x0002_0001)
         return message_writes.EnqueueOperation(request, limits, NOON, len(payload.data))
 
-    def use_cluster(self, connection: StoreConnection) -> None:
+    def run_cluster_operations(self, connection: StoreConnection) -> None:
         coordination_queries.release_lost_deliveries(connection, NOON)
         coordination_queries.join_node(connection, NOON, ClusterNode("a", "A", "", b""), 9)
         coordination_queries.renew_node(connection, NOON, "A", 9)

@@ -1,4 +1,4 @@
-"""The SQLite store with its real threads, and with a real end."""
+"""The SQLite store with real threads, and a killed process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import current_thread, enumerate
 
 import pytest
-from twisted.internet import reactor  # noqa: TID251  these tests are about calls from real threads to it
+from twisted.internet import reactor  # noqa: TID251  these tests make calls from real threads to it
 from twisted.internet.defer import gatherResults
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 from twisted.trial.unittest import SynchronousTestCase, TestCase
@@ -27,7 +27,7 @@ from tests.store.sqlite.enqueue_process import INBOX
 LINES = 100
 
 
-def store_threads() -> set[str]:
+def list_store_threads() -> set[str]:
     return {thread.name for thread in enumerate() if thread.name.startswith("mediatord-store")}
 
 
@@ -42,41 +42,43 @@ class ThreadTests(TestCase):
             "sqlite", self.clock, QueueLimits(), path=self.path, observe=lambda name, _: self.observed.update([name])
         )
 
-    async def open(self) -> None:
+    async def open_store(self) -> None:
         await self.store.open()
         self.addCleanup(self.store.close)
         await self.store.grant(ALICE)
         await self.store.update_recipients(ALICE, [(INBOX, "add")], max_recipients=9)
 
-    def expiry(self) -> float:
+    def make_expiry(self) -> float:
         return self.clock.seconds() + HOUR
 
-    async def test_many_at_once(self) -> None:
-        """Hundreds of concurrent deposits are all stored, in the order of asking, in a few commits."""
-        await self.open()
+    async def test_concurrent_enqueues_are_ordered(self) -> None:
+        """Hundreds of concurrent enqueues are all stored, in order of submission, in a few commits."""
+        await self.open_store()
         before = self.observed["commit"]
         names = [f"m{number}" for number in range(300)]
-        await gatherResults([self.store.enqueue(INBOX, [make_payload(id)], expires_at=self.expiry()) for id in names])
+        await gatherResults(
+            [self.store.enqueue(INBOX, [make_payload(id)], expires_at=self.make_expiry()) for id in names]
+        )
         found = await self.store.fetch_messages(ALICE, None, limit=1000, max_bytes=1 << 20)
         self.assertEqual([message.id for message in found], names)
         self.assertLessEqual(self.observed["commit"] - before, 3)
 
-    async def test_threads_come_and_go(self) -> None:
-        """There are threads between open and close only, also when opening fails."""
-        self.assertEqual(store_threads(), set())
-        await self.open()
-        self.assertEqual(len(store_threads()), 4)
+    async def test_threads_exist_while_open(self) -> None:
+        """Threads exist between open and close only, also if opening fails."""
+        self.assertEqual(list_store_threads(), set())
+        await self.open_store()
+        self.assertEqual(len(list_store_threads()), 4)
         await self.store.close()
-        self.assertEqual(store_threads(), set())
-        refused = build_store("sqlite", self.clock, QueueLimits(), path=self.path / "not a directory")
+        self.assertEqual(list_store_threads(), set())
+        unusable_store = build_store("sqlite", self.clock, QueueLimits(), path=self.path / "not a directory")
         with self.assertRaises(StoreUnavailable):
-            await refused.open()
-        self.assertEqual(store_threads(), set())
+            await unusable_store.open()
+        self.assertEqual(list_store_threads(), set())
         await self.store.open()
         self.assertEqual(await self.store.find_owner(INBOX), ALICE)
 
-    async def test_one_thread_each(self) -> None:
-        """A runner does everything in one and the same thread, which is not the reactor's."""
+    async def test_runner_uses_one_thread(self) -> None:
+        """A runner runs everything in one thread, which is not the reactor's."""
         runner = ThreadRunner(IReactorFromThreads(reactor), "mediatord-store-test")
         runner.start()
         self.addCleanup(runner.stop)
@@ -85,16 +87,16 @@ class ThreadTests(TestCase):
         self.assertNotIn(current_thread(), threads)
 
     async def test_reads_while_locked_out(self) -> None:
-        """While another process holds the write lock, reads are answered; then the write goes through."""
+        """Reads go on while another process holds the write lock; then the write is done."""
         threads = IReactorFromThreads(reactor)
         executor = SQLiteExecutor(
             self.path, self.clock, lambda kind: ThreadRunner(threads, f"mediatord-store-{kind}"), patience=60.0
         )
         self.store = SQLiteStore(executor, self.clock, QueueLimits())
-        await self.open()
+        await self.open_store()
         with closing(connect(self.path)) as other:
             other.execute("BEGIN IMMEDIATE")
-            writing = self.store.enqueue(INBOX, [make_payload("a")], expires_at=self.expiry())
+            writing = self.store.enqueue(INBOX, [make_payload("a")], expires_at=self.make_expiry())
             self.assertEqual((await self.store.get_queue_status(ALICE, None)).message_count, 0)
             self.assertEqual((await self.store.list_recipients(ALICE, offset=0, limit=9))[1], 1)
             self.assertNoResult(writing)
@@ -102,25 +104,26 @@ class ThreadTests(TestCase):
         await writing
         self.assertEqual((await self.store.get_queue_status(ALICE, None)).message_count, 1)
 
-    async def test_close_while_busy(self) -> None:
-        """Close waits for what was accepted, in all threads."""
-        await self.open()
-        asked = [
-            self.store.enqueue(INBOX, [make_payload(f"m{number}")], expires_at=self.expiry()) for number in range(50)
+    async def test_close_waits_for_all_threads(self) -> None:
+        """Close waits for accepted operations in all threads."""
+        await self.open_store()
+        deferreds = [
+            self.store.enqueue(INBOX, [make_payload(f"m{number}")], expires_at=self.make_expiry())
+            for number in range(50)
         ]
         owner = self.store.find_owner(INBOX)
         await self.store.close()
-        for enqueued in asked:
+        for enqueued in deferreds:
             self.successResultOf(enqueued)
         self.assertEqual(self.successResultOf(owner), ALICE)
 
 
 @pytest.mark.system
 class KillTests(SynchronousTestCase):
-    """The end without a close."""
+    """A process that is killed."""
 
-    def test_kill(self) -> None:
-        """What was accepted before the process was killed is stored, and nothing is stored by half."""
+    def test_accepted_messages_survive_kill(self) -> None:
+        """Messages accepted before the kill are stored, and no commit is stored in part."""
         path = make_database_path(self)
         command = [sys.executable, "-m", "tests.store.sqlite.enqueue_process", str(path)]
         child = subprocess.Popen(command, cwd=Path(__file__).parents[3], stdout=subprocess.PIPE, text=True)

@@ -19,16 +19,16 @@ from tests.store.mongo.mongo_test_case import (
     ALICE,
     CLOCK,
     INBOX,
-    PATIENT,
     THINGS,
+    TIME_LIMIT,
     MongoTestCase,
-    start_mongod,
+    run_coroutine,
     wait_until,
 )
 
 reactor: Any = _reactor
 
-BEATING = THINGS.update({"_id": 1}, {"$set": {"there": True}}, upsert=True)
+WRITE = THINGS.update({"_id": 1}, {"$set": {"there": True}}, upsert=True)
 
 
 class CuttingProxy(ProxyServer):
@@ -55,12 +55,12 @@ def guarded_server() -> ReplicaSet:
 class GuardedTests(MongoTestCase):
     """A server with access control."""
 
-    patience = None
+    time_limit = None
 
     def choose_servers(self) -> ReplicaSet:
         return guarded_server()
 
-    async def test_cut_while_authenticating(self) -> None:
+    async def test_replaces_connection_cut_during_authentication(self) -> None:
         """A connection that does not become ready is replaced."""
         self.patch(connection_pool, "_READY_TIMEOUT", 0.3)
         host = self.servers.hosts[0]
@@ -75,9 +75,9 @@ class GuardedTests(MongoTestCase):
         await wait_until(lambda: connections.is_connected)
         self.assertTrue(proxy.used_up)
 
-    async def test_revoked(self) -> None:
+    async def test_recovers_when_user_exists_again(self) -> None:
         """Operations fail at once while the user does not exist, and work again when it does."""
-        self.patch(server_module, "PROBE_TIMEOUT", PATIENT)
+        self.patch(server_module, "PROBE_TIMEOUT", TIME_LIMIT)
         create: dict[str, Any] = {
             "pwd": "p",
             "roles": [{"role": "readWrite", "db": self.database}],
@@ -85,39 +85,37 @@ class GuardedTests(MongoTestCase):
         }
         admin = self.servers.client.admin
         admin.command("createUser", "revoked", **create)
-        server = await self.an_open_server(
-            uri=self.servers.uri(self.database, credentials="revoked:p"), connections=10
-        )
-        await server.write("write", BEATING)
+        server = await self.open_client(uri=self.servers.uri(self.database, credentials="revoked:p"), connections=10)
+        await server.write("write", WRITE)
         admin.command("dropUser", "revoked")
         dropped = self.count_drops(server)
-        refused = [start_mongod(server.write("write", BEATING)) for _ in range(20)]
-        for one in refused:
+        deferreds = [run_coroutine(server.write("write", WRITE)) for _ in range(20)]
+        for item in deferreds:
             with self.assertRaises(StoreUnavailable):
-                await one
+                await item
         await wait_until(lambda: not server.is_available)
         self.assertEqual(dropped, [])
         admin.command("createUser", "revoked", **create)
         self.addCleanup(admin.command, "dropUser", "revoked")
         await wait_until(lambda: server.is_available)
-        await gatherResults([start_mongod(server.query("read", THINGS.find({}))) for _ in range(20)])
-        await gatherResults([start_mongod(server.write("write", BEATING)) for _ in range(20)])
-        self.assertEqual((self.states, len(dropped)), ([True, False, True], 1))
+        await gatherResults([run_coroutine(server.query("read", THINGS.find({}))) for _ in range(20)])
+        await gatherResults([run_coroutine(server.write("write", WRITE)) for _ in range(20)])
+        self.assertEqual((self.availability_changes, len(dropped)), ([True, False, True], 1))
 
-    async def test_not_allowed(self) -> None:
+    async def test_unauthorized_command_affects_no_other(self) -> None:
         """A command that is not authorized affects no other command and no connection."""
-        self.patch(server_module, "PROBE_TIMEOUT", PATIENT)
+        self.patch(server_module, "PROBE_TIMEOUT", TIME_LIMIT)
         roles = [{"role": "readWrite", "db": self.database}]
         self.servers.client.admin.command("createUser", "limited", pwd="p", roles=roles, mechanisms=["SCRAM-SHA-1"])
         self.addCleanup(self.servers.client.admin.command, "dropUser", "limited")
-        server = await self.an_open_server(uri=self.servers.uri(self.database, credentials="limited:p"))
+        server = await self.open_client(uri=self.servers.uri(self.database, credentials="limited:p"))
         await wait_until(lambda: len(server._pool._protocols()) == 3)
         before, dropped = server._pool._protocols(), self.count_drops(server)
         for _ in range(3):
             with self.assertRaises(StoreUnavailable):
                 await server.command("refused", {"replSetGetConfig": 1}, database="admin", has_time_limit=False)
-        await server.write("write", BEATING)
-        self.assertEqual((server._pool._protocols(), dropped, self.states), (before, [], [True]))
+        await server.write("write", WRITE)
+        self.assertEqual((server._pool._protocols(), dropped, self.availability_changes), (before, [], [True]))
 
     def count_drops(self, server: server_module.ReplicaSetClient) -> list[None]:
         """Count how often all connections are dropped."""
@@ -133,26 +131,26 @@ class GuardedTests(MongoTestCase):
 
 
 class LongReadTests(MongoTestCase):
-    """Slow reads."""
+    """Slow reads, and reads that cannot match."""
 
-    async def test_writes_go_on(self) -> None:
+    async def test_slow_reads_do_not_delay_writes(self) -> None:
         """Writes, and the lookups before them, are not delayed by slow reads."""
-        store = await self.a_store(connections=10)
+        store = await self.open_store(connections=10)
         namespace = f"{self.database}.messages"
         with self.servers.failpoint("aggregate", blockConnection=True, blockTimeMS=1_500, namespace=namespace):
-            with self.impatiently():
+            with self.with_short_time_limit():
                 slow = [store.get_queue_status(ALICE, None) for _ in range(24)]
             for number in range(8):
-                await self.put(store, f"m{number}")
+                await self.enqueue_ids(store, f"m{number}")
                 self.assertEqual(await store.find_owner(f"did:key:{number}"), None)
             for one in slow:
                 with self.assertRaises(StoreUnavailable):
                     await one
-        self.assertEqual(self.states, [True])
+        self.assertEqual(self.availability_changes, [True])
         self.assertEqual((await store.get_queue_status(ALICE, None)).message_count, 8)
 
-    async def test_no_unicode(self) -> None:
+    async def test_owner_of_did_outside_unicode_is_none(self) -> None:
         """The owner of a DID that is not Unicode is None without a query, and other queries are not affected."""
-        store = await self.a_store()
+        store = await self.open_store()
         answers = await gatherResults([store.find_owner(did) for did in ("did:key:\ud800", "did:key:other", INBOX)])
         self.assertEqual(answers, [None, None, ALICE])

@@ -1,4 +1,4 @@
-"""Mutual exclusion within a process."""
+"""Tests of the mutex by key."""
 
 from __future__ import annotations
 
@@ -10,87 +10,87 @@ from mediatord.errors import StoreUnavailable
 from mediatord.store.mongo.driver.operation import KeyedMutex
 
 
-class LockTests(SynchronousTestCase):
+class KeyedMutexTests(SynchronousTestCase):
     """One at a time, in order, for each key."""
 
     def setUp(self) -> None:
         self.clock = Clock()
         self.locks = KeyedMutex(self.clock)
-        self.begun: list[str] = []
+        self.started: list[str] = []
         self.ends: dict[str, Deferred[str]] = {}
 
-    def enter(self, name: str, key: bytes = b"key", *, deadline: float = 60.0) -> Deferred[str]:
+    def lock(self, name: str, key: bytes = b"key", *, deadline: float = 60.0) -> Deferred[str]:
         """Start work that lasts until a Deferred fires, with a deadline to start."""
         self.ends[name] = Deferred()
 
         async def work() -> str:
-            self.begun.append(name)
+            self.started.append(name)
             return await self.ends[name]
 
         return Deferred.fromCoroutine(self.locks.run_exclusive(key, work, deadline))
 
-    def end(self, name: str) -> None:
+    def unlock(self, name: str) -> None:
         """End the work, so that the next waiter starts in the next reactor iteration."""
         self.ends[name].callback("done")
         self.clock.advance(0)
 
-    def test_in_order(self) -> None:
+    def test_serves_waiters_in_order(self) -> None:
         """Waiters are served in order."""
-        asked = [self.enter(name) for name in "abc"]
-        self.assertEqual(self.begun, ["a"])
-        self.end("a")
-        self.assertEqual((self.successResultOf(asked[0]), self.begun), ("done", ["a", "b"]))
+        deferreds = [self.lock(name) for name in "abc"]
+        self.assertEqual(self.started, ["a"])
+        self.unlock("a")
+        self.assertEqual((self.successResultOf(deferreds[0]), self.started), ("done", ["a", "b"]))
         self.ends["b"].errback(StoreUnavailable())
         self.clock.advance(0)
-        self.failureResultOf(asked[1], StoreUnavailable)
-        self.assertEqual(self.begun, ["a", "b", "c"])
+        self.failureResultOf(deferreds[1], StoreUnavailable)
+        self.assertEqual(self.started, ["a", "b", "c"])
 
-    def test_keys_are_apart(self) -> None:
+    def test_keys_are_independent(self) -> None:
         """Keys are independent, and nothing is kept of a key that is not locked."""
-        self.enter("a", b"1")
-        self.enter("b", b"2")
-        self.enter("c", b"1")
-        self.assertEqual((self.begun, len(self.locks._locks)), (["a", "b"], 2))
+        self.lock("a", b"1")
+        self.lock("b", b"2")
+        self.lock("c", b"1")
+        self.assertEqual((self.started, len(self.locks._locks)), (["a", "b"], 2))
         for name in "abc":
-            self.end(name)
-        self.assertEqual((self.begun, len(self.locks._locks)), (["a", "b", "c"], 0))
+            self.unlock(name)
+        self.assertEqual((self.started, len(self.locks._locks)), (["a", "b", "c"], 0))
 
-    def test_comes_again(self) -> None:
+    def test_new_waiter_is_last(self) -> None:
         """A waiter that locks again from its predecessor's release is the last."""
-        asked = self.enter("a")
-        self.enter("b")
-        asked.addCallback(lambda _: self.enter("again"))
-        self.end("a")
-        self.assertEqual(self.begun, ["a", "b"])
-        self.end("b")
-        self.assertEqual(self.begun, ["a", "b", "again"])
-        self.end("again")
+        deferreds = self.lock("a")
+        self.lock("b")
+        deferreds.addCallback(lambda _: self.lock("again"))
+        self.unlock("a")
+        self.assertEqual(self.started, ["a", "b"])
+        self.unlock("b")
+        self.assertEqual(self.started, ["a", "b", "again"])
+        self.unlock("again")
         self.assertEqual(len(self.locks._locks), 0)
 
-    def test_not_in_time(self) -> None:
+    def test_waiter_past_deadline_leaves_queue(self) -> None:
         """A waiter whose deadline passes leaves the queue without effect on others."""
-        asked = [self.enter(name, deadline=2.0 if name in "bd" else 60.0) for name in "abcd"]
+        deferreds = [self.lock(name, deadline=2.0 if name in "bd" else 60.0) for name in "abcd"]
         self.clock.advance(2.0)
-        for one in (asked[1], asked[3]):
+        for one in (deferreds[1], deferreds[3]):
             self.failureResultOf(one, StoreUnavailable)
-        self.end("a")
-        self.assertEqual(self.begun, ["a", "c"])
-        late = self.enter("late", deadline=1.0)
+        self.unlock("a")
+        self.assertEqual(self.started, ["a", "c"])
+        waiter = self.lock("late", deadline=1.0)
         self.clock.advance(0)
-        self.failureResultOf(late, StoreUnavailable)
-        self.end("c")
-        self.assertEqual((self.begun, len(self.locks._locks)), (["a", "c"], 0))
+        self.failureResultOf(waiter, StoreUnavailable)
+        self.unlock("c")
+        self.assertEqual((self.started, len(self.locks._locks)), (["a", "c"], 0))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_many(self) -> None:
+    def test_many_waiters_are_not_nested(self) -> None:
         """Thousands of waiters that end at once are not nested."""
 
         async def fail() -> None:
             raise StoreUnavailable()
 
-        self.enter("first")
-        asked = [Deferred.fromCoroutine(self.locks.run_exclusive(b"key", fail, 60.0)) for _ in range(5000)]
-        self.end("first")
-        outcomes = self.successResultOf(DeferredList(asked, consumeErrors=True))
+        self.lock("first")
+        deferreds = [Deferred.fromCoroutine(self.locks.run_exclusive(b"key", fail, 60.0)) for _ in range(5000)]
+        self.unlock("first")
+        outcomes = self.successResultOf(DeferredList(deferreds, consumeErrors=True))
         self.assertEqual({done for done, _ in outcomes}, {False})
         self.assertEqual(len(self.locks._locks), 0)

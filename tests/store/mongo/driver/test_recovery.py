@@ -18,7 +18,7 @@ from mediatord.store.mongo.driver.uri import parse_mongo_uri
 
 
 class RecoveryTests(SynchronousTestCase):
-    """A client of a server that is away, without connections."""
+    """A client without connections, whose server is down."""
 
     def setUp(self) -> None:
         self.clock = Clock()
@@ -47,7 +47,7 @@ class RecoveryTests(SynchronousTestCase):
         for _ in range(20):
             self.clock.advance(0.1)
 
-    def test_listener_fails(self) -> None:
+    def test_failing_listener_does_not_end_recovery(self) -> None:
         """A listener that fails when a commit was undone does not end the recovery."""
         undone: list[float] = []
 
@@ -71,7 +71,7 @@ class RecoveryTests(SynchronousTestCase):
     def fail_to_report(self) -> None:
         raise ValueError
 
-    def test_closed_while_connecting(self) -> None:
+    def test_close_does_not_wait_for_probe(self) -> None:
         """Closing does not wait for the next probe, although a connection attempt that is cancelled just fails."""
         connecting: Deferred[None] = Deferred()
 

@@ -11,11 +11,11 @@ from mediatord.store.mongo.driver.tls import ReplicaSetTLS
 from mediatord.store.mongo.driver.uri import InvalidMongoURI, parse_mongo_uri
 from tests.certificate_authority import CertificateAuthority
 
-ALWAYS = "w=majority&journal=true"
+FIXED_OPTIONS = "w=majority&journal=true"
 SECRET = "s3cret"
 
 
-def refusal(text: str) -> str:
+def read_refusal(text: str) -> str:
     """The error text."""
     with pytest.raises(InvalidMongoURI) as caught:
         parse_mongo_uri(text)
@@ -29,36 +29,36 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> CertificateAuthority:
     return CertificateAuthority(tmp_path_factory.mktemp("authority"))
 
 
-def test_what_is_not_said_is_made_safe() -> None:
-    """Writes wait for a majority and its journal. Without a read preference txmongo finds the primary."""
+def test_defaults_are_safe() -> None:
+    """By default writes wait for a majority and its journal. Without a read preference txmongo finds the primary."""
     address = parse_mongo_uri("mongodb://db.example/mediatord")
-    assert address.uri == f"mongodb://db.example:27017/mediatord?{ALWAYS}"
+    assert address.uri == f"mongodb://db.example:27017/mediatord?{FIXED_OPTIONS}"
     assert (address.hosts, address.database) == ("db.example:27017", "mediatord")
     assert address.ssl_context_factory is None
     assert address.x509_user is None
 
 
-def test_what_may_be_said() -> None:
+def test_accepts_options_that_agree_with_defaults() -> None:
     """Option names in any case, and options that state what the mediator does anyway, are accepted."""
     uri = (
         "mongodb://DB1:27018,db2,10.0.0.3:27019/m?replicaset=rs0&w=majority&journal=true"
         "&readPreference=primary&retryWrites=true&retryReads=true&tls=false&ssl=false"
     )
     address = parse_mongo_uri(uri)
-    assert address.uri == f"mongodb://{address.hosts}/m?{ALWAYS}&replicaSet=rs0"
+    assert address.uri == f"mongodb://{address.hosts}/m?{FIXED_OPTIONS}&replicaSet=rs0"
     assert address.hosts == "db1:27018,db2:27017,10.0.0.3:27019"
 
 
-def test_credentials_authenticate() -> None:
+def test_auth_source() -> None:
     """Credentials are of the database in the path, or of authSource."""
     address = parse_mongo_uri("mongodb://u%40x:p%2B%3A%2F%C3%BC@h/m")
     assert address.uri == (
-        f"mongodb://u%40x:p%2B%3A%2F%C3%BC@h:27017/m?{ALWAYS}&authMechanism=SCRAM-SHA-1&authSource=m"
+        f"mongodb://u%40x:p%2B%3A%2F%C3%BC@h:27017/m?{FIXED_OPTIONS}&authMechanism=SCRAM-SHA-1&authSource=m"
     )
     assert "authSource=admin" in parse_mongo_uri("mongodb://u:p@h/m?authSource=admin&authMechanism=SCRAM-SHA-1").uri
 
 
-def test_nothing_secret_is_represented() -> None:
+def test_repr_hides_secrets() -> None:
     """An address may end up in a traceback."""
     assert SECRET not in repr(parse_mongo_uri(f"mongodb://u:{SECRET}@h/m"))
 
@@ -139,18 +139,18 @@ def test_nothing_secret_is_represented() -> None:
         ("mongodb://u:%ff@h/m", "expected the password to be percent-encoded UTF-8"),
     ],
 )
-def test_refused(uri: str, text: str) -> None:
+def test_rejects_unsafe_options(uri: str, text: str) -> None:
     """Options that would skip authentication or TLS, lose data or be ignored."""
     if not text:
         assert parse_mongo_uri(uri)
         return
-    found = refusal(uri)
+    found = read_refusal(uri)
     assert text in found
     assert SECRET not in found
 
 
 @pytest.mark.parametrize("sign", "/?@:+#[] &=%é")
-def test_no_part_of_a_password_is_ever_shown(sign: str) -> None:
+def test_password_is_used_as_intended_or_rejected(sign: str) -> None:
     """Whatever its quoting, a URI is rejected or its password is used as intended."""
     for password in (
         f"{SECRET}{sign}{SECRET}",
@@ -168,46 +168,46 @@ def test_no_part_of_a_password_is_ever_shown(sign: str) -> None:
         assert f":{quote(password, safe='')}@" in found.uri
 
 
-def test_tls_is_built(authority: CertificateAuthority) -> None:
+def test_builds_tls_options(authority: CertificateAuthority) -> None:
     """`ssl` is another name of it. TLS options are not left in the URI, where txmongo ignores them."""
     for switch in ("tls=true", "ssl=true", "tls=true&ssl=true"):
         address = parse_mongo_uri(f"mongodb://db.example/m?{switch}&tlsCAFile={quote(str(authority.path))}")
         assert isinstance(address.ssl_context_factory, ReplicaSetTLS)
-        assert address.uri == f"mongodb://db.example:27017/m?{ALWAYS}"
+        assert address.uri == f"mongodb://db.example:27017/m?{FIXED_OPTIONS}"
 
 
-def test_the_authority_has_to_be_there(authority: CertificateAuthority, tmp_path: Path) -> None:
+def test_rejects_unreadable_authority(authority: CertificateAuthority, tmp_path: Path) -> None:
     """A file that cannot be read, or has no certificate, is an error."""
-    assert refusal(f"mongodb://h/m?tls=true&tlsCAFile={tmp_path}/none") == (
+    assert read_refusal(f"mongodb://h/m?tls=true&tlsCAFile={tmp_path}/none") == (
         f"tlsCAFile: {tmp_path}/none: No such file or directory"
     )
     empty = tmp_path / "empty.pem"
     empty.write_text("nothing", encoding="ascii")
-    assert refusal(f"mongodb://h/m?tls=true&tlsCAFile={empty}") == "tlsCAFile: expected PEM certificates"
+    assert read_refusal(f"mongodb://h/m?tls=true&tlsCAFile={empty}") == "tlsCAFile: expected PEM certificates"
 
 
-def test_our_certificate_has_to_be_whole(authority: CertificateAuthority, tmp_path: Path) -> None:
+def test_client_certificate_needs_its_key(authority: CertificateAuthority, tmp_path: Path) -> None:
     """A client certificate needs its own private key."""
-    ours, other = authority.issue("ours"), authority.issue("other")
+    issued, other = authority.issue("ours"), authority.issue("other")
     marker = b"-----BEGIN PRIVATE KEY"
     mixed = tmp_path / "mixed.pem"
-    mixed.write_bytes(ours.read_bytes().split(marker)[0] + marker + other.read_bytes().split(marker)[1])
+    mixed.write_bytes(issued.read_bytes().split(marker)[0] + marker + other.read_bytes().split(marker)[1])
     for path, text in [
         (authority.path, "expected a PEM certificate and its unencrypted private key"),
         (mixed, "the private key does not match the certificate"),
         (tmp_path / "none", f"{tmp_path}/none: No such file or directory"),
     ]:
-        found = refusal(f"mongodb://h/m?tls=true&tlsCertificateKeyFile={path}")
+        found = read_refusal(f"mongodb://h/m?tls=true&tlsCertificateKeyFile={path}")
         assert found == f"tlsCertificateKeyFile: {text}"
 
 
-def test_x509_is_our_certificate(authority: CertificateAuthority) -> None:
+def test_x509_user_is_subject_of_certificate(authority: CertificateAuthority) -> None:
     """Its subject is the user unless the URI has one; txmongo gets no credentials in the URI."""
     certificate = authority.issue("node", organisation="Mediators, Inc.")
     tls = f"tls=true&tlsCAFile={authority.path}&tlsCertificateKeyFile={certificate}&authMechanism=MONGODB-X509"
     address = parse_mongo_uri(f"mongodb://h/m?{tls}")
     assert address.x509_user == r"CN=node,O=Mediators\, Inc."
-    assert address.uri == f"mongodb://h:27017/m?{ALWAYS}"
+    assert address.uri == f"mongodb://h:27017/m?{FIXED_OPTIONS}"
     named = parse_mongo_uri(f"mongodb://{quote('CN=x,O=y')}@h/m?{tls}&authSource=$external")
     assert named.x509_user == "CN=x,O=y"
     assert named.uri == address.uri
@@ -220,10 +220,10 @@ def test_x509_is_our_certificate(authority: CertificateAuthority) -> None:
         ("", "&authSource=admin", "expected authSource=$external, or no authSource"),
     ],
 )
-def test_x509_and_passwords_exclude_each_other(
+def test_rejects_certificate_with_password(
     credentials: str, more: str, text: str, authority: CertificateAuthority
 ) -> None:
     """A certificate and a password are contradictory."""
     certificate = authority.issue("node")
     tls = f"tls=true&tlsCertificateKeyFile={certificate}&authMechanism=MONGODB-X509"
-    assert text in refusal(f"mongodb://{credentials}h/m?{tls}{more}")
+    assert text in read_refusal(f"mongodb://{credentials}h/m?{tls}{more}")
