@@ -1,15 +1,15 @@
 """
-Pages in a real Chromium: how they look on a phone and on a desktop, in light and in dark.
+Opens pages in a real Chromium, at phone and desktop size, in light and dark mode.
 
 ::
 
     with chromium() as browser, browser.visit(url, PHONE_DARK) as visit:
-        look = visit.look("invitation")
-        assert not look.complaints and not look.elsewhere and not look.faint
+        inspection = visit.inspect("invitation")
+        assert not inspection.errors and not inspection.cross_origin and not inspection.low_contrast
         visit.page.get_by_role("link", name="Open").click()
 
-Screenshots are left in `var/screenshots` to be looked at. While a browser is open an asyncio loop runs in the thread,
-so close it at the end of the module at the latest.
+Screenshots are left in `var/screenshots`. While a browser is open an asyncio loop runs in the thread, so close it by
+the end of the module.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tests.external_programs import find_program
 
 SCREENSHOTS = Path(__file__).parents[1] / "var" / "screenshots"
 _INSPECTION = Path(__file__).with_name("browser_inspection.js")
-# A picture may not be higher than a texture.
-_PIECE = 4000
-# Milliseconds: a busy machine takes its time.
-_PATIENCE = 120_000
+# A screenshot must not exceed the size of a GPU texture.
+_SCREENSHOT_HEIGHT = 4000
+# Milliseconds; generous, for busy machines.
+_TIMEOUT = 120_000
 _ARGUMENTS = (
     "--disable-gpu",
     "--disable-dev-shm-usage",
@@ -46,7 +46,7 @@ _ARGUMENTS = (
 
 @dataclass(frozen=True, slots=True)
 class Viewport:
-    """What somebody looks with; sizes in CSS pixels."""
+    """Window size in CSS pixels, and color scheme."""
 
     device: str
     width: int
@@ -55,14 +55,14 @@ class Viewport:
 
     @property
     def name(self) -> str:
-        """For files and tests, as `phone-dark`."""
+        """Name for files and test ids, such as `phone-dark`."""
         return f"{self.device}-{self.scheme}"
 
 
 PHONE_LIGHT, PHONE_DARK = Viewport("phone", 360, 800, "light"), Viewport("phone", 360, 800, "dark")
 DESKTOP_LIGHT, DESKTOP_DARK = Viewport("desktop", 1280, 900, "light"), Viewport("desktop", 1280, 900, "dark")
 VIEWS = (PHONE_LIGHT, PHONE_DARK, DESKTOP_LIGHT, DESKTOP_DARK)
-# For `pytest.mark.parametrize`: `make test` looks at a page once, `make test-all` in every way.
+# For `pytest.mark.parametrize`: `make test` checks a page in one view, `make test-all` in all.
 VIEW_PARAMETERS = [
     pytest.param(view, id=view.name, marks=() if view is PHONE_LIGHT else pytest.mark.exhaustive) for view in VIEWS
 ]
@@ -71,87 +71,89 @@ VIEW_PARAMETERS = [
 @dataclass(frozen=True, slots=True)
 class PageInspection:
     """
-    What there is to say about a page.
+    Result of inspecting a page.
 
-    :ivar complaints: of the console, of scripts that failed, and dialogs.
-    :ivar requests: URLs of all that was asked for besides the page; `elsewhere`: those to other origins.
-    :ivar scripts: elements in the page.
-    :ivar wide: elements that stick out of the page on the right, unless in one of the class `scroll` or that scrolls.
-    :ivar overflow: by how many CSS pixels the page is wider than the window.
-    :ivar texts: pieces of visible text.
-    :ivar faint: of these, whose contrast is less than WCAG 2.2 (1.4.3, AA) asks for, with the contrast.
-    :ivar smallest_text: height in CSS pixels of the smallest.
-    :ivar background: of the page, as `rgb(255, 255, 255)`.
-    :ivar pictures: files, from the top of the page to its end.
+    :ivar errors: console messages, script errors and dialogs.
+    :ivar requests: URLs that were requested besides the page.
+    :ivar cross_origin: those of them with another origin.
+    :ivar scripts: number of script elements in the page.
+    :ivar overflowing: elements that extend beyond the right edge, except those of class `scroll` and those that
+        scroll.
+    :ivar overflow: CSS pixels by which the page is wider than the window.
+    :ivar texts: number of visible text nodes.
+    :ivar low_contrast: texts with less contrast than WCAG 2.2 requires (1.4.3, AA), with their contrast.
+    :ivar smallest_text: height in CSS pixels of the smallest text.
+    :ivar background: background color of the page, as `rgb(255, 255, 255)`.
+    :ivar screenshots: files, from the top of the page to its end.
     """
 
-    complaints: list[str]
+    errors: list[str]
     requests: list[str]
-    elsewhere: list[str]
+    cross_origin: list[str]
     scripts: int
-    wide: list[str]
+    overflowing: list[str]
     overflow: float
     texts: int
-    faint: list[tuple[str, float]]
+    low_contrast: list[tuple[str, float]]
     smallest_text: float
     background: str
-    pictures: list[Path]
+    screenshots: list[Path]
 
 
 @dataclass(slots=True)
 class PageVisit:
     """
-    A page that is open.
+    An open page.
 
-    :ivar page: Playwright's, to click and to read.
-    :ivar response: the answer to the page itself; None for a file.
+    :ivar page: Playwright's page, to click and read.
+    :ivar response: response to the request for the page; None for a file.
     """
 
     page: Page
     view: Viewport
     response: Response | None = None
-    _complaints: list[str] = field(default_factory=list)
+    _errors: list[str] = field(default_factory=list)
     _requests: list[str] = field(default_factory=list)
 
-    def look(self, name: str) -> PageInspection:
+    def inspect(self, name: str) -> PageInspection:
         """
-        What there is to say about it now.
+        Inspect the page as it is now.
 
-        :param name: of its pictures, besides that of the view.
+        :param name: file name prefix of the screenshots; the name of the view is appended.
         """
-        found: dict[str, Any] = self.page.evaluate(_INSPECTION.read_text("utf-8"))
-        own = urlsplit(self.page.url)
-        others = [url for url in self._requests if url != self.page.url and not url.startswith("data:")]
+        values: dict[str, Any] = self.page.evaluate(_INSPECTION.read_text("utf-8"))
+        page_url = urlsplit(self.page.url)
+        requests = [url for url in self._requests if url != self.page.url and not url.startswith("data:")]
         return PageInspection(
-            complaints=list(self._complaints),
-            requests=others,
-            elsewhere=[url for url in others if urlsplit(url)[:2] != own[:2]],
-            faint=[(each["text"], each["contrast"]) for each in found.pop("faint")],
-            pictures=list(self._pictures(f"{name}-{self.view.name}")),
-            **found,
+            errors=list(self._errors),
+            requests=requests,
+            cross_origin=[url for url in requests if urlsplit(url)[:2] != page_url[:2]],
+            low_contrast=[(each["text"], each["contrast"]) for each in values.pop("lowContrast")],
+            screenshots=list(self._take_screenshots(f"{name}-{self.view.name}")),
+            **values,
         )
 
-    def _pictures(self, name: str) -> Iterator[Path]:
+    def _take_screenshots(self, name: str) -> Iterator[Path]:
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         height = self.page.evaluate("document.documentElement.scrollHeight")
-        for part, top in enumerate(range(0, height, _PIECE)):
+        for part, top in enumerate(range(0, height, _SCREENSHOT_HEIGHT)):
             path = SCREENSHOTS / f"{name}-{part}.png"
             self.page.screenshot(
                 path=path,
                 full_page=True,
-                clip={"x": 0, "y": top, "width": self.view.width, "height": min(_PIECE, height - top)},
+                clip={"x": 0, "y": top, "width": self.view.width, "height": min(_SCREENSHOT_HEIGHT, height - top)},
             )
             yield path
 
-    def listen(self) -> None:
-        """Note from now on what the page complains about and asks for."""
+    def record_events(self) -> None:
+        """Record errors and requests of the page from now on."""
 
         def dismiss(dialog: Dialog) -> None:
-            self._complaints.append(f"dialog: {dialog.message}")
+            self._errors.append(f"dialog: {dialog.message}")
             dialog.dismiss()
 
-        self.page.on("console", lambda message: self._complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self._complaints.append(str(error)))
+        self.page.on("console", lambda message: self._errors.append(message.text))
+        self.page.on("pageerror", lambda error: self._errors.append(str(error)))
         self.page.on("dialog", dismiss)
         self.page.on("request", lambda request: self._requests.append(request.url))
 
@@ -174,28 +176,28 @@ class Browser:
         headers: dict[str, str] | None = None,
     ) -> Iterator[PageVisit]:
         """
-        Open a page as somebody who was never there before.
+        Open a page in a new browser context.
 
         :param javascript: whether scripts of the page run.
-        :param credentials: name and password, for when the server asks.
-        :param offline: without any network; for files.
+        :param credentials: user name and password for HTTP authentication.
+        :param offline: without network; for files.
         :param headers: sent with every request.
         """
-        asked: HttpCredentials | None = None
+        http_credentials: HttpCredentials | None = None
         if credentials is not None:
-            asked = {"username": credentials[0], "password": credentials[1]}
+            http_credentials = {"username": credentials[0], "password": credentials[1]}
         context = self._browser.new_context(
             viewport={"width": view.width, "height": view.height},
             color_scheme=view.scheme,
             java_script_enabled=javascript,
-            http_credentials=asked,
+            http_credentials=http_credentials,
             offline=offline,
             extra_http_headers=headers,
         )
-        context.set_default_timeout(_PATIENCE)
+        context.set_default_timeout(_TIMEOUT)
         try:
             visit = PageVisit(context.new_page(), view)
-            visit.listen()
+            visit.record_events()
             visit.response = visit.page.goto(url, wait_until="load")
             yield visit
         finally:
@@ -204,10 +206,10 @@ class Browser:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """A browser without a window; the machine's Chromium or the one that was fetched. Skips the test without one."""
+    """A headless Chromium, from the machine or from `.debs`; skips the test if there is none."""
     executable = find_program("chromium")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, args=list(_ARGUMENTS), timeout=_PATIENCE)
+        browser = playwright.chromium.launch(executable_path=executable, args=list(_ARGUMENTS), timeout=_TIMEOUT)
         try:
             yield Browser(browser)
         finally:

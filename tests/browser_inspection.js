@@ -21,7 +21,7 @@
     }
     return element.matches(".scroll");
   };
-  const faint = [];
+  const lowContrast = [];
   const sizes = [];
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
@@ -36,16 +36,16 @@
     const size = parseFloat(style.fontSize);
     const large = size >= 24 || (size >= 18.66 && style.fontWeight >= 700);
     sizes.push(drawn ? element.getBoundingClientRect().height : size);
-    if (contrast < (large ? 3 : 4.5)) faint.push({ text: text.slice(0, 60), contrast });
+    if (contrast < (large ? 3 : 4.5)) lowContrast.push({ text: text.slice(0, 60), contrast });
   }
-  const wide = [...document.body.querySelectorAll("*")].filter(
+  const overflowing = [...document.body.querySelectorAll("*")].filter(
     (element) =>
       element.checkVisibility() && element.getBoundingClientRect().right > innerWidth + 0.5 && !scrolls(element),
   );
   return {
     texts: sizes.length,
-    faint,
-    wide: wide.map((element) => element.outerHTML.slice(0, 120)),
+    lowContrast,
+    overflowing: overflowing.map((element) => element.outerHTML.slice(0, 120)),
     overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
     smallest_text: Math.min(...sizes),
     background: getComputedStyle(document.body).backgroundColor,

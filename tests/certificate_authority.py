@@ -1,4 +1,4 @@
-"""Certificates for servers and clients of one test, from an authority of its own."""
+"""Certificate authority that issues certificates for servers and clients of one test."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _DAY = timedelta(days=1)
 
 class CertificateAuthority:
     """
-    Signs what it is asked to.
+    Issues certificates.
 
-    :param directory: where its files go.
-    :param above: the authority that vouches for it; by default itself.
+    :param directory: where its files are written.
+    :param parent: authority that signs its certificate; self-signed by default.
     :ivar path: its own certificate, PEM.
     """
 
     def __init__(
-        self, directory: Path, name: str = "Test Authority", above: CertificateAuthority | None = None
+        self, directory: Path, name: str = "Test Authority", parent: CertificateAuthority | None = None
     ) -> None:
         self._directory = directory
         self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         self._key = ec.generate_private_key(ec.SECP256R1())
         constraints = x509.BasicConstraints(ca=True, path_length=None)
-        signing = above or self
+        issuer = parent or self
         certificate = (
-            _builder(self._name, signing._name, self._key.public_key(), datetime.now(UTC) + _DAY)
+            _builder(self._name, issuer._name, self._key.public_key(), datetime.now(UTC) + _DAY)
             .add_extension(constraints, critical=True)
-            .sign(signing._key, SHA256())
+            .sign(issuer._key, SHA256())
         )
         self.path = self._write(name, [certificate.public_bytes(Encoding.PEM)])
 
@@ -51,12 +51,12 @@ class CertificateAuthority:
         with_rsa: bool = False,
     ) -> Path:
         """
-        A file with a certificate and its private key.
+        Issue a certificate; return the file with it and its private key.
 
-        :param name: its common name.
-        :param hosts: names and addresses of the server that it is for; none for a client's.
-        :param expired: it was good until yesterday.
-        :param with_rsa: whether its key is one of RSA.
+        :param name: common name.
+        :param hosts: host names and addresses of the server; empty for a client.
+        :param expired: whether it expired yesterday.
+        :param with_rsa: whether to use an RSA key.
         """
         key: Any = rsa.generate_private_key(65_537, 2048) if with_rsa else ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name(
@@ -71,7 +71,9 @@ class CertificateAuthority:
             x509.ExtendedKeyUsage(usage), critical=False
         )
         if hosts:
-            builder = builder.add_extension(x509.SubjectAlternativeName([_general_name(one) for one in hosts]), False)
+            builder = builder.add_extension(
+                x509.SubjectAlternativeName([_general_name(host) for host in hosts]), False
+            )
         pem = builder.sign(self._key, SHA256()).public_bytes(Encoding.PEM)
         return self._write(name, [pem, key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())])
 

@@ -1,7 +1,7 @@
 """
-`make cluster-demo`: two wallets behind a balancer talk, while nodes and the database's primary are killed.
+`make cluster-demo`: two wallets converse through a load balancer while nodes and the primary are killed.
 
-What it starts is three MongoDB servers, three nodes and the balancer; nothing of it is left afterwards.
+It starts three MongoDB servers, three nodes and the balancer, and leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -29,143 +29,149 @@ from tests.latency_clients import LatencyClient, LatencyLedger
 from tests.load_balancer import LoadBalancer
 from tests.replica_set import ReplicaSet
 
-# Messages that come before anything else happens.
-_SOME = 60
-# More than this is not "live", even where the machine is busy: what nobody was told of is looked for later.
+# Messages to exchange before each step.
+_MESSAGES_PER_STEP = 60
+# Upper bound for live delivery, even on a busy machine; lost notifications are recovered later than this.
 _LIVE_SECONDS = 10.0
-# For a chapter; each takes a few seconds where the machine has nothing else to do.
-_CHAPTER_SECONDS = 120.0
+# For one section; each takes a few seconds on an idle machine.
+_SECTION_SECONDS = 120.0
 _DATABASE = "mediatord"
 
 
 class ClusterDemo:
-    """All of it, told step by step."""
+    """The demo, which prints each step."""
 
     def __init__(self, reactor: Any, servers: ReplicaSet, cluster: DaemonCluster, balancer: int) -> None:
         self._reactor = reactor
         self._servers = servers
         self._cluster = cluster
-        self._front = balancer
+        self._balancer_port = balancer
         self._balancer = LoadBalancer(reactor, [node.port for node in cluster.nodes])
-        self._times = LatencyLedger(reactor)
-        self._say = DemoPrinter()
-        self._talkers: list[LatencyClient] = []
+        self._ledger = LatencyLedger(reactor)
+        self._printer = DemoPrinter()
+        self._clients: list[LatencyClient] = []
 
-    async def tell(self) -> None:
+    async def run(self) -> None:
         """
-        Run it.
+        Run the demo.
 
-        :raise Failed: a step did.
+        :raise DemoStepFailed: a step failed.
         """
-        listening = self._reactor.listenTCP(self._front, self._balancer, interface="127.0.0.1")
+        listening = self._reactor.listenTCP(self._balancer_port, self._balancer, interface="127.0.0.1")
         try:
-            await self._chapter("Three nodes, one mediator", self._meet)
-            await self._chapter("Alice and Bob talk, each over a socket to another node", self._talk)
-            await self._chapter("The node that Bob is at is killed", self._lose_a_node)
-            await self._chapter("The primary of the database is killed", self._lose_the_primary)
-            await self._chapter("A node and the primary are killed at the same moment", self._lose_everything_once)
-            await self._chapter("What became of the messages", self._close_the_books)
+            await self._run_section("Three nodes, one mediator", self._enrol_wallets)
+            await self._run_section(
+                "Alice and Bob exchange messages, connected to different nodes", self._start_conversation
+            )
+            await self._run_section("The node that Bob is at is killed", self._kill_node)
+            await self._run_section("The primary of the database is killed", self._kill_primary)
+            await self._run_section(
+                "A node and the primary are killed at the same moment", self._kill_node_and_primary
+            )
+            await self._run_section("Delivery ledger", self._reconcile_ledger)
         finally:
-            for latency_client in self._talkers:
+            for latency_client in self._clients:
                 await latency_client.stop()
             await maybeDeferred(listening.stopListening)
 
-    async def _chapter(self, title: str, tell: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._say.section(title)
+    async def _run_section(self, title: str, steps: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._printer.section(title)
         try:
-            await Deferred.fromCoroutine(tell()).addTimeout(_CHAPTER_SECONDS, self._reactor)
+            await Deferred.fromCoroutine(steps()).addTimeout(_SECTION_SECONDS, self._reactor)
         except DeferredTimeout:
-            raise DemoStepFailed(f'"{title}" was not over within {_CHAPTER_SECONDS:.0f} s') from None
+            raise DemoStepFailed(f'"{title}" did not end within {_SECTION_SECONDS:.0f} s') from None
 
-    async def _meet(self) -> None:
+    async def _enrol_wallets(self) -> None:
         ports = ", ".join(f"{self._name(node)} on port {node.port}" for node in self._cluster.nodes)
-        self._say.step(f"Nodes: {ports}; a balancer on port {self._front} deals connections out in turn.")
+        self._printer.step(f"Nodes: {ports}; a load balancer listens on port {self._balancer_port}.")
         http = open_http(self._reactor)
-        mediator = await discover_mediator(http, f"http://127.0.0.1:{self._front}")
-        self._say.step("All have one DID, which names the balancer.", truncate_text(mediator.did, 80))
-        book = DIDDocumentCache()
+        mediator = await discover_mediator(http, f"http://127.0.0.1:{self._balancer_port}")
+        self._printer.step("All have one DID, which names the balancer.", truncate_text(mediator.did, 80))
+        documents = DIDDocumentCache()
         for name in ("Alice", "Bob"):
             wallet = DIDCommWallet.generate(mediator, http, self._reactor)
-            wallet = DIDCommWallet(wallet.identity, http, self._reactor, mediator, book)
-            book.add(wallet.identity.document)
+            wallet = DIDCommWallet(wallet.identity, http, self._reactor, mediator, documents)
+            documents.add(wallet.identity.document)
             await wallet.enrol()
-            self._say.check(f"{name} has a mailbox", await wallet.register() == ["success"])
-            self._talkers.append(LatencyClient(name, wallet, self._front, self._times, self._reactor))
+            self._printer.check(f"{name} has a mailbox", await wallet.register() == ["success"])
+            self._clients.append(LatencyClient(name, wallet, self._balancer_port, self._ledger, self._reactor))
 
-    async def _talk(self) -> None:
-        alice, bob = self._talkers
+    async def _start_conversation(self) -> None:
+        alice, bob = self._clients
         alice.start()
         bob.start()
-        alice.talk_to(bob)
-        bob.talk_to(alice)
-        await self._times.more(_SOME // 2)
+        alice.start_sending_to(bob)
+        bob.start_sending_to(alice)
+        await self._ledger.wait_for_more(_MESSAGES_PER_STEP // 2)
         while self._node_of(alice) is self._node_of(bob):
-            self._say.step("The balancer led both to the same node; Bob connects again.")
+            self._printer.step("The balancer chose the same node for both; Bob reconnects.")
             await bob.stop()
             bob.start()
-            await self._times.more(_SOME // 2)
-        self._say.step(f"Alice is at node {self._where(alice)}, Bob at node {self._where(bob)}.")
-        self._times.taken()
-        longest = await self._heard("Their messages go from one node to the other.")
-        self._say.check("all of them live", longest < _LIVE_SECONDS)
+            await self._ledger.wait_for_more(_MESSAGES_PER_STEP // 2)
+        self._printer.step(f"Alice is at node {self._node_name_of(alice)}, Bob at node {self._node_name_of(bob)}.")
+        self._ledger.take_latencies()
+        longest = await self._report_latency("Their messages go from one node to the other.")
+        self._printer.check("all of them live", longest < _LIVE_SECONDS)
 
-    async def _lose_a_node(self) -> None:
-        _, bob = self._talkers
+    async def _kill_node(self) -> None:
+        _, bob = self._clients
         node = self._node_of(bob)
         assert node is not None
         await deferToThread(node.kill)
-        self._say.step(f"Node {self._name(node)} is gone, without a word. Alice goes on writing.")
-        await self._heard("Bob is connected again, by the balancer, and has missed nothing.")
-        self._say.step(f"Bob is at node {self._where(bob)} now.")
+        self._printer.step(f"Node {self._name(node)} was killed. Alice keeps sending.")
+        await self._report_latency("Bob has reconnected through the balancer and missed nothing.")
+        self._printer.step(f"Bob is at node {self._node_name_of(bob)} now.")
         await deferToThread(node.start)
-        self._say.step(f"Node {self._name(node)} is back.")
+        self._printer.step(f"Node {self._name(node)} is back.")
 
-    async def _lose_the_primary(self) -> None:
+    async def _kill_primary(self) -> None:
         primary = await deferToThread(self._servers.primary)
         await deferToThread(self._servers.kill, primary)
-        self._say.step(f"Server {primary} is gone. Nodes answer 503 until there is another; wallets try again.")
-        await self._heard("The conversation goes on.")
+        self._printer.step(
+            f"Server {primary} was killed. Until there is a new one, nodes answer 503 and wallets retry."
+        )
+        await self._report_latency("The conversation continues.")
         other = await deferToThread(self._servers.primary)
-        self._say.check(f"server {other} is the primary now", other != primary)
+        self._printer.check(f"server {other} is the primary now", other != primary)
         await deferToThread(self._servers.start, primary)
-        self._say.step(f"Server {primary} is back.")
+        self._printer.step(f"Server {primary} is back.")
 
-    async def _lose_everything_once(self) -> None:
-        alice, _ = self._talkers
+    async def _kill_node_and_primary(self) -> None:
+        alice, _ = self._clients
         node = self._node_of(alice) or self._cluster.nodes[0]
         primary = await deferToThread(self._servers.primary)
         await deferToThread(self._servers.kill, primary)
         await deferToThread(node.kill)
-        self._say.step(f"Server {primary} and node {self._name(node)}, which Alice was at, are gone.")
-        await self._heard("The conversation goes on.")
+        self._printer.step(f"Server {primary} and node {self._name(node)}, which served Alice, were killed.")
+        await self._report_latency("The conversation continues.")
         await deferToThread(self._servers.start, primary)
         await deferToThread(node.start)
-        self._say.step("Both are back.")
+        self._printer.step("Both are back.")
 
-    async def _close_the_books(self) -> None:
-        for latency_client in self._talkers:
-            await latency_client.hush()
-        for latency_client in self._talkers:
-            await latency_client.settle()
+    async def _reconcile_ledger(self) -> None:
+        for latency_client in self._clients:
+            await latency_client.stop_sending()
+        for latency_client in self._clients:
+            await latency_client.drain()
         left = await deferToThread(self._servers.client[_DATABASE]["messages"].count_documents, {})
-        balance = self._times.balance(left)
-        self._say.step("The ledger of senders, recipients and the database.", str(balance))
-        self._say.check("every message arrived, was acknowledged once, and is gone", balance.owed == 0)
+        balance = self._ledger.balance(left)
+        self._printer.step("The ledger of senders, recipients and the database.", str(balance))
+        self._printer.check("every message arrived, was acknowledged once and was deleted", balance.discrepancy == 0)
 
-    async def _heard(self, text: str) -> float:
-        """Let them talk, and say how that went; seconds that the slowest message took."""
-        await self._times.more(_SOME)
-        taken = self._times.taken()
-        middle, longest = statistics.median(taken) * 1000, max(taken)
-        figures = f"{len(taken)} messages, half of them within {middle:.0f} ms, all within {longest:.1f} s"
-        self._say.step(text, figures)
+    async def _report_latency(self, text: str) -> float:
+        """Exchange messages and print how long they took; return the longest time in seconds."""
+        await self._ledger.wait_for_more(_MESSAGES_PER_STEP)
+        latencies = self._ledger.take_latencies()
+        median, longest = statistics.median(latencies) * 1000, max(latencies)
+        figures = f"{len(latencies)} messages, half of them within {median:.0f} ms, all within {longest:.1f} s"
+        self._printer.step(text, figures)
         return longest
 
     def _node_of(self, latency_client: LatencyClient) -> Daemon | None:
         port = self._balancer.node_of(latency_client.port)
         return next((node for node in self._cluster.nodes if node.port == port), None)
 
-    def _where(self, latency_client: LatencyClient) -> str:
+    def _node_name_of(self, latency_client: LatencyClient) -> str:
         node = self._node_of(latency_client)
         return "none" if node is None else self._name(node)
 
@@ -174,7 +180,7 @@ class ClusterDemo:
 
 
 def main() -> int:
-    """0, or 1 when a step failed or there is no MongoDB server to run."""
+    """Run the demo. Exit status 1 means that a step failed or that there is no MongoDB server."""
     front = find_free_port()
     with ExitStack() as stack:
         try:
@@ -193,12 +199,12 @@ def main() -> int:
 
 async def _run(reactor: Any, servers: ReplicaSet, cluster: DaemonCluster, front: int) -> None:
     try:
-        await ClusterDemo(reactor, servers, cluster, front).tell()
+        await ClusterDemo(reactor, servers, cluster, front).run()
     except (DemoStepFailed, MediatorProblem, AssertionError) as error:
         click.secho(f"The demo failed: {error}", fg="red", err=True)
         raise SystemExit(1) from None
     click.echo()
-    click.secho("Nothing was lost, and nothing came twice.", fg="green")
+    click.secho("No message was lost or duplicated.", fg="green")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """
-Tiers of tests, which files begin first and which share a process, how long tests may take, compiled code for all the
-processes that they start, and a Spark that nobody configures from outside.
+pytest configuration: tiers, order of files, files that share a process, time limits, and an environment without
+settings of Spark or Java. Compiled code is cached for all processes that tests start.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from xdist.scheduler import LoadFileScheduling
 
 from tests.tiers import TIERS, install_process_guard, tier_of
 
-# Hundreds of daemons are started: each of them would compile the whole of mediatord again.
+# Hundreds of daemons are started; without the cache each would compile all of mediatord.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Each of these changes what Spark or Java does.
+# Each of these variables changes the behaviour of Spark or Java.
 for name in (
     "PYSPARK_SUBMIT_ARGS",
     "SPARK_CONF_DIR",
@@ -34,14 +34,15 @@ for name in (
 ):
     os.environ.pop(name, None)
 
-# On a machine with other things to do, time says nothing about what is tested. Seconds after which a test is stuck:
+# Seconds after which a test counts as stuck; generous, as tests do not assert durations.
 util.DEFAULT_TIMEOUT_DURATION = 600.0
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
-# pytest-xdist gives a file to one process: these take longest, and are not to be what the others wait for at the end.
+# pytest-xdist runs a file in one process; the longest ones start first, so that the run does not end with one
+# process.
 LONGEST_FIRST = (
-    "analytics/test_ledger.py",  # and with it all others that share a Spark session
+    "analytics/test_ledger.py",  # with all others that share a Spark session
     "model/test_model.py",
     "integration/test_bench.py",
     "monitoring/test_live.py",
@@ -63,35 +64,38 @@ LONGEST_FIRST = (
 )
 
 
-# Tests that ask for the fixture `spark` share a session, and so a process: each Java takes seconds to warm up.
-_ASKS_FOR_SPARK = re.compile(r"\bspark: SparkSession\b")
+# Tests with the fixture `spark` share a session and thus a process: each Java virtual machine takes seconds to warm
+# up.
+_SPARK_FIXTURE = re.compile(r"\bspark: SparkSession\b")
 
 
-class OneSpark(LoadFileScheduling):
-    """As `--dist loadfile`, but all files with tests of Spark are one."""
+class SharedSparkScheduling(LoadFileScheduling):
+    """As `--dist loadfile`, but all files with Spark tests form one scope."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = super()._split_scope(nodeid)
-        return "spark" if _asks_for_spark(path) else path
+        return "spark" if _uses_spark(path) else path
 
 
 @cache
-def _asks_for_spark(path: str) -> bool:
+def _uses_spark(path: str) -> bool:
     file = Path(__file__).parents[1] / path
-    return path.startswith("tests/analytics/") and bool(_ASKS_FOR_SPARK.search(file.read_text("utf-8")))
+    return path.startswith("tests/analytics/") and bool(_SPARK_FIXTURE.search(file.read_text("utf-8")))
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> OneSpark | None:
-    """Which tests go to which process."""
-    return OneSpark(config, log) if config.option.dist == "loadfile" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> SharedSparkScheduling | None:
+    """Choose how tests are distributed over processes."""
+    return SharedSparkScheduling(config, log) if config.option.dist == "loadfile" else None
 
 
 _GUARD = install_process_guard()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the tiers, and keep to our order; pytest-xdist begins with the files that have most tests."""
+    """
+    Declare the tiers, and keep our order of files; pytest-xdist would begin with the files that have most tests.
+    """
     for tier in TIERS:
         config.addinivalue_line("markers", f"{tier}: see tests/tiers.py")
     config.option.loadscopereorder = False
@@ -109,9 +113,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
-    Give each test the mark of its tier, and put the longest files first.
+    Mark each test with its tier, and put the longest files first.
 
-    :raise UsageError: one of them is not there.
+    :raise UsageError: a file of `LONGEST_FIRST` does not exist.
     """
     for item in items:
         item.add_marker(tier_of(item, Path(__file__).parent))

@@ -1,4 +1,4 @@
-"""Contracts between two Decentrl wallets."""
+"""Concludes contracts between two Decentrl wallets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes DIDs of methods that mediatord reads only: did:key, did:peer:0 and did:peer:4 (reference 8.2, 8.4)."""
+"""Makes DIDs of the methods that mediatord only resolves: did:key, did:peer:0 and did:peer:4 (reference 8.2, 8.4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that tests run: from `.debs`, where `make test` puts what the machine lacks, or the machine's own."""
+"""Finds programs that tests run: in `.debs`, where `make test` installs what the machine lacks, or on the path."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-_FETCHED = Path(__file__).parents[1] / ".debs" / "bin"
+_DEBS_BIN = Path(__file__).parents[1] / ".debs" / "bin"
 
 
 def find_program(name: str) -> Path:
     """
-    Where it is. Skips the test where it is not.
+    Path of a program; skips the test if it is not installed.
 
     :param name: `chromium`, `promtool`, `prometheus`, `nginx` or `haproxy`.
     """
-    path = os.pathsep.join([str(_FETCHED), os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
-    found = shutil.which(name, path=path)
-    if found is None:
-        pytest.skip(f"there is no {name} here; `make .debs` fetches it where apt-get can, as `apt-get install` would")
-    return Path(found)
+    path = os.pathsep.join([str(_DEBS_BIN), os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+    program = shutil.which(name, path=path)
+    if program is None:
+        pytest.skip(f"{name} is not installed; `make .debs` or `apt-get install` provides it")
+    return Path(program)

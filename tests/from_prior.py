@@ -16,7 +16,7 @@ _ALGS = {"Ed25519": "EdDSA", "P-256": "ES256", "secp256k1": "ES256K"}
 @dataclass(frozen=True, slots=True)
 class FromPriorClaims:
     """
-    DID `iss` continues as `sub`.
+    Claims by which DID `iss` continues as `sub`.
 
     :param kid: the signing key of `iss`.
     """

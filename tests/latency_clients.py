@@ -1,4 +1,4 @@
-"""Wallets that talk to each other through a balancer, and how long their messages take."""
+"""Wallets that exchange messages through a load balancer and measure latency."""
 
 from __future__ import annotations
 
@@ -18,65 +18,65 @@ from mediatord.wallet.didcomm_client import DeliveredMessage, DIDCommWallet, Med
 from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socket
 from tests.integration.delivery_ledger import DeliveryLedger, message_of_attempt
 from tests.integration.message_load import SendAttempt, read_marker
-from tests.integration.retrying_clients import TROUBLE, ReconnectingRecipient
+from tests.integration.retrying_clients import TRANSIENT_ERRORS, ReconnectingRecipient
 
-# Between two messages of one wallet.
+# Pause between two messages of a wallet.
 _BETWEEN_SECONDS = 0.05
-# A machine that has other things to do may take its time.
+# Upper bound for an arrival, generous for busy machines.
 _ARRIVAL_SECONDS = 60.0
 
 
 class LatencyLedger(DeliveryLedger):
-    """A ledger that also knows how long messages took, and who waits for how many."""
+    """Delivery ledger that also records latencies."""
 
     def __init__(self, clock: Any) -> None:
         super().__init__()
         self._clock = clock
-        self._sent: dict[str, float] = {}
-        self._took: list[float] = []
+        self._sent_at: dict[str, float] = {}
+        self._latencies: list[float] = []
         self._waiting: list[tuple[int, Deferred[None]]] = []
-        self._came: set[str] = set()
+        self._arrived: set[str] = set()
 
-    def begun(self, letter: str) -> None:
-        """A message is to be sent now."""
-        self.due([letter])
-        self._sent[letter] = self._clock.seconds()
+    def record_begin(self, message: str) -> None:
+        """Record that the sending of a message begins."""
+        self.expect([message])
+        self._sent_at[message] = self._clock.seconds()
 
-    def delivered(self, wallet: DIDCommWallet, batch: Iterable[DeliveredMessage]) -> None:
+    def record_deliveries(self, wallet: DIDCommWallet, batch: Iterable[DeliveredMessage]) -> None:
         batch = list(batch)
-        super().delivered(wallet, batch)
-        for letter in {message_of_attempt(read_marker(wallet, one)) for one in batch} - self._came:
-            self._came.add(letter)
-            self._took.append(self._clock.seconds() - self._sent[letter])
-        ready = [waiter for count, waiter in self._waiting if count <= len(self._came)]
-        self._waiting = [one for one in self._waiting if one[0] > len(self._came)]
+        super().record_deliveries(wallet, batch)
+        for message in {message_of_attempt(read_marker(wallet, delivered)) for delivered in batch} - self._arrived:
+            self._arrived.add(message)
+            self._latencies.append(self._clock.seconds() - self._sent_at[message])
+        ready = [waiter for count, waiter in self._waiting if count <= len(self._arrived)]
+        self._waiting = [entry for entry in self._waiting if entry[0] > len(self._arrived)]
         for waiter in ready:
             waiter.callback(None)
 
-    async def more(self, count: int) -> None:
+    async def wait_for_more(self, count: int) -> None:
         """
-        Returns when so many more have come.
+        Return when `count` more messages have arrived.
 
-        :raise Failed: they did not.
+        :raise DemoStepFailed: they did not arrive in time.
         """
         waiter: Deferred[None] = Deferred()
-        self._waiting.append((len(self._came) + count, waiter))
+        self._waiting.append((len(self._arrived) + count, waiter))
         try:
             await waiter.addTimeout(_ARRIVAL_SECONDS, self._clock)
         except DeferredTimeout:
             raise DemoStepFailed(f"{count} more messages did not come within {_ARRIVAL_SECONDS:.0f} s") from None
 
-    def taken(self) -> list[float]:
-        """Seconds that the messages since last time took from the first attempt to their arrival."""
-        taken, self._took = self._took, []
-        return taken
+    def take_latencies(self) -> list[float]:
+        """Seconds from first attempt to arrival, of messages since the last call."""
+        latencies, self._latencies = self._latencies, []
+        return latencies
 
 
 class LatencyClient(ReconnectingRecipient):
     """
-    A wallet that gets messages live, and sends some to another one all the time.
+    A wallet with a live socket that sends to another wallet continuously.
 
-    :ivar port: where its socket comes from.
+    :ivar port: local port of its socket.
     """
 
     def __init__(self, name: str, wallet: DIDCommWallet, balancer: int, ledger: LatencyLedger, reactor: Any) -> None:
@@ -84,36 +84,36 @@ class LatencyClient(ReconnectingRecipient):
         self.name = name
         self.port = 0
         self._balancer = balancer
-        self._times = ledger
+        self._latency_ledger = ledger
         self._clock = reactor
-        self._talking: Deferred[None] | None = None
+        self._sending: Deferred[None] | None = None
 
     async def connect(self, wallet: DIDCommWallet) -> DIDCommSocket:
-        """Through the balancer, wherever that leads."""
+        """Connect through the balancer."""
         endpoint = TCP4ClientEndpoint(self._clock, "127.0.0.1", self._balancer)
         return await connect_didcomm_socket(self._clock, wallet, endpoint=_RecordingEndpoint(endpoint, self))
 
-    def talk_to(self, other: LatencyClient) -> None:
+    def start_sending_to(self, other: LatencyClient) -> None:
         """Begin to send."""
-        self._talking = Deferred.fromCoroutine(self._talk(other))
+        self._sending = Deferred.fromCoroutine(self._send_continuously(other))
 
-    async def hush(self) -> None:
-        """Finish the message that is being sent, and send no more."""
-        talking, self._talking = self._talking, None
-        if talking is not None:
-            await talking
+    async def stop_sending(self) -> None:
+        """Finish the current message and send no more."""
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            await sending
 
-    async def _talk(self, other: LatencyClient) -> None:
+    async def _send_continuously(self, other: LatencyClient) -> None:
         number = 0
-        while self._talking is not None or not number:
+        while self._sending is not None or not number:
             number += 1
-            letter = f"{self.name}-{number}"
-            self._times.begun(letter)
-            while not await self._sent(other, self._times.attempt(letter)):
+            message = f"{self.name}-{number}"
+            self._latency_ledger.record_begin(message)
+            while not await self._send(other, self._latency_ledger.begin_attempt(message)):
                 await deferLater(self._clock, _BETWEEN_SECONDS)
             await deferLater(self._clock, _BETWEEN_SECONDS)
 
-    async def _sent(self, other: LatencyClient, marker: str) -> bool:
+    async def _send(self, other: LatencyClient, marker: str) -> bool:
         post = SendAttempt(marker, self._clock.seconds())
         try:
             await self.wallet.send(other.wallet.did, marker)
@@ -122,24 +122,24 @@ class LatencyClient(ReconnectingRecipient):
             post.status = problem.status
         except ConnectError:
             return False
-        except TROUBLE:
+        except TRANSIENT_ERRORS:
             pass
-        post.took = self._clock.seconds() - post.begun
-        self._times.posted(post)
+        post.duration = self._clock.seconds() - post.started_at
+        self._latency_ledger.record_attempt(post)
         return post.status == 202
 
 
 @implementer(IStreamClientEndpoint)
 class _RecordingEndpoint:
-    """An endpoint that tells where its connection comes from."""
+    """Endpoint that records the local port of its connection."""
 
     def __init__(self, endpoint: Any, latency_client: LatencyClient) -> None:
         self._endpoint = endpoint
-        self._talker = latency_client
+        self._client = latency_client
 
     def connect(self, factory: Any) -> Any:
-        return self._endpoint.connect(factory).addCallback(self._note)
+        return self._endpoint.connect(factory).addCallback(self._record_port)
 
-    def _note(self, protocol: Any) -> Any:
-        self._talker.port = protocol.transport.getHost().port
+    def _record_port(self, protocol: Any) -> Any:
+        self._client.port = protocol.transport.getHost().port
         return protocol

@@ -1,4 +1,4 @@
-"""The ledger of a store: after any test, the messages of each protocol have to be accounted for."""
+"""Reads the message ledger of a store; after each test, all messages of both protocols must be accounted for."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from mediatord.store.sqlite.connection import StoreConnection
 
 
 def read_sqlite_ledger(database: Path) -> StoreLedger:
-    """As somebody else reads the file, whether the daemon runs or not."""
+    """Read the ledger from the database file, whether or not the daemon runs."""
     uri = f"{database.as_uri()}?mode=ro"
     with contextlib.closing(sqlite3.connect(uri, uri=True, factory=StoreConnection)) as connection:
         connection.execute("BEGIN")
         return queue_statistics.read_ledger(connection)
 
 
-def assert_ledger_balanced(books: StoreLedger) -> None:
+def assert_ledger_balanced(ledger: StoreLedger) -> None:
     """
-    All that was ever accepted is somewhere.
+    Every accepted message is accounted for.
 
-    :raise AssertionError: it is not.
+    :raise AssertionError: one is not.
     """
-    assert (books.didcomm.difference, books.decentrl.difference) == (0, 0), books
+    assert (ledger.didcomm.difference, ledger.decentrl.difference) == (0, 0), ledger

@@ -1,4 +1,4 @@
-"""A load balancer of the simplest kind: each connection to the next node, whoever it is from."""
+"""TCP load balancer: distributes connections over the nodes in turn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from twisted.protocols.portforward import ProxyClientFactory, ProxyFactory, Prox
 
 
 class _UpstreamConnection(ProxyClientFactory):
-    """Towards a node; when that is not there, the next one will do."""
+    """Connection to a node; on failure the next node is tried."""
 
     noisy = False
 
@@ -33,21 +33,21 @@ class _ClientConnection(ProxyServer):
         super().connectionLost(reason)
 
     def try_next(self) -> None:
-        """Connect to the node whose turn it is, unless all have been tried."""
+        """Connect to the next node, unless all have been tried."""
         if not self._attempts:
             self.transport.loseConnection()
             return
         self._attempts -= 1
-        self.target = self.factory.port = next(self.factory.turns)
+        self.target = self.factory.port = next(self.factory.port_cycle)
         super().connectionMade()
 
 
 class LoadBalancer(ProxyFactory):
     """
-    In front of nodes.
+    Load balancer in front of nodes.
 
-    :param ports: of the nodes, on the loopback interface.
-    :ivar connections: those that are open.
+    :param ports: ports of the nodes, on the loopback interface.
+    :ivar connections: open connections.
     """
 
     protocol = _ClientConnection
@@ -57,10 +57,10 @@ class LoadBalancer(ProxyFactory):
         super().__init__("127.0.0.1", ports[0])
         self.reactor = reactor
         self.ports = ports
-        self.turns = cycle(ports)
+        self.port_cycle = cycle(ports)
         self.connections: list[_ClientConnection] = []
 
     def node_of(self, port: int) -> int | None:
-        """The node that a connection from this port was passed on to."""
-        found = (one.target for one in self.connections if cast(Any, one.transport.getPeer()).port == port)
-        return next(found, None)
+        """Port of the node that a connection from this port was passed to."""
+        targets = (link.target for link in self.connections if cast(Any, link.transport.getPeer()).port == port)
+        return next(targets, None)

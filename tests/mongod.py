@@ -1,5 +1,5 @@
 """
-Real MongoDB servers for tests: replica sets on loopback ports, of which nothing is left when this process ends.
+MongoDB replica sets for tests, on loopback ports; nothing is left of them when this process ends.
 
 ::
 
@@ -31,9 +31,9 @@ __all__ = ["Credentials", "ReplicaSet", "TLSFiles", "fresh_database", "mongod_bi
 @functools.cache
 def shared_replica_set() -> ReplicaSet:
     """
-    One set of one member for all tests of this process, started when it is first asked for.
+    A replica set of one member for all tests of this process, started on first use.
 
-    :raise SkipTest: there is no server to run.
+    :raise SkipTest: there is no MongoDB server.
     """
     shared = ReplicaSet()
     shared.open()
@@ -48,9 +48,9 @@ _numbers = itertools.count()
 @contextlib.contextmanager
 def fresh_database(servers: ReplicaSet | None = None) -> Iterator[str]:
     """
-    The name of a database without documents; it may have collections and indexes from another test.
+    Name of a database without documents; it may have collections and indexes of an earlier test.
 
-    :param servers: where to have it, entirely new and dropped afterwards; the shared set unless given.
+    :param servers: replica set on which to create a new one, dropped afterwards; the shared set unless given.
     """
     if servers is not None:
         name = f"test-{next(_numbers)}"
@@ -59,7 +59,7 @@ def fresh_database(servers: ReplicaSet | None = None) -> Iterator[str]:
         finally:
             try:
                 servers.client.drop_database(name)
-            except AutoReconnect:  # the first to use a connection to a server that was killed is told so
+            except AutoReconnect:  # the first use of a connection to a killed server fails
                 servers.client.drop_database(name)
         return
     shared = shared_replica_set()

@@ -1,4 +1,4 @@
-"""A MongoDB server as a child process, which does not outlive this one however that ends."""
+"""A MongoDB server as a child process that never outlives this process."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ENVIRONMENT = Path(__file__).parents[1] / ".mongod"
 
 START_SECONDS = 60.0
 STOP_SECONDS = 60.0
-# The server is asked this often whether it is there; in between, the wait is for its end.
-_ASK_SECONDS = 0.02
+# Interval at which a starting server is probed; between probes, its exit is waited for.
+_POLL_SECONDS = 0.02
 _MEMORY_DISK = Path("/dev/shm")
-# What one member may grow to while tests run on it.
-_ROOM_BYTES = 512 << 20
+# Upper bound of a member's size during tests.
+_MEMBER_BYTES = 512 << 20
 _ATTEMPTS = 3
 
-# A server is tied to the thread that starts it; this one lasts as long as the process.
+# The kernel kills the server when the thread that started it ends; this one lasts as long as the process.
 _starter = ThreadPoolExecutor(1, "mongod-starter")
 
 _OPTIONS = (
@@ -48,10 +48,10 @@ _OPTIONS = (
 @functools.cache
 def mongod_binary() -> Path:
     """
-    What `MONGOD` names, or the one that `make test` installs.
+    Path of the server: `MONGOD`, or the one that `make test` installs.
 
     :raise SkipTest: there is none that runs here; the text says how to get one.
-    :raise AssertionError: `MONGOD` names something that does not run.
+    :raise AssertionError: `MONGOD` names one that does not run.
     """
     return find_mongod(os.environ.get("MONGOD"), ENVIRONMENT)
 
@@ -73,7 +73,7 @@ def find_mongod(named: str | None, environment: Path) -> Path:
 
 
 def _startup_error(binary: Path) -> str | None:
-    """Why it does not run: it may lack libraries, or the processor what it is built for."""
+    """Why the binary does not run, such as missing libraries or processor features."""
     try:
         ran = subprocess.run(
             [binary, "--version"], capture_output=True, text=True, timeout=START_SECONDS, check=False
@@ -86,14 +86,15 @@ def _startup_error(binary: Path) -> str | None:
 
 class TemporaryDataDirectory:
     """
-    A place for data that vanishes with this process, even when that is killed.
+    Directory that is deleted when this process ends, even when it is killed.
 
-    :param members: for so many servers.
+    :param members: number of servers that it has to hold.
     """
 
     def __init__(self, members: int = 1) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="mediatord-mongod-", dir=_has_room(members * _ROOM_BYTES)))
-        # The end of its input is the end of this process or of the need. A server may write for a moment longer.
+        self.path = Path(tempfile.mkdtemp(prefix="mediatord-mongod-", dir=_has_room(members * _MEMBER_BYTES)))
+        # Its standard input closes with :meth:`close` or when this process ends. A server may write for a moment
+        # longer.
         self._sweeper = subprocess.Popen(
             ["sh", "-c", 'cat >/dev/null; until rm -rf "$1" 2>/dev/null; do sleep 0.1; done', "sweeper", self.path],
             stdin=subprocess.PIPE,
@@ -102,7 +103,7 @@ class TemporaryDataDirectory:
 
     @property
     def sweeper_pid(self) -> int:
-        """Of the process that deletes it."""
+        """Process id of the process that deletes it."""
         return self._sweeper.pid
 
     def close(self) -> None:
@@ -120,10 +121,10 @@ def _has_room(size: int) -> Path | None:
 
 class Mongod:
     """
-    One server, yet to be started. Its port and its data stay the same from start to start.
+    One server. Port and data stay the same over restarts.
 
-    :param directory: of its own; made if it is not there.
-    :param options: beside those that keep it small.
+    :param directory: its own directory; created if missing.
+    :param options: in addition to those that keep it small.
     """
 
     def __init__(self, directory: Path, options: Sequence[str] = ()) -> None:
@@ -135,22 +136,22 @@ class Mongod:
 
     @property
     def pid(self) -> int:
-        """Of the running server."""
+        """Process id of the running server."""
         return self._running().pid
 
     @property
     def running(self) -> bool:
-        """Whether it was started and not ended since."""
+        """Whether it was started and has not been ended."""
         return self._process is not None
 
     @property
     def log(self) -> Path:
-        """What it writes; there once it was started."""
+        """Log file; exists once the server was started."""
         return self._directory / "log"
 
     def start(self) -> None:
         """
-        Run it and wait until it listens.
+        Start it and wait until it listens.
 
         :raise AssertionError: it ended or did not listen in time; the text has the end of its log.
         """
@@ -159,24 +160,24 @@ class Mongod:
             try:
                 return self._begin()
             except AssertionError:
-                # Somebody else may have got the port; others know it once it has been used.
+                # Another process may have taken the port; after the first start others know it, so it must stay.
                 if self._settled or attempt == _ATTEMPTS - 1:
                     raise
                 self.port = find_free_port()
         return None
 
     def send_kill(self) -> None:
-        """As :meth:`kill`, which is to follow, without waiting for the end: so that several end at the same time."""
+        """Send SIGKILL without waiting, so that several servers end at the same time; :meth:`kill` must follow."""
         self._running().kill()
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """End it with SIGKILL."""
         process, self._process = self._running(), None
         process.kill()
         process.wait()
 
     def stop(self) -> None:
-        """End it in order."""
+        """Shut it down in order."""
         process, self._process = self._running(), None
         process.terminate()
         try:
@@ -184,20 +185,20 @@ class Mongod:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-            raise AssertionError(f"no end {STOP_SECONDS:.0f} s after SIGTERM: {self.last_words()}") from None
+            raise AssertionError(f"no end {STOP_SECONDS:.0f} s after SIGTERM: {self.log_tail()}") from None
 
     def freeze(self) -> None:
-        """It keeps its connections and says nothing any more."""
+        """Suspend it: connections stay open, nothing is answered."""
         self._running().send_signal(signal.SIGSTOP)
-        # Only then have all its threads stopped; a busy machine takes a moment.
+        # Wait until all of its threads have stopped.
         os.waitid(os.P_PID, self._running().pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def thaw(self) -> None:
-        """It goes on as if no time had passed."""
+        """Resume it."""
         self._running().send_signal(signal.SIGCONT)
 
-    def last_words(self) -> str:
-        """The end of its log, for failure messages."""
+    def log_tail(self) -> str:
+        """End of its log, for failure messages."""
         if not self.log.exists():
             return ""
         return "\n".join(self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:])
@@ -233,10 +234,10 @@ class Mongod:
         deadline = time.monotonic() + START_SECONDS
         while not self._listens():
             with contextlib.suppress(subprocess.TimeoutExpired):
-                status = process.wait(_ASK_SECONDS)
+                status = process.wait(_POLL_SECONDS)
                 self._process = None
-                raise AssertionError(f"exit status {status} at start: {self.last_words()}")
-            assert time.monotonic() < deadline, f"no answer after {START_SECONDS:.0f} s: {self.last_words()}"
+                raise AssertionError(f"exit status {status} at start: {self.log_tail()}")
+            assert time.monotonic() < deadline, f"no answer after {START_SECONDS:.0f} s: {self.log_tail()}"
 
     def _listens(self) -> bool:
         try:

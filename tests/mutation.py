@@ -1,9 +1,8 @@
 """
-`make mutation`: queue, limits and envelopes are changed in a thousand ways, one at a time, and the tests that come by
-the change have to fail.
+`make mutation`: mutation tests of queues, limits and envelopes with mutmut, on a copy in var/mutation.
 
-It is done by mutmut, to a copy in var/mutation. A change that no test notices survives; the score is the part of all
-changes that did not. Changes that make no difference are counted like all others; the texts of errors are left alone.
+A mutant that no test detects survives; the score is the share of detected mutants. Equivalent mutants are counted
+like all others; error texts are not mutated.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ ROOT = Path(__file__).parents[1]
 WORK = ROOT / "var" / "mutation"
 GOAL = 0.85
 
-_UNNOTICED = (0, 5, 33, None)
+_SURVIVED = (0, 5, 33, None)
 _SKIPPED = 34
 
 
 @dataclass(frozen=True, slots=True)
 class MutationGroup:
     """
-    What is changed, and what has to notice.
+    Modules to mutate, and the tests that must detect it.
 
     :param sources: modules, from `mediatord/`.
     :param tests: files or directories, from `tests/`.
-    :param without: tests that are left out, as pytest wants it said: those that count calls, as they would fail of
-        what makes the changes, and those that take seconds.
+    :param without: pytest expression of tests to leave out: those that count calls, as mutmut adds calls, and slow
+        ones.
     """
 
     sources: tuple[str, ...]
@@ -90,11 +89,8 @@ GROUPS = {
     ),
 }
 
-# What is remembered from before a change would hide it: each is tried by a process that has run no test. And no line
-# is changed that raises: texts of errors are for people, or for nobody where they would tell a stranger something.
-# What runs while modules are imported ran before the change: of that, survivors say nothing until each was tried by a
-# process of its own, begun in the copy with MUTANT_UNDER_TEST. What does not end is cut off after three times what
-# its tests took before, and some seconds.
+# Each mutant runs in a process that has run no test, as caches would hide it. Lines that raise are not mutated:
+# error texts are for people, or must not exist where they would inform an attacker.
 _SECTION = """
 [mutmut]
 source_paths = mediatord
@@ -123,22 +119,24 @@ pytest_add_cli_args_test_selection =
 
 @dataclass(frozen=True, slots=True)
 class MutationScore:
-    """How many changes there were, by module, and which of them nobody noticed."""
+    """Number of mutants and the surviving ones, by module."""
 
-    changes: Counter[str]
+    mutants: Counter[str]
     survivors: dict[str, list[str]]
 
-    def part(self, module: str | None = None) -> float:
-        """That was noticed of the changes to a module, or to all."""
-        changes = self.changes.total() if module is None else self.changes[module]
+    def score(self, module: str | None = None) -> float:
+        """Share of detected mutants of a module, or of all."""
+        changes = self.mutants.total() if module is None else self.mutants[module]
         survivors = sum(map(len, self.survivors.values())) if module is None else len(self.survivors[module])
         return 1 - survivors / changes if changes else 0.0
 
 
 def measure(name: str, processes: int, only: str) -> MutationScore:
     """
-    :param only: changes whose names are like this, as a shell has it.
-    :raise RuntimeError: the tests fail before anything is changed, or mutmut does.
+    Run mutmut on a group.
+
+    :param only: glob pattern of mutant names.
+    :raise RuntimeError: the tests fail without mutation, or mutmut fails.
     """
     group, copy = GROUPS[name], WORK / name
     shutil.rmtree(copy, ignore_errors=True)
@@ -151,13 +149,13 @@ def measure(name: str, processes: int, only: str) -> MutationScore:
         command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(processes), only]
         ended = subprocess.run(command, cwd=copy, stdout=log, stderr=subprocess.STDOUT, check=False)
     score = _read(copy / "mutants" / "mediatord", only)
-    if ended.returncode or not score.changes:
+    if ended.returncode or not score.mutants:
         raise RuntimeError(f"mutmut could not be run; {log.name} says why")
     return score
 
 
 def _copy(copy: Path) -> None:
-    """What belongs to the project, also what is not committed yet."""
+    """Copy the project, including uncommitted files."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -179,19 +177,19 @@ def _read(directory: Path, only: str) -> MutationScore:
         if codes:
             counted = {key: code for key, code in codes.items() if code != _SKIPPED and fnmatchcase(key, only)}
             changes[module] = len(counted)
-            survivors[module] = [key for key, code in counted.items() if code in _UNNOTICED]
+            survivors[module] = [key for key, code in counted.items() if code in _SURVIVED]
     return MutationScore(changes, survivors)
 
 
 def report(name: str, score: MutationScore, out: TextIO) -> None:
-    """A line for each module, and one for all of them."""
-    for module in score.changes:
-        out.write(f"{name:<9} {module:<34} {score.changes[module]:5} changes  {score.part(module):7.1%}\n")
-    out.write(f"{name:<9} {'all':<34} {score.changes.total():5} changes  {score.part():7.1%}\n")
+    """Print a line for each module, and one for the total."""
+    for module in score.mutants:
+        out.write(f"{name:<9} {module:<34} {score.mutants[module]:5} changes  {score.score(module):7.1%}\n")
+    out.write(f"{name:<9} {'all':<34} {score.mutants.total():5} changes  {score.score():7.1%}\n")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """:return: 1 if a group has less than the goal."""
+    """Run the groups; return 1 if one misses the goal."""
     parser = ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.add_argument("--group", action="append", choices=sorted(GROUPS), help="may be repeated; all by default")
     parser.add_argument("--processes", type=int, default=2, help="changes that are tried at a time")
@@ -204,7 +202,7 @@ def main(arguments: Sequence[str]) -> int:
         report(name, score, sys.stdout)
         if options.survivors:
             sys.stdout.writelines(f"  {one}\n" for ones in score.survivors.values() for one in ones)
-        enough = enough and score.part() >= GOAL
+        enough = enough and score.score() >= GOAL
     return 0 if enough else 1
 
 

@@ -1,4 +1,4 @@
-"""What systemd is to a daemon with `Type=notify`: a socket that the daemon tells how it is."""
+"""systemd's notification socket for daemons with `Type=notify`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from types import TracebackType
 
 class NotifySocket:
     """
-    Listens as long as it is a context.
+    Receives notifications, as a context manager.
 
-    :param patience: seconds that the daemon may say nothing.
-    :ivar address: for NOTIFY_SOCKET.
-    :ivar statuses: what followed `STATUS=`, as far as it was heard.
+    :param timeout: seconds to wait for a notification.
+    :ivar address: value of NOTIFY_SOCKET.
+    :ivar statuses: values of `STATUS=` received so far.
     """
 
-    def __init__(self, directory: Path, patience: float) -> None:
+    def __init__(self, directory: Path, timeout: float) -> None:
         self.address = str(directory / "notify")
         self.statuses: list[str] = []
-        self._patience = patience
+        self._timeout = timeout
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
     def __enter__(self) -> NotifySocket:
@@ -31,27 +31,27 @@ class NotifySocket:
     ) -> None:
         self._socket.close()
 
-    def next(self) -> str:
+    def next_state(self) -> str:
         """
-        What it says next, unless that is its status.
+        The next notification other than a status.
 
-        :raise TimeoutError: nothing.
+        :raise TimeoutError: none arrived.
         """
-        while (status := self._next()).startswith("STATUS="):
+        while (status := self._receive()).startswith("STATUS="):
             self.statuses.append(status.removeprefix("STATUS="))
         return status
 
     def next_status(self) -> str:
         """
-        The next status, which is what is to be said next.
+        The next notification, which must be a status.
 
-        :raise TimeoutError: nothing is.
+        :raise TimeoutError: none arrived.
         """
-        self.statuses.append(self._next().removeprefix("STATUS="))
+        self.statuses.append(self._receive().removeprefix("STATUS="))
         return self.statuses[-1]
 
-    def silent(self) -> bool:
-        """Whether all that was said until now was heard."""
+    def is_empty(self) -> bool:
+        """Whether all notifications sent so far were read."""
         self._socket.setblocking(False)
         try:
             self._socket.recv(200)
@@ -59,6 +59,6 @@ class NotifySocket:
             return True
         return False
 
-    def _next(self) -> str:
-        self._socket.settimeout(self._patience)
+    def _receive(self) -> str:
+        self._socket.settimeout(self._timeout)
         return self._socket.recv(200).decode()

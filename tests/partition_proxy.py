@@ -1,12 +1,12 @@
 """
-TCP connections between processes that lead through here, so that they can be cut.
+TCP proxy between processes whose connections can be cut.
 
 ::
 
-    network = Network(reactor)
-    port = network.way_to(server_port)
+    network = PartitionProxy(reactor)
+    port = network.route_to(server_port)
     with network.cut(server_port, of=[pid], silently=True):
-        ...  # that process hears nothing of the server any more, nor the server of it
+        ...  # that process gets nothing from the server any more, nor the server from it
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _NO_REASON = Failure(ConnectionError())
 
 
 class _ProxyHalf(Proxy):
-    """One half of a connection through here. What a silent one is told waits, the end of it as well."""
+    """One direction of a proxied connection. While silent it holds back data and the end of the connection."""
 
     silent = False
 
     def __init__(self) -> None:
-        self._held: list[bytes] = []
+        self._held_back: list[bytes] = []
         self._lost: Failure | None = None
 
     def dataReceived(self, data: bytes) -> None:
         if self.silent:
-            self._held.append(data)
+            self._held_back.append(data)
         else:
             super().dataReceived(data)
 
@@ -48,19 +48,19 @@ class _ProxyHalf(Proxy):
         else:
             super().connectionLost(reason)
 
-    def speak(self) -> None:
-        """Be silent no more."""
+    def resume_delivery(self) -> None:
+        """Deliver what was held back."""
         self.silent = False
-        held, self._held = self._held, []
+        held_back, self._held_back = self._held_back, []
         if self.peer is not None:
-            for data in held:
+            for data in held_back:
                 super().dataReceived(data)
         if self._lost is not None:
             super().connectionLost(self._lost)
 
 
 class _ServerHalf(_ProxyHalf, ProxyClient):
-    """Towards the server."""
+    """Connection to the server."""
 
     def connectionMade(self) -> None:
         self.silent = getattr(self.peer, "silent", False)
@@ -73,11 +73,11 @@ class _ServerHalfFactory(ProxyClientFactory):
 
 
 class _ClientHalf(_ProxyHalf, ProxyServer):
-    """From whoever connected."""
+    """Connection from the client."""
 
     clientProtocolFactory = _ServerHalfFactory  # noqa: N815  Twisted's name
     factory: _ProxyPort
-    _begun = False
+    _is_connecting = False
 
     def connectionMade(self) -> None:
         self.reactor = self.factory.network.reactor
@@ -85,84 +85,84 @@ class _ClientHalf(_ProxyHalf, ProxyServer):
         self.factory.network.admit(self)
 
     def connect(self) -> None:
-        """Go on to the server."""
-        self._begun = True
+        """Connect to the server."""
+        self._is_connecting = True
         ProxyServer.connectionMade(self)
 
     def connectionLost(self, reason: Failure = _NO_REASON) -> None:
         self.factory.halves.remove(self)
         super().connectionLost(reason)
 
-    def sever(self) -> None:
-        """End both halves."""
+    def abort(self) -> None:
+        """Close both halves."""
         for half in (self, self.peer):
             if half is not None:
                 cast(Any, half.transport).abortConnection()
 
-    def hush(self) -> None:
-        """Let neither hear of the other."""
-        if not self._begun:
+    def silence(self) -> None:
+        """Hold back data in both directions."""
+        if not self._is_connecting:
             self.transport.pauseProducing()
         for half in (self, self.peer):
             if isinstance(half, _ProxyHalf):
                 half.silent = True
 
     def resume(self) -> None:
-        """Undo :meth:`hush`; the server may not have heard of it at all yet."""
-        if not self._begun:
+        """Undo :meth:`silence`; the server may not have been connected to yet."""
+        if not self._is_connecting:
             self.silent = False
             self.connect()
             return
         for half in (self.peer, self):
             if isinstance(half, _ProxyHalf):
-                half.speak()
+                half.resume_delivery()
 
 
 class _ProxyPort(ProxyFactory):
     """
-    A port here that stands for one of a server.
+    Port of the proxy that stands for a server port.
 
-    :param entrance: the one here.
+    :param proxy_port: the proxy's own port.
     """
 
     protocol = _ClientHalf
     noisy = False
 
-    def __init__(self, network: PartitionProxy, port: int, entrance: int) -> None:
+    def __init__(self, network: PartitionProxy, port: int, proxy_port: int) -> None:
         super().__init__("127.0.0.1", port)
         self.network = network
-        self.entrance = entrance
+        self.proxy_port = proxy_port
         self.halves: list[_ClientHalf] = []
 
 
 class _Partition:
     """
-    What is cut.
+    One cut.
 
-    :param ports: of servers.
-    :param pids: of those who connect to them; None for everybody.
+    :param ports: server ports.
+    :param pids: client processes; None for all.
     """
 
     def __init__(self, ports: Collection[int], pids: Collection[int] | None, silently: bool) -> None:
         self._ports = ports
         self._pids = pids
         self._silently = silently
-        self._hushed: list[_ClientHalf] = []
+        self._silenced: list[_ClientHalf] = []
 
-    def strike(self, half: _ClientHalf) -> bool:
-        """Whether a connection is among them, and is cut now."""
+    def apply_to(self, half: _ClientHalf) -> bool:
+        """Cut this connection if the partition covers it; return whether it did."""
         if half.factory.port not in self._ports or not self._is_of(half.transport.getPeer()):
             return False
         if self._silently:
-            self._hushed.append(half)
-            half.hush()
+            self._silenced.append(half)
+            half.silence()
         else:
-            half.sever()
+            half.abort()
         return True
 
-    def heal(self) -> None:
-        """Let those that were silenced go on."""
-        for half in self._hushed:
+    def end(self) -> None:
+        """Resume the silenced connections."""
+        for half in self._silenced:
             half.resume()
 
     def _is_of(self, peer: Any) -> bool:
@@ -170,65 +170,65 @@ class _Partition:
 
 
 class PartitionProxy:
-    """All ways through here."""
+    """All proxied ports."""
 
     def __init__(self, reactor: Any) -> None:
         self.reactor = reactor
-        self._ways: dict[int, _ProxyPort] = {}
+        self._routes: dict[int, _ProxyPort] = {}
         self._listening: dict[int, Any] = {}
         self._cuts: list[_Partition] = []
 
-    def way_to(self, port: int) -> int:
-        """The port that leads to this one of the loopback interface."""
-        self._ways[port] = _ProxyPort(self, port, find_free_port())
-        self.open_way(port)
-        return self._ways[port].entrance
+    def route_to(self, port: int) -> int:
+        """Proxy port that leads to this loopback port."""
+        self._routes[port] = _ProxyPort(self, port, find_free_port())
+        self.open_route(port)
+        return self._routes[port].proxy_port
 
-    async def close_way(self, port: int) -> None:
-        """Refuse new connections to a server, as its own system does when it is not there."""
+    async def close_route(self, port: int) -> None:
+        """Refuse new connections to a server, as its host does while it is down."""
         await maybeDeferred(self._listening[port].stopListening)
 
-    def open_way(self, port: int) -> None:
-        """Undo :meth:`close_way`."""
-        way = self._ways[port]
-        self._listening[port] = self.reactor.listenTCP(way.entrance, way, interface="127.0.0.1")
+    def open_route(self, port: int) -> None:
+        """Undo :meth:`close_route`."""
+        route = self._routes[port]
+        self._listening[port] = self.reactor.listenTCP(route.proxy_port, route, interface="127.0.0.1")
 
     @contextlib.contextmanager
     def cut(self, *ports: int, of: Collection[int] | None = None, silently: bool = False) -> Iterator[None]:
         """
-        Inside, nothing gets through; afterwards what was silenced goes on, late.
+        Nothing passes within this context; what was silenced is delivered afterwards.
 
-        :param ports: those that ways lead to.
-        :param of: processes whose connections are cut; everybody's unless given.
-        :param silently: nobody is told: what is sent gets no answer, and connections are taken that lead nowhere.
+        :param ports: server ports.
+        :param of: processes whose connections are cut; all unless given.
+        :param silently: keep connections open and accept new ones, without delivering anything.
         """
         cut = _Partition(ports, of, silently)
         self._cuts.append(cut)
         for half in self._halves():
-            cut.strike(half)
+            cut.apply_to(half)
         try:
             yield
         finally:
             self._cuts.remove(cut)
-            cut.heal()
+            cut.end()
 
     def admit(self, half: _ClientHalf) -> None:
-        """Somebody connects."""
-        if not any(cut.strike(half) for cut in self._cuts):
+        """Called for each new connection."""
+        if not any(cut.apply_to(half) for cut in self._cuts):
             half.connect()
 
     def close(self) -> Deferred[Any]:
-        """Fires when nothing leads through here any more."""
+        """Stop listening and close all connections; fires when done."""
         for half in self._halves():
-            half.sever()
+            half.abort()
         return DeferredList([maybeDeferred(listening.stopListening) for listening in self._listening.values()])
 
     def _halves(self) -> list[_ClientHalf]:
-        return [half for way in self._ways.values() for half in way.halves]
+        return [half for route in self._routes.values() for half in route.halves]
 
 
 def process_ports(pids: Collection[int]) -> set[int]:
-    """Those that TCP connections of these processes come from."""
+    """Local ports of the TCP connections of these processes."""
     inodes = {inode for pid in pids for inode in _process_sockets(pid)}
     fields = [line.split() for line in _TCP.read_text(encoding="ascii").splitlines()[1:]]
     return {int(one[1].partition(":")[2], 16) for one in fields if one[9] in inodes}

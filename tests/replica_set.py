@@ -1,4 +1,4 @@
-"""MongoDB servers that elect a primary among them."""
+"""MongoDB replica sets for tests."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from tests.mongod_process import Mongod, TemporaryDataDirectory, mongod_binary
 NAME = "rs0"
 ELECTED_SECONDS = 60.0
 _COMMAND_SECONDS = 60.0
-_GOODBYE_SECONDS = 0.5
+_CLOSE_SECONDS = 0.5
 _AWAIT_MILLISECONDS = 200
-# A member that says nothing any more is found out about within some seconds. One that is busy must not be taken for
-# dead: all connections would be closed, in the middle of their commands.
-_WATCHFUL: dict[str, Any] = {
+# A silent member is detected within seconds. A busy one must not be taken for dead: all connections would be closed
+# in the middle of their commands.
+_CLIENT_OPTIONS: dict[str, Any] = {
     "serverSelectionTimeoutMS": int(ELECTED_SECONDS * 1000),
     "heartbeatFrequencyMS": 500,
     "connectTimeoutMS": 5000,
     "serverMonitoringMode": "poll",
 }
-# ExceededTimeLimit and LockTimeout: a primary that was to be none for a second took longer to step down, and did not.
+# ExceededTimeLimit and LockTimeout: the primary took longer to step down than it was to stay secondary, and did not.
 _STEP_DOWN_TIMEOUT_CODES = (262, 24)
 
 
 @dataclass(frozen=True, slots=True)
 class TLSFiles:
     """
-    What servers need for TLS, which they then insist on.
+    Files for servers that require TLS.
 
     :param ca: certificate of the authority, PEM.
-    :param key: certificate and private key of all servers, PEM; also what the rig itself comes with.
-    :param host: what the certificate is for, and the servers call each other.
+    :param key: certificate and private key of all servers, PEM; the test's own client uses it too.
+    :param host: host name of the certificate, by which members address each other.
     """
 
     ca: Path
@@ -52,7 +52,7 @@ class TLSFiles:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The first user, in database `admin`, who may do everything; with SCRAM-SHA-1 and SCRAM-SHA-256."""
+    """First user, in database `admin`, with all privileges and both SCRAM-SHA-1 and SCRAM-SHA-256."""
 
     user: str
     password: str
@@ -60,12 +60,12 @@ class Credentials:
 
 class ReplicaSet:
     """
-    `size` servers that elect a primary among them; not running before the `with`, or :meth:`open`.
+    Replica set of `size` members; runs within the `with`, or from :meth:`open` to :meth:`close`.
 
-    :param tls: servers that take TLS connections only.
-    :param auth: servers that take nobody without credentials.
-    :param election: seconds without a sign of a primary after which another is elected.
-    :param via: the port that leads to one of a server; everybody takes that way, the servers themselves too.
+    :param tls: require TLS.
+    :param auth: require credentials.
+    :param election: seconds without a primary's heartbeat after which an election begins.
+    :param via: proxy port for a server port; used by all, including the servers.
     """
 
     def __init__(
@@ -89,26 +89,27 @@ class ReplicaSet:
 
     @property
     def host(self) -> str:
-        """What stands before the colon in the members' addresses."""
+        """Host part of the members' addresses."""
         return self._tls.host if self._tls else "127.0.0.1"
 
     @property
     def hosts(self) -> list[str]:
-        """`host:port` of each member, as everybody knows it."""
+        """`host:port` of each member."""
         return [f"{self.host}:{port}" for port in self._ports]
 
     @property
     def client(self) -> MongoClient[dict[str, Any]]:
-        """A blocking client of the whole set, as the first user if there is one."""
+        """Blocking client of the set, as the first user if there is one."""
         assert self._client is not None, "the replica set is not open"
         return self._client
 
     def uri(self, database: str, *, credentials: str | None = None, **options: str) -> str:
         """
-        A URI for the daemon.
+        URI for the daemon.
 
         :param credentials: `user:password`, quoted; those of the first user unless given, "" for none.
-        :param options: beside `replicaSet`, those of TLS and `authSource`, which they can replace; "" removes one.
+        :param options: added to `replicaSet` and the options of TLS and `authSource`, which they can replace; ""
+            removes one.
         """
         if credentials is None:
             credentials = f"{quote(self._auth.user, '')}:{quote(self._auth.password, '')}" if self._auth else ""
@@ -118,9 +119,9 @@ class ReplicaSet:
 
     def open(self) -> None:
         """
-        Start all members and wait until there is a primary that takes writes.
+        Start all members and wait for a writable primary.
 
-        :raise SkipTest: there is no server to run.
+        :raise SkipTest: there is no MongoDB server.
         """
         mongod_binary()
         self._directory = TemporaryDataDirectory(self._size)
@@ -131,18 +132,18 @@ class ReplicaSet:
                 list(at_once.map(Mongod.start, self.members))
             self._ports = [self._via(member.port) for member in self.members]
             self._initiate()
-            self._client = MongoClient(self.uri("admin"), **_WATCHFUL)
+            self._client = MongoClient(self.uri("admin"), **_CLIENT_OPTIONS)
             self.primary()
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """End all members, whatever state they are in, and delete their data."""
+        """End all members, whatever their state, and delete their data."""
         client, self._client = self._client, None
         if client is not None:
-            # It would wait for a server to say goodbye to; at the end of the process there is none any more.
-            with timeout(_GOODBYE_SECONDS):
+            # It would wait for a server to end its sessions; at the end of the process there is none.
+            with timeout(_CLOSE_SECONDS):
                 client.close()
         for member in self.members:
             if member.running:
@@ -161,31 +162,31 @@ class ReplicaSet:
         self.close()
 
     def start(self, member: int) -> None:
-        """Run one again, with the data that it has."""
+        """Start a member again, with its data."""
         self.members[member].start()
 
     def stop(self, member: int) -> None:
-        """End one in order."""
+        """Shut a member down in order."""
         self.members[member].stop()
 
     def kill(self, member: int) -> None:
-        """End one as a power cut would."""
+        """End a member with SIGKILL."""
         self.members[member].kill()
 
     def freeze(self, member: int) -> None:
-        """One keeps its connections and says nothing any more."""
+        """Suspend a member: connections stay open, nothing is answered."""
         self.members[member].freeze()
 
     def thaw(self, member: int) -> None:
-        """One goes on as if no time had passed."""
+        """Resume a member."""
         self.members[member].thaw()
 
     def primary(self) -> int:
-        """The number of the member that takes writes; waits until there is one."""
+        """Number of the primary; waits until there is one."""
         return self.hosts.index(_await_writable(self.client)["me"])
 
     def step_down(self, seconds: int = 1) -> None:
-        """The primary is none for so long; with one member there is none at all meanwhile."""
+        """Make the primary step down for some seconds; a set of one member has no primary meanwhile."""
         command: dict[str, Any] = {"replSetStepDown": seconds, "secondaryCatchUpPeriodSecs": 0, "force": True}
         deadline = time.monotonic() + ELECTED_SECONDS
         while True:
@@ -198,7 +199,7 @@ class ReplicaSet:
                     raise
 
     def direct(self, member: int) -> MongoClient[dict[str, Any]]:
-        """A blocking client of one member, primary or not; to be closed by the caller."""
+        """Blocking client of one member, primary or not; the caller closes it."""
         options: dict[str, Any] = {"directConnection": True, "timeoutMS": int(_COMMAND_SECONDS * 1000)}
         return MongoClient(self._address(member), **options, **self._driver_options())
 
@@ -212,12 +213,12 @@ class ReplicaSet:
         **data: Any,
     ) -> Iterator[None]:
         """
-        Let commands fail while inside.
+        Make commands fail within this context.
 
         :param commands: their names, such as `insert` or `commitTransaction`.
-        :param times: only so many of them; all of them unless given.
-        :param skip: not the first so many.
-        :param member: by its number; the primary unless given.
+        :param times: number of commands that fail; all unless given.
+        :param skip: number of commands to let pass first.
+        :param member: number of the member; the primary unless given.
         :param data: `errorCode=`, `closeConnection=True`, `blockConnection=True, blockTimeMS=`,
             `writeConcernError={"code": ..., "errmsg": ...}`, `errorLabels=`, `appName=`, `namespace=`.
         """
@@ -228,7 +229,7 @@ class ReplicaSet:
             try:
                 yield
             finally:
-                # A server that was killed meanwhile has forgotten it.
+                # A server that was killed meanwhile has lost it.
                 with contextlib.suppress(AutoReconnect):
                     server.admin.command({**point, "mode": "off"})
 
@@ -272,12 +273,12 @@ class ReplicaSet:
         return {**tls, "username": self._auth.user, "password": self._auth.password, "authSource": "admin"}
 
 
-# What is said when a member has not answered the others in time.
+# Error when a member has not answered the others in time.
 _NODE_NOT_FOUND = 74
 
 
 def _initiate_set(server: MongoClient[dict[str, Any]], configuration: Mapping[str, Any]) -> None:
-    """Initiate the replica set; try again while a member does not answer in time."""
+    """Initiate the set. On a busy machine a member may answer late; then initiation is repeated."""
     deadline = time.monotonic() + ELECTED_SECONDS
     while True:
         try:
@@ -289,7 +290,7 @@ def _initiate_set(server: MongoClient[dict[str, Any]], configuration: Mapping[st
 
 
 def _await_writable(client: MongoClient[dict[str, Any]]) -> Mapping[str, Any]:
-    """What the primary says of itself, once there is one. A member that is not one answers when that changes."""
+    """`hello` response of the primary, once there is one. A secondary answers when the topology changes."""
     deadline = time.monotonic() + ELECTED_SECONDS
     known: dict[str, Any] = {}
     while time.monotonic() < deadline:

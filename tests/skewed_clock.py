@@ -1,4 +1,4 @@
-"""Daemons that go by a clock that is wrong, or set while they run."""
+"""Daemons whose clock is wrong, or is set while they run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.integration.daemon import Daemon
 
-# Python runs it before anything else, in workers as well.
+# Python runs it at start, in workers as well.
 _SITECUSTOMIZE = """
 import time
 
@@ -31,9 +31,9 @@ time.time = _time
 
 class SkewedClock:
     """
-    A clock for child processes.
+    Clock for child processes.
 
-    :param ahead: of the true time, in seconds.
+    :param ahead: seconds ahead of the true time.
     """
 
     def __init__(self, ahead: float = 0.0) -> None:
@@ -44,27 +44,27 @@ class SkewedClock:
         self.set(ahead)
 
     def set(self, ahead: float) -> None:
-        """Set it, for all who go by it."""
-        # Replaced, so that what is read is always all of it.
-        fresh = self._path.with_suffix(".new")
-        fresh.write_text(str(ahead), encoding="ascii")
-        fresh.replace(self._path)
+        """Set the clock for all processes that use it."""
+        # Replaced atomically, so that readers see all of it.
+        temporary = self._path.with_suffix(".new")
+        temporary.write_text(str(ahead), encoding="ascii")
+        temporary.replace(self._path)
 
     def remove(self) -> None:
-        """Nobody goes by it any more."""
+        """Delete its files; no process uses it any more."""
         shutil.rmtree(self._directory)
 
     def variables(self) -> dict[str, str]:
-        """The environment of who goes by it, as far as that differs."""
+        """Environment variables of processes that use it."""
         return {"PYTHONPATH": os.pathsep.join(filter(None, [str(self._directory), os.environ.get("PYTHONPATH")]))}
 
 
 class ClockedDaemon(Daemon):
     """
-    Goes by such a clock; it is a program that was started, as only these read the time through what they begin with.
+    Daemon that uses a skewed clock. It runs as a program of its own, as only those load `sitecustomize`.
 
-    :param settings: as of any other.
-    :param variables: more of its environment.
+    :param settings: as of :class:`Daemon`.
+    :param variables: further environment variables.
     """
 
     def __init__(
@@ -77,15 +77,15 @@ class ClockedDaemon(Daemon):
         self._variables = {**clock.variables(), **(variables or {})}
 
     def start(self, health: int = 200) -> None:
-        """As any other."""
+        """As :meth:`Daemon.start`."""
         if not self.config.exists():
             self.initialise()
-        ours = {name: value for name, value in os.environ.items() if not name.startswith("MEDIATORD_")}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("MEDIATORD_")}
         with open(self._root / "output", "ab") as output:
             process: Any = subprocess.Popen(
                 [sys.executable, "-m", "mediatord", "run", "--config", str(self.config)],
                 cwd=self._root,
-                env={**ours, **self._variables},
+                env={**environment, **self._variables},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

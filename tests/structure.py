@@ -29,11 +29,11 @@ _NOT_CODE = {
 @dataclass(frozen=True)
 class Module:
     """
-    One source file.
+    A source file.
 
-    :param name: dotted, a package under its own name.
-    :param lines: lines of code: no blank ones, comments or docstrings.
-    :param imports: dotted names of what it imports when it is loaded; `from a import b` is `a.b`.
+    :param name: dotted; a package under its own name.
+    :param lines: lines of code, without blank lines, comments and docstrings.
+    :param imports: dotted names imported at load time; `from a import b` is `a.b`.
     """
 
     path: Path
@@ -74,7 +74,7 @@ def package_cycles(modules: list[Module]) -> list[tuple[str, ...]]:
 
 
 def repeated_class_names(modules: list[Module]) -> dict[str, int]:
-    """Class names that several classes of the daemon have."""
+    """Class names that occur more than once in the daemon."""
     counted = Counter(name for module in modules if module.package not in PROGRAMS for name in module.classes)
     return {name: count for name, count in sorted(counted.items()) if count > 1}
 

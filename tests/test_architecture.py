@@ -1,4 +1,4 @@
-"""What packages may use beyond their order, which `make lint` holds: libraries, clocks, the global reactor."""
+"""Import rules beyond the layers that `make lint` checks: libraries, clocks, the global reactor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mediatord.protocol.error_codes import DECENTRL_CLOSE_CODES, DECENTRL_ERROR_
 ROOT = Path(mediatord.__file__).parent
 
 ANALYTICS = Path(analytics.__file__).parent
-# What the batch jobs share with the daemon: the declaration of the events and the format of a line, and small things.
+# Modules that the analytics may import from the daemon: event declarations, line format, helpers.
 SHARED = {
     "mediatord",
     "mediatord.config.value_syntax",
@@ -27,12 +27,12 @@ SHARED = {
     "mediatord.observability.segments",
     "mediatord.runtime.secret_files",
 }
-# Runs before there is a Java for Spark, or without any.
+# Run before Java is available for Spark, or without it.
 BEFORE_SPARK = "cli errors java job session settings tables".split()
-# The one module that asks Java itself, and the one that starts and ends it.
-ASKS_JAVA = {"files.py", "session.py"}
-# Jobs that need a few rows to go on: for each epoch of the daemon's key, for each start of a node a day.
-ASKS_FIRST = {name: {"collect"} for name in ("ledger.py", "reconciliation.py", "sessions.py")}
+# The module that calls Java, and the one that starts and stops it.
+CALLS_JAVA = {"files.py", "session.py"}
+# Jobs that collect a few rows: for each epoch of the daemon's key, for each start of a node per day.
+COLLECTS = {name: {"collect"} for name in ("ledger.py", "reconciliation.py", "sessions.py")}
 
 IMPURE = set(
     "asyncio concurrent http io logging multiprocessing os pathlib random select shutil signal socket sqlite3 "
@@ -42,7 +42,7 @@ CLOCKS = {"now", "utcnow", "today", "monotonic", "perf_counter", "time"}
 
 
 class Import(NamedTuple):
-    """:param function: the one it stands in; empty at the top of a module."""
+    """:param function: enclosing function; empty at module level."""
 
     path: Path
     module: str
@@ -50,17 +50,17 @@ class Import(NamedTuple):
 
 
 def package_of(path: Path) -> str:
-    """The package or module directly in mediatord that a file belongs to."""
+    """Package or module directly below mediatord that a file belongs to."""
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
 def sources() -> list[Path]:
-    """All of ours."""
+    """Source files of the daemon."""
     return sorted(ROOT.rglob("*.py"))
 
 
-def analysts() -> list[Path]:
-    """All of the batch jobs."""
+def analytics_sources() -> list[Path]:
+    """Source files of the batch jobs."""
     return sorted(ANALYTICS.rglob("*.py"))
 
 
@@ -83,46 +83,46 @@ def _imports(path: Path, node: ast.AST, function: str) -> Iterator[Import]:
 
 
 def _module_of(imported: str) -> str:
-    """The module that `a.b.name` is of, where `a.b` is a file or package of ours."""
+    """Module of `a.b.name`, where `a.b` is a file or package of the project."""
     path = ROOT.parent.joinpath(*imported.split("."))
     return imported if path.with_suffix(".py").exists() or path.is_dir() else imported.rpartition(".")[0] or imported
 
 
 def test_nothing_imports_the_tests_or_the_analytics() -> None:
-    """The contract with analytics is the schema of the events, not code."""
+    """Daemon and analytics share the event schema, not code."""
     foreign = {one.module.split(".")[0] for path in sources() for one in imports(path)}
     assert not foreign & {"tests", "analytics"}
 
 
-def test_analytics_knows_little_of_the_daemon() -> None:
-    """The declaration of the events, how tags and files with secrets are made, its version; and no test."""
-    used = {_module_of(one.module) for path in analysts() for one in imports(path)}
+def test_analytics_imports_only_shared_modules() -> None:
+    """Event declarations, pseudonyms, secret files and the version; and no tests."""
+    used = {_module_of(one.module) for path in analytics_sources() for one in imports(path)}
     assert {module for module in used if module.split(".")[0] in {"mediatord", "tests", "twisted"}} <= SHARED
 
 
 @pytest.mark.parametrize("name", BEFORE_SPARK)
-def test_spark_is_imported_once_there_is_a_java(name: str) -> None:
-    """What runs before knows pyspark for its types only, and so does all that it imports at once."""
+def test_modules_before_spark_import_pyspark_for_types_only(name: str) -> None:
+    """Includes all that they import at load time."""
     waiting, seen = [f"analytics.{name}"], set[str]()
     while waiting:
         path = module_file(waiting.pop())
         if path and path not in seen:
             seen.add(path)
-            imported = _at_once(Path(path))
+            imported = _load_time_imports(Path(path))
             assert [one for one in imported if one.split(".")[0] in {"pyspark", "py4j"}] == [], path
             waiting += imported
 
 
 def module_file(module: str) -> str | None:
-    """The file of ours that `analytics.x` or `analytics.x.name` stands for."""
+    """Project file for `analytics.x` or `analytics.x.name`."""
     here = ANALYTICS.parent / module.replace(".", "/")
     found = (here.with_suffix(".py"), here / "__init__.py", here.parent.with_suffix(".py"))
     inside = [path for path in found if path.is_relative_to(ANALYTICS) and path.exists()]
     return str(inside[0]) if inside else None
 
 
-def _at_once(path: Path) -> set[str]:
-    """Modules that are imported when a file is, and not for types alone or by a function."""
+def _load_time_imports(path: Path) -> set[str]:
+    """Modules imported when a file is loaded, other than those for types or within functions."""
     tree = ast.parse(path.read_text("utf-8"))
     tree.body = [
         node
@@ -132,19 +132,19 @@ def _at_once(path: Path) -> set[str]:
     return {one.module for one in _imports(path, tree, "") if not one.function}
 
 
-@pytest.mark.parametrize("path", analysts(), ids=lambda path: path.stem)
-def test_jobs_are_frames_in_and_frames_out(path: Path) -> None:
+@pytest.mark.parametrize("path", analytics_sources(), ids=lambda path: path.stem)
+def test_jobs_only_transform_frames(path: Path) -> None:
     """
-    No RDDs, no code of Python for each row, no schema that is guessed; Java is asked in one place.
+    No RDDs, Python row functions or inferred schemas; Java is called in one module.
 
-    Jobs begin no query themselves, but for few small ones, and depend on neither clock nor chance.
+    Jobs run no queries themselves, except a few small ones, and depend on neither clock nor chance.
     """
     banned = {"rdd", "udf", "pandas_udf", "inferSchema", "mapInPandas", "applyInPandas", "mapInArrow", "foreach"}
-    if path.name not in ASKS_JAVA:
+    if path.name not in CALLS_JAVA:
         banned |= {"_jvm", "_jsc", "_jdf", "_jsparkSession"}
     if path.parent.name == "jobs":
         banned |= {"collect", "toPandas", "toLocalIterator", "rand", "current_timestamp", "now"}
-        banned -= ASKS_FIRST.get(path.name, set())
+        banned -= COLLECTS.get(path.name, set())
     tree = ast.parse(path.read_text("utf-8"))
     named = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     named |= {one.module.rpartition(".")[2] for one in imports(path) if one.module.startswith("pyspark.")}
@@ -154,8 +154,8 @@ def test_jobs_are_frames_in_and_frames_out(path: Path) -> None:
     assert sorted(named & banned) == []
 
 
-def test_the_global_reactor() -> None:
-    """It is named where the daemon begins and nowhere else; importing a module never installs one."""
+def test_global_reactor_is_used_only_at_start() -> None:
+    """Only the entry points name it; importing a module never installs one."""
     named = [
         (package_of(one.path), one.function)
         for path in sources()
@@ -168,8 +168,8 @@ def test_the_global_reactor() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "protocol").rglob("*.py")), ids=lambda path: path.stem)
-def test_protocol_is_pure(path: Path) -> None:
-    """Bytes and values in, values out: no I/O, no clock, no chance but keys and nonces (`secrets`)."""
+def test_protocol_does_no_io(path: Path) -> None:
+    """No I/O, clock or randomness, except for keys and nonces (`secrets`)."""
     used = {one.module.split(".")[0] for one in imports(path)}
     assert not used & IMPURE
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -186,14 +186,14 @@ def situations(kind: type[MediatorError]) -> Iterator[type[MediatorError]]:
         yield from situations(child)
 
 
-def test_every_situation_has_a_row() -> None:
-    """And every row a situation (DIDComm reference section 11, Decentrl reference section 12)."""
+def test_every_situation_has_an_error_code() -> None:
+    """And every error code a situation (DIDComm reference section 11, Decentrl reference section 12)."""
     ours = {kind for kind in situations(MediatorError) if kind.__module__.startswith("mediatord.")}
     assert ours == {*DIDCOMM_ERROR_CODES, *DECENTRL_ERROR_CODES, *DECENTRL_CLOSE_CODES}
 
 
-def test_decentrl_rows_are_well_formed() -> None:
-    """Statuses of HTTP, close codes for applications or of RFC 6455; what may be tried again says when."""
+def test_decentrl_error_codes_are_well_formed() -> None:
+    """HTTP status codes; close codes for applications or of RFC 6455; retryable errors have a Retry-After."""
     for kind, wire in DECENTRL_ERROR_CODES.items():
         assert 400 <= wire.status < 600 and wire.code.isupper(), kind
         assert (wire.retry_after is not None) == (wire.status in (429, 503)), kind
@@ -202,8 +202,8 @@ def test_decentrl_rows_are_well_formed() -> None:
         assert socket.code.isupper(), kind
 
 
-def test_rows_are_well_formed() -> None:
-    """Statuses of HTTP, codes of Report Problem 2.0; what may be tried again says when."""
+def test_didcomm_error_codes_are_well_formed() -> None:
+    """HTTP status codes, Report Problem 2.0 codes; retryable errors have a Retry-After."""
     for kind, wire in DIDCOMM_ERROR_CODES.items():
         assert 400 <= wire.status < 600, kind
         assert wire.encrypted_status in (None, 200, wire.status), kind

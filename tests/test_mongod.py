@@ -1,4 +1,4 @@
-"""The servers that other tests run on: they do what they are told, and nothing of them stays behind."""
+"""The MongoDB test fixtures: failpoints, restarts, elections and clean-up."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from tests.replica_set import Credentials, ReplicaSet
 
 PATIENCE_SECONDS = 60.0
 
-# Starts a set, says what there is of it, and waits to be killed.
-_DOOMED = """
+# Starts a set, prints its processes and directory, and waits to be killed.
+_KILLED_PROGRAM = """
 import sys
 from tests.mongod import ReplicaSet
 
@@ -37,7 +37,7 @@ sys.stdin.read()
 
 
 class ReplicaSetTests(TestCase):
-    """One set of one member, shared with other tests."""
+    """A set of one member, shared with other tests."""
 
     def setUp(self) -> None:
         self.servers = shared_replica_set()
@@ -45,8 +45,8 @@ class ReplicaSetTests(TestCase):
         self.database = self.servers.client[fresh.__enter__()]
         self.addCleanup(fresh.__exit__, None, None, None)
 
-    def test_a_fresh_database_has_no_documents(self) -> None:
-        """Whatever the test before left in it."""
+    def test_fresh_database_has_no_documents(self) -> None:
+        """Documents of an earlier test are gone."""
         self.database["things"].insert_one({"_id": 1})
         with fresh_database() as other:
             self.assertNotEqual(other, self.database.name)
@@ -55,8 +55,8 @@ class ReplicaSetTests(TestCase):
             self.assertEqual(again, other)
             self.assertEqual(self.servers.client[again]["things"].count_documents({}), 0)
 
-    def test_a_failpoint_is_over_outside(self) -> None:
-        """Inside, so many commands fail as was asked for, and no others."""
+    def test_failpoint_ends_with_its_context(self) -> None:
+        """Within it the given number of commands fails, and no others."""
         with self.servers.failpoint("insert", times=1, errorCode=2):
             self.database["things"].find_one({})
             with self.assertRaises(OperationFailure):
@@ -66,14 +66,14 @@ class ReplicaSetTests(TestCase):
             pass
         self.database["things"].insert_one({})
 
-    def test_there_is_a_primary_again_after_a_step_down(self) -> None:
-        """With one member it is the same."""
+    def test_elects_primary_after_step_down(self) -> None:
+        """A set of one member elects the same one again."""
         self.servers.step_down()
         self.assertEqual(self.servers.primary(), 0)
         self.database["things"].insert_one({})
 
-    def test_data_outlive_a_kill(self) -> None:
-        """A server that is started again is where it was, with what was acknowledged."""
+    def test_acknowledged_data_survive_kill(self) -> None:
+        """A restarted server has all acknowledged data."""
         self.database["things"].insert_one({"_id": 1})
         self.servers.kill(0)
         self.servers.start(0)
@@ -82,11 +82,11 @@ class ReplicaSetTests(TestCase):
 
 
 class SeveralMembersTests(TestCase):
-    """Another member takes over."""
+    """Elections among three members."""
 
     @pytest.mark.exhaustive
-    def test_a_frozen_primary_is_replaced(self) -> None:
-        """It is none any more when it thaws."""
+    def test_frozen_primary_is_replaced(self) -> None:
+        """It is a secondary when it resumes."""
         with ReplicaSet(3) as servers:
             former = servers.primary()
             servers.freeze(former)
@@ -97,44 +97,44 @@ class SeveralMembersTests(TestCase):
 
 
 class AuthTests(TestCase):
-    """A set that wants credentials."""
+    """A set that requires credentials."""
 
-    def test_strangers_may_not_read(self) -> None:
-        """Only the rig's own client has the credentials."""
+    def test_reading_requires_credentials(self) -> None:
+        """Only the fixture's own client has them."""
         with ReplicaSet(auth=Credentials("root", "pa:ss@word")) as servers:
             servers.client["test"]["things"].insert_one({})
             self.assertIn("root:pa%3Ass%40word@127.0.0.1", servers.uri("test"))
             anybody: MongoClient[dict[str, Any]] = MongoClient(servers.uri("test", credentials=""))
-            with contextlib.closing(anybody) as stranger:
+            with contextlib.closing(anybody) as anonymous:
                 with self.assertRaises(OperationFailure):
-                    stranger["test"]["things"].find_one({})
+                    anonymous["test"]["things"].find_one({})
 
 
-class EndTests(TestCase):
-    """What is left when the tests are over."""
+class CleanUpTests(TestCase):
+    """Nothing is left when the tests end."""
 
-    def test_nothing_is_left_of_a_process_that_is_killed(self) -> None:
-        """Neither servers nor data."""
+    def test_killed_process_leaves_no_servers_or_data(self) -> None:
+        """Servers end and data are deleted."""
         mongod_binary()
         with subprocess.Popen(
-            [sys.executable, "-c", _DOOMED],
+            [sys.executable, "-c", _KILLED_PROGRAM],
             cwd=Path(__file__).parents[1],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-        ) as doomed:
-            assert doomed.stdout is not None
-            server, sweeper, directory = doomed.stdout.readline().split()
+        ) as process:
+            assert process.stdout is not None
+            server, sweeper, directory = process.stdout.readline().split()
             self.assertTrue(Path(directory).is_dir())
             ends = [os.pidfd_open(int(pid)) for pid in (server, sweeper)]
-            doomed.send_signal(signal.SIGKILL)
+            process.send_signal(signal.SIGKILL)
         for end in ends:
             with os.fdopen(end, "rb", buffering=0):
                 self.assertEqual(select.select([end], [], [], PATIENCE_SECONDS)[0], [end], "it lives on")
         self.assertFalse(Path(directory).exists())
 
-    def test_nothing_is_left_of_a_set_that_is_closed(self) -> None:
-        """In whatever state its members are."""
+    def test_closed_set_leaves_no_servers_or_data(self) -> None:
+        """Whatever the state of its members."""
         servers = ReplicaSet()
         servers.open()
         end = os.pidfd_open(servers.members[0].pid)
@@ -146,19 +146,19 @@ class EndTests(TestCase):
             socket.create_connection(("127.0.0.1", servers.members[0].port))
 
 
-def test_a_binary_that_does_not_run_is_a_failure_when_it_was_named(tmp_path: Path) -> None:
-    """Whoever sets MONGOD wants that one, and no tests that are skipped."""
+def test_fails_if_named_binary_does_not_run(tmp_path: Path) -> None:
+    """Setting MONGOD must not skip tests."""
     with pytest.raises(AssertionError, match="MONGOD=/nonexistent/mongod does not run: No such file"):
         find_mongod("/nonexistent/mongod", tmp_path)
 
 
-def test_no_binary_is_a_reason_to_skip(tmp_path: Path) -> None:
-    """The reason says what to do about it."""
+def test_skips_without_binary(tmp_path: Path) -> None:
+    """The reason says how to install it."""
     with pytest.raises(SkipTest, match="`make .mongod` does that"):
         find_mongod(None, tmp_path)
 
 
-def test_a_binary_that_does_not_run_here_is_a_reason_to_skip(tmp_path: Path) -> None:
+def test_skips_if_binary_does_not_run(tmp_path: Path) -> None:
     """The reason names what the machine lacks."""
     binary = tmp_path / "lib/python3.11/site-packages/fiftyone/db/bin/mongod"
     binary.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Upper bounds for the files and calls that one request of each kind passes, see :mod:`tests.walk`."""
+"""Upper bounds for the files and calls of one request of each kind, see :mod:`tests.walk`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# Files entered, Python frames in them, changes of file. To be lowered when a path gets shorter, and never raised.
-# Room for what differs between Python versions: comprehensions are frames before 3.12.
+# Files entered, Python frames, changes of file. Lower them when a path gets shorter; never raise them.
 BOUNDS: dict[str, tuple[int, int, int]] = {
     "forward, fast path": (21, 88, 48),
     "forward, general path": (23, 104, 53),
@@ -24,7 +23,7 @@ BOUNDS: dict[str, tuple[int, int, int]] = {
 
 @pytest.fixture(scope="module")
 def counts() -> dict[str, tuple[int, int, int]]:
-    """What `make walk` prints."""
+    """Output of `make walk`."""
     program = [sys.executable, "-m", "tests.walk", "--json"]
     done = subprocess.run(
         program, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True, timeout=1200, check=True
@@ -32,14 +31,14 @@ def counts() -> dict[str, tuple[int, int, int]]:
     return {row: tuple(numbers) for row, numbers in json.loads(done.stdout.splitlines()[-1]).items()}
 
 
-def test_all_rows(counts: dict[str, tuple[int, int, int]]) -> None:
+def test_every_row_has_a_bound(counts: dict[str, tuple[int, int, int]]) -> None:
     """Each row of the table has a bound."""
     assert counts.keys() == BOUNDS.keys()
 
 
 @pytest.mark.parametrize("row", BOUNDS)
-def test_row(row: str, counts: dict[str, tuple[int, int, int]]) -> None:
-    """No more files, frames and changes than before."""
+def test_row_stays_within_its_bound(row: str, counts: dict[str, tuple[int, int, int]]) -> None:
+    """Files, frames and file changes do not exceed the bound."""
     exceeded = [
         (what, found, bound)
         for what, found, bound in zip(("files", "frames", "changes"), counts[row], BOUNDS[row], strict=True)

@@ -40,7 +40,7 @@ ROUNDS = 25
 WARM_UP_ROUNDS = 5
 # A request is over once there was no call for this time. Short, as several timers of the daemon run every second.
 SETTLED_SECONDS = 0.05
-# For processes to begin.
+# Time for processes to start.
 PATIENCE_SECONDS = 120.0
 # Tries until the kernel has given two connections to two workers.
 MAX_CONNECTIONS = 64
@@ -52,7 +52,7 @@ SETTINGS = {
     "MEDIATORD_LIMITS__IP_PER_MINUTE": "1000000",
     "MEDIATORD_LIMITS__ACCOUNT_PER_MINUTE": "1000000",
     "MEDIATORD_LIMITS__ACCOUNTS_PER_ADDRESS_PER_DAY": "1000000",
-    # Some of what is pushed is acknowledged rounds later: it is not to be pushed again meanwhile.
+    # Some pushes are acknowledged rounds later; they must not be requeued meanwhile.
     "MEDIATORD_QUEUE__DELIVERED_TIMEOUT": "1h",
 }
 
@@ -62,7 +62,7 @@ Call = tuple[int, str, str]
 @dataclass(frozen=True)
 class Walk:
     """
-    The calls of one request in one process.
+    Calls of one request in one process.
 
     :param calls: thread, file below `mediatord/` and qualified name of each.
     """
@@ -71,7 +71,7 @@ class Walk:
 
     @property
     def files(self) -> set[str]:
-        """The files that were entered."""
+        """Files that were entered."""
         return {file for _, file, _ in self.calls}
 
     def enters(self, function: str) -> bool:
@@ -80,12 +80,12 @@ class Walk:
 
     @property
     def frames(self) -> int:
-        """How many calls there were."""
+        """Number of calls."""
         return len(self.calls)
 
     @property
     def changes(self) -> int:
-        """How often a call was in another file than the one before it in its thread."""
+        """Number of calls in another file than the previous call of the same thread."""
         last: dict[int, str] = {}
         changes = 0
         for thread, file, _ in self.calls:
@@ -111,7 +111,7 @@ class Tracers:
             self._connect(directory)
 
     def _connect(self, directory: Path) -> None:
-        """To those that have come since."""
+        """Connect to recorders that have started since."""
         for path in sorted(directory.iterdir()):
             if path.suffix or not path.name.isdigit() or int(path.name) in self._streams:
                 continue
@@ -123,25 +123,25 @@ class Tracers:
                 continue
             self._streams[int(path.name)] = connection.makefile("rw")
 
-    def ask(self, command: str) -> dict[int, Any]:
-        """What each process answers."""
+    def request(self, command: str) -> dict[int, Any]:
+        """Send a command; the response of each process."""
         for stream in self._streams.values():
             stream.write(command + "\n")
             stream.flush()
         return {pid: json.loads(stream.readline()) for pid, stream in self._streams.items()}
 
     async def record(self, reactor: Any, request: Callable[[], Awaitable[object]]) -> dict[int, Walk]:
-        """Make a request; what each process called for it."""
-        self.ask("start")
+        """Make a request; return the calls of each process."""
+        self.request("start")
         await request()
         seen = -1
-        while (count := sum(self.ask("count").values())) != seen:
+        while (count := sum(self.request("count").values())) != seen:
             seen = count
             await deferLater(reactor, SETTLED_SECONDS)
-        return {pid: Walk([tuple(call) for call in calls]) for pid, calls in self.ask("stop").items()}
+        return {pid: Walk([tuple(call) for call in calls]) for pid, calls in self.request("stop").items()}
 
-    async def fewest(self, reactor: Any, request: Callable[[], Awaitable[object]]) -> dict[int, Walk]:
-        """Of each process the round with its fewest calls."""
+    async def record_fewest(self, reactor: Any, request: Callable[[], Awaitable[object]]) -> dict[int, Walk]:
+        """Record several rounds; for each process, the round with fewest calls."""
         for _ in range(WARM_UP_ROUNDS):
             await request()
         rounds = [await self.record(reactor, request) for _ in range(ROUNDS)]
@@ -149,7 +149,7 @@ class Tracers:
 
 
 @contextmanager
-def traced_daemon(**settings: str) -> Iterator[tuple[TemporaryDaemon, Path]]:
+def start_traced_daemon(**settings: str) -> Iterator[tuple[TemporaryDaemon, Path]]:
     """A daemon whose processes record their calls, and the directory of their recorders."""
     with tempfile.TemporaryDirectory(prefix="walk-") as temporary:
         directory = Path(temporary)
@@ -170,12 +170,12 @@ def traced_daemon(**settings: str) -> Iterator[tuple[TemporaryDaemon, Path]]:
 
 
 def persistent_http(reactor: Any) -> HTTPClient:
-    """An HTTP client that keeps its connections."""
+    """HTTP client with persistent connections."""
     return HTTPClient(Agent(reactor, pool=HTTPConnectionPool(reactor)))
 
 
 class Sender:
-    """Posts forwards over one connection that is kept."""
+    """Posts forwards over one persistent connection."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -184,7 +184,7 @@ class Sender:
         self._connection.connect()
 
     async def post(self, body: bytes, *, chunked: bool = False) -> None:
-        """Returns when the mediator has said 202. :param chunked: a form that only the general HTTP path reads."""
+        """Return when the mediator has answered 202. :param chunked: a form that only the general HTTP path reads."""
         await deferToThread(self._post, body, chunked)
 
     def _post(self, body: bytes, chunked: bool) -> None:
@@ -203,7 +203,7 @@ class Sender:
         assert response.status == 202, response.status
 
 
-async def enrolled(reactor: Any, http: HTTPClient, url: str) -> DIDCommWallet:
+async def enrol_wallet(reactor: Any, http: HTTPClient, url: str) -> DIDCommWallet:
     """A wallet with an account at the daemon."""
     wallet = DIDCommWallet.generate(await discover_mediator(http, url), http, reactor)
     await wallet.enrol()
@@ -211,8 +211,8 @@ async def enrolled(reactor: Any, http: HTTPClient, url: str) -> DIDCommWallet:
     return wallet
 
 
-async def live_socket(reactor: Any, wallet: DIDCommWallet) -> DIDCommSocket:
-    """A socket that is pushed to."""
+async def open_live_socket(reactor: Any, wallet: DIDCommWallet) -> DIDCommSocket:
+    """Open a socket with live delivery."""
     wallet_socket = await connect_didcomm_socket(reactor, wallet)
     await wallet_socket.live()
     return wallet_socket
@@ -221,7 +221,7 @@ async def live_socket(reactor: Any, wallet: DIDCommWallet) -> DIDCommSocket:
 async def didcomm_walks(reactor: Any, url: str, tracers: Tracers) -> dict[str, Walk]:
     """The rows of a DIDComm forward, its push and its acknowledgement."""
     http = persistent_http(reactor)
-    asleep, awake = [await enrolled(reactor, http, url) for _ in range(2)]
+    asleep, awake = [await enrol_wallet(reactor, http, url) for _ in range(2)]
     sender = Sender(url)
     numbers = iter(range(1_000_000))
 
@@ -229,12 +229,12 @@ async def didcomm_walks(reactor: Any, url: str, tracers: Tracers) -> dict[str, W
         return lambda: sender.post(prepare_forward(wallet, str(next(numbers))).body, chunked=chunked)
 
     found = {
-        "forward, fast path": await one(tracers, reactor, post(asleep)),
-        "forward, general path": await one(tracers, reactor, post(asleep, chunked=True)),
+        "forward, fast path": await walk_of_single_process(tracers, reactor, post(asleep)),
+        "forward, general path": await walk_of_single_process(tracers, reactor, post(asleep, chunked=True)),
     }
-    # A connection of its own, as for the rows before.
+    # A separate connection, as for the rows before.
     sender = Sender(url)
-    wallet_socket = await live_socket(reactor, awake)
+    wallet_socket = await open_live_socket(reactor, awake)
     last: list[str] = []
 
     async def pushed() -> None:
@@ -244,8 +244,8 @@ async def didcomm_walks(reactor: Any, url: str, tracers: Tracers) -> dict[str, W
     async def acknowledged() -> None:
         await wallet_socket.acknowledge([last.pop()])
 
-    found["forward and live push"] = await one(tracers, reactor, pushed)
-    found["acknowledgement"] = await one(tracers, reactor, acknowledged)
+    found["forward and live push"] = await walk_of_single_process(tracers, reactor, pushed)
+    found["acknowledgement"] = await walk_of_single_process(tracers, reactor, acknowledged)
     return found
 
 
@@ -264,7 +264,7 @@ async def decentrl_walks(reactor: Any, url: str, tracers: Tracers) -> dict[str, 
     await bob.respond(accepted)
     await bob.acknowledge_requests([request])
     await alice.conclude()
-    return {"TWO_WAY_PRIVATE": await one(tracers, reactor, lambda: alice.send(bob.did, "hello"))}
+    return {"TWO_WAY_PRIVATE": await walk_of_single_process(tracers, reactor, lambda: alice.send(bob.did, "hello"))}
 
 
 async def worker_walks(reactor: Any, url: str, tracers: Tracers) -> dict[str, Walk]:
@@ -274,8 +274,8 @@ async def worker_walks(reactor: Any, url: str, tracers: Tracers) -> dict[str, Wa
     :raise AssertionError: the kernel gave all connections to one worker.
     """
     http = persistent_http(reactor)
-    wallet = await enrolled(reactor, http, url)
-    wallet_socket = await live_socket(reactor, wallet)
+    wallet = await enrol_wallet(reactor, http, url)
+    wallet_socket = await open_live_socket(reactor, wallet)
     numbers = iter(range(1_000_000))
     for _ in range(MAX_CONNECTIONS):
         sender = Sender(url)
@@ -292,7 +292,7 @@ async def worker_walks(reactor: Any, url: str, tracers: Tracers) -> dict[str, Wa
         await pushed()
         # Timers run in both processes: only the worker with the socket serves a notification.
         if any(walk.enters(NOTIFIED) for walk in (await tracers.record(reactor, only_pushed)).values()):
-            walks = (await tracers.fewest(reactor, only_pushed)).values()
+            walks = (await tracers.record_fewest(reactor, only_pushed)).values()
             (socket_side,) = [walk for walk in walks if walk.enters(NOTIFIED)]
             sender_side = max((walk for walk in walks if walk is not socket_side), key=lambda walk: walk.frames)
             return {
@@ -302,9 +302,9 @@ async def worker_walks(reactor: Any, url: str, tracers: Tracers) -> dict[str, Wa
     raise AssertionError("all connections are at one worker")
 
 
-async def one(tracers: Tracers, reactor: Any, request: Callable[[], Awaitable[object]]) -> Walk:
-    """The walk in the one process that serves."""
-    return max((await tracers.fewest(reactor, request)).values(), key=lambda walk: walk.frames)
+async def walk_of_single_process(tracers: Tracers, reactor: Any, request: Callable[[], Awaitable[object]]) -> Walk:
+    """The walk in the only process."""
+    return max((await tracers.record_fewest(reactor, request)).values(), key=lambda walk: walk.frames)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -318,11 +318,11 @@ def main(arguments: Sequence[str]) -> None:
 
     async def run(reactor: Any) -> None:
         found: dict[str, Walk] = {}
-        with traced_daemon() as (daemon, directory):
+        with start_traced_daemon() as (daemon, directory):
             tracers = Tracers(directory, 1)
             found |= await didcomm_walks(reactor, daemon.url, tracers)
             found |= await decentrl_walks(reactor, daemon.url, tracers)
-        with traced_daemon(MEDIATORD_WORKERS="2") as (daemon, directory):
+        with start_traced_daemon(MEDIATORD_WORKERS="2") as (daemon, directory):
             found |= await worker_walks(reactor, daemon.url, Tracers(directory, 1 + 2))
         if options.json:
             print(json.dumps({name: (len(walk.files), walk.frames, walk.changes) for name, walk in found.items()}))

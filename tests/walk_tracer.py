@@ -21,7 +21,7 @@ _PREFIX = str(Path(__file__).parents[1] / "mediatord") + os.sep
 
 
 class CallRecorder:
-    """A profile function for all threads; records (thread, file) of each call while it is switched on."""
+    """Profile function for all threads; while enabled, records thread and file of each call."""
 
     def __init__(self) -> None:
         self.enabled = False
@@ -35,7 +35,7 @@ class CallRecorder:
                 self.calls.append((threading.get_ident(), code.co_filename[len(_PREFIX) :], code.co_qualname))
 
     def answer(self, command: str) -> Any:
-        """Carry out one command; what it is answered with."""
+        """Carry out a command; return its response."""
         if command == "start":
             self.calls = []
             self.enabled = True

@@ -1,4 +1,4 @@
-"""Identities of every method and curve that wallets have, and their proofs of ownership."""
+"""Generates identities of every DID method and curve that wallets use, and ownership proofs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def generate_identity(
 
 
 def _generate_did_key(curve: Curve) -> WalletIdentity:
-    """For X25519 an Ed25519 did:key, whose document has the derived key as well (reference 8.2)."""
+    """For X25519 an Ed25519 did:key, whose document contains the derived key as well (reference 8.2)."""
     if curve != "X25519":
         private = PrivateKey.generate(curve)
         key = _self_named_key(private)
@@ -75,7 +75,7 @@ def prove_ownership(
     owner: WalletIdentity, recipient_did: str, account: str, mediator: DIDDocument, *, now: float
 ) -> bytes:
     """
-    A proof by its owner that `account` may register a recipient DID, valid for five minutes.
+    Ownership proof that lets `account` register a recipient DID, valid for five minutes.
 
     :param now: Unix seconds.
     """

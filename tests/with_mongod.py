@@ -1,7 +1,7 @@
 """
-Runs a command beside a MongoDB of its own: `python -m tests.with_mongod COMMAND ... {uri} ...`.
+Runs a command beside a temporary MongoDB: `python -m tests.with_mongod COMMAND ... {uri} ...`.
 
-`{uri}` stands for the URI of a replica set of one member, in memory if there is room, without a database.
+`{uri}` is replaced by the URI of a replica set of one member, in memory if there is room, without a database.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from tests.replica_set import ReplicaSet
 
 
 def main(command: list[str]) -> int:
-    """The command's exit status."""
+    """Return the exit status of the command."""
     with ReplicaSet() as servers:
         uri = urlunsplit(urlsplit(servers.uri("any"))._replace(path="/"))
-        return subprocess.call([word.replace("{uri}", uri) for word in command])
+        return subprocess.call([argument.replace("{uri}", uri) for argument in command])
 
 
 if __name__ == "__main__":

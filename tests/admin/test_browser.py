@@ -146,13 +146,13 @@ def test_it_looks_right(browser: Browser, url: str, view: Viewport) -> None:
     """No script runs, nothing comes from elsewhere, all is there to be read, and nothing is wider than the page."""
     with browser.visit(f"{url}/admin", view, credentials=USER, headers=SLOW_REFRESH) as visit:
         assert visit.response is not None and visit.response.status == 200
-        look = visit.look("admin")
+        look = visit.inspect("admin")
         # The first answer is a 401, which makes the browser ask for the password.
-        assert [one for one in look.complaints if "401" not in one] == []
-        assert look.elsewhere == [] and look.requests == []
+        assert [one for one in look.errors if "401" not in one] == []
+        assert look.cross_origin == [] and look.requests == []
         assert look.scripts == 0
-        assert look.wide == [] and look.overflow == 0
-        assert look.faint == [] and look.smallest_text >= 11
+        assert look.overflowing == [] and look.overflow == 0
+        assert look.low_contrast == [] and look.smallest_text >= 11
         assert look.texts > 100
         scrolling = visit.page.evaluate(
             "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth).length"

@@ -45,7 +45,7 @@ from tests.integration.message_load import (
     prepare_forward,
     prepare_forwards,
 )
-from tests.integration.test_event_log import figures
+from tests.integration.test_event_log import read_counters
 from tests.observability.counter_oracle import read_segments
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ class EndToEndTests(TestCase):
     async def settled(self) -> dict[str, int]:
         """What `/metrics` says once all sockets are closed and all that is to expire has."""
         while True:
-            said = await deferToThread(figures, self.daemon)
+            said = await deferToThread(read_counters, self.daemon)
             if not said["connections"] and said["expired"] == EXPIRED:
                 return said
             await deferLater(reactor, LOOK_SECONDS, lambda: None)

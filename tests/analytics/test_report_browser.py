@@ -27,7 +27,7 @@ def looks(browser: Browser, files: dict[str, bytes], folder: Path, name: str) ->
     found: dict[str, PageInspection] = {}
     for view in VIEWS:
         with browser.visit((folder / "index.html").as_uri(), view, offline=True) as visit:
-            found[view.name] = visit.look(name)
+            found[view.name] = visit.inspect(name)
     return found
 
 
@@ -40,16 +40,16 @@ def found(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 def test_it_looks_right(found: dict[str, PageInspection], name: str) -> None:
     look = found[name]
 
-    assert look.complaints == []
+    assert look.errors == []
     assert look.requests == []
     assert look.scripts == 0
-    assert look.wide == []
+    assert look.overflowing == []
     assert look.overflow == 0
     assert look.texts > 1000
-    assert look.faint == []
+    assert look.low_contrast == []
     # Charts become as small as the narrowest phone is.
     assert look.smallest_text >= (9 if name.startswith("phone") else 10)
-    assert look.pictures and all(picture.read_bytes().startswith(b"\x89PNG") for picture in look.pictures)
+    assert look.screenshots and all(picture.read_bytes().startswith(b"\x89PNG") for picture in look.screenshots)
 
 
 def test_light_and_dark_differ(found: dict[str, PageInspection]) -> None:
@@ -66,7 +66,7 @@ def test_the_browser_sees_what_is_wrong(browser: Browser, tmp_path: Path) -> Non
     <img src="http://127.0.0.1:9/x.png"><script>console.log("here")</script>"""
 
     for look in looks(browser, {"index.html": page}, tmp_path, "wrong").values():
-        assert [text for text, _ in look.faint] == ["faint", "wide"]
-        assert look.wide and look.overflow > 0
-        assert look.requests == look.elsewhere == ["http://127.0.0.1:9/x.png"]
-        assert "here" in look.complaints and look.scripts == 1
+        assert [text for text, _ in look.low_contrast] == ["faint", "wide"]
+        assert look.overflowing and look.overflow > 0
+        assert look.requests == look.cross_origin == ["http://127.0.0.1:9/x.png"]
+        assert "here" in look.errors and look.scripts == 1

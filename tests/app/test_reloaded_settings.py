@@ -350,7 +350,7 @@ class CertificateTests(SynchronousTestCase):
     def test_what_is_between(self) -> None:
         """What follows it in its file is shown as well; a file that is named for that is what is shown instead."""
         between, other = (
-            CertificateAuthority(self.directory, name, above=self.authority) for name in ("Between", "Other")
+            CertificateAuthority(self.directory, name, parent=self.authority) for name in ("Between", "Other")
         )
         self.used.write_bytes(between.issue("third", ["127.0.0.1"]).read_bytes() + between.path.read_bytes())
         self.assertEqual(self.chain_shown(self.listener()), ["third", "Between"])

@@ -19,7 +19,7 @@ from twisted.trial.unittest import TestCase
 
 from mediatord.backup.archive import verify_archive
 from mediatord.backup.records import MessageRecord
-from tests.integration.cluster import fresh_storage
+from tests.integration.cluster import make_mongo_storage
 from tests.integration.daemon import Daemon
 from tests.integration.message_load import (
     ROOMY,
@@ -111,7 +111,7 @@ class MongoDBRunningDaemonTests(RunningDaemonTests):
     """With MongoDB, where a backup is a snapshot too."""
 
     def get_storage(self) -> dict[str, Any]:
-        self.section = fresh_storage(self)
+        self.section = make_mongo_storage(self)
         return {"storage": self.section}
 
     def delete_store(self) -> None:

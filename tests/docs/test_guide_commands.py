@@ -145,7 +145,7 @@ def run_script(script: Path, session: Path, directory: Path, environment: dict[s
             deadline = time.monotonic() + PAGE_SECONDS
             while shell.poll() is None and time.monotonic() < deadline:
                 try:
-                    if "READY=1" in notifications.next().splitlines():
+                    if "READY=1" in notifications.next_state().splitlines():
                         (session / "ready").touch()
                 except TimeoutError:
                     continue

@@ -34,12 +34,12 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_looks_right(browser: Browser, site: Path, page: str, view: Viewport) -> None:
     """No page is wider than its window, too faint to read, or asks for anything that is not beside it."""
     with browser.visit((site / f"{page}.html").as_uri(), view, offline=True) as visit:
-        look = visit.look(f"docs-{page}")
+        look = visit.inspect(f"docs-{page}")
 
-    assert look.complaints == []
+    assert look.errors == []
     assert [request for request in look.requests if not request.startswith(site.as_uri())] == []
     assert look.overflow == 0
-    assert look.faint == []
+    assert look.low_contrast == []
     assert look.texts > 20
 
 

@@ -1,11 +1,11 @@
 """
-Nodes of one cluster, each a process with a directory of its own.
+Clusters of daemons, each node a process with its own directory.
 
 ::
 
-    with Cluster(servers.uri("mediatord")) as (a, b, c):
-        alice = await enrolled(a, reactor)
-        elsewhere = at(alice, b.port, reactor)
+    with DaemonCluster(servers.uri("mediatord")) as (a, b, c):
+        alice = await enrol_wallet(a, reactor)
+        alice_at_b = wallet_at_node(alice, b.port, reactor)
         c.kill()
 """
 
@@ -35,15 +35,15 @@ from tests.skewed_clock import ClockedDaemon, SkewedClock
 
 class DaemonCluster:
     """
-    Configured, but not running before :meth:`start`; as a context manager it starts and stops.
+    Nodes of a cluster; as a context manager it starts and stops them.
 
-    :param uri: of the database that they share.
-    :param names: one node each.
-    :param settings: what differs from the file that `mediatord init` writes, for all nodes.
-    :param via: the port that leads to that of a node, for the other nodes.
-    :param public_url: of all; the first node's unless given.
-    :param clocks: what nodes of these names go by.
-    :ivar nodes: as they were named.
+    :param uri: URI of the shared database.
+    :param names: names of the nodes.
+    :param settings: changes to the configuration of `mediatord init`, for all nodes.
+    :param via: proxy port for a node's port, used by the other nodes.
+    :param public_url: URL of the mediator; the first node's unless given.
+    :param clocks: clocks of the nodes with these names.
+    :ivar nodes: in the order of their names.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class DaemonCluster:
         public_url: str | None = None,
         clocks: Mapping[str, SkewedClock] | None = None,
     ) -> None:
-        known = clocks or {}
-        self.nodes = [ClockedDaemon(known[name]) if name in known else Daemon() for name in names]
+        clock_of = clocks or {}
+        self.nodes = [ClockedDaemon(clock_of[name]) if name in clock_of else Daemon() for name in names]
         first = self.nodes[0]
         write_initial_files(first.directory, public_url or first.url)
         self.secret = first.directory / "secret"
@@ -73,25 +73,25 @@ class DaemonCluster:
             )
 
     def port_of(self, node: Daemon) -> int:
-        """Where other nodes reach it."""
+        """Port on which other nodes reach it."""
         return self._ports[node]
 
     def start(self) -> None:
         """
-        Run all of them.
+        Start all nodes.
 
-        :raise AssertionError: one of them did not come up.
+        :raise AssertionError: a node did not start.
         """
-        with ThreadPoolExecutor(len(self.nodes)) as at_once:
-            list(at_once.map(lambda node: node.start(), self.nodes))
+        with ThreadPoolExecutor(len(self.nodes)) as pool:
+            list(pool.map(lambda node: node.start(), self.nodes))
 
     def stop(self) -> None:
-        """Stop those that run."""
-        with ThreadPoolExecutor(len(self.nodes)) as at_once:
-            list(at_once.map(Daemon.stop, [node for node in self.nodes if node.running]))
+        """Stop the nodes that run."""
+        with ThreadPoolExecutor(len(self.nodes)) as pool:
+            list(pool.map(Daemon.stop, [node for node in self.nodes if node.running]))
 
     def clean(self) -> None:
-        """End those that still run, and delete what all have written."""
+        """End the nodes that run, and delete all files."""
         for node in self.nodes:
             node.clean()
 
@@ -107,7 +107,7 @@ class DaemonCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            # Whether the end is orderly matters only to a test that has not failed already.
+            # An unclean stop is reported only if the test has not failed already.
             if kind is None:
                 self.stop()
         finally:
@@ -126,40 +126,40 @@ class DaemonCluster:
         }
 
 
-def fresh_storage(test: unittest.TestCase) -> dict[str, Any]:
+def make_mongo_storage(test: unittest.TestCase) -> dict[str, Any]:
     """
-    A `storage` section with a database on the shared servers that is the test's own until it is over.
+    A `storage` section with a database on the shared servers, for the duration of the test.
 
-    :raise SkipTest: there is no server to run.
+    :raise SkipTest: there is no MongoDB server.
     """
     servers = shared_replica_set()
-    fresh = fresh_database()
-    name = fresh.__enter__()
-    test.addCleanup(fresh.__exit__, None, None, None)
+    database = fresh_database()
+    name = database.__enter__()
+    test.addCleanup(database.__exit__, None, None, None)
     return {"backend": "mongodb", "mongodb": {"uri": servers.uri(name)}}
 
 
 def update_configuration(node: Daemon, changes: Mapping[str, Any]) -> None:
-    """Change the configuration of a node."""
+    """Merge changes into the configuration of a node."""
     merged = merge_settings(node.configuration(), changes)
     node.config.write_text(yaml.safe_dump(merged, sort_keys=False), encoding="utf-8")
 
 
 def mediator_at_node(mediator: DIDCommMediator, port: int) -> DIDCommMediator:
-    """The same mediator, at one of its nodes."""
+    """The mediator with the address of one node."""
     address = f"127.0.0.1:{port}/didcomm"
     return replace(mediator, http_uri=f"http://{address}", ws_uri=f"ws://{address}")
 
 
 def wallet_at_node(wallet: DIDCommWallet, port: int, reactor: Any) -> DIDCommWallet:
-    """The same wallet at another node."""
+    """The wallet connected to another node."""
     return DIDCommWallet(
         wallet.identity, open_http(reactor), reactor, mediator_at_node(wallet.mediator, port), wallet.documents
     )
 
 
-def say_to_listener(port: int, data: bytes) -> bytes:
-    """What the node-to-node listener on a port answers to somebody who knows no secret, until it hangs up."""
+def send_to_peer_listener(port: int, data: bytes) -> bytes:
+    """Response of the node-to-node listener to a client without the secret, until it closes."""
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS) as connection:
         connection.sendall(data)
         return b"".join(iter(partial(connection.recv, 1024), b""))

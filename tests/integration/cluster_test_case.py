@@ -1,4 +1,4 @@
-"""Tests that share three nodes on a MongoDB server."""
+"""Test case for tests that share three nodes on a MongoDB server."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _numbers = itertools.count()
 @functools.cache
 def _cluster_servers() -> ReplicaSet:
     """
-    A server for such nodes alone. They ask it all the time: commands that other tests have their server fail, once,
-    might otherwise be those of a node.
+    A server for shared nodes only. They use it all the time: a failpoint of another test might fail their commands
+    instead.
 
-    :raise SkipTest: there is no server to run.
+    :raise SkipTest: there is no MongoDB server.
     """
     servers = ReplicaSet()
     servers.open()
@@ -37,24 +37,24 @@ class SharedCluster(DaemonCluster):
     """
     Three nodes that run until this process ends.
 
-    :ivar servers: where they keep everything.
-    :ivar database: name of theirs.
+    :ivar servers: MongoDB servers.
+    :ivar database: name of the database.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.servers = _cluster_servers()
         self.database = f"cluster-{next(_numbers)}"
         super().__init__(self.servers.uri(self.database), settings=settings)
-        self._checked = dict.fromkeys(self.nodes, 0)
+        self._read_until = dict.fromkeys(self.nodes, 0)
         atexit.register(self.clean)
         self.start()
 
-    def news(self) -> str:
-        """What the nodes have written since this was asked."""
-        said = {node: node.output() for node in self.nodes}
-        news = "".join(text[self._checked[node] :] for node, text in said.items())
-        self._checked = {node: len(text) for node, text in said.items()}
-        return news
+    def new_output(self) -> str:
+        """What the nodes have written since the last call."""
+        outputs = {node: node.output() for node in self.nodes}
+        output = "".join(output[self._read_until[node] :] for node, output in outputs.items())
+        self._read_until = {node: len(output) for node, output in outputs.items()}
+        return output
 
 
 @functools.cache
@@ -63,7 +63,7 @@ def _shared(settings: str) -> SharedCluster:
 
 
 class ClusterTestCase(TestCase):
-    """Tests with nodes of the same settings, which they leave running."""
+    """Test case with shared nodes for each set of settings, which tests leave running."""
 
     settings: ClassVar[dict[str, Any]] = {}
     cluster: ClassVar[SharedCluster]
@@ -73,21 +73,21 @@ class ClusterTestCase(TestCase):
         cls.cluster = _shared(json.dumps(cls.settings))
 
     def tearDown(self) -> None:
-        """Nothing has gone wrong inside."""
-        self.assertNotIn("Traceback", self.cluster.news())
+        """No node has logged a traceback."""
+        self.assertNotIn("Traceback", self.cluster.new_output())
 
     @contextmanager
-    def intruder(self, **changes: Any) -> Iterator[Daemon]:
-        """A fourth node, like the first but for these settings; not running."""
-        like = self.cluster.nodes[0]
-        other = Daemon()
-        other.directory.mkdir(parents=True)
+    def extra_node(self, **changes: Any) -> Iterator[Daemon]:
+        """A fourth node, not running, configured like the first one with these changes."""
+        first = self.cluster.nodes[0]
+        node = Daemon()
+        node.directory.mkdir(parents=True)
         try:
             for name in ("mediator.yaml", "keys.jwks", "log.key", "secret"):
-                (other.directory / name).write_bytes((like.directory / name).read_bytes())
-                (other.directory / name).chmod(0o600)
-            settings = {"listen": [f"tcp:{other.port}:interface=127.0.0.1"]}
-            update_configuration(other, merge_settings(settings, changes))
-            yield other
+                (node.directory / name).write_bytes((first.directory / name).read_bytes())
+                (node.directory / name).chmod(0o600)
+            settings = {"listen": [f"tcp:{node.port}:interface=127.0.0.1"]}
+            update_configuration(node, merge_settings(settings, changes))
+            yield node
         finally:
-            other.clean()
+            node.clean()

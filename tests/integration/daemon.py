@@ -1,10 +1,10 @@
 """
-A mediatord of its own for one test or module: a child process with fresh keys on a free loopback port.
+Runs mediatord for a test or module: a child process with new keys on a free loopback port.
 
 ::
 
     with Daemon({"queue": {"max_messages": 3}}) as daemon:
-        requests_to(daemon.url)
+        send_requests_to(daemon.url)
         daemon.kill()
         daemon.start()
 """
@@ -31,13 +31,13 @@ from mediatord.wallet.temporary_daemon import find_free_port
 from tests.integration.fork_server import ForkedDaemonProcess
 from tests.ledger_checks import assert_ledger_balanced, read_sqlite_ledger
 
-# A daemon that takes so long is stuck, however busy the machine is.
+# Longer than any start or stop takes on a busy machine.
 START_SECONDS = 120.0
 STOP_SECONDS = 60.0
-# The daemon is asked this often whether it is there; in between, the wait is for its end.
-ASK_SECONDS = 0.05
+# Interval at which a starting daemon is probed; between probes, its exit is waited for.
+POLL_SECONDS = 0.05
 
-# Tests send in a second what a wallet sends in a day.
+# Limits for tests, which send in a second what a wallet sends in a day.
 PLENTY: dict[str, Any] = {
     "limits": {
         "did_per_minute": 1_000_000,
@@ -52,9 +52,9 @@ PLENTY: dict[str, Any] = {
 
 class Daemon:
     """
-    Configured, but not running before :meth:`start`; as a context manager it starts and stops.
+    A daemon; as a context manager it starts and stops it.
 
-    :param settings: what differs from the file that ``mediatord init`` writes; sections are merged.
+    :param settings: changes to the configuration of ``mediatord init``; sections are merged.
     """
 
     def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
@@ -68,35 +68,35 @@ class Daemon:
 
     @property
     def running(self) -> bool:
-        """Whether it was started and not ended since."""
+        """Whether it was started and has not been ended."""
         return self._process is not None
 
     @property
     def pid(self) -> int:
-        """Of the running daemon."""
+        """Process id of the running daemon."""
         assert self._process is not None, "the daemon is not running"
         return self._process.pid
 
     @property
     def log_directory(self) -> Path:
-        """Where the event files are."""
+        """Directory of the event log."""
         return self.directory / str(self.configuration()["log"]["directory"])
 
     def configuration(self) -> dict[str, Any]:
-        """The configuration file as it is now."""
+        """The current configuration file."""
         return dict(yaml.safe_load(self.config.read_text(encoding="utf-8")))
 
     def output(self) -> str:
-        """What the daemon has written to standard output and standard error, for failure messages."""
+        """Standard output and standard error of the daemon."""
         path = self._root / "output"
         return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
 
     def start(self, health: int = 200) -> None:
         """
-        Run the daemon and wait until it serves; the first time, make its files.
+        Start the daemon and wait until it serves; the first time, create its files.
 
-        :param health: what it says of itself then, as an HTTP status.
-        :raise AssertionError: it ended or did not say so in time; the text has what it wrote.
+        :param health: expected status of `/health`.
+        :raise AssertionError: it ended or did not answer so in time; the text has its output.
         """
         assert self._process is None, "the daemon is running"
         if not self.config.exists():
@@ -106,11 +106,11 @@ class Daemon:
 
     def stop(self) -> None:
         """
-        Ask the daemon to end.
+        Stop the daemon with SIGTERM.
 
         :raise AssertionError: it did not end in time with exit status 0.
         """
-        process = self._gone()
+        process = self._release_process()
         process.send_signal(signal.SIGTERM)
         try:
             status = process.wait(STOP_SECONDS)
@@ -121,13 +121,13 @@ class Daemon:
         assert status == 0, f"exit status {status} after SIGTERM:\n{self.output()}"
 
     def kill(self) -> None:
-        """End the daemon as a power cut would."""
-        process = self._gone()
+        """End the daemon with SIGKILL."""
+        process = self._release_process()
         process.kill()
         process.wait()
 
     def restart(self) -> None:
-        """Stop and start with the same directory and port."""
+        """Stop and start it with the same directory and port."""
         self.stop()
         self.start()
 
@@ -143,7 +143,7 @@ class Daemon:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            # Whether the end is orderly matters only to a test that has not failed already.
+            # An unclean stop is reported only if the test has not failed already.
             if self._process is not None and kind is None:
                 self.stop()
                 self._check_ledger()
@@ -151,14 +151,14 @@ class Daemon:
             self.clean()
 
     def _check_ledger(self) -> None:
-        """:raise AssertionError: an SQLite store does not account for all that it has accepted."""
+        """:raise AssertionError: the SQLite store does not account for all accepted messages."""
         storage = self.configuration().get("storage", {})
         database = self.directory / storage.get("sqlite", {}).get("path", "mediator.sqlite3")
         if storage.get("backend", "sqlite") == "sqlite" and database.exists():
             assert_ledger_balanced(read_sqlite_ledger(database))
 
     def initialise(self) -> None:
-        """Make its files, as `mediatord init` would, which takes as long as a start."""
+        """Create its files as `mediatord init` does, which takes as long as a start."""
         write_initial_files(self.directory, self.url)
         listen = {"listen": [f"tcp:{self.port}:interface=127.0.0.1"]}
         merged = merge_settings(merge_settings(merge_settings(self.configuration(), PLENTY), listen), self._settings)
@@ -166,18 +166,18 @@ class Daemon:
 
     def await_health(self, status: int = 200) -> None:
         """
-        Wait until the running daemon says so of itself, as an HTTP status.
+        Wait for a status of `/health`.
 
-        :raise AssertionError: it did not, or ended; the text has what it wrote.
+        :raise AssertionError: it was not answered in time, or the daemon ended; the text has its output.
         """
         assert self._process is not None, "the daemon is not running"
         self._await(self._process, lambda: self._health() == status, f"not {status}")
 
     def await_output(self, text: str) -> None:
         """
-        Wait until the running daemon has written this.
+        Wait until the daemon has written this text.
 
-        :raise AssertionError: it did not, or ended; the text has what it wrote.
+        :raise AssertionError: it did not in time, or ended; the text has its output.
         """
         assert self._process is not None, "the daemon is not running"
         self._await(self._process, lambda: text in self.output(), f"no {text!r}")
@@ -186,7 +186,7 @@ class Daemon:
         deadline = time.monotonic() + START_SECONDS
         while not reached():
             try:
-                status = process.wait(ASK_SECONDS)
+                status = process.wait(POLL_SECONDS)
             except subprocess.TimeoutExpired:
                 assert time.monotonic() < deadline, f"{otherwise} after {START_SECONDS:.0f} s:\n{self.output()}"
             else:
@@ -203,25 +203,25 @@ class Daemon:
         finally:
             connection.close()
 
-    def _gone(self) -> ForkedDaemonProcess:
-        """The running process, which from now on is not ours to stop."""
+    def _release_process(self) -> ForkedDaemonProcess:
+        """The running process, which :meth:`stop` no longer ends."""
         process, self._process = self._process, None
         assert process is not None, "the daemon is not running"
         return process
 
     def clean(self) -> None:
-        """End it if it runs, and delete what it has written."""
+        """Kill it if it runs, and delete its files."""
         if self._process is not None:
             self.kill()
         for last in (False, False, True):
-            # A program that packs a segment of the log may outlive the daemon for a moment, and write into it.
+            # A program that compresses a segment may outlive the daemon for a moment, and still write.
             if self._root.exists():
                 with contextlib.nullcontext() if last else contextlib.suppress(OSError):
                     shutil.rmtree(self._root)
 
 
 def merge_settings(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` with `changes`; mappings are merged, everything else is replaced."""
+    """`settings` with `changes`; mappings are merged, other values replaced."""
     merged = dict(settings)
     for name, value in changes.items():
         ours = merged.get(name)
@@ -232,5 +232,5 @@ def merge_settings(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> d
 
 
 def clean_environment() -> dict[str, str]:
-    """Ours without the settings of a daemon that somebody may be running."""
+    """The environment without settings of mediatord."""
     return {name: value for name, value in os.environ.items() if not name.startswith("MEDIATORD_")}

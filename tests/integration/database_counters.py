@@ -1,4 +1,4 @@
-"""What the database says of how much it has, and how much there is."""
+"""Checks the counters and the ledger of a MongoDB database against its documents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Document = dict[str, Any]
 
 
 def find_miscounts(client: MongoClient[Document], database: str) -> list[str]:
-    """Accounts and recipients whose counters are wrong, and ledgers that are, all as of one moment."""
+    """Wrong counters of accounts and recipients, and wrong ledgers, in one snapshot."""
     with client.start_session(snapshot=True) as session:
         pages = list(client[database]["ledger"].find({}, session=session))
         events = client[database]["pending_events"].count_documents({}, session=session)
@@ -20,47 +20,49 @@ def find_miscounts(client: MongoClient[Document], database: str) -> list[str]:
             list(client[database][name].find({}, {"payload": 0}, session=session))
             for name in ("accounts", "recipients", "messages")
         )
-    there = {"didcomm": len(messages), "decentrl": events}
-    return describe_miscounts(accounts, recipients, messages) + describe_ledger_gaps(pages, there)
+    queued = {"didcomm": len(messages), "decentrl": events}
+    return describe_miscounts(accounts, recipients, messages) + describe_ledger_gaps(pages, queued)
 
 
 def describe_miscounts(
     accounts: Iterable[Document], recipients: Iterable[Document], messages: Iterable[Document]
 ) -> list[str]:
-    """What is wrong with these, one line each."""
-    number: Counter[Any] = Counter()
-    size: Counter[Any] = Counter()
+    """One line for each wrong counter."""
+    counts: Counter[Any] = Counter()
+    sizes: Counter[Any] = Counter()
     registered: Counter[Any] = Counter()
     for message in messages:
-        number[message["recipient"]] += 1
-        size[message["recipient"]] += message["size"]
-    wrong = []
-    for one in recipients:
-        key = one["_id"]
-        registered[one["account"]] += "registered" in one
-        there = {"messages": number.pop(key, 0), "bytes": size[key], "waited_for": key in size}
-        said = {name: one.get(name, False) for name in there}
-        if said != there:
-            wrong.append(f"recipient {one['did']}: {said} but {there}")
-    wrong += [f"messages of no recipient: {count}" for count in number.values()]
-    for one in accounts:
-        if one["recipients"] != registered[one["_id"]]:
-            wrong.append(f"account {one['did']}: {one['recipients']} recipients but {registered[one['_id']]}")
-    return wrong
+        counts[message["recipient"]] += 1
+        sizes[message["recipient"]] += message["size"]
+    errors = []
+    for recipient in recipients:
+        key = recipient["_id"]
+        registered[recipient["account"]] += "registered" in recipient
+        actual = {"messages": counts.pop(key, 0), "bytes": sizes[key], "waited_for": key in sizes}
+        recorded = {name: recipient.get(name, False) for name in actual}
+        if recorded != actual:
+            errors.append(f"recipient {recipient['did']}: {recorded} but {actual}")
+    errors += [f"messages of no recipient: {count}" for count in counts.values()]
+    for account in accounts:
+        if account["recipients"] != registered[account["_id"]]:
+            errors.append(
+                f"account {account['did']}: {account['recipients']} recipients but {registered[account['_id']]}"
+            )
+    return errors
 
 
-def describe_ledger_gaps(pages: Iterable[Document], there: Mapping[str, int]) -> list[str]:
+def describe_ledger_gaps(pages: Iterable[Document], queued: Mapping[str, int]) -> list[str]:
     """
-    What the ledger says of each protocol if it is not what there is, one line each.
+    One line for each protocol whose ledger does not match the queued messages.
 
-    :param there: messages that wait, by protocol.
+    :param queued: number of queued messages, by protocol.
     """
-    wrong = []
-    for protocol, waiting in there.items():
+    errors = []
+    for protocol, waiting in queued.items():
         entries: Counter[str] = Counter()
         for page in pages:
             entries.update(page.get(protocol, {}))
-        gone = sum(entries.values()) - entries["accepted"]
-        if entries["accepted"] - gone != waiting:
-            wrong.append(f"ledger of {protocol}: {dict(entries)} but {waiting} waiting")
-    return wrong
+        removed = sum(entries.values()) - entries["accepted"]
+        if entries["accepted"] - removed != waiting:
+            errors.append(f"ledger of {protocol}: {dict(entries)} but {waiting} waiting")
+    return errors

@@ -1,4 +1,4 @@
-"""What was promised to senders, what came to recipients, and whether the two agree."""
+"""Delivery ledger: what senders were promised and recipients received, and whether they agree."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from tests.integration.message_load import SendAttempt, read_marker
 @dataclass(frozen=True, slots=True)
 class LedgerBalance:
     """
-    What a ledger comes to. All numbers of the last part have to be zero.
+    Result of reconciling a ledger. The numbers of the second group must be zero.
 
-    Every attempt to send a letter has a payload of its own: each message is due to one attempt, and none makes up for
+    Every attempt to send a message has its own payload: a message belongs to one attempt, and does not make up for
     the loss of another.
 
-    A refused attempt may have been stored all the same, when the store lost its primary in the middle of it; the node
-    takes that back as soon as there is another. A recipient that fetches it before that gets the letter twice.
+    A refused attempt may have been stored if the store lost its primary meanwhile; the node undoes that as soon as
+    there is another primary. A recipient that fetches before gets the message twice.
 
-    :param letters: what was to be sent.
+    :param message_count: messages that were to be sent.
     :param posts: attempts to send one.
-    :param accepted: those answered 202.
-    :param refused: those answered 503.
-    :param cut: those that lost their connection: whether the payload was stored is anybody's guess.
-    :param received: messages by id.
-    :param repeated: attempts that were cut off and came: their letters were sent again.
-    :param slowest: seconds that an answer took.
-    :param doubtful: attempts that were refused and came.
+    :param accepted: attempts answered 202.
+    :param refused: attempts answered 503.
+    :param cut: attempts whose connection broke, which may have been stored.
+    :param received: messages received, by id.
+    :param repeated: broken attempts that were delivered; their messages were sent again.
+    :param slowest: longest response time in seconds.
+    :param doubtful: refused attempts that were delivered.
 
-    :param unsent: letters that were never accepted.
-    :param lost: attempts that were accepted and did not come.
-    :param doubled: messages that nothing accounts for: a second one of an attempt, or one that was never sent.
-    :param returned: messages that came again after their acknowledgement had been answered.
-    :param vanished: messages that came, were never acknowledged, and were gone nevertheless.
-    :param left: messages that are still there when everything was acknowledged.
+    :param unsent: messages that were never accepted.
+    :param lost: accepted attempts that were not delivered.
+    :param doubled: unexpected deliveries: a second one of an attempt, or one that was never sent.
+    :param returned: messages delivered again after their acknowledgement was answered.
+    :param vanished: messages delivered, never acknowledged, and no longer stored.
+    :param left: messages still stored when all were acknowledged.
     """
 
     message_count: int
@@ -59,117 +59,118 @@ class LedgerBalance:
     left: int
 
     @property
-    def owed(self) -> int:
-        """What has to be zero."""
+    def discrepancy(self) -> int:
+        """Sum of the numbers that must be zero."""
         return self.unsent + self.lost + self.doubled + self.returned + self.vanished + self.left
 
     def __str__(self) -> str:
         return (
-            f"{self.message_count} letters in {self.posts} posts: {self.accepted} accepted, {self.refused} refused, "
+            f"{self.message_count} messages in {self.posts} posts: {self.accepted} accepted, {self.refused} refused, "
             f"{self.cut} cut off; {self.received} messages, {self.repeated} of them from posts that were cut off, "
-            f"{self.doubtful} doubtful; slowest answer {self.slowest:.1f} s; unsent {self.unsent}, lost {self.lost}, "
-            f"doubled {self.doubled}, returned {self.returned}, vanished {self.vanished}, left {self.left}"
+            f"{self.doubtful} doubtful; slowest response {self.slowest:.1f} s; unsent {self.unsent}, "
+            f"lost {self.lost}, doubled {self.doubled}, returned {self.returned}, vanished {self.vanished}, "
+            f"left {self.left}"
         )
 
 
 class Acknowledger(Protocol):
-    """A wallet, or a socket of it."""
+    """A wallet, or one of its sockets."""
 
     async def acknowledge(self, ids: Iterable[str | DeliveredMessage]) -> object: ...
 
 
 class DeliveryLedger:
     """
-    Entries are made by senders from their threads and by recipients. Markers are those of attempts.
+    Record of attempts, made by sender threads, and of deliveries, made by recipients.
 
-    :ivar answered: letters that were accepted at least once.
+    :ivar accepted_messages: messages accepted at least once.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._letters: set[str] = set()
+        self._messages: set[str] = set()
         self._attempts: Counter[str] = Counter()
         self._posts: list[SendAttempt] = []
         self._ids: dict[str, set[str]] = {}
-        self._asked: set[str] = set()
+        self._acknowledgements_sent: set[str] = set()
         self._acknowledged: set[str] = set()
         self._returned: set[str] = set()
-        self.answered: set[str] = set()
+        self.accepted_messages: set[str] = set()
 
-    def due(self, message_count: Iterable[str]) -> None:
-        """These are to be sent."""
-        self._letters.update(message_count)
+    def expect(self, messages: Iterable[str]) -> None:
+        """Record messages that are to be sent."""
+        self._messages.update(messages)
 
-    def attempt(self, letter: str) -> str:
-        """Begin another attempt to send a letter; the marker to be found in this one."""
+    def begin_attempt(self, message: str) -> str:
+        """Begin an attempt to send a message; return the marker of its payload."""
         with self._lock:
-            self._attempts[letter] += 1
-            return f"{letter}/{self._attempts[letter]}"
+            self._attempts[message] += 1
+            return f"{message}/{self._attempts[message]}"
 
-    def posted(self, post: SendAttempt) -> None:
-        """Enter an attempt that is over."""
+    def record_attempt(self, post: SendAttempt) -> None:
+        """Record a finished attempt."""
         with self._lock:
             self._posts.append(post)
             if post.status == 202:
-                self.answered.add(message_of_attempt(post.marker))
+                self.accepted_messages.add(message_of_attempt(post.marker))
 
-    def delivered(self, wallet: DIDCommWallet, batch: Iterable[DeliveredMessage]) -> None:
-        """Enter what came, pushed or fetched."""
-        for one in batch:
-            self.came(read_marker(wallet, one), one.id)
+    def record_deliveries(self, wallet: DIDCommWallet, batch: Iterable[DeliveredMessage]) -> None:
+        """Record messages that were pushed or fetched."""
+        for delivered in batch:
+            self.record_delivery(read_marker(wallet, delivered), delivered.id)
 
-    def delivered_unseen(self, wallet: DIDCommWallet, delivered: DeliveredMessage) -> None:
-        """Enter what was sent to a wallet that has not got it: when it comes, it has the same id."""
+    def record_unread_push(self, wallet: DIDCommWallet, delivered: DeliveredMessage) -> None:
+        """Record a push that the wallet has not read; when the message arrives, it has the same id."""
         self._ids.setdefault(read_marker(wallet, delivered), set()).add(delivered.id)
 
-    def came(self, marker: str, id_: str) -> None:
-        """Enter one of them."""
+    def record_delivery(self, marker: str, id_: str) -> None:
+        """Record one delivery."""
         self._ids.setdefault(marker, set()).add(id_)
         if id_ in self._acknowledged:
             self._returned.add(id_)
 
-    async def acknowledge(self, way: Acknowledger, batch: Iterable[DeliveredMessage]) -> None:
-        """Acknowledge, and enter the answer if there is one."""
-        ids = {one.id for one in batch}
-        self._asked |= ids
-        await way.acknowledge(sorted(ids))
+    async def acknowledge(self, client: Acknowledger, batch: Iterable[DeliveredMessage]) -> None:
+        """Acknowledge, and record the response if there is one."""
+        ids = {delivered.id for delivered in batch}
+        self._acknowledgements_sent |= ids
+        await client.acknowledge(sorted(ids))
         self._acknowledged |= ids
 
-    def awaited(self) -> set[str]:
-        """The markers of what was accepted and has not come yet."""
+    def undelivered(self) -> set[str]:
+        """Markers of accepted attempts that have not been delivered yet."""
         with self._lock:
             return {post.marker for post in self._posts if post.status == 202} - self._ids.keys()
 
     def balance(self, left: int) -> LedgerBalance:
         """
-        Close the books.
+        Reconcile the ledger.
 
         :param left: messages that are still in the store.
         """
         accepted, refused, cut = (
             {post.marker for post in self._posts if post.status == status} for status in (202, 503, None)
         )
-        came = self._ids.keys()
+        delivered = self._ids.keys()
         received = sum(len(ids) for ids in self._ids.values())
         return LedgerBalance(
-            message_count=len(self._letters),
+            message_count=len(self._messages),
             posts=len(self._posts),
             accepted=len(accepted),
             refused=len(refused),
             cut=len(cut),
             received=received,
-            repeated=len(cut & came),
-            slowest=max((post.took for post in self._posts if post.status is not None), default=0.0),
-            unsent=len(self._letters - self.answered),
-            lost=len(accepted - came),
-            doubtful=len(refused & came),
-            doubled=received - len((accepted | refused | cut) & came),
+            repeated=len(cut & delivered),
+            slowest=max((post.duration for post in self._posts if post.status is not None), default=0.0),
+            unsent=len(self._messages - self.accepted_messages),
+            lost=len(accepted - delivered),
+            doubtful=len(refused & delivered),
+            doubled=received - len((accepted | refused | cut) & delivered),
             returned=len(self._returned),
-            vanished=len(set[str]().union(*self._ids.values()) - self._asked),
+            vanished=len(set[str]().union(*self._ids.values()) - self._acknowledgements_sent),
             left=left,
         )
 
 
 def message_of_attempt(marker: str) -> str:
-    """The letter that was to be sent by this attempt."""
+    """The message that this attempt was to send."""
     return marker.rpartition("/")[0]

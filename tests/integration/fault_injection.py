@@ -1,7 +1,7 @@
 """
-A cluster on a replica set, both of three, over a network that can be cut; and what can happen to them.
+A cluster of three nodes on a replica set of three servers, over a network that can be cut, with faults to inject.
 
-Every trouble is over when its context ends, and everything runs again.
+A fault ends with its context; then everything runs again.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from tests.replica_set import ReplicaSet
 from tests.skewed_clock import SkewedClock
 
 DATABASE = "mediatord"
-# By how much a clock is set, in seconds: by less than those of nodes may be apart, and by more.
+# Clock steps in seconds, below and above the permitted clock skew.
 STEPS = (-120.0, -10.0, 10.0, 120.0)
-LOOK_SECONDS = 0.1
-# For which a node tries to have another one push something.
+POLL_SECONDS = 0.1
+# Time for which a node tries to notify a peer.
 HINT_SECONDS = (len(RETRY_DELAYS) + 1) * CALL_TIMEOUT + sum(RETRY_DELAYS)
 
-Trouble = Callable[[], AbstractAsyncContextManager[None]]
+Fault = Callable[[], AbstractAsyncContextManager[None]]
 
 
 class FaultInjectionCluster:
     """
-    All of it; runs between :meth:`open` and :meth:`close`.
+    The cluster; runs between :meth:`open` and :meth:`close`.
 
-    :param chance: decides whom troubles befall.
+    :param chance: chooses the nodes that faults affect.
     """
 
     def __init__(self, reactor: Any, chance: random.Random, settings: dict[str, Any] | None = None) -> None:
@@ -52,102 +52,102 @@ class FaultInjectionCluster:
         self._settings = settings
         self._clock = SkewedClock()
         self.network = PartitionProxy(reactor)
-        self.servers = ReplicaSet(3, via=self._way_from_thread)
+        self.servers = ReplicaSet(3, via=self._route_from_thread)
         self.cluster: DaemonCluster | None = None
 
     @property
     def nodes(self) -> list[Daemon]:
-        """Those of the cluster."""
+        """Nodes of the cluster."""
         assert self.cluster is not None, "there is no cluster yet"
         return self.cluster.nodes
 
     @property
     def ports(self) -> list[int]:
-        """Where the nodes serve wallets."""
+        """Ports on which the nodes serve wallets."""
         return [node.port for node in self.nodes]
 
     async def open(self) -> None:
         """
         Start servers, then nodes.
 
-        :raise SkipTest: there is no server to run.
+        :raise SkipTest: there is no MongoDB server.
         """
         await deferToThread(self.servers.open)
         self.cluster = DaemonCluster(
-            self.servers.uri(DATABASE), settings=self._settings, via=self.network.way_to, clocks={"c": self._clock}
+            self.servers.uri(DATABASE), settings=self._settings, via=self.network.route_to, clocks={"c": self._clock}
         )
         await deferToThread(self.cluster.start)
 
     async def close(self) -> None:
-        """End everything."""
+        """Stop nodes, servers and network."""
         if self.cluster is not None:
             await deferToThread(self.cluster.clean)
         await deferToThread(self.servers.close)
         await self.network.close()
         self._clock.remove()
 
-    async def recovered(self) -> None:
-        """Returns when there is a primary and all nodes are well."""
+    async def wait_until_recovered(self) -> None:
+        """Return when there is a primary and all nodes are healthy."""
         await deferToThread(self.servers.primary)
         for node in self.nodes:
             await deferToThread(node.await_health)
 
-    def messages(self) -> int:
-        """How many are in the store."""
+    def count_messages(self) -> int:
+        """Number of stored messages."""
         return self._collection("messages").count_documents({})
 
-    def miscounted(self) -> list[str]:
-        """Counters of the database that do not agree with what is in it."""
+    def find_miscounts(self) -> list[str]:
+        """Counters that do not match the documents."""
         return find_miscounts(self.servers.client, DATABASE)
 
-    def pushes(self) -> dict[int, float]:
-        """How many messages other nodes have pushed for each of them, by the port of the latter, since it started."""
-        return {node.port: _take_pushes(node, "pushed") for node in self.nodes}
+    def count_remote_pushes(self) -> dict[int, float]:
+        """Messages that peers have pushed for each node since it started, by the node's port."""
+        return {node.port: _read_push_metric(node, "pushed") for node in self.nodes}
 
     @property
-    def troubles(self) -> dict[str, Trouble]:
-        """By name."""
+    def faults(self) -> dict[str, Fault]:
+        """Faults by name."""
         return {
-            "node killed": self.node_killed,
-            "node frozen": self.node_frozen,
-            "clock of a node set": self.clock_set,
-            "primary killed": self.primary_killed,
-            "primary stepped down": self.primary_stepped_down,
-            "primary frozen": self.primary_frozen,
-            "primary cut off": self.primary_cut_off,
-            "node cut off from the store": self.node_cut_off,
-            "node loses its connections to the store": self.node_loses_connections,
-            "two nodes cut off from each other": self.nodes_cut_off,
-            "node cut off from all others": self.node_alone,
+            "node killed": self.kill_node,
+            "node frozen": self.freeze_node,
+            "clock of a node stepped": self.step_clock,
+            "primary killed": self.kill_primary,
+            "primary stepped down": self.step_down_primary,
+            "primary frozen": self.freeze_primary,
+            "primary isolated": self.isolate_primary,
+            "node isolated from the store": self.isolate_node_from_store,
+            "node loses its connections to the store": self.reset_store_connections,
+            "two nodes partitioned": self.partition_two_nodes,
+            "node isolated from its peers": self.isolate_node_from_peers,
         }
 
     @asynccontextmanager
-    async def node_killed(self) -> AsyncIterator[None]:
-        """One of the nodes, and with it its sockets."""
+    async def kill_node(self) -> AsyncIterator[None]:
+        """Kill a node, and with it its sockets."""
         node = self._chance.choice(self.nodes)
         port = self._port_of(node)
         await deferToThread(node.kill)
-        await self.network.close_way(port)
+        await self.network.close_route(port)
         try:
             yield
         finally:
-            self.network.open_way(port)
+            self.network.open_route(port)
             await deferToThread(node.start)
 
     @asynccontextmanager
-    async def node_frozen(self) -> AsyncIterator[None]:
-        """One of the nodes stands still until the others have given it up, and does not know about it."""
+    async def freeze_node(self) -> AsyncIterator[None]:
+        """Suspend a node until its lease has expired."""
         node = self._chance.choice(self.nodes)
         os.kill(node.pid, signal.SIGSTOP)
-        given_up = deferToThread(self._thaw_when_given_up, node)
+        resumed = deferToThread(self._resume_when_lease_expires, node)
         try:
             yield
         finally:
-            await given_up
+            await resumed
 
     @asynccontextmanager
-    async def clock_set(self) -> AsyncIterator[None]:
-        """That of one host is wrong for a while; the node has seen it, and that it is right again."""
+    async def step_clock(self) -> AsyncIterator[None]:
+        """Set the clock of one host; the node has noticed the step, and later the correction."""
         await deferToThread(self._set_clock, self._chance.choice(STEPS))
         try:
             yield
@@ -155,7 +155,7 @@ class FaultInjectionCluster:
             await deferToThread(self._set_clock, 0.0)
 
     @asynccontextmanager
-    async def primary_killed(self) -> AsyncIterator[None]:
+    async def kill_primary(self) -> AsyncIterator[None]:
         """Its connections end at once."""
         primary = await deferToThread(self.servers.primary)
         await deferToThread(self.servers.kill, primary)
@@ -165,14 +165,14 @@ class FaultInjectionCluster:
             await deferToThread(self.servers.start, primary)
 
     @asynccontextmanager
-    async def primary_stepped_down(self) -> AsyncIterator[None]:
-        """It keeps its connections, and takes no more writes."""
+    async def step_down_primary(self) -> AsyncIterator[None]:
+        """It keeps its connections and refuses writes."""
         await deferToThread(self.servers.step_down)
         yield
 
     @asynccontextmanager
-    async def primary_frozen(self) -> AsyncIterator[None]:
-        """It keeps its connections, says nothing, and does not know about it when it thaws."""
+    async def freeze_primary(self) -> AsyncIterator[None]:
+        """It keeps its connections and answers nothing."""
         primary = await deferToThread(self.servers.primary)
         self.servers.freeze(primary)
         try:
@@ -181,8 +181,8 @@ class FaultInjectionCluster:
             self.servers.thaw(primary)
 
     @asynccontextmanager
-    async def primary_cut_off(self) -> AsyncIterator[None]:
-        """Nobody reaches it, and it reaches nobody; it finds out by itself that it is none any more."""
+    async def isolate_primary(self) -> AsyncIterator[None]:
+        """It has to find out by itself that it is no longer primary."""
         primary = self.servers.members[await deferToThread(self.servers.primary)]
         others = [member.port for member in self.servers.members if member is not primary]
         with (
@@ -192,58 +192,56 @@ class FaultInjectionCluster:
             yield
 
     @asynccontextmanager
-    async def node_cut_off(self) -> AsyncIterator[None]:
-        """One node gets no answers from the store; the others see its lease end."""
+    async def isolate_node_from_store(self) -> AsyncIterator[None]:
+        """One node gets no responses from the store; its lease expires."""
         node = self._chance.choice(self.nodes)
         with self.network.cut(*(member.port for member in self.servers.members), of=[node.pid], silently=True):
             yield
 
     @asynccontextmanager
-    async def node_loses_connections(self) -> AsyncIterator[None]:
-        """Whatever one node begins with the store ends at once."""
+    async def reset_store_connections(self) -> AsyncIterator[None]:
+        """All connections of one node to the store end at once."""
         node = self._chance.choice(self.nodes)
         with self.network.cut(*(member.port for member in self.servers.members), of=[node.pid]):
             yield
 
     @asynccontextmanager
-    async def nodes_cut_off(self) -> AsyncIterator[None]:
-        """One node tells another nothing, and gets no answer; what it has told arrives in the end."""
-        one, other = self._chance.sample(self.nodes, 2)
-        with self.network.cut(self._port_of(other), of=[one.pid], silently=True):
+    async def partition_two_nodes(self) -> AsyncIterator[None]:
+        """Notifications of one node to another are delayed until the end."""
+        node, peer = self._chance.sample(self.nodes, 2)
+        with self.network.cut(self._port_of(peer), of=[node.pid], silently=True):
             yield
 
     @asynccontextmanager
-    async def node_alone(self) -> AsyncIterator[None]:
-        """One node reaches no other, until it has given up to tell them something, if there is anything to tell."""
+    async def isolate_node_from_peers(self) -> AsyncIterator[None]:
+        """One node reaches no peer until a notification has failed, if there is one to send."""
         node = self._chance.choice(self.nodes)
         with self.network.cut(*(self._port_of(other) for other in self.nodes), of=[node.pid]):
-            given_up = deferToThread(_wait_for_failure, node)
+            failed = deferToThread(_wait_for_failure, node)
             try:
                 yield
             finally:
-                await given_up
+                await failed
 
-    def _thaw_when_given_up(self, node: Daemon) -> None:
+    def _resume_when_lease_expires(self, node: Daemon) -> None:
         name = node.configuration()["node"]
         nodes = self._collection("nodes")
         deadline = time.monotonic() + PATIENCE_SECONDS
         try:
             while nodes.count_documents({"name": name}):
-                assert time.monotonic() < deadline, f"node {name} is frozen, and nobody takes it for dead"
-                time.sleep(LOOK_SECONDS)
+                assert time.monotonic() < deadline, f"the lease of frozen node {name} did not expire"
+                time.sleep(POLL_SECONDS)
         finally:
             os.kill(node.pid, signal.SIGCONT)
 
     def _set_clock(self, ahead: float) -> None:
         node = self.nodes[-1]
-        said = len(node.output())
+        read_until = len(node.output())
         self._clock.set(ahead)
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while "the system clock was set" not in node.output()[said:]:
-            assert time.monotonic() < deadline, (
-                f"the clock of a node was set, and it does not see it:\n{node.output()}"
-            )
-            time.sleep(LOOK_SECONDS)
+        while "the system clock was set" not in node.output()[read_until:]:
+            assert time.monotonic() < deadline, f"a node did not notice a clock step:\n{node.output()}"
+            time.sleep(POLL_SECONDS)
 
     def _collection(self, name: str) -> Collection[dict[str, Any]]:
         client: MongoClient[dict[str, Any]] = self.servers.client
@@ -253,18 +251,18 @@ class FaultInjectionCluster:
         assert self.cluster is not None, "there is no cluster yet"
         return self.cluster.port_of(node)
 
-    def _way_from_thread(self, port: int) -> int:
-        return int(blockingCallFromThread(self._reactor, self.network.way_to, port))
+    def _route_from_thread(self, port: int) -> int:
+        return int(blockingCallFromThread(self._reactor, self.network.route_to, port))
 
 
 def _wait_for_failure(node: Daemon) -> None:
-    before = _take_pushes(node, "failed")
+    initial = _read_push_metric(node, "failed")
     deadline = time.monotonic() + HINT_SECONDS
-    while _take_pushes(node, "failed") == before and time.monotonic() < deadline:
-        time.sleep(LOOK_SECONDS)
+    while _read_push_metric(node, "failed") == initial and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
 
 
-def _take_pushes(node: Daemon, outcome: str) -> float:
-    figure = f'mediator_cluster_pushes_total{{outcome="{outcome}"}} '
-    lines = DaemonClient(node).ask("GET", "/metrics").body.decode().splitlines()
-    return sum(float(line.removeprefix(figure)) for line in lines if line.startswith(figure))
+def _read_push_metric(node: Daemon, outcome: str) -> float:
+    metric = f'mediator_cluster_pushes_total{{outcome="{outcome}"}} '
+    lines = DaemonClient(node).request("GET", "/metrics").body.decode().splitlines()
+    return sum(float(line.removeprefix(metric)) for line in lines if line.startswith(metric))

@@ -1,8 +1,8 @@
 """
-Daemons without the time that it takes to import them: children of a server that has done so, and only that.
+Runs daemons as forks of a server process that has imported them already.
 
-Each runs `mediatord run` from its first line. What a process begins with otherwise is tested where the program is
-started as people and service managers do (test_lifecycle.py, test_workers.py).
+Each runs `mediatord run` from its first line. Starting the actual program is tested in test_lifecycle.py and
+test_workers.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from threading import Lock
 
-# What the daemon imports when it starts; nothing of it may make a reactor, which cannot be inherited.
+# Modules that the daemon imports at start; none may install a reactor, which cannot be inherited.
 import twisted.scripts.twistd  # noqa: F401
 
 import mediatord.tap  # noqa: F401
@@ -30,18 +30,18 @@ _PR_SET_PDEATHSIG = 1
 
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload([__name__])
-# Beginning one asks for the status of all others, which can be read once.
+# Starting a process polls the others, whose exit status can be read only once.
 _status = Lock()
 
 
 class ForkedDaemonProcess:
     """
-    A running `mediatord run`, which does not outlive this process however that ends.
+    A running `mediatord run`, which never outlives this process.
 
-    :param directory: where it is to work.
-    :param output: what it writes is appended here.
-    :param environment: all of it.
-    :param before: called in the process before it begins; something that can be pickled.
+    :param directory: working directory.
+    :param output: file to which its output is appended.
+    :param environment: its whole environment.
+    :param before: called in the process before the daemon starts; must be picklable.
     """
 
     def __init__(
@@ -59,27 +59,27 @@ class ForkedDaemonProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Process id."""
         assert self._process.pid is not None
         return self._process.pid
 
     def send_signal(self, number: int) -> None:
-        """Nothing, if it has ended."""
+        """Send a signal; does nothing if it has ended."""
         if not wait([self._process.sentinel], 0):
-            # It may end in between.
+            # It may end meanwhile.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """End it with SIGKILL."""
         self.send_signal(signal.SIGKILL)
 
     def wait(self, timeout: float | None = None) -> int:
         """
-        The exit status once it has ended; negative, the signal that ended it.
+        Wait for its end; return the exit status, or the negative signal number.
 
         :param timeout: seconds.
-        :raise TimeoutExpired: it has not.
+        :raise TimeoutExpired: it has not ended.
         """
         if not wait([self._process.sentinel], timeout):
             raise subprocess.TimeoutExpired("mediatord run", timeout or 0)
@@ -92,7 +92,7 @@ class ForkedDaemonProcess:
 def _run(
     config: Path, directory: Path, output: Path, environment: dict[str, str], before: Callable[[], None] | None
 ) -> None:
-    """As if the program had been started like that, but to be killed with the fork server, which ends with us."""
+    """Run the daemon as if started as a program; it is killed with the fork server, which ends with this process."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     # One of them is what keeps the fork server alive.
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
@@ -100,11 +100,11 @@ def _run(
     os.environ.clear()
     os.environ.update(environment)
     nothing = os.open(os.devnull, os.O_RDONLY)
-    said = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    for opened, number in ((nothing, 0), (said, 1), (said, 2)):
-        os.dup2(opened, number)
+    log = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    for descriptor, number in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(descriptor, number)
     os.close(nothing)
-    os.close(said)
+    os.close(log)
     sys.argv = ["mediatord"]
     if before is not None:
         before()

@@ -1,4 +1,4 @@
-"""Load for a daemon that is about to be stopped, killed or starved: what was sent, and what became of it."""
+"""Generates load for a daemon that is about to be stopped, killed or starved, and records the outcome."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from mediatord.wallet.didcomm_messages import (
 )
 from tests.integration.daemon import Daemon
 
-# A daemon that says nothing for so long is stuck.
+# Longer than any response takes.
 PATIENCE_SECONDS = 120.0
-# All that a mediator puts into one delivery.
-MANY = 100
+# Limit of a delivery.
+MAX_DELIVERY = 100
 
-# Queues that nothing falls out of.
+# Queues large enough that nothing is evicted.
 ROOMY: dict[str, Any] = {"queue": {"max_messages": 1_000_000, "max_bytes": 1_000_000_000}}
 
 
 def prepare_daemon(settings: Mapping[str, Any] | None = None) -> Daemon:
-    """A daemon, yet to be started, whose files are there."""
+    """A daemon, not running, whose files exist."""
     daemon = Daemon(settings)
     daemon.initialise()
     return daemon
@@ -48,7 +48,7 @@ class PreparedForward:
     """
     A forward, ready to be posted.
 
-    :param marker: what its recipient finds in it.
+    :param marker: text that its recipient finds in it.
     """
 
     marker: str
@@ -56,12 +56,12 @@ class PreparedForward:
 
 
 def prepare_forwards(recipient: DIDCommWallet, prefix: str, count: int) -> list[PreparedForward]:
-    """So many letters to one wallet, each with a marker of its own."""
+    """Forwards to one wallet, each with its own marker."""
     return [prepare_forward(recipient, f"{prefix}-{number}") for number in range(count)]
 
 
 def prepare_forward(recipient: DIDCommWallet, marker: str) -> PreparedForward:
-    """One letter to this wallet."""
+    """One forward to a wallet."""
     message = compose_message(BASIC_MESSAGE, {"content": marker}, to=[recipient.did])
     envelope = anoncrypt(message, recipient.identity.document)
     return PreparedForward(
@@ -70,20 +70,20 @@ def prepare_forward(recipient: DIDCommWallet, marker: str) -> PreparedForward:
 
 
 def prepare_sized_forward(recipient: DIDCommWallet, marker: str, size: int) -> PreparedForward:
-    """One letter of about `size` bytes."""
+    """One forward of about `size` bytes."""
     message = compose_message(BASIC_MESSAGE, {"content": marker, "ballast": "x" * size}, to=[recipient.did])
     envelope = anoncrypt(message, recipient.identity.document)
-    sealed = build_forward(recipient.did, [envelope], to=[recipient.mediator.did])
-    return PreparedForward(marker, anoncrypt(sealed, recipient.mediator.document))
+    forward = build_forward(recipient.did, [envelope], to=[recipient.mediator.did])
+    return PreparedForward(marker, anoncrypt(forward, recipient.mediator.document))
 
 
 def read_marker(recipient: DIDCommWallet, delivered: DeliveredMessage) -> str:
-    """What stands in a delivered letter."""
+    """Marker of a delivered message."""
     return str((recipient.open(delivered).message.body or {})["content"])
 
 
 async def enrol_wallet(daemon: Daemon, reactor: Any) -> DIDCommWallet:
-    """A new wallet with an account at this daemon, and its own DID registered."""
+    """A new wallet with an account and its own DID registered."""
     http = open_http(reactor)
     mediator: DIDCommMediator = await discover_mediator(http, daemon.url)
     wallet = DIDCommWallet.generate(mediator, http, reactor)
@@ -93,52 +93,52 @@ async def enrol_wallet(daemon: Daemon, reactor: Any) -> DIDCommWallet:
 
 
 async def drain_queue(wallet: DIDCommWallet) -> dict[str, list[str]]:
-    """Fetch and acknowledge until nothing is left: the ids by marker, oldest first."""
-    found: dict[str, list[str]] = {}
-    while batch := await wallet.fetch(MANY):
+    """Fetch and acknowledge until the queue is empty; ids by marker, oldest first."""
+    ids_by_marker: dict[str, list[str]] = {}
+    while batch := await wallet.fetch(MAX_DELIVERY):
         for delivered in batch:
-            found.setdefault(read_marker(wallet, delivered), []).append(delivered.id)
+            ids_by_marker.setdefault(read_marker(wallet, delivered), []).append(delivered.id)
         await wallet.acknowledge(batch)
-    return found
+    return ids_by_marker
 
 
 @dataclass(slots=True)
 class SendAttempt:
     """
-    One attempt to send a letter.
+    One attempt to send a message.
 
-    :param begun: when, on the monotonic clock.
-    :param sent: when all of it was; never, unless :class:`LoadSenders` did.
-    :param status: of the answer; None when the connection ended without one.
-    :param took: seconds.
+    :param started_at: start, on the monotonic clock.
+    :param sent_at: when the whole request was sent; infinity unless set by :class:`LoadSenders`.
+    :param status: response status; None if the connection ended without a response.
+    :param duration: seconds.
     """
 
     marker: str
-    begun: float
+    started_at: float
     status: int | None = None
     retry_after: str | None = None
-    took: float = 0.0
-    sent: float = inf
+    duration: float = 0.0
+    sent_at: float = inf
 
 
 class LoadSenders:
     """
-    Connections that post letters as fast as they are answered, each letter once.
+    Connections that post forwards in a closed loop, each forward once.
 
-    A sender whose connection is cut sends nothing more, as it does not know any better.
+    A sender whose connection breaks stops.
 
-    :ivar posts: every attempt so far.
+    :ivar posts: all attempts so far.
     :ivar done: set when no sender is left.
     """
 
-    def __init__(self, port: int, stock: Sequence[PreparedForward], connections: int = 8) -> None:
+    def __init__(self, port: int, forwards: Sequence[PreparedForward], connections: int = 8) -> None:
         self.posts: list[SendAttempt] = []
         self.done = Event()
         self._port = port
-        self._stock = iter(stock)
+        self._forwards = iter(forwards)
         self._changed = Condition()
         self._answers = 0
-        self._left = self._unserved = connections
+        self._running = self._unserved = connections
         self._threads = [Thread(target=self._run, daemon=True) for _ in range(connections)]
 
     def start(self) -> None:
@@ -147,60 +147,60 @@ class LoadSenders:
             thread.start()
 
     def wait_for_posts(self, count: int) -> None:
-        """Return when so many posts were begun, or all have ended."""
+        """Return when `count` posts were begun, or all senders have ended."""
         self._wait(lambda: len(self.posts) >= count)
 
     def wait_for_answers(self, count: int) -> None:
-        """Return when so many posts were answered, or all have ended."""
+        """Return when `count` posts were answered, or all senders have ended."""
         self._wait(lambda: self._answers >= count)
 
     def wait_for_connections(self) -> None:
-        """Return when each connection has had an answer, and so was accepted, or all have ended."""
+        """Return when each connection has had a response, or all senders have ended."""
         self._wait(lambda: not self._unserved)
 
     def join(self) -> None:
-        """Return when nobody sends any more."""
+        """Return when all senders have ended."""
         for thread in self._threads:
             thread.join(PATIENCE_SECONDS)
             assert not thread.is_alive(), "a sender neither got an answer nor lost its connection"
 
     def markers(self, *statuses: int | None) -> list[str]:
-        """Of the posts with one of these outcomes."""
+        """Markers of posts with one of these statuses."""
         return [post.marker for post in self.posts if post.status in statuses]
 
     def _wait(self, reached: Callable[[], bool]) -> None:
         with self._changed:
-            met = self._changed.wait_for(lambda: reached() or not self._left, PATIENCE_SECONDS)
+            met = self._changed.wait_for(lambda: reached() or not self._running, PATIENCE_SECONDS)
         assert met, "the senders are stuck"
 
     def _run(self) -> None:
         connection = HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_SECONDS)
         served = False
         try:
-            while (letter := self._next()) is not None:
-                self._send(connection, *letter)
+            while (next_post := self._next()) is not None:
+                self._send(connection, *next_post)
                 if not served:
                     served = True
-                    self._note_connection()
+                    self._record_connection()
         except (OSError, HTTPException):
-            pass  # cut off: the post has no status
+            pass  # the connection broke: the post has
         finally:
             connection.close()
-            self._leave()
+            self._record_exit()
 
     def _next(self) -> tuple[PreparedForward, SendAttempt] | None:
         with self._changed:
-            letter = next(self._stock, None)
-            if letter is None:
+            forward = next(self._forwards, None)
+            if forward is None:
                 return None
-            post = SendAttempt(letter.marker, time.monotonic())
+            post = SendAttempt(forward.marker, time.monotonic())
             self.posts.append(post)
             self._changed.notify_all()
-            return letter, post
+            return forward, post
 
-    def _send(self, connection: HTTPConnection, letter: PreparedForward, post: SendAttempt) -> None:
-        connection.request("POST", "/didcomm", letter.body, {"Content-Type": ENCRYPTED_MEDIA_TYPE})
-        post.sent = time.monotonic()
+    def _send(self, connection: HTTPConnection, forward: PreparedForward, post: SendAttempt) -> None:
+        connection.request("POST", "/didcomm", forward.body, {"Content-Type": ENCRYPTED_MEDIA_TYPE})
+        post.sent_at = time.monotonic()
         response = connection.getresponse()
         with self._changed:
             post.status, post.retry_after = response.status, response.getheader("Retry-After")
@@ -208,14 +208,14 @@ class LoadSenders:
             self._changed.notify_all()
         response.read()
 
-    def _note_connection(self) -> None:
+    def _record_connection(self) -> None:
         with self._changed:
             self._unserved -= 1
             self._changed.notify_all()
 
-    def _leave(self) -> None:
+    def _record_exit(self) -> None:
         with self._changed:
-            self._left -= 1
-            if not self._left:
+            self._running -= 1
+            if not self._running:
                 self.done.set()
             self._changed.notify_all()

@@ -1,7 +1,7 @@
 """
-Decentrl identities that live at a daemon, over real connections and without a reactor.
+Decentrl identities that use a daemon over real connections, without a reactor.
 
-They sign and send byte for byte what a test wants them to, and read what comes back without believing any of it.
+They sign and send exactly what a test asks for, and return responses unchecked.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from tests.integration.message_load import PATIENCE_SECONDS
 JSON = "application/json"
 YEAR = 31_536_000
 MANY = 1000
-# Of what a command leaves behind even when it is refused, and what the daemon counts for itself.
-_PASSING = ("nonce", "counter")
+# Prefixes of tables that a refused command may change: nonces and counters.
+_EXCLUDED_TABLES = ("nonce", "counter")
 
 
 def unix_time() -> float:
@@ -50,20 +50,20 @@ def unix_time() -> float:
 
 
 def read_all_rows(database: Path) -> dict[str, list[tuple[Any, ...]]]:
-    """Every row of every table but those of nonces and of counters, as somebody else reads the file."""
+    """Rows of all tables except nonces and counters, read from the file."""
     with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
         connection.execute("BEGIN")
         names = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
-        wanted = [name for name in names if name not in _PASSING and not name.startswith("sqlite_")]
-        return {name: sorted(connection.execute(f"SELECT * FROM {name}"), key=repr) for name in wanted}
+        tables = [name for name in names if name not in _EXCLUDED_TABLES and not name.startswith("sqlite_")]
+        return {name: sorted(connection.execute(f"SELECT * FROM {name}"), key=repr) for name in tables}
 
 
 class DaemonClient:
     """
-    A daemon from outside.
+    HTTP client of a daemon.
 
     :ivar mediator: as its DID document describes it.
-    :ivar database: the file that it keeps everything in.
+    :ivar database: its SQLite file.
     """
 
     mediator: DecentrlMediator
@@ -71,13 +71,13 @@ class DaemonClient:
     def __init__(self, daemon: Daemon) -> None:
         self.port = daemon.port
         self.database = daemon.directory / "mediator.sqlite3"
-        self.mediator = read_mediator_document(self.ask("GET", "/.well-known/did.json").json)
+        self.mediator = read_mediator_document(self.request("GET", "/.well-known/did.json").json)
 
     def connection(self, source: str = "127.0.0.1") -> HTTPConnection:
-        """A connection that stays open."""
+        """A persistent connection."""
         return HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_SECONDS, source_address=(source, 0))
 
-    def ask(
+    def request(
         self,
         method: str,
         path: str,
@@ -86,16 +86,16 @@ class DaemonClient:
         *,
         source: str = "127.0.0.1",
     ) -> HTTPResponse:
-        """One request on a connection of its own."""
+        """Send one request on a new connection."""
         with contextlib.closing(self.connection(source)) as connection:
             return send_request_on(connection, method, path, body, headers)
 
-    def command(self, raw: bytes, *, source: str = "127.0.0.1", **headers: str) -> HTTPResponse:
-        """The answer to a command."""
-        return self.ask("POST", "/", raw, {"Content-Type": JSON, **headers}, source=source)
+    def post_command(self, raw: bytes, *, source: str = "127.0.0.1", **headers: str) -> HTTPResponse:
+        """POST a command."""
+        return self.request("POST", "/", raw, {"Content-Type": JSON, **headers}, source=source)
 
-    def at_once(self, commands: Sequence[bytes]) -> list[HTTPResponse]:
-        """The answers to commands that arrive at the same time, on connections that are open by then."""
+    def post_concurrently(self, commands: Sequence[bytes]) -> list[HTTPResponse]:
+        """POST commands at the same time, on connections opened before; return the responses."""
         connections = [self.connection() for _ in commands]
         with contextlib.ExitStack() as closing:
             for connection in connections:
@@ -105,23 +105,23 @@ class DaemonClient:
                 connection.request("POST", "/", raw, {"Content-Type": JSON})
             return [read_response_on(connection) for connection in connections]
 
-    def say(self, raw: bytes) -> list[HTTPResponse]:
-        """What comes back for these bytes until the other side has enough of us."""
+    def send_raw(self, raw: bytes) -> list[HTTPResponse]:
+        """Send raw bytes; return the responses until the daemon closes the connection."""
         with socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_SECONDS) as connection:
-            got = b""
+            received = b""
             with contextlib.suppress(ConnectionError):
                 connection.sendall(raw)
             with contextlib.suppress(ConnectionError):
-                while more := connection.recv(1 << 16):
-                    got += more
-            return parse_responses(got)
+                while data := connection.recv(1 << 16):
+                    received += data
+            return parse_responses(received)
 
     def now(self) -> float:
-        """Unix seconds, by the clock behind the door."""
+        """Unix seconds, by the mediator's clock."""
         return unix_time()
 
-    def kept(self) -> dict[str, list[tuple[Any, ...]]]:
-        """As :func:`kept`."""
+    def read_rows(self) -> dict[str, list[tuple[Any, ...]]]:
+        """As :func:`read_all_rows`."""
         return read_all_rows(self.database)
 
 
@@ -132,23 +132,23 @@ def send_request_on(
     body: bytes | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> HTTPResponse:
-    """One request on a connection that stays open."""
+    """Send a request on a persistent connection."""
     connection.request(method, path, body, dict(headers or {}))
     return read_response_on(connection)
 
 
 def read_response_on(connection: HTTPConnection) -> HTTPResponse:
-    """The answer to what was asked on a connection."""
+    """Read the response on a connection."""
     response = connection.getresponse()
-    found = {name.lower(): value for name, value in response.getheaders()}
-    return HTTPResponse(response.status, found, response.read())
+    headers = {name.lower(): value for name, value in response.getheaders()}
+    return HTTPResponse(response.status, headers, response.read())
 
 
 class RawDecentrlClient:
     """
-    One identity, which may or may not be registered.
+    An identity, registered or not.
 
-    :param mediator_did: what its DID names as its mediator; the one behind the door unless given.
+    :param mediator_did: the mediator that its DID names; the daemon's unless given.
     """
 
     def __init__(self, daemon_client: DaemonClient, alias: str, *, mediator_did: str | None = None) -> None:
@@ -158,7 +158,7 @@ class RawDecentrlClient:
 
     @property
     def mediator(self) -> str:
-        """DID of the mediator behind the door."""
+        """DID of the daemon's mediator."""
         return self.daemon_client.mediator.did
 
     def command(
@@ -169,51 +169,51 @@ class RawDecentrlClient:
         channel: ChannelType = DIRECT_CHANNEL,
         **header: Any,
     ) -> bytes:
-        """A command of now, signed. :param header: as those of :func:`compose`."""
+        """A signed command with the current time. :param header: as of :func:`compose_command`."""
         times = {"timestamp_ms": int(self.daemon_client.now() * 1000), **header}
         return encoding.dumps(compose_command(self.identity, channel, to or self.mediator, payload, **times))
 
-    def ask(
+    def request(
         self, type_: str, *, to: str | None = None, channel: ChannelType = DIRECT_CHANNEL, **members: Any
     ) -> HTTPResponse:
         """Send a command with these members."""
-        return self.daemon_client.command(self.command({"type": type_, **members}, to=to, channel=channel))
+        return self.daemon_client.post_command(self.command({"type": type_, **members}, to=to, channel=channel))
 
-    def get(
+    def execute(
         self, type_: str, *, to: str | None = None, channel: ChannelType = DIRECT_CHANNEL, **members: Any
     ) -> dict[str, Any]:
-        """As :meth:`ask`, for what has to succeed; the reply."""
-        answered = self.ask(type_, to=to, channel=channel, **members)
-        assert (answered.status, answered.json["type"]) == (200, "SUCCESS"), answered.body
-        return answered.json
+        """As :meth:`request`, for a command that must succeed; return the reply."""
+        response = self.request(type_, to=to, channel=channel, **members)
+        assert (response.status, response.json["type"]) == (200, "SUCCESS"), response.body
+        return response.json
 
-    def tell(self, recipient: RawDecentrlClient, payload: str = "sealed") -> HTTPResponse:
+    def send_event(self, recipient: RawDecentrlClient, payload: str = "sealed") -> HTTPResponse:
         """Send an event to another identity."""
-        return self.daemon_client.command(self.command(payload, to=recipient.did, channel=PRIVATE_CHANNEL))
+        return self.daemon_client.post_command(self.command(payload, to=recipient.did, channel=PRIVATE_CHANNEL))
 
-    def items(self, what: str, list_: str, **members: Any) -> list[dict[str, Any]]:
-        """Everything that a query finds, page by page."""
-        found: list[dict[str, Any]] = []
+    def query(self, what: str, list_: str, **members: Any) -> list[dict[str, Any]]:
+        """All items of a query, page by page."""
+        items: list[dict[str, Any]] = []
         while True:
-            pagination = {"page": len(found) // MANY, "page_size": MANY}
-            payload = self.get(f"QUERY_{what}", pagination=pagination, **members)["payload"]
-            found += payload[list_]
+            pagination = {"page": len(items) // MANY, "page_size": MANY}
+            payload = self.execute(f"QUERY_{what}", pagination=pagination, **members)["payload"]
+            items += payload[list_]
             total = payload["pagination"]["total"]
-            if len(found) == total:
-                return found
-            assert len(found) < total and payload[list_], f"{len(found)} of {total} {list_}"
+            if len(items) == total:
+                return items
+            assert len(items) < total and payload[list_], f"{len(items)} of {total} {list_}"
 
-    def pending(self) -> list[dict[str, Any]]:
-        """The events that wait for it."""
-        return self.items("PENDING_EVENTS", "pending_events")
+    def pending_events(self) -> list[dict[str, Any]]:
+        """Its pending events."""
+        return self.query("PENDING_EVENTS", "pending_events")
 
-    def requests(self) -> list[dict[str, Any]]:
-        """The requests for a contract that wait for it."""
+    def contract_requests(self) -> list[dict[str, Any]]:
+        """Its pending contract requests."""
         name = "PENDING_COMMUNICATION_CONTRACT_REQUESTS"
-        return self.items(name, name.lower())
+        return self.query(name, name.lower())
 
-    def terms(self, peer_did: str, **changes: Any) -> dict[str, Any]:
-        """What it would ask `make_mediator_peer_did` to sign, without the peer's encryption key."""
+    def contract_terms(self, peer_did: str, **changes: Any) -> dict[str, Any]:
+        """Contract terms as requestor, without the peer's encryption key."""
         return {
             "requestor_did": self.did,
             "recipient_did": peer_did,
@@ -225,14 +225,14 @@ class RawDecentrlClient:
             **changes,
         }
 
-    def registration(self, **changes: Any) -> dict[str, Any]:
-        """The members of a request for registration; `changes` are those of the terms."""
-        terms = self.terms(self.mediator, **changes)
+    def registration_request(self, **changes: Any) -> dict[str, Any]:
+        """Members of a registration request; `changes` apply to the terms."""
+        terms = self.contract_terms(self.mediator, **changes)
         signature = sign_contract_request(terms, self.identity.seed)
-        return self.sealed({"communication_contract": terms, "requestor_signature": signature})
+        return self.encrypt_contract_request({"communication_contract": terms, "requestor_signature": signature})
 
-    def sealed(self, plaintext: Any, prekey: bytes | None = None) -> dict[str, Any]:
-        """Anything, encrypted as a request for a contract is; for the mediator unless somebody's key is given."""
+    def encrypt_contract_request(self, plaintext: Any, prekey: bytes | None = None) -> dict[str, Any]:
+        """Encrypt a plaintext as a contract request, for the mediator unless a key is given."""
         private, public = generate_key_pair()
         secret = derive_shared_secret(private, self.daemon_client.mediator.prekey if prekey is None else prekey)
         return {
@@ -242,14 +242,14 @@ class RawDecentrlClient:
 
     def register(self, **changes: Any) -> dict[str, Any]:
         """Become registered; the signed contract."""
-        reply = self.get("REQUEST_COMMUNICATION_CONTRACT", **self.registration(**changes))
+        reply = self.execute("REQUEST_COMMUNICATION_CONTRACT", **self.registration_request(**changes))
         assert reply["code"] == "MEDIATOR_REGISTRATION_SUCCESS"
         signed: dict[str, Any] = reply["payload"]["signed_communication_contract"]
         return signed
 
     def contract_with(self, peer: RawDecentrlClient, **changes: Any) -> dict[str, Any]:
-        """A contract that both have signed, this one having asked for it."""
-        terms = self.terms(peer.did, **changes)
+        """A contract requested by this identity and signed by both."""
+        terms = self.contract_terms(peer.did, **changes)
         full = {**terms, "recipient_encryption_public_key": encode_base64(generate_key_pair()[1])}
         return {
             "communication_contract": full,
@@ -257,17 +257,17 @@ class RawDecentrlClient:
             "recipient_signature": sign_contract(full, peer.identity.seed),
         }
 
-    def save(self, signed: Mapping[str, Any]) -> HTTPResponse:
-        """Have a contract kept."""
-        return self.ask("SAVE_COMMUNICATION_CONTRACT", signed_communication_contract=dict(signed))
+    def save_contract(self, signed: Mapping[str, Any]) -> HTTPResponse:
+        """Save a contract."""
+        return self.request("SAVE_COMMUNICATION_CONTRACT", signed_communication_contract=dict(signed))
 
-    def befriend(self, peer: RawDecentrlClient, **changes: Any) -> None:
-        """Let `peer` write to this one."""
-        answered = self.save(peer.contract_with(self, **changes))
-        assert answered.status == 200, answered.body
+    def permit_sender(self, peer: RawDecentrlClient, **changes: Any) -> None:
+        """Save a contract that permits `peer` to send to this identity."""
+        response = self.save_contract(peer.contract_with(self, **changes))
+        assert response.status == 200, response.body
 
-    def event(self, payload: str, *, sender: str | None = None, tags: tuple[str, ...] = ()) -> dict[str, Any]:
-        """An event to be saved; its own unless another sender is named."""
+    def stored_event(self, payload: str, *, sender: str | None = None, tags: tuple[str, ...] = ()) -> dict[str, Any]:
+        """An event to save, from itself unless another sender is named."""
         return {
             "sender_did": sender or self.did,
             "recipient_did": self.did,
@@ -277,7 +277,7 @@ class RawDecentrlClient:
         }
 
     def public_event(self, event: str, tags: tuple[str, ...] = (), channel_id: str | None = None) -> dict[str, Any]:
-        """The members of something to be published."""
+        """Members of a command that publishes an event."""
         timestamp = int(self.daemon_client.now())
         return {
             "event": event,
@@ -288,30 +288,30 @@ class RawDecentrlClient:
         }
 
     def publish(self, event: str) -> str:
-        """Publish; the id."""
-        reply = self.get("PUBLISH_PUBLIC_EVENT", channel=PUBLIC_CHANNEL, **self.public_event(event))
+        """Publish an event; return its id."""
+        reply = self.execute("PUBLISH_PUBLIC_EVENT", channel=PUBLIC_CHANNEL, **self.public_event(event))
         return str(reply["public_event_id"])
 
-    def greeting(self, **members: Any) -> dict[str, Any]:
-        """The first message on a socket, signed as it is. :param members: as those of :func:`authenticate`."""
+    def authentication(self, **members: Any) -> dict[str, Any]:
+        """A signed AUTHENTICATE message. :param members: as of :func:`compose_authentication`."""
         return compose_authentication(
             self.identity, members.pop("timestamp_ms", int(self.daemon_client.now() * 1000)), **members
         )
 
-    def socket(self) -> RawWebSocket:
-        """One that is authenticated."""
-        line = RawWebSocket(self.daemon_client)
-        line.say(self.greeting())
-        heard = line.hear()
-        assert heard == {"type": "AUTH_SUCCESS"}, heard
-        return line
+    def open_socket(self) -> RawWebSocket:
+        """Open an authenticated socket."""
+        socket = RawWebSocket(self.daemon_client)
+        socket.send(self.authentication())
+        reply = socket.receive()
+        assert reply == {"type": "AUTH_SUCCESS"}, reply
+        return socket
 
 
 class PeerClosedSocket(Exception):
     """
-    The other side has closed a socket.
+    The peer has closed the socket.
 
-    :param code: of the close frame; None when there was none.
+    :param code: code of the close frame; None if there was none.
     """
 
     def __init__(self, code: int | None, reason: str) -> None:
@@ -321,93 +321,93 @@ class PeerClosedSocket(Exception):
 
 
 class RawWebSocket:
-    """A WebSocket, written and read by hand; waiting for anything but a ping ends before long."""
+    """A WebSocket client on raw frames; reading times out although pings arrive."""
 
     def __init__(self, daemon_client: DaemonClient, path: str = "/ws", *, source: str = "127.0.0.1") -> None:
         address = ("127.0.0.1", daemon_client.port)
         self._socket = socket.create_connection(address, timeout=PATIENCE_SECONDS, source_address=(source, 0))
-        opening = {
+        headers = {
             "Connection": "Upgrade",
             "Upgrade": "websocket",
             "Sec-WebSocket-Version": "13",
             "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
         }
-        self._socket.sendall(encode_request("GET", path, None, opening))
-        self._got = b""
-        self._until = time.monotonic() + PATIENCE_SECONDS
-        while b"\r\n\r\n" not in self._got:
+        self._socket.sendall(encode_request("GET", path, None, headers))
+        self._received = b""
+        self._deadline = time.monotonic() + PATIENCE_SECONDS
+        while b"\r\n\r\n" not in self._received:
             self._read()
-        head, _, self._got = self._got.partition(b"\r\n\r\n")
+        head, _, self._received = self._received.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 101 "), head
 
-    def say(self, message: Mapping[str, Any] | bytes, opcode: int = TEXT_OPCODE) -> None:
+    def send(self, message: Mapping[str, Any] | bytes, opcode: int = TEXT_OPCODE) -> None:
         """Send one message."""
         self._socket.sendall(encode_frame(message if isinstance(message, bytes) else encoding.dumps(message), opcode))
 
-    def say_part(self, payload: bytes, opcode: int, *, final: bool = True) -> None:
-        """Send one frame, which may be a part of a message."""
+    def send_frame(self, payload: bytes, opcode: int, *, final: bool = True) -> None:
+        """Send one frame, possibly a fragment."""
         self._socket.sendall(encode_masked_frame(payload, opcode, final=final))
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         """
-        The next message, other than the PING that an authenticated socket gets every half minute.
+        The next message, except the PING that an authenticated socket gets every half minute.
 
-        :raise PeerClosedSocket: there are none any more.
+        :raise PeerClosedSocket: the peer closed the socket.
         """
-        until = time.monotonic() + PATIENCE_SECONDS
-        while (message := dict(json.loads(self.hear_raw()))).get("type") == "PING":
-            assert time.monotonic() < until, "nothing but PING messages"
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while (message := dict(json.loads(self.receive_raw()))).get("type") == "PING":
+            assert time.monotonic() < deadline, "nothing but PING messages"
         return message
 
-    def hear_raw(self) -> bytes:
-        """As :meth:`hear`, of whatever kind."""
-        self._until = time.monotonic() + PATIENCE_SECONDS
+    def receive_raw(self) -> bytes:
+        """As :meth:`receive`, for any text message."""
+        self._deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             opcode, payload = self._next()
             if opcode == TEXT_OPCODE:
                 return payload
             if opcode == PING_OPCODE:
-                self.say(payload, PONG_OPCODE)
+                self.send(payload, PONG_OPCODE)
             elif opcode == CLOSE_OPCODE:
                 with contextlib.suppress(ConnectionError):
-                    self.say(payload, CLOSE_OPCODE)
+                    self.send(payload, CLOSE_OPCODE)
                 raise PeerClosedSocket(int.from_bytes(payload[:2], "big"), payload[2:].decode())
 
-    def rest(self) -> tuple[list[bytes], PeerClosedSocket]:
-        """All messages until the other side closes, and how it did; it has to end the connection as well."""
-        heard: list[bytes] = []
-        until = time.monotonic() + PATIENCE_SECONDS
+    def read_until_close(self) -> tuple[list[bytes], PeerClosedSocket]:
+        """All messages until the peer closes, and the close; the peer must also end the connection."""
+        messages: list[bytes] = []
+        deadline = time.monotonic() + PATIENCE_SECONDS
         try:
             while True:
-                heard.append(self.hear_raw())
-                assert time.monotonic() < until, "it stays open"
-        except PeerClosedSocket as end:
-            assert self._got == b"", "something after the close frame"
+                messages.append(self.receive_raw())
+                assert time.monotonic() < deadline, "it stays open"
+        except PeerClosedSocket as close:
+            assert self._received == b"", "something after the close frame"
             with contextlib.suppress(ConnectionError):
                 assert self._socket.recv(1) == b"", "something after the close frame"
             self.close()
-            return heard, end
+            return messages, close
 
     def messages(self) -> Iterator[dict[str, Any]]:
-        """Messages as they come, until the line is cut."""
+        """Messages as they arrive, until the connection ends."""
         with contextlib.suppress(PeerClosedSocket, OSError):
             while True:
-                yield self.hear()
+                yield self.receive()
 
     def close(self) -> None:
-        """Without ceremony."""
+        """Close the connection without a close frame."""
         self._socket.close()
 
     def _next(self) -> tuple[int, bytes]:
-        while (parsed := parse_frame(self._got)) is None:
+        while (parsed := parse_frame(self._received)) is None:
             self._read()
         opcode, payload, size = parsed
-        self._got = self._got[size:]
+        self._received = self._received[size:]
         return opcode, payload
 
     def _read(self) -> None:
-        self._socket.settimeout(max(0.001, self._until - time.monotonic()))
+        self._socket.settimeout(max(0.001, self._deadline - time.monotonic()))
         data = self._socket.recv(1 << 16)
         if not data:
             raise PeerClosedSocket(None, "cut off")
-        self._got += data
+        self._received += data

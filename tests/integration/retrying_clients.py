@@ -1,4 +1,4 @@
-"""Senders and recipients that do not give up: they turn from node to node until everything has arrived."""
+"""Senders and recipients that retry on other nodes until every message has arrived."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from mediatord.wallet.didcomm_client import DeliveredMessage, DIDCommWallet, Med
 from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socket
 from tests.integration.cluster import wallet_at_node
 from tests.integration.delivery_ledger import DeliveryLedger
-from tests.integration.message_load import MANY, PATIENCE_SECONDS, SendAttempt, prepare_forward
+from tests.integration.message_load import MAX_DELIVERY, PATIENCE_SECONDS, SendAttempt, prepare_forward
 
-# Who post at the same time.
-COURIERS = 6
-# Between two attempts of one sender, and of one recipient.
+# Concurrent senders.
+SENDER_COUNT = 6
+# Pause between two attempts of a sender or recipient.
 PAUSE_SECONDS = 0.1
-# A letter that is not accepted within so long never will be.
+# Time after which an unaccepted message counts as lost.
 GIVE_UP_SECONDS = 120.0
-_END = DeliveredMessage("", b"", "json")
-# What it comes to when it is cancelled, also while it connects.
+_CLOSED = DeliveredMessage("", b"", "json")
+# Exceptions of a cancelled client, also while it connects.
 _STOPPED = (CancelledError, ConnectingCancelledError, DNSLookupError)
-# The answers to expect from a mediator that is in trouble.
-TROUBLE = (
+# Errors to expect while the mediator fails.
+TRANSIENT_ERRORS = (
     *(MediatorProblem, ConnectionClosed, ConnectError, DeferredTimeout),
-    # The connection ended while the request was written, or before all of the response had come.
+    # The connection ended during the request or before the whole response had arrived.
     *(RequestTransmissionFailed, ResponseFailed),
 )
 
@@ -44,81 +44,81 @@ TROUBLE = (
 @dataclass(frozen=True, slots=True)
 class SendTask:
     """
-    A letter that is to be sent.
+    A message to send.
 
-    :param letter: by what it goes in the ledger.
+    :param message: its name in the ledger.
     """
 
     recipient: DIDCommWallet
-    letter: str
+    message: str
 
 
 class RetryingSenders:
     """
-    Threads that post letters to whichever node takes them, each until it is accepted. Every attempt is sealed anew.
+    Threads that post messages to any node, each until it is accepted. Every attempt is encrypted anew.
 
-    :param ports: of the nodes.
+    :param ports: ports of the nodes.
     """
 
     def __init__(self, ports: Sequence[int], ledger: DeliveryLedger) -> None:
         self._ports = ports
         self._ledger = ledger
-        self._stock: SimpleQueue[SendTask] = SimpleQueue()
+        self._tasks: SimpleQueue[SendTask] = SimpleQueue()
         self._changed = Condition()
-        self._over = Event()
+        self._stopped = Event()
         self._accepted = 0
         self._answers = 0
         self._running = 0
         self._threads: list[Thread] = []
 
     def start(self, send_tasks: Iterable[SendTask]) -> None:
-        """Begin to send these."""
+        """Begin to send."""
         for send_task in send_tasks:
-            self._stock.put(send_task)
-        self._threads = [Thread(target=self._run, daemon=True) for _ in range(COURIERS)]
-        self._running = COURIERS
+            self._tasks.put(send_task)
+        self._threads = [Thread(target=self._run, daemon=True) for _ in range(SENDER_COUNT)]
+        self._running = SENDER_COUNT
         for thread in self._threads:
             thread.start()
 
     def wait_for_accepted(self, more: int) -> None:
-        """Return when so many more have been accepted than now, or all are out."""
-        self._wait(lambda: self._accepted, more, self._has_stock)
+        """Return when `more` further messages were accepted, or no task is left."""
+        self._wait(lambda: self._accepted, more, self._has_tasks)
 
     def wait_for_answers(self, more: int) -> None:
-        """Return when so many more have been answered than now, whatever the answer, or all are out."""
-        self._wait(lambda: self._answers, more, self._has_stock)
+        """Return when `more` further attempts were answered, or no task is left."""
+        self._wait(lambda: self._answers, more, self._has_tasks)
 
     def wait_for_refused(self, more: int) -> None:
-        """Return when so many more have been refused than now, or all were accepted or given up."""
+        """Return when `more` further attempts were refused, or all senders have ended."""
         self._wait(lambda: self._answers - self._accepted, more, self._is_running)
 
     def join(self) -> None:
-        """Return when all letters are out, or were given up."""
+        """Return when every message was accepted or given up."""
         for thread in self._threads:
             thread.join(GIVE_UP_SECONDS + PATIENCE_SECONDS)
             assert not thread.is_alive(), "a sender is stuck"
 
     def stop(self) -> None:
-        """Send nothing more."""
-        self._over.set()
+        """Send no more."""
+        self._stopped.set()
 
     def _wait(self, count: Callable[[], int], more: int, is_busy: Callable[[], bool]) -> None:
         with self._changed:
-            wanted = count() + more
-            met = self._changed.wait_for(lambda: count() >= wanted or not is_busy(), PATIENCE_SECONDS)
+            goal = count() + more
+            met = self._changed.wait_for(lambda: count() >= goal or not is_busy(), PATIENCE_SECONDS)
         assert met, "the senders are stuck"
 
     def _is_running(self) -> bool:
         return self._running > 0
 
-    def _has_stock(self) -> bool:
-        return self._is_running() and not self._stock.empty()
+    def _has_tasks(self) -> bool:
+        return self._is_running() and not self._tasks.empty()
 
     def _run(self) -> None:
         try:
-            while not self._over.is_set():
+            while not self._stopped.is_set():
                 try:
-                    send_task = self._stock.get_nowait()
+                    send_task = self._tasks.get_nowait()
                 except Empty:
                     break
                 self._deliver(send_task)
@@ -129,7 +129,7 @@ class RetryingSenders:
 
     def _deliver(self, send_task: SendTask) -> None:
         deadline = time.monotonic() + GIVE_UP_SECONDS
-        while time.monotonic() < deadline and not self._over.is_set():
+        while time.monotonic() < deadline and not self._stopped.is_set():
             status = self._post(send_task, random.choice(self._ports))
             with self._changed:
                 self._answers += status is not None
@@ -137,7 +137,7 @@ class RetryingSenders:
                 self._changed.notify_all()
             if status == 202:
                 return
-            self._over.wait(PAUSE_SECONDS)
+            self._stopped.wait(PAUSE_SECONDS)
 
     def _post(self, send_task: SendTask, port: int) -> int | None:
         connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)
@@ -146,27 +146,27 @@ class RetryingSenders:
         except OSError:
             connection.close()
             return None  # nothing was sent
-        letter = prepare_forward(send_task.recipient, self._ledger.attempt(send_task.letter))
-        post = SendAttempt(letter.marker, time.monotonic())
+        forward = prepare_forward(send_task.recipient, self._ledger.begin_attempt(send_task.message))
+        post = SendAttempt(forward.marker, time.monotonic())
         try:
-            connection.request("POST", "/didcomm", letter.body, {"Content-Type": ENCRYPTED_MEDIA_TYPE})
+            connection.request("POST", "/didcomm", forward.body, {"Content-Type": ENCRYPTED_MEDIA_TYPE})
             response = connection.getresponse()
             post.status, post.retry_after = response.status, response.getheader("Retry-After")
         except (OSError, HTTPException):
-            pass  # cut off: the post has no status
+            pass  # the connection broke: the post has
         finally:
             connection.close()
-            post.took = time.monotonic() - post.begun
-            self._ledger.posted(post)
+            post.duration = time.monotonic() - post.started_at
+            self._ledger.record_attempt(post)
         return post.status
 
 
 class ReconnectingRecipient:
     """
-    A wallet that stays connected: to another node whenever it loses one. It acknowledges what it gets.
+    A wallet with a live socket that reconnects to another node when it loses one. It acknowledges what it gets.
 
-    :param ports: of the nodes.
-    :ivar listens_at: the port of the node that pushes to it; None while there is none.
+    :param ports: ports of the nodes.
+    :ivar connected_port: port of the node that pushes to it; None while there is none.
     """
 
     def __init__(self, wallet: DIDCommWallet, ports: Sequence[int], ledger: DeliveryLedger, reactor: Any) -> None:
@@ -175,82 +175,82 @@ class ReconnectingRecipient:
         self._ledger = ledger
         self._reactor = reactor
         self._running: Deferred[None] | None = None
-        self.listens_at: int | None = None
+        self.connected_port: int | None = None
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Begin to receive."""
         self._running = Deferred.fromCoroutine(self._run())
 
     async def stop(self) -> None:
-        """Listen no more."""
+        """Stop receiving."""
         running, self._running = self._running, None
         if running is not None:
             running.cancel()
             await running
 
-    async def settle(self) -> None:
-        """Listen no more; fetch and acknowledge until nothing is left, at whichever node will have it."""
+    async def drain(self) -> None:
+        """Stop receiving live; fetch and acknowledge until the queue is empty, at any node."""
         await self.stop()
-        until = self._reactor.seconds() + GIVE_UP_SECONDS
+        deadline = self._reactor.seconds() + GIVE_UP_SECONDS
         while True:
             try:
                 wallet = wallet_at_node(self.wallet, random.choice(self._ports), self._reactor)
-                if not await self._take_some(wallet):
+                if not await self._fetch_batch(wallet):
                     return
-            except TROUBLE:
+            except TRANSIENT_ERRORS:
                 await self._pause()
-            assert self._reactor.seconds() < until, "there is no end to the messages of a wallet"
+            assert self._reactor.seconds() < deadline, "a wallet could not drain its queue"
 
     async def connect(self, wallet: DIDCommWallet) -> DIDCommSocket:
-        """A socket to the node that this wallet is at."""
+        """A socket to the wallet's current node."""
         return await connect_didcomm_socket(self._reactor, wallet)
 
     async def _run(self) -> None:
         try:
             while True:
                 try:
-                    await self._stay(random.choice(self._ports))
-                except TROUBLE:
+                    await self._receive_at(random.choice(self._ports))
+                except TRANSIENT_ERRORS:
                     await self._pause()
         except _STOPPED:
             pass
 
-    async def _stay(self, port: int) -> None:
+    async def _receive_at(self, port: int) -> None:
         socket = await self.connect(wallet_at_node(self.wallet, port, self._reactor))
-        socket.closed().addCallback(lambda _: socket.pushed.put(_END))
+        socket.closed().addCallback(lambda _: socket.pushed.put(_CLOSED))
         try:
-            waiting = (await socket.live()).message_count
-            self.listens_at = port
-            # Only what was there before; all that comes now is pushed.
-            while waiting > 0 and (taken := await self._take_some(socket)):
-                waiting -= taken
-            while batch := await _take_pushes(socket):
-                await self._take(socket, batch)
+            backlog = (await socket.live()).message_count
+            self.connected_port = port
+            # Only the backlog must be fetched; later messages are pushed.
+            while backlog > 0 and (count := await self._fetch_batch(socket)):
+                backlog -= count
+            while batch := await _receive_pushes(socket):
+                await self._acknowledge(socket, batch)
         finally:
-            self.listens_at = None
+            self.connected_port = None
             await socket.close()
 
-    async def _take_some(self, way: DIDCommWallet | DIDCommSocket) -> int:
-        """How many there were."""
-        batch = await way.fetch(MANY)
+    async def _fetch_batch(self, client: DIDCommWallet | DIDCommSocket) -> int:
+        """Fetch and acknowledge a batch; return its size."""
+        batch = await client.fetch(MAX_DELIVERY)
         if batch:
-            await self._take(way, batch)
+            await self._acknowledge(client, batch)
         return len(batch)
 
-    async def _take(self, way: DIDCommWallet | DIDCommSocket, batch: Sequence[DeliveredMessage]) -> None:
-        self._ledger.delivered(self.wallet, batch)
-        await self._ledger.acknowledge(way, batch)
-        if isinstance(way, DIDCommSocket):
-            # What was fetched may have been pushed as well, before the acknowledgement was answered.
-            taken = {one.id for one in batch}
-            way.pushed.pending[:] = [one for one in way.pushed.pending if one.id not in taken]
+    async def _acknowledge(self, client: DIDCommWallet | DIDCommSocket, batch: Sequence[DeliveredMessage]) -> None:
+        self._ledger.record_deliveries(self.wallet, batch)
+        await self._ledger.acknowledge(client, batch)
+        if isinstance(client, DIDCommSocket):
+            # Fetched messages may have been pushed as well, before the acknowledgement was answered.
+            ids = {delivered.id for delivered in batch}
+            client.pushed.pending[:] = [delivered for delivered in client.pushed.pending if delivered.id not in ids]
 
     async def _pause(self) -> None:
         await deferLater(self._reactor, PAUSE_SECONDS)
 
 
-async def _take_pushes(socket: DIDCommSocket) -> list[DeliveredMessage]:
-    """Those that have come, at least one; none when the socket is closed."""
+async def _receive_pushes(socket: DIDCommSocket) -> list[DeliveredMessage]:
+    """At least one pushed message; none when the socket is closed."""
     batch = [await socket.pushed.get()]
     batch += [await socket.pushed.get() for _ in range(len(socket.pushed.pending))]
-    return [] if _END in batch else batch
+    return [] if _CLOSED in batch else batch

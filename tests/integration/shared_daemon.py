@@ -1,4 +1,4 @@
-"""A daemon that the tests of a class share."""
+"""Test cases that share a daemon."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tests.integration.raw_decentrl_client import DaemonClient
 
 
 class DaemonTestCase(SynchronousTestCase):
-    """Tests that share a daemon, which somebody has to start and to end."""
+    """Tests with a daemon that is started and stopped explicitly."""
 
     daemon: ClassVar[Daemon]
     daemon_client: ClassVar[DaemonClient]
 
     @classmethod
-    def start(cls, settings: Mapping[str, Any] | None = None) -> None:
-        """Have a daemon."""
+    def start_daemon(cls, settings: Mapping[str, Any] | None = None) -> None:
+        """Start a daemon."""
         cls.daemon = prepare_daemon(settings)
         cls.daemon.__enter__()
         try:
@@ -31,20 +31,20 @@ class DaemonTestCase(SynchronousTestCase):
             raise
 
     @classmethod
-    def finish(cls) -> None:
-        """Have it end, in an orderly way and without complaints."""
+    def stop_daemon(cls) -> None:
+        """Stop the daemon, which must end cleanly."""
         cls.daemon.__exit__(None, None, None)
 
     def tearDown(self) -> None:
-        """Nothing has gone wrong inside."""
+        """The daemon has logged no traceback."""
         self.assertNotIn("Traceback", self.daemon.output())
 
 
 class SharedDaemonTestCase(DaemonTestCase):
     """
-    The tests of one class, and a daemon for them.
+    Tests of a class, with a daemon for the class.
 
-    :cvar settings: of it.
+    :cvar settings: configuration of the daemon.
     """
 
     settings: ClassVar[dict[str, Any]] = {}
@@ -52,5 +52,5 @@ class SharedDaemonTestCase(DaemonTestCase):
     @classmethod
     def setUpClass(cls) -> None:
         super().setUpClass()
-        cls.start(cls.settings)
-        cls.addClassCleanup(cls.finish)
+        cls.start_daemon(cls.settings)
+        cls.addClassCleanup(cls.stop_daemon)

@@ -1,4 +1,4 @@
-"""A daemon on one MongoDB server, which tests may take away or hold up."""
+"""Test case with a daemon on one MongoDB server, which tests may stop or delay."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.replica_set import ReplicaSet
 reactor: Any = _reactor
 
 # The daemon answers within 3 s, whatever MongoDB does; a busy machine may need longer.
-ANSWER_SECONDS = 20.0
+RESPONSE_SECONDS = 20.0
 
 
 def make_mongo_daemon(uri: str) -> Daemon:
-    """A single node, yet to be started."""
+    """A single node, not running."""
     return prepare_daemon({"storage": {"backend": "mongodb", "mongodb": {"uri": uri}}})
 
 
@@ -33,17 +33,19 @@ def send_request(
     daemon: Daemon, method: str, path: str, body: bytes | None = None, kind: str = ENCRYPTED_MEDIA_TYPE
 ) -> HTTPResponse:
     """
-    One request.
+    Send one request.
 
-    :param kind: what a body is, as a media type.
-    :raise TimeoutError: there was no answer in time.
+    :param kind: media type of the body.
+    :raise TimeoutError: there was no response in time.
     """
-    with closing(HTTPConnection("127.0.0.1", daemon.port, timeout=ANSWER_SECONDS)) as connection:
+    with closing(HTTPConnection("127.0.0.1", daemon.port, timeout=RESPONSE_SECONDS)) as connection:
         return send_request_on(connection, method, path, body, {} if body is None else {"Content-Type": kind})
 
 
 class SingleMongodTestCase(TestCase):
     """
+    A daemon on a server of its own.
+
     :ivar bob: a wallet with an account.
     """
 

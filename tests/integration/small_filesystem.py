@@ -1,4 +1,4 @@
-"""A small file system of its own for tests that fill a disk."""
+"""Mounts small file systems for tests that fill a disk."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from unittest import SkipTest, TestCase
 
 def mount_small_filesystem(test: TestCase, size: int) -> Path:
     """
-    An empty tmpfs of so many bytes, unmounted and removed at the end of the test.
+    An empty tmpfs of this size, unmounted and removed at the end of the test.
 
-    :raise SkipTest: nothing can be mounted here.
+    :raise SkipTest: file systems cannot be mounted here.
     """
-    place = Path(tempfile.mkdtemp(prefix="mediatord-disk-"))
-    test.addCleanup(shutil.rmtree, place)
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "mediatord-test", str(place)]
+    directory = Path(tempfile.mkdtemp(prefix="mediatord-disk-"))
+    test.addCleanup(shutil.rmtree, directory)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "mediatord-test", str(directory)]
     try:
-        done = subprocess.run(mount, capture_output=True, text=True, check=False)
+        result = subprocess.run(mount, capture_output=True, text=True, check=False)
     except OSError as error:
         raise SkipTest(f"no mount command: {error.strerror}") from None
-    if done.returncode != 0:
-        raise SkipTest(f"a small disk cannot be mounted, run as root to enable: {done.stderr.strip()}")
-    test.addCleanup(subprocess.run, ["umount", str(place)], check=True)
-    return place
+    if result.returncode != 0:
+        raise SkipTest(f"a small disk cannot be mounted, run as root to enable: {result.stderr.strip()}")
+    test.addCleanup(subprocess.run, ["umount", str(directory)], check=True)
+    return directory

@@ -1,4 +1,4 @@
-"""SQLite databases that somebody else holds."""
+"""Locks SQLite databases against writers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def lock_database(database: Path) -> Iterator[None]:
-    """Nobody else can write to this database; for less than the five seconds after which they would give up."""
+    """Hold the write lock; for less than the five seconds after which writers give up."""
     with contextlib.closing(sqlite3.connect(database, isolation_level=None, timeout=60.0)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         yield

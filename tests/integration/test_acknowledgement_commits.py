@@ -1,4 +1,4 @@
-"""What an acknowledgement costs the database of a daemon with SQLite."""
+"""Commits and store operations of an acknowledgement on SQLite."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tests.integration.message_load import ROOMY
 from tests.integration.shared_daemon import SharedDaemonTestCase
 from tests.store.sqlite.commit_test_case import count_wal_commits
 
-# A timer of the daemon may commit during a round, but not during each.
+# A timer of the daemon may commit during some rounds, but not during all.
 ROUNDS = 5
 _OPERATIONS = 'mediator_store_duration_seconds_count{operation="'
-# Reads that a scrape of the metrics causes.
-_SCRAPED = frozenset(("backlog", "ledger", "statistics", "waiting"))
+# Reads caused by a scrape of the metrics.
+_SCRAPE_OPERATIONS = frozenset(("backlog", "ledger", "statistics", "waiting"))
 
 
-class CommitTests(SharedDaemonTestCase):
-    """The whole way from the request to the reply."""
+class AcknowledgementCommitTests(SharedDaemonTestCase):
+    """Costs from the request to the reply."""
 
     settings = ROOMY
 
@@ -27,48 +27,53 @@ class CommitTests(SharedDaemonTestCase):
         self.bob = DeviceWallet(self.daemon_client).enrol()
         self.database = self.daemon.directory / "mediator.sqlite3"
 
-    def operations(self) -> Counter[str]:
+    def count_operations(self) -> Counter[str]:
         """Number of store operations so far, by name."""
-        lines = self.daemon_client.ask("GET", "/metrics").body.decode().splitlines()
-        found: Counter[str] = Counter()
+        lines = self.daemon_client.request("GET", "/metrics").body.decode().splitlines()
+        counts: Counter[str] = Counter()
         for line in lines:
             if line.startswith(_OPERATIONS):
                 name, _, count = line.removeprefix(_OPERATIONS).partition('"} ')
-                found[name] = int(float(count))
-        return found
+                counts[name] = int(float(count))
+        return counts
 
-    def cost(self, acknowledge: Callable[[str], object]) -> tuple[int, Counter[str]]:
-        """Commits of an acknowledgement, and store operations without those of a scrape, in the cheapest round."""
+    def measure_cost(self, acknowledge: Callable[[str], object]) -> tuple[int, Counter[str]]:
+        """Commits and store operations of an acknowledgement, without those of a scrape, in the cheapest round."""
         rounds = []
         for number in range(ROUNDS):
-            self.bob.tell(str(number))
+            self.bob.send_text(str(number))
             (delivered,) = self.bob.fetch()
-            before, commits = self.operations(), count_wal_commits(self.database)
+            operations_before, commits_before = self.count_operations(), count_wal_commits(self.database)
             acknowledge(delivered.id)
-            found = count_wal_commits(self.database) - commits
-            done = self.operations() - before
-            if found > 0:  # unless the log was begun anew, after a checkpoint
-                rounds.append((found, Counter({name: done[name] for name in done if name not in _SCRAPED})))
-            self.assertEqual(self.bob.waiting(), 0)
+            new_commits = count_wal_commits(self.database) - commits_before
+            operations = self.count_operations() - operations_before
+            if new_commits > 0:  # the log restarts after a checkpoint
+                rounds.append(
+                    (
+                        new_commits,
+                        Counter({name: operations[name] for name in operations if name not in _SCRAPE_OPERATIONS}),
+                    )
+                )
+            self.assertEqual(self.bob.queued_count(), 0)
         return min(rounds, key=lambda costs: (costs[0], costs[1].total()))
 
-    def test_http(self) -> None:
+    def test_http_acknowledgement_needs_one_commit(self) -> None:
         """One commit claims the digest, removes the message and reads the status."""
-        self.assertEqual(self.cost(self.bob.acknowledge), (1, {"acknowledge": 1, "commit": 1}))
+        self.assertEqual(self.measure_cost(self.bob.acknowledge), (1, {"acknowledge": 1, "commit": 1}))
 
-    def test_socket(self) -> None:
-        """The same on a socket that the wallet has authenticated on."""
+    def test_socket_acknowledgement_needs_one_commit(self) -> None:
+        """The same on an authenticated socket."""
         device = LiveDevice(self.bob)
         self.addCleanup(device.close)
-        self.assertTrue(device.silent())
-        self.assertEqual(self.cost(device.acknowledge), (1, {"acknowledge": 1, "commit": 1}))
+        self.assertTrue(device.has_no_push())
+        self.assertEqual(self.measure_cost(device.acknowledge), (1, {"acknowledge": 1, "commit": 1}))
 
-    def test_replay(self) -> None:
-        """One that came before is refused without reading the status."""
-        self.bob.tell("first")
+    def test_refuses_replay_without_reading_status(self) -> None:
+        """A repeated acknowledgement is refused without reading the status."""
+        self.bob.send_text("first")
         (first,) = self.bob.fetch()
         raw = self.bob.pack(f"{PICKUP}/messages-received", {"message_id_list": [first.id]})
         self.assertEqual(self.bob.open(self.bob.post(raw).body).message.type.name, "status")
-        before = self.operations()
+        before = self.count_operations()
         self.assertEqual(self.bob.open(self.bob.post(raw).body).message.type.name, "problemreport")
-        self.assertNotIn("status", self.operations() - before)
+        self.assertNotIn("status", self.count_operations() - before)

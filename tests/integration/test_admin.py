@@ -1,4 +1,4 @@
-"""The status page of a daemon that runs, alone and as several processes."""
+"""The status page of a running daemon, single or with workers."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tests.integration.test_workers import await_workers, pid_of
 reactor: Any = _reactor
 
 TOKEN = "0123456789abcdef" * 2
-LOOK_SECONDS = 0.05
+POLL_SECONDS = 0.05
 
 
-def answered(connection: HTTPConnection, path: str, token: str = TOKEN) -> tuple[int, bytes]:
-    """Status and body, on a connection that is closed then."""
+def get_page(connection: HTTPConnection, path: str, token: str = TOKEN) -> tuple[int, bytes]:
+    """Status and body of one request; closes the connection."""
     with closing(connection):
         return request_page(connection, path, token)
 
@@ -45,8 +45,8 @@ def request_page(connection: HTTPConnection, path: str, token: str = TOKEN) -> t
 
 
 class AdminTests(DaemonTestCase):
-    def configured(self, listen: str, **settings: Any) -> Daemon:
-        """A daemon with the page, which does not run yet."""
+    def prepare_admin_daemon(self, listen: str, **settings: Any) -> Daemon:
+        """A daemon with the status page, not running."""
         daemon = prepare_daemon(
             {"admin": {"listen": listen, "token_file": "token", "reports": "reports"}, **settings}
         )
@@ -56,11 +56,11 @@ class AdminTests(DaemonTestCase):
         self.token.write_text(TOKEN)
         return daemon
 
-    def await_status(self, port: int, reached: Any) -> dict[str, Any]:
+    def await_status(self, port: int, predicate: Any) -> dict[str, Any]:
         """
-        Wait until the page of one worker, that of the connection, says so.
+        Wait until the status of one worker, that of the connection, satisfies a predicate.
 
-        :raise AssertionError: it does not.
+        :raise AssertionError: it does not in time.
         """
         deadline = time.monotonic() + PATIENCE_SECONDS
         with closing(HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)) as connection:
@@ -68,39 +68,39 @@ class AdminTests(DaemonTestCase):
                 code, body = request_page(connection, "/admin/status.json")
                 self.assertEqual(code, 200)
                 status: dict[str, Any] = json.loads(body)
-                if reached(status):
+                if predicate(status):
                     return status
                 assert time.monotonic() < deadline, status
-                time.sleep(LOOK_SECONDS)
+                time.sleep(POLL_SECONDS)
 
-    async def test_over_tls(self) -> None:
-        """With a certificate, over SQLite: what waits, what was refused, and a report; another token after SIGHUP."""
+    async def test_serves_status_and_reports_over_tls(self) -> None:
+        """On SQLite: queued messages, refusals and a report; SIGHUP applies a new token."""
         port = find_free_port()
         directory = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, directory)
         certificate = CertificateAuthority(directory).issue("localhost", ["127.0.0.1"]).absolute()
         keys = f"privateKey={certificate}:certKey={certificate}"
-        daemon = self.configured(f"ssl:{port}:interface=127.0.0.1:{keys}")
-        folder = daemon.directory / "reports" / "2026-01-01"
-        folder.mkdir(parents=True)
-        (folder / "index.html").write_text("<p>report</p>")
+        daemon = self.prepare_admin_daemon(f"ssl:{port}:interface=127.0.0.1:{keys}")
+        report_directory = daemon.directory / "reports" / "2026-01-01"
+        report_directory.mkdir(parents=True)
+        (report_directory / "index.html").write_text("<p>report</p>")
         daemon.start()
         context = ssl.create_default_context(cafile=directory / "Test-Authority.pem")
 
-        def ask(path: str, token: str = TOKEN) -> tuple[int, bytes]:
-            return answered(
+        def get(path: str, token: str = TOKEN) -> tuple[int, bytes]:
+            return get_page(
                 HTTPSConnection("127.0.0.1", port, context=context, timeout=PATIENCE_SECONDS), path, token
             )
 
         bob = await enrol_wallet(daemon, reactor)
-        for letter in prepare_forwards(bob, "hello", 2):
+        for forward in prepare_forwards(bob, "hello", 2):
             connection = HTTPConnection("127.0.0.1", daemon.port, timeout=PATIENCE_SECONDS)
             connection.request(
-                "POST", "/didcomm", letter.body, {"Content-Type": "application/didcomm-encrypted+json"}
+                "POST", "/didcomm", forward.body, {"Content-Type": "application/didcomm-encrypted+json"}
             )
             self.assertEqual(connection.getresponse().status, 202)
             connection.close()
-        code, body = await deferToThread(ask, "/admin/status.json")
+        code, body = await deferToThread(get, "/admin/status.json")
         self.assertEqual(code, 200)
         status = json.loads(body)
         self.assertEqual((status["store"]["backend"], status["store"]["answers"]), ("sqlite", True))
@@ -108,27 +108,27 @@ class AdminTests(DaemonTestCase):
         self.assertEqual((status["ledger"]["didcomm"]["accepted"], status["ledger"]["didcomm"]["waiting"]), (2, 2))
         self.assertEqual(status["waiting"]["messages"], 2)
         self.assertGreaterEqual(status["store"]["at"], status["at"])
-        self.assertEqual([one["messages"] for one in status["waiting"]["by_age"]], [2, 0, 0, 0, 0, 0])
-        self.assertEqual([one["messages"] for one in status["waiting"]["largest"]], [2])
-        self.assertEqual(ask("/admin/report/2026-01-01/index.html"), (200, b"<p>report</p>"))
-        self.assertEqual(ask("/admin", "wrong")[0], 401)
+        self.assertEqual([entry["messages"] for entry in status["waiting"]["by_age"]], [2, 0, 0, 0, 0, 0])
+        self.assertEqual([entry["messages"] for entry in status["waiting"]["largest"]], [2])
+        self.assertEqual(get("/admin/report/2026-01-01/index.html"), (200, b"<p>report</p>"))
+        self.assertEqual(get("/admin", "wrong")[0], 401)
         self.token.write_text(TOKEN[::-1])
         os.kill(daemon.pid, signal.SIGHUP)
         daemon.await_output("configuration reloaded")
-        self.assertEqual((ask("/admin")[0], ask("/admin", TOKEN[::-1])[0]), (401, 200))
+        self.assertEqual((get("/admin")[0], get("/admin", TOKEN[::-1])[0]), (401, 200))
 
-    async def test_workers(self) -> None:
-        """Whichever worker answers, it is the page of all, and of what the supervisor has seen."""
+    async def test_every_worker_serves_the_status_of_all(self) -> None:
+        """The status includes what the supervisor has seen."""
         port = find_free_port()
-        daemon = self.configured(f"tcp:{port}:interface=127.0.0.1", workers=2, node="n")
+        daemon = self.prepare_admin_daemon(f"tcp:{port}:interface=127.0.0.1", workers=2, node="n")
         daemon.start()
         await deferToThread(await_workers, daemon, 2)
         bob = await enrol_wallet(daemon, reactor)
         for number in range(8):
-            for letter in prepare_forwards(bob, f"hello {number}", 1):
+            for forward in prepare_forwards(bob, f"hello {number}", 1):
                 connection = HTTPConnection("127.0.0.1", daemon.port, timeout=PATIENCE_SECONDS)
-                kind = {"Content-Type": "application/didcomm-encrypted+json"}
-                connection.request("POST", "/didcomm", letter.body, kind)
+                headers = {"Content-Type": "application/didcomm-encrypted+json"}
+                connection.request("POST", "/didcomm", forward.body, headers)
                 self.assertEqual(connection.getresponse().status, 202)
                 connection.close()
             connection = HTTPConnection("127.0.0.1", daemon.port, timeout=PATIENCE_SECONDS)
@@ -139,7 +139,7 @@ class AdminTests(DaemonTestCase):
             self.await_status, port, lambda one: one["traffic"]["accepted"]["last_hour"] == 8
         )
         for _ in range(6):
-            # A worker that is late with its answer is not in it.
+            # A worker that answers late is missing.
             status = await deferToThread(self.await_status, port, lambda one: one["ok"])
             self.assertEqual((status["node"], status["ok"]), ("n", True))
             nodes = [one["node"] for one in status["processes"]["answered"]]

@@ -1,4 +1,4 @@
-"""The benchmark: that a run, however small, ends well and counts right. What it measures is not tested here."""
+"""The benchmark: small runs complete and count correctly. The measured values are not tested."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ TINY = ["--seconds", "0.2", "--rounds", "1", "--clients", "3", "--sockets", "5",
 
 
 @pytest.mark.exhaustive
-def test_tiny_run_measures_everything(tmp_path: Path) -> None:
-    """Every scenario runs against a daemon of its own; all that was accepted is stored, and the JSON says so."""
+def test_small_run_measures_every_scenario(tmp_path: Path) -> None:
+    """Every scenario runs against its own daemon; all accepted messages are stored, and the JSON says so."""
     results = tmp_path / "results.json"
     # So few messages do not tell growth from warm-up.
     scenarios = [word for name in DEFAULT_SCENARIOS if name != "memory" for word in ("--scenario", name)]
@@ -64,14 +64,14 @@ def test_tiny_run_measures_everything(tmp_path: Path) -> None:
     assert all(row["msg/s"] > 0 for row in commands["rows"].values())
     assert [target["goal"] for target in commands["targets"]] == [0.45, 0.45]
     log = by_name["log"]
-    # A line of the request and one of the message; none without the log, a gauge of that minute aside.
+    # One line for the request and one for the message; none without the log, except a gauge of that minute.
     assert round(log["rows"]["1k  event log on"]["lines"]) == 2
     assert round(log["rows"]["1k  event log off"]["lines"]) == 0
 
 
 @pytest.mark.exhaustive
-def test_pages_are_read_from_both_histories(tmp_path: Path) -> None:
-    """A long and a short history are filled, and what is read of them is as many events as there have to be."""
+def test_event_pages_are_read_from_long_and_short_history(tmp_path: Path) -> None:
+    """A long and a short history are filled, and the pages have as many events as expected."""
     results = tmp_path / "results.json"
     options = [*TINY, "--scenario", "pages", "--events", "2999", "--json", str(results)]
     assert bench.main(options, standalone_mode=False) == 0
@@ -82,15 +82,15 @@ def test_pages_are_read_from_both_histories(tmp_path: Path) -> None:
     assert all(row["small pages/s"] > 0 and row["large pages/s"] > 0 for row in pages["rows"].values())
 
 
-def test_pages_are_read_only_when_asked_for() -> None:
-    """Filling a large store takes minutes, and not everybody has a MongoDB, so that no run does either unasked."""
+def test_event_pages_scenario_is_not_run_by_default() -> None:
+    """Filling a large store takes minutes, and MongoDB may be missing."""
     assert set(SCENARIOS) - set(DEFAULT_SCENARIOS) == {*OPTIONAL_SCENARIOS, *MONGODB_SCENARIOS}
     assert {"cost", "pages", "accounts"} <= set(OPTIONAL_SCENARIOS)
 
 
 @pytest.mark.exhaustive
-def test_any_mediator_can_be_measured_and_is_left_as_it_was(tmp_path: Path) -> None:
-    """By its URL alone: what was forwarded is fetched and compared; nothing waits then, nobody is registered."""
+def test_measures_mediator_by_url_and_cleans_up(tmp_path: Path) -> None:
+    """Forwarded messages are fetched and compared; no message and no account is left."""
     results = tmp_path / "results.json"
     with run_temporary_daemon(DAEMON_SETTINGS) as daemon:
         options = [*TINY, "--target", daemon.url, "--target-pid", str(daemon.pid), "--json", str(results)]
@@ -104,8 +104,8 @@ def test_any_mediator_can_be_measured_and_is_left_as_it_was(tmp_path: Path) -> N
     assert found[0]["rows"]["1k  target"]["of g"] > 0
 
 
-def test_target_is_asked_for_what_any_mediator_has() -> None:
-    """What only a daemon of our own can show is refused, not left out in silence."""
+def test_refuses_scenarios_that_need_a_local_daemon() -> None:
+    """A scenario that an external mediator cannot run is refused, not skipped."""
     with pytest.raises(click.UsageError, match="memory: not available with --target"):
         bench.main(["--target", "http://127.0.0.1:1", "--scenario", "memory"], standalone_mode=False)
     with pytest.raises(click.UsageError, match="require --target"):
@@ -113,8 +113,8 @@ def test_target_is_asked_for_what_any_mediator_has() -> None:
 
 
 @pytest.mark.exhaustive
-def test_large_databases_are_filled_and_swept(tmp_path: Path) -> None:
-    """Daemons start with what was put into their files, take forwards, and none is lost."""
+def test_large_database_scenario_loses_no_message(tmp_path: Path) -> None:
+    """Daemons start with filled databases and accept forwards."""
     results = tmp_path / "results.json"
     scale = ["--scenario", "accounts", "--accounts", "150,300", "--queued", "200"]
     assert bench.main([*TINY, *scale, "--json", str(results)], standalone_mode=False) == 0
@@ -123,15 +123,17 @@ def test_large_databases_are_filled_and_swept(tmp_path: Path) -> None:
     assert all(row["msg/s"] > 0 for row in found["rows"].values())
 
 
-def test_every_scenario_has_its_measure() -> None:
-    """What can be asked for can be measured."""
+def test_every_scenario_has_a_measurement() -> None:
+    """Every scenario that the command accepts is implemented."""
     for where in SCENARIOS.values():
         module, _, function = where.partition(":")
         assert callable(getattr(import_module(f"mediatord.bench.{module}"), function))
 
 
-def test_cost_of_a_message_is_that_of_its_life(tmp_path: Path) -> None:
-    """A message takes more room than its payload, its acceptance and its end have lines, and all are fetched."""
+def test_message_cost_covers_its_whole_life(tmp_path: Path) -> None:
+    """
+    A message takes more space than its payload, acceptance and removal are logged, and all messages are fetched.
+    """
     results = tmp_path / "results.json"
     assert bench.main([*TINY, "--scenario", "cost", "--json", str(results)], standalone_mode=False) == 0
     (cost,) = json.loads(results.read_text())["scenarios"]
@@ -142,14 +144,14 @@ def test_cost_of_a_message_is_that_of_its_life(tmp_path: Path) -> None:
     assert fetched["log B"] > 0
 
 
-def test_scenarios_on_mongodb_ask_for_one() -> None:
-    """What needs a replica set says so before it measures anything."""
+def test_mongodb_scenarios_require_a_uri() -> None:
+    """They are refused before anything is measured."""
     with pytest.raises(click.UsageError, match="nodes: expected --mongodb"):
         bench.main(["--scenario", "opening", "--scenario", "nodes"], standalone_mode=False)
 
 
-def test_memory_run_posts_exactly_what_it_says(tmp_path: Path) -> None:
-    """The memory scenario accounts for every message, warm-up included."""
+def test_memory_scenario_accounts_for_every_message(tmp_path: Path) -> None:
+    """Warm-up messages are included."""
     results = tmp_path / "results.json"
     bench.main([*TINY, "--scenario", "memory", "--json", str(results)], standalone_mode=False)
     (memory,) = json.loads(results.read_text())["scenarios"]
@@ -159,8 +161,8 @@ def test_memory_run_posts_exactly_what_it_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 65535, 65536])
-def test_frames_are_cut_where_they_end(size: int) -> None:
-    """A frame of any length is found at the start of a buffer, and not before all of it is there (RFC 6455 5.2)."""
+def test_parses_websocket_frames_of_any_length(size: int) -> None:
+    """A frame at the start of a buffer is returned only when complete (RFC 6455 5.2)."""
     masked = encode_frame(bytes(size), TEXT_OPCODE)
     start = len(masked) - size
     payload = b"x" * size
@@ -169,8 +171,8 @@ def test_frames_are_cut_where_they_end(size: int) -> None:
     assert parse_frame(unmasked[:-1]) is None
 
 
-def test_masking_is_undone_by_the_mask() -> None:
-    """A client's payload is XORed with the four bytes before it (RFC 6455 5.3)."""
+def test_masks_websocket_payloads() -> None:
+    """A client's payload is XORed with the four-byte masking key (RFC 6455 5.3)."""
     masked = encode_frame(b"hello", TEXT_OPCODE)
     mask, payload = masked[2:6], masked[6:]
     assert bytes(byte ^ mask[place % 4] for place, byte in enumerate(payload)) == b"hello"
@@ -187,32 +189,32 @@ def test_masking_is_undone_by_the_mask() -> None:
         (b"HTTP/1.1 202 Accepted\r\nContent-Le", False),
     ],
 )
-def test_answers_are_complete_when_their_length_says_so(response: bytes, complete: bool) -> None:
-    """The load generator sends its next request only after the whole answer (RFC 9112 6)."""
+def test_detects_complete_responses(response: bytes, complete: bool) -> None:
+    """The load generator sends its next request only after the whole response (RFC 9112 6)."""
     assert is_complete_response(response) is complete
 
 
 @pytest.fixture(name="site")
-def stock_site() -> Iterator[TargetServer]:
-    """A site that answers everything with an empty 202."""
+def baseline_site() -> Iterator[TargetServer]:
+    """A site that answers every request with an empty 202."""
     with spawn_module("mediatord.bench.baseline_servers", "empty") as site:
         yield TargetServer(f"http://127.0.0.1:{read_line(site)}/didcomm", site.pid)
 
 
-def test_commands_are_posted_once(site: TargetServer) -> None:
-    """Of several processes each posts its own part and then nothing; what may be repeated is posted to the number."""
+def test_posts_each_command_once(site: TargetServer) -> None:
+    """Several processes post disjoint parts; repeatable bodies are repeated up to the number."""
     bodies = [b"0", b"1", b"2", b"3", b"4"]
     assert post(site, bodies, 2, once=True).statuses == {"202": 5}
     assert post(site, bodies, 2, requests=17).statuses == {"202": 17}
 
 
-def test_every_connection_posts_something(site: TargetServer) -> None:
-    """However short a run is, and however long a busy machine keeps it from beginning."""
+def test_every_connection_posts_at_least_once(site: TargetServer) -> None:
+    """Even in a short run on a busy machine."""
     assert post(site, [b"0"], 3, 0.0).statuses == {"202": 3}
 
 
-def test_refused_and_lost_messages_are_failures() -> None:
-    """Every answer has to be a success, and every success a row."""
+def test_reports_refused_and_lost_messages_as_failures() -> None:
+    """Every response must be a success, and every success a row."""
     stored, failures = iter([0, 5, 5]), list[str]()
     accounting = StoredMessageCheck(lambda: next(stored), failures, ("200",))
     accounting.check(LoadResult(Counter({"200": 5}), accepted=5))
@@ -223,8 +225,8 @@ def test_refused_and_lost_messages_are_failures() -> None:
     assert lost == "6 messages were accepted, 5 are stored"
 
 
-def test_floor_of_commands_verifies_and_stores(tmp_path: Path) -> None:
-    """The stock Site answers 200 to what is signed, and then has stored it; what is forged it does not take."""
+def test_command_baseline_verifies_and_stores(tmp_path: Path) -> None:
+    """The baseline stores correctly signed commands with 200, and refuses forged ones."""
     mediator = DecentrlMediator("did:web:localhost", "http://localhost/", bytes(32), bytes(32))
     with (
         spawn_module("mediatord.bench.baseline_servers", "commands", str(tmp_path / "floor")) as site,
@@ -238,14 +240,14 @@ def test_floor_of_commands_verifies_and_stores(tmp_path: Path) -> None:
     assert count_stored_rows(tmp_path / "floor", "event") == 1
 
 
-def test_leak_shows_as_its_size_and_jumps_do_not() -> None:
-    """What every message leaves behind comes out, an allocator's one-time jump hardly does."""
+def test_leak_estimate_ignores_single_jumps() -> None:
+    """It shows growth per message, and hardly an allocator's one-time jump."""
     assert growth_per_message([start + 300 * 1000 * leg for leg, start in enumerate([50_000] * 6)], 1000) == 300
     assert growth_per_message([50, 9_000_000, 50, 50, 50, 50], 1000) == 0
 
 
-def test_contenders_take_turns_and_medians_count() -> None:
-    """Each round begins with another contender; what is compared is what ran in the same round."""
+def test_interleaved_rounds_compare_medians_of_ratios() -> None:
+    """Rounds begin with different contenders; ratios are taken within a round."""
     order: list[str] = []
     figures = iter([1.0, 10.0, 30.0, 2.0, 100.0, 20.0])
 

@@ -1,4 +1,4 @@
-"""Every flood of the benchmark reaches a real daemon and says what came of it."""
+"""Every flood of the benchmark reaches a real daemon and reports its results."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tests.integration.daemon import Daemon
 
 
 class FloodTests(SynchronousTestCase):
-    def test_each(self) -> None:
-        """Posts are answered as limits say, which here are the one address's; connections and sockets are there."""
+    def test_every_flood_reports_responses(self) -> None:
+        """Requests are limited by address; connections and sockets stay open."""
         daemon = Daemon({"limits": {"ip_per_minute": 6, "did_per_minute": 1000}})
         self.addCleanup(daemon.clean)
         daemon.start()

@@ -1,9 +1,10 @@
 """
-Nothing that a peer sends, and none of our keys, turns up where it does not belong (reference 12, decision D15).
+No data sent by peers and no private key of the mediator leaks into logs, metrics or files (reference 12, decision
+D15).
 
-A marked text goes down every route, good and bad; then it is looked for, as it is and in the disguises it may have
-taken, in events, log lines, metrics, answers, the output of the process and its files. DIDs and ids are not marked:
-the log is about the former, and a report has to name the latter.
+Marked texts are sent through every code path, valid and invalid. Events, log lines, metrics, responses, output and
+files are then searched for them in several encodings. DIDs and ids are not marked: the log records the former, and
+problem reports must name the latter.
 """
 
 from __future__ import annotations
@@ -44,29 +45,29 @@ from tests.integration.daemon import Daemon
 from tests.integration.message_load import PATIENCE_SECONDS
 from tests.observability.counter_oracle import read_segments
 
-# In everything that may not be kept at all, and in what may be kept as a payload and nowhere else.
+# Marks data that must never be stored or logged, and payloads, which may be stored as such only.
 SECRET = "Kanarienvogel-7f3a"
 STORED = "Zaunkoenig-91c4-im-Nest"
 
 
-def disguises(text: str) -> list[bytes]:
-    """The text as it is, in hexadecimal, and what every base64 of something that contains it contains."""
+def encodings_of(text: str) -> list[bytes]:
+    """The text as it is, in hexadecimal, and the part common to all base64 encodings that contain it."""
     raw = text.encode()
-    found = [raw, raw.hex().encode(), raw.upper()]
+    encodings = [raw, raw.hex().encode(), raw.upper()]
     for shift in range(3):
-        # The characters at both ends depend on the neighbours.
+        # The first and last characters depend on adjacent bytes.
         encoded = b64encode(b"\0" * shift + raw)
-        found.append(encoded[(0, 2, 3)[shift] : len(encoded) - 4])
-    return found
+        encodings.append(encoded[(0, 2, 3)[shift] : len(encoded) - 4])
+    return encodings
 
 
-def traces(text: str, places: dict[str, bytes]) -> list[str]:
-    """The places where the text can be found."""
-    return [name for name, value in places.items() if any(mark in value for mark in disguises(text))]
+def find_text(text: str, places: dict[str, bytes]) -> list[str]:
+    """Names of the places that contain the text in any encoding."""
+    return [name for name, value in places.items() if any(encoded in value for encoded in encodings_of(text))]
 
 
 def marked_envelope(mark: str) -> bytes:
-    """Something like an envelope with the mark in every part of it."""
+    """An envelope-like document with the mark in every member."""
     part = encoding.encode_base64url(mark.encode())
     return encoding.dumps(
         {
@@ -81,8 +82,8 @@ def marked_envelope(mark: str) -> bytes:
     )
 
 
-class MarkedRequests:
-    """Everything that can be said to a mediator, marked."""
+class MarkedMessages:
+    """Marked messages of every kind."""
 
     def __init__(self, identity: WalletIdentity, document: DIDDocument, did: str) -> None:
         self._identity = identity
@@ -90,18 +91,18 @@ class MarkedRequests:
         self._did = did
 
     def envelopes(self) -> Iterator[bytes]:
-        """All of it, good and bad."""
-        yield from self._no_envelopes()
-        yield from self._broken_envelopes()
-        yield from self.messages()
-        yield from self._impostors()
+        """Valid and invalid messages."""
+        yield from self._non_envelopes()
+        yield from self._malformed_envelopes()
+        yield from self.decryptable_messages()
+        yield from self._forged_senders()
 
-    def messages(self) -> Iterator[bytes]:
-        """What can be opened."""
+    def decryptable_messages(self) -> Iterator[bytes]:
+        """Messages that can be decrypted."""
         yield from self._forwards()
         yield from self._requests()
 
-    def _no_envelopes(self) -> Iterator[bytes]:
+    def _non_envelopes(self) -> Iterator[bytes]:
         message = compose_message(PING, {"comment": SECRET})
         key = self._identity.signing
         yield SECRET.encode()
@@ -113,37 +114,39 @@ class MarkedRequests:
         yield json_web_signature.sign(encoding.dumps(message), key.kid, key.private)
         yield b'{"protected":"%b","protected":"x","ciphertext":"x"}' % SECRET.encode()
 
-    def _broken_envelopes(self) -> Iterator[bytes]:
-        good = json.loads(self._anon(compose_message(PING, {"comment": SECRET})))
+    def _malformed_envelopes(self) -> Iterator[bytes]:
+        valid = json.loads(self._anoncrypt(compose_message(PING, {"comment": SECRET})))
         part = encoding.encode_base64url(SECRET.encode())
         yield marked_envelope(SECRET)
         for name in ("protected", "iv", "ciphertext", "tag"):
-            yield encoding.dumps({**good, name: part})
-            yield encoding.dumps({**good, name: SECRET})
-            yield encoding.dumps({**good, name: {SECRET: SECRET}})
-        yield encoding.dumps({**good, "recipients": [{**good["recipients"][0], "encrypted_key": part}]})
-        yield encoding.dumps({**good, "recipients": [{"header": {"kid": SECRET}, "encrypted_key": SECRET}]})
-        yield encoding.dumps({**good, "recipients": SECRET})
+            yield encoding.dumps({**valid, name: part})
+            yield encoding.dumps({**valid, name: SECRET})
+            yield encoding.dumps({**valid, name: {SECRET: SECRET}})
+        yield encoding.dumps({**valid, "recipients": [{**valid["recipients"][0], "encrypted_key": part}]})
+        yield encoding.dumps({**valid, "recipients": [{"header": {"kid": SECRET}, "encrypted_key": SECRET}]})
+        yield encoding.dumps({**valid, "recipients": SECRET})
         for header in (
             {"alg": SECRET, "enc": SECRET},
             {"alg": "ECDH-1PU+A256KW", "enc": "A256CBC-HS512", "skid": SECRET, "apu": part},
             {"alg": "ECDH-ES+A256KW", "enc": "A256GCM", "epk": {"kty": "OKP", "crv": "X25519", "x": SECRET}},
             {"zip": SECRET, "crit": [SECRET], "typ": SECRET},
         ):
-            yield encoding.dumps({**good, "protected": encoding.encode_base64url(encoding.dumps(header))})
-        for inside in (SECRET.encode(), encoding.dumps({SECRET: SECRET}), encoding.dumps({"id": SECRET})):
-            yield jwe.encrypt_anoncrypt(inside, [(one.id, one.key) for one in self._document.key_agreement])
+            yield encoding.dumps({**valid, "protected": encoding.encode_base64url(encoding.dumps(header))})
+        for plaintext in (SECRET.encode(), encoding.dumps({SECRET: SECRET}), encoding.dumps({"id": SECRET})):
+            yield jwe.encrypt_anoncrypt(
+                plaintext, [(method.id, method.key) for method in self._document.key_agreement]
+            )
 
     def _forwards(self) -> Iterator[bytes]:
-        good = [{"data": {"json": json.loads(marked_envelope(STORED))}}]
+        valid = [{"data": {"json": json.loads(marked_envelope(STORED))}}]
         bob = {"next": self._identity.did}
         marked: dict[str, Any] = {"lang": SECRET, "please_ack": [SECRET], "trace": SECRET, SECRET: SECRET}
-        yield from self._both(FORWARD, bob, attachments=good, **marked)
-        yield from self._both(FORWARD, {**bob, SECRET: SECRET}, attachments=good, delay_milli=1)
-        yield from self._both(FORWARD, {"next": SECRET}, attachments=good)
-        yield from self._both(FORWARD, {"next": {SECRET: SECRET}}, attachments=good)
-        yield from self._both(FORWARD, bob, attachments=good, expires_time=1)
-        yield from self._both(FORWARD, bob, attachments=good, expires_time=SECRET, delay_milli=SECRET)
+        yield from self._all_envelope_kinds(FORWARD, bob, attachments=valid, **marked)
+        yield from self._all_envelope_kinds(FORWARD, {**bob, SECRET: SECRET}, attachments=valid, delay_milli=1)
+        yield from self._all_envelope_kinds(FORWARD, {"next": SECRET}, attachments=valid)
+        yield from self._all_envelope_kinds(FORWARD, {"next": {SECRET: SECRET}}, attachments=valid)
+        yield from self._all_envelope_kinds(FORWARD, bob, attachments=valid, expires_time=1)
+        yield from self._all_envelope_kinds(FORWARD, bob, attachments=valid, expires_time=SECRET, delay_milli=SECRET)
         part = encoding.encode_base64url(SECRET.encode())
         for data in (
             {"base64": SECRET + "?"},
@@ -154,16 +157,19 @@ class MarkedRequests:
             {"base64": part, "hash": SECRET, "jws": {SECRET: SECRET}},
             SECRET,
         ):
-            # One that fails beside one that is good: neither is kept.
-            refused = [{**good[0], "filename": SECRET}, {"media_type": SECRET, "description": SECRET, "data": data}]
-            yield from self._both(FORWARD, bob, attachments=refused)
-        yield from self._both(FORWARD, bob, attachments=SECRET)
-        yield self._anon(build_forward(self._did, [marked_envelope(SECRET)]))
+            # An invalid attachment beside a valid one: neither is stored.
+            attachments = [
+                {**valid[0], "filename": SECRET},
+                {"media_type": SECRET, "description": SECRET, "data": data},
+            ]
+            yield from self._all_envelope_kinds(FORWARD, bob, attachments=attachments)
+        yield from self._all_envelope_kinds(FORWARD, bob, attachments=SECRET)
+        yield self._anoncrypt(build_forward(self._did, [marked_envelope(SECRET)]))
         marks: dict[str, Any] = {SECRET: SECRET}
-        onion = self._anon(compose_message(PING, {"comment": SECRET}))
+        onion = self._anoncrypt(compose_message(PING, {"comment": SECRET}))
         for _ in range(6):
             yield onion
-            onion = self._anon(build_forward(self._did, [onion], **marks))
+            onion = self._anoncrypt(build_forward(self._did, [onion], **marks))
 
     def _requests(self) -> Iterator[bytes]:
         update = {"recipient_did": SECRET, "action": SECRET, SECRET: SECRET}
@@ -189,44 +195,46 @@ class MarkedRequests:
             (f"https://{SECRET}.example/trust-ping/2.0/ping", {}),
             (SECRET, {}),
         ):
-            yield from self._both(type_, body, **{SECRET: SECRET})
-        yield from self._both(PING, SECRET)
+            yield from self._all_envelope_kinds(type_, body, **{SECRET: SECRET})
+        yield from self._all_envelope_kinds(PING, SECRET)
         for header in ("from_prior", "return_route", "thid", "created_time", "to", "typ", "attachments"):
-            yield self.auth(PING, {}, **{header: SECRET})
-        yield from self._both(f"{MP}/status-request", {"recipient_did": SECRET}, expires_time=1)
-        replayed = self.auth(f"{MP}/status-request", {SECRET: SECRET})
+            yield self.authcrypt_request(PING, {}, **{header: SECRET})
+        yield from self._all_envelope_kinds(f"{MP}/status-request", {"recipient_did": SECRET}, expires_time=1)
+        replayed = self.authcrypt_request(f"{MP}/status-request", {SECRET: SECRET})
         yield replayed
         yield replayed
 
-    def _impostors(self) -> Iterator[bytes]:
-        stranger = WalletIdentity.generate()
+    def _forged_senders(self) -> Iterator[bytes]:
+        other = WalletIdentity.generate()
         body = {"comment": SECRET}
-        yield self.auth(f"{MP}/status-request", body, **from_header(SECRET))
-        yield self.auth(f"{MP}/status-request", body, **from_header(stranger.did))
-        yield self.auth(f"{MP}/status-request", body, to=[stranger.did, SECRET])
+        yield self.authcrypt_request(f"{MP}/status-request", body, **from_header(SECRET))
+        yield self.authcrypt_request(f"{MP}/status-request", body, **from_header(other.did))
+        yield self.authcrypt_request(f"{MP}/status-request", body, to=[other.did, SECRET])
         yield authcrypt(
-            compose_message(f"{MP}/status-request", body, **from_header(stranger.did)), stranger, self._document
+            compose_message(f"{MP}/status-request", body, **from_header(other.did)), other, self._document
         )
-        yield anoncrypt(compose_message(PING, body), stranger.document)
+        yield anoncrypt(compose_message(PING, body), other.document)
 
-    def _both(self, type_: str, body: Any, **headers: Any) -> Iterator[bytes]:
-        """Anonymous, authenticated, and signed inside."""
-        yield self._anon({**compose_message(type_, **headers), "body": body})
-        yield self.auth(type_, body, **headers)
+    def _all_envelope_kinds(self, type_: str, body: Any, **headers: Any) -> Iterator[bytes]:
+        """Anoncrypted, authcrypted, and signed within anoncrypt."""
+        yield self._anoncrypt({**compose_message(type_, **headers), "body": body})
+        yield self.authcrypt_request(type_, body, **headers)
         key = self._identity.signing
         message = {
             **compose_message(type_, **{"to": [self._did], **headers}, **from_header(self._identity.did)),
             "body": body,
         }
         jws = json_web_signature.sign(encoding.dumps(message), key.kid, key.private)
-        yield jwe.encrypt_anoncrypt(jws, [(one.id, one.key) for one in self._document.key_agreement])
+        yield jwe.encrypt_anoncrypt(
+            jws, [(key_agreement.id, key_agreement.key) for key_agreement in self._document.key_agreement]
+        )
 
-    def auth(self, type_: str, body: Any, **headers: Any) -> bytes:
-        """An authenticated request."""
+    def authcrypt_request(self, type_: str, body: Any, **headers: Any) -> bytes:
+        """An authcrypted request."""
         headers = {"to": [self._did], "return_route": "all", **from_header(self._identity.did), **headers}
         return authcrypt({**compose_message(type_, **headers), "body": body}, self._identity, self._document)
 
-    def _anon(self, message: dict[str, Any]) -> bytes:
+    def _anoncrypt(self, message: dict[str, Any]) -> bytes:
         return anoncrypt(message, self._document)
 
 
@@ -283,11 +291,11 @@ BAD_FRAMES = [
 ]
 
 
-_GOODBYE = encode_masked_frame(b"\x03\xe8", CLOSE)
+_CLOSE_FRAME = encode_masked_frame(b"\x03\xe8", CLOSE)
 
 
-class MemoryTests(SynchronousTestCase):
-    """In this process, where faults can be made to happen."""
+class InProcessLeakTests(SynchronousTestCase):
+    """In this process, where faults can be injected."""
 
     def setUp(self) -> None:
         self.lines: list[str] = []
@@ -296,112 +304,112 @@ class MemoryTests(SynchronousTestCase):
         self.addCleanup(globalLogPublisher.removeObserver, observer)
 
     def observe(self, event: LogEvent) -> None:
-        """Keep a log event of any level, with everything that any observer could make of it."""
+        """Record a log event of any level, with all of its values."""
         values = {name: repr(value) for name, value in event.items() if not name.startswith("log_")}
         self.lines.append(f"{eventAsText(event, includeTraceback=True)} {values}")
 
-    def open(self, dids: str = "plain") -> None:
-        """Begin with a mediator at its most talkative."""
+    def open_mediator(self, dids: str = "plain") -> None:
+        """Start a mediator with maximum logging."""
         self.site_fixture = InMemorySite(self, limits=PLENTY, log={"level": "debug", "dids": dids})
         self.bob = InMemoryWallet(self.site_fixture).enrol()
-        self.salvo = MarkedRequests(self.bob.identity, self.site_fixture.document, self.site_fixture.did)
+        self.marked = MarkedMessages(self.bob.identity, self.site_fixture.document, self.site_fixture.did)
 
     def websocket_client(self, old: InMemoryWebSocketClient | None = None) -> InMemoryWebSocketClient:
-        """A socket that is open still."""
+        """An open socket."""
         if old is not None and not old.line.disconnecting and old.line.protocol.state == 3:  # type: ignore[attr-defined]
             return old
         return self.site_fixture.websocket_client(**MARKED_HEADERS)
 
-    def post_messages(self) -> list[bytes]:
-        """What can be opened, by HTTP; everything that was answered."""
-        return [self.site_fixture.post(raw, **MARKED_HEADERS).body for raw in self.salvo.messages()]
+    def post_decryptable_messages(self) -> list[bytes]:
+        """POST them; return the responses."""
+        return [self.site_fixture.post(raw, **MARKED_HEADERS).body for raw in self.marked.decryptable_messages()]
 
-    def say_everything(self) -> list[bytes]:
-        """By HTTP and by WebSocket; everything that was answered in the clear."""
-        answers = []
+    def send_everything(self) -> list[bytes]:
+        """Send all messages by HTTP and WebSocket; return what was answered in the clear."""
+        responses = []
         websocket_client = None
-        for raw in self.salvo.envelopes():
-            answers.append(self.site_fixture.post(raw, **MARKED_HEADERS).body)
+        for raw in self.marked.envelopes():
+            responses.append(self.site_fixture.post(raw, **MARKED_HEADERS).body)
             websocket_client = self.websocket_client(websocket_client)
             websocket_client.line.feed(encode_masked_frame(raw))
-            answers += [payload for _, payload in websocket_client.frames()]
-        return answers
+            responses += [payload for _, payload in websocket_client.frames()]
+        return responses
 
-    def assert_untold(self, answers: list[bytes]) -> None:
-        """No trace of what was said is in any log line, event, metric or answer; nor of a key of ours."""
+    def assert_no_leak(self, responses: list[bytes]) -> None:
+        """No marked text and no private key is in any log line, event, metric or response."""
         self.site_fixture.clock.advance(100)
         self.site_fixture.settle()
         places = {f"line {number}": line.encode() for number, line in enumerate(self.lines)}
-        places |= {f"answer {number}": answer for number, answer in enumerate(answers)}
+        places |= {f"response {number}": response for number, response in enumerate(responses)}
         places |= {path.name: path.read_bytes() for path in self.site_fixture.config.log.directory.glob("events*")}
         places["metrics"] = self.site_fixture.request("GET", "/metrics", peer="127.0.0.1").body
         self.assertGreater(sum(map(len, places.values())), 10_000)
-        for text in (SECRET, STORED, *secrets_of(self.site_fixture.config.identity.keys)):
-            self.assertEqual(traces(text, places), [])
+        for text in (SECRET, STORED, *private_key_values(self.site_fixture.config.identity.keys)):
+            self.assertEqual(find_text(text, places), [])
 
-    def test_every_message(self) -> None:
-        """All that can be said, over both transports."""
+    def test_messages_do_not_leak(self) -> None:
+        """All messages, over both transports."""
         for dids in ("plain", "keyed"):
-            self.open(dids)
-            answers = self.say_everything()
+            self.open_mediator(dids)
+            responses = self.send_everything()
             self.assertGreater(self.bob.waiting(), 0)
-            self.assert_untold(answers)
+            self.assert_no_leak(responses)
             self.lines.clear()
 
-    def test_every_breach_of_http_and_websocket(self) -> None:
-        """Requests, handshakes and frames that are none."""
-        self.open()
-        answers = []
+    def test_malformed_http_and_websocket_input_does_not_leak(self) -> None:
+        """Malformed requests, handshakes and frames."""
+        self.open_mediator()
+        responses = []
         for raw in BAD_HTTP + BAD_HANDSHAKES:
-            line = self.site_fixture.line("127.0.0.1")
-            line.feed(raw)
+            connection = self.site_fixture.line("127.0.0.1")
+            connection.feed(raw)
             self.site_fixture.settle()
-            answers.append(line.taken())
+            responses.append(connection.taken())
         for raw in BAD_FRAMES:
             websocket_client = self.websocket_client()
             websocket_client.line.feed(raw)
             self.site_fixture.settle()
             pong = encode_masked_frame(SECRET.encode(), PING_FRAME)
-            if raw != pong and raw[0] & 0x0F != CLOSE:  # whose payloads are to be repeated
-                answers.append(websocket_client.line.taken())
-        self.assert_untold(answers)
+            if raw != pong and raw[0] & 0x0F != CLOSE:  # their payloads are echoed
+                responses.append(websocket_client.line.taken())
+        self.assert_no_leak(responses)
 
-    def test_a_store_that_is_away(self) -> None:
-        """Every operation of the store fails, in turn."""
+    def test_store_failures_do_not_leak(self) -> None:
+        """Every store operation fails in turn."""
         for operation in OPERATIONS:
-            self.open()
+            self.open_mediator()
             with self.site_fixture.failing(operation, StoreUnavailable()):
-                answers = self.post_messages()
-            self.assert_untold(answers)
+                responses = self.post_decryptable_messages()
+            self.assert_no_leak(responses)
 
-    def test_faults_of_ours(self) -> None:
-        """Exceptions nobody thought of, with what was sent in their text as libraries do it."""
+    def test_unexpected_exceptions_do_not_leak(self) -> None:
+        """Exceptions whose text contains the input, as libraries raise them."""
         for operation in OPERATIONS:
-            self.open()
+            self.open_mediator()
             with self.site_fixture.failing(operation, RuntimeError(f"cannot handle {SECRET} {STORED}")):
-                answers = self.post_messages()
-            self.assert_untold(answers)
+                responses = self.post_decryptable_messages()
+            self.assert_no_leak(responses)
         self.assertNotEqual(self.flushLoggedErrors(RuntimeError), [])
 
-    def test_a_fault_in_a_push(self) -> None:
-        """A socket whose peer's key suddenly is none, and an end of things in the middle of a delivery."""
-        self.open()
+    def test_push_failures_do_not_leak(self) -> None:
+        """Operations fail and connections end during a delivery."""
+        self.open_mediator()
         websocket_client = self.websocket_client()
         websocket_client.send(self.bob.pack(f"{MP}/live-delivery-change", {"live_delivery": True}))
         for operation in ("mark_delivered", "mark_pending", "acknowledge"):
             with self.site_fixture.failing(operation, ValueError(SECRET)):
-                answers = self.post_messages()
+                responses = self.post_decryptable_messages()
                 websocket_client.line.hang_up()
-        self.assert_untold(answers)
+        self.assert_no_leak(responses)
         self.flushLoggedErrors(ValueError)
 
-    def test_it_would_be_found(self) -> None:
-        """The search finds what it is looking for, in every disguise."""
+    def test_search_finds_every_encoding(self) -> None:
+        """The search finds marked texts in every encoding."""
         for text in (SECRET, STORED):
             for shift in range(3):
                 encoded = b64encode(b"abc"[:shift] + text.encode() + b"and more")
-                self.assertEqual(traces(text, {"here": encoded}), ["here"])
-            self.assertEqual(traces(text, {"there": text.encode().hex().encode(), "no": b"x"}), ["there"])
+                self.assertEqual(find_text(text, {"here": encoded}), ["here"])
+            self.assertEqual(find_text(text, {"there": text.encode().hex().encode(), "no": b"x"}), ["there"])
 
 
 OPERATIONS = (
@@ -420,99 +428,101 @@ OPERATIONS = (
 )
 
 
-def secrets_of(path: Path) -> list[str]:
-    """The private parts of a key set."""
+def private_key_values(path: Path) -> list[str]:
+    """Private parts of a key set."""
     return [key["d"] for key in json.loads(path.read_bytes())["keys"]]
 
 
-class DaemonConversation:
-    """A conversation with a daemon over real sockets, one connection for each thing that is said."""
+class RawConnectionClient:
+    """Sends raw bytes to a daemon, on a new connection each time."""
 
     def __init__(self, port: int) -> None:
         self._port = port
 
-    def say(self, *parts: bytes) -> bytes:
-        """Send the first part, the others after something came back; all that comes back until there is no more."""
-        first, *others = parts
+    def exchange(self, *parts: bytes) -> bytes:
+        """Send the first part, the others after the first response; return all data until the daemon closes."""
+        first, *remaining = parts
         with socket.create_connection(("127.0.0.1", self._port), timeout=PATIENCE_SECONDS) as connection:
-            got = b""
-            # Who is refused may be hung up on before everything is said.
+            received = b""
+            # The daemon may refuse and close before everything is sent.
             with contextlib.suppress(ConnectionError):
                 connection.sendall(first)
             with contextlib.suppress(ConnectionError):
-                while more := connection.recv(65_536):
-                    got += more
-                    if others:
-                        connection.sendall(b"".join(others))
-                        others = []
-            return got
+                while data := connection.recv(65_536):
+                    received += data
+                    if remaining:
+                        connection.sendall(b"".join(remaining))
+                        remaining = []
+            return received
 
     def post(self, body: bytes) -> HTTPResponse:
-        """The response to an envelope."""
-        raw = self.say(encode_request("POST", "/didcomm", body, _ONCE))
+        """POST an envelope; return the response."""
+        raw = self.exchange(encode_request("POST", "/didcomm", body, _ONCE))
         (response,) = parse_responses(raw)
         return response
 
-    def get(self, path: str) -> bytes:
-        """A page."""
-        (response,) = parse_responses(self.say(encode_request("GET", path, None, {"Connection": "close"})))
+    def get_page(self, path: str) -> bytes:
+        """GET a page; return its body."""
+        (response,) = parse_responses(self.exchange(encode_request("GET", path, None, {"Connection": "close"})))
         return response.body
 
-    def frame(self, body: bytes) -> bytes:
-        """What comes back on a socket for one message and a goodbye, handshake included."""
-        return self.say(
-            encode_request("GET", "/ws", None, {**MARKED_HEADERS, **_OPENING}), encode_masked_frame(body), _GOODBYE
+    def send_frame(self, body: bytes) -> bytes:
+        """Send one message and a close frame on a socket; return all received data, the handshake included."""
+        return self.exchange(
+            encode_request("GET", "/ws", None, {**MARKED_HEADERS, **_OPENING}),
+            encode_masked_frame(body),
+            _CLOSE_FRAME,
         )
 
 
-def test_a_whole_daemon() -> None:
-    """A process at its most talkative: its output, logs, metrics and answers, and every byte of its files."""
+def test_daemon_process_does_not_leak() -> None:
+    """A daemon with maximum logging: output, logs, metrics, responses and every byte of its files."""
     with Daemon({"log": {"level": "debug"}}) as daemon:
-        talk = DaemonConversation(daemon.port)
-        did = talk.get("/did").decode()
+        client = RawConnectionClient(daemon.port)
+        did = client.get_page("/did").decode()
         bob = WalletIdentity.generate(endpoint=did)
-        salvo = MarkedRequests(bob, resolve_local(did), did)
+        marked = MarkedMessages(bob, resolve_local(did), did)
         for type_, body in (
             (f"{CM3}/mediate-request", {}),
             (f"{CM3}/recipient-update", {"updates": [{"recipient_did": bob.did, "action": "add"}]}),
         ):
-            assert talk.post(salvo.auth(type_, body)).status == 200
+            assert client.post(marked.authcrypt_request(type_, body)).status == 200
         places: dict[str, bytes] = {}
         accepted = 0
-        for number, raw in enumerate(salvo.envelopes()):
-            response = talk.post(raw)
+        for number, raw in enumerate(marked.envelopes()):
+            response = client.post(raw)
             accepted += response.status == 202
-            places[f"answer {number}"] = response.body
-            places[f"frames {number}"] = talk.frame(raw)
+            places[f"response {number}"] = response.body
+            places[f"frames {number}"] = client.send_frame(raw)
         assert accepted > 10
         for number, raw in enumerate(BAD_HTTP):
-            places[f"bad request {number}"] = talk.say(raw)
+            places[f"bad request {number}"] = client.exchange(raw)
         for number, raw in enumerate(BAD_HANDSHAKES):
-            places[f"bad handshake {number}"] = talk.say(raw, _GOODBYE)
+            places[f"bad handshake {number}"] = client.exchange(raw, _CLOSE_FRAME)
         for raw in BAD_FRAMES:
-            talk.say(encode_request("GET", "/ws", None, _OPENING), raw, _GOODBYE)
-        places["metrics"] = talk.get("/metrics")
+            client.exchange(encode_request("GET", "/ws", None, _OPENING), raw, _CLOSE_FRAME)
+        places["metrics"] = client.get_page("/metrics")
         database = daemon.directory / str(daemon.configuration()["storage"]["sqlite"]["path"])
-        # While it runs there is a write-ahead log, too.
+        # While it runs there is a write-ahead log as well.
         files = {path.name: path.read_bytes() for path in database.parent.glob(f"{database.name}*")}
-        assert traces(SECRET, files) == []
-        assert traces(STORED, files) != []
+        assert find_text(SECRET, files) == []
+        assert find_text(STORED, files) != []
         daemon.stop()
-        assert_only_payloads(database)
+        assert_only_payloads_stored(database)
         segments = {name: b"".join(lines) for name, lines in read_segments(daemon.log_directory).items()}
         places.update(segments)
         places["output"] = daemon.output().encode()
         assert b"req.done" in b"".join(segments.values())
-        for text in (SECRET, STORED, *secrets_of(daemon.directory / "keys.jwks")):
-            assert traces(text, places) == []
-        assert traces(SECRET, {database.name: database.read_bytes()}) == []
+        for text in (SECRET, STORED, *private_key_values(daemon.directory / "keys.jwks")):
+            assert find_text(text, places) == []
+        assert find_text(SECRET, {database.name: database.read_bytes()}) == []
 
 
-def assert_only_payloads(database: Path) -> None:
-    """No column of any table has a trace of what was said, but the payloads of stored messages have."""
+def assert_only_payloads_stored(database: Path) -> None:
+    """No column contains a marked text except the payloads of stored messages."""
     with contextlib.closing(sqlite3.connect(database)) as connection:
         tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        found = set()
+        matches = set()
         for table in tables:
             cursor = connection.execute(f"SELECT * FROM {table}")
             columns = [column for column, *_ in cursor.description]
@@ -521,7 +531,7 @@ def assert_only_payloads(database: Path) -> None:
                 values |= {
                     column: value for column, value in zip(columns, row, strict=True) if isinstance(value, bytes)
                 }
-                assert traces(SECRET, values) == []
-                found |= {(table, column) for column in traces(STORED, values)}
-    assert {column for _, column in found} == {"payload"}
-    assert len(found) == 1
+                assert find_text(SECRET, values) == []
+                matches |= {(table, column) for column in find_text(STORED, values)}
+    assert {column for _, column in matches} == {"payload"}
+    assert len(matches) == 1

@@ -1,4 +1,7 @@
-"""Three nodes on three servers, in trouble under load: whatever was accepted is acknowledged once (UC-021)."""
+"""
+Faults under load in a cluster of three nodes and three servers: every accepted message is acknowledged once
+(UC-021).
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ from twisted.trial.unittest import TestCase
 from tests.integration.cluster import wallet_at_node
 from tests.integration.delivery_ledger import DeliveryLedger
 from tests.integration.fault_injection import FaultInjectionCluster
-from tests.integration.message_load import MANY, PATIENCE_SECONDS, enrol_wallet
+from tests.integration.message_load import MAX_DELIVERY, PATIENCE_SECONDS, enrol_wallet
 from tests.integration.retrying_clients import (
-    COURIERS,
     PAUSE_SECONDS,
+    SENDER_COUNT,
     ReconnectingRecipient,
     RetryingSenders,
     SendTask,
@@ -28,15 +31,15 @@ from tests.mongod_process import mongod_binary
 
 reactor: Any = _reactor
 
-# `make cluster-test` has more.
+# `make cluster-test` runs more.
 ROUNDS = int(os.environ.get("CLUSTER_ROUNDS", "3"))
 RECIPIENTS = 3
-# In one round, to each recipient.
-LETTERS = 40
+# Messages to each recipient in one round.
+MESSAGES = 40
 
 
 class KillTests(TestCase):
-    """Troubles one after the other, and the books after each."""
+    """One fault after the other; the ledger is reconciled after each."""
 
     timeout = 240.0 * max(ROUNDS, 5)
 
@@ -45,16 +48,16 @@ class KillTests(TestCase):
         seed = int(os.environ.get("CLUSTER_SEED", random.SystemRandom().randrange(1_000_000)))
         print(f"CLUSTER_SEED={seed}")  # noqa: T201  pytest shows it when the test fails
         self.random = random.Random(seed)
-        self.stage = FaultInjectionCluster(reactor, self.random, {"didcomm": {"delivery_limit": MANY}})
-        self.addCleanup(self.stage.close)
-        await self.stage.open()
+        self.cluster = FaultInjectionCluster(reactor, self.random, {"didcomm": {"delivery_limit": MAX_DELIVERY}})
+        self.addCleanup(self.cluster.close)
+        await self.cluster.open()
         self.ledger = DeliveryLedger()
-        self.recipients = [await self.recipient(number) for number in range(RECIPIENTS)]
+        self.recipients = [await self.make_recipient(number) for number in range(RECIPIENTS)]
 
-    async def recipient(self, number: int) -> ReconnectingRecipient:
-        """A wallet with an account, which is to listen at one node or another."""
-        ports = self.stage.ports
-        wallet = await enrol_wallet(self.stage.nodes[0], reactor)
+    async def make_recipient(self, number: int) -> ReconnectingRecipient:
+        """A wallet with an account, with sockets at any node."""
+        ports = self.cluster.ports
+        wallet = await enrol_wallet(self.cluster.nodes[0], reactor)
         recipient = ReconnectingRecipient(
             wallet_at_node(wallet, ports[number % len(ports)], reactor), ports, self.ledger, reactor
         )
@@ -62,77 +65,81 @@ class KillTests(TestCase):
         return recipient
 
     async def test_every_accepted_message_is_acknowledged_once(self) -> None:
-        """None lost, twice, left or late, whoever dies, freezes or is cut off (issue: kill tests)."""
+        """
+        None is lost, duplicated, left or late, whichever process is killed, frozen or isolated (issue: kill tests).
+        """
         doubtful = refused = 0
-        for number, name in zip(range(ROUNDS), self.names(), strict=False):
-            await self.round(number, name)
-            balance = self.ledger.balance(await deferToThread(self.stage.messages))
+        for number, name in zip(range(ROUNDS), self.fault_names(), strict=False):
+            await self.run_round(number, name)
+            balance = self.ledger.balance(await deferToThread(self.cluster.count_messages))
             print(f"{number + 1:3}. {name}: {balance}")  # noqa: T201  what this is for
-            self.assertEqual(balance.owed, 0, str(balance))
-            # What all of them post may be one transaction, of which nobody knows whether it was done: one in a round.
-            most = COURIERS + (balance.refused - refused) // 50
-            self.assertLessEqual(balance.doubtful - doubtful, most, str(balance))
+            self.assertEqual(balance.discrepancy, 0, str(balance))
+            # Concurrent posts may share one transaction with an unknown outcome: at most one in a round.
+            limit = SENDER_COUNT + (balance.refused - refused) // 50
+            self.assertLessEqual(balance.doubtful - doubtful, limit, str(balance))
             doubtful, refused = balance.doubtful, balance.refused
-            self.assertEqual(await deferToThread(self.stage.miscounted), [])
+            self.assertEqual(await deferToThread(self.cluster.find_miscounts), [])
 
-    def names(self) -> Iterator[str]:
-        """Troubles without end, each as often as the others."""
+    def fault_names(self) -> Iterator[str]:
+        """Names of faults without end, each as often as the others."""
         while True:
-            yield from self.random.sample(sorted(self.stage.troubles), len(self.stage.troubles))
+            yield from self.random.sample(sorted(self.cluster.faults), len(self.cluster.faults))
 
-    async def round(self, number: int, name: str) -> None:
-        """One load, and trouble in the midst of it."""
-        stock = self.stock(str(number), LETTERS)
-        senders = self.senders(self.stage.ports, stock)
+    async def run_round(self, number: int, name: str) -> None:
+        """One load with a fault in its middle."""
+        tasks = self.make_tasks(str(number), MESSAGES)
+        senders = self.start_senders(self.cluster.ports, tasks)
         for recipient in self.recipients:
             recipient.start()
-        await deferToThread(senders.wait_for_accepted, self.random.randrange(len(stock) // 3))
-        async with self.stage.troubles[name]():
-            await deferToThread(senders.wait_for_answers, self.random.randrange(5, len(stock) // 3))
+        await deferToThread(senders.wait_for_accepted, self.random.randrange(len(tasks) // 3))
+        async with self.cluster.faults[name]():
+            await deferToThread(senders.wait_for_answers, self.random.randrange(5, len(tasks) // 3))
         await deferToThread(senders.join)
-        await self.stage.recovered()
-        await self.pushes_go_on(number)
-        await self.all_comes()
+        await self.cluster.wait_until_recovered()
+        await self.wait_for_remote_pushes(number)
+        await self.wait_until_all_delivered()
         for recipient in self.recipients:
-            await recipient.settle()
+            await recipient.drain()
 
-    async def pushes_go_on(self, number: int) -> None:
-        """What each node accepts is pushed by others. It may be a moment until they know again who listens where."""
-        before = await deferToThread(self.stage.pushes)
+    async def wait_for_remote_pushes(self, number: int) -> None:
+        """Wait until each node's messages are pushed by others again; presence takes a moment to recover."""
+        initial = await deferToThread(self.cluster.count_remote_pushes)
         deadline = reactor.seconds() + PATIENCE_SECONDS
         for attempt in count():
-            for port in before:
-                senders = self.senders([port], self.stock(f"{number}-calm-{attempt}-{port}", 1))
+            for port in initial:
+                senders = self.start_senders([port], self.make_tasks(f"{number}-calm-{attempt}-{port}", 1))
                 await deferToThread(senders.join)
-            pushes = await deferToThread(self.stage.pushes)
-            places = {recipient.listens_at for recipient in self.recipients}
-            if None not in places and all(pushes[port] > before[port] or places == {port} for port in pushes):
+            pushes = await deferToThread(self.cluster.count_remote_pushes)
+            connected_ports = {recipient.connected_port for recipient in self.recipients}
+            if None not in connected_ports and all(
+                pushes[port] > initial[port] or connected_ports == {port} for port in pushes
+            ):
                 return
-            self.assertLess(reactor.seconds(), deadline, f"{before}, {pushes}: nodes do not push for each other")
+            self.assertLess(reactor.seconds(), deadline, f"{initial}, {pushes}: nodes do not push for each other")
             await deferLater(reactor, PAUSE_SECONDS)
 
-    async def all_comes(self) -> None:
-        """Nobody has to ask for what was accepted."""
-        # Within 18 s (docs/operations.md) if the machine has nothing else to do, and no clock was wrong.
+    async def wait_until_all_delivered(self) -> None:
+        """Every accepted message is pushed without a request."""
+        # Within 18 s (docs/operations.md) on an idle machine whose clocks are right.
         deadline = reactor.seconds() + PATIENCE_SECONDS
-        while awaited := self.ledger.awaited():
-            self.assertLess(reactor.seconds(), deadline, f"{sorted(awaited)} were accepted, and are not pushed")
+        while undelivered := self.ledger.undelivered():
+            self.assertLess(reactor.seconds(), deadline, f"{sorted(undelivered)} were accepted, and are not pushed")
             await deferLater(reactor, PAUSE_SECONDS)
 
-    def stock(self, prefix: str, number: int) -> list[SendTask]:
-        """So many letters to each recipient, well mixed."""
+    def make_tasks(self, prefix: str, number: int) -> list[SendTask]:
+        """`number` messages to each recipient, in random order."""
         send_tasks = [
-            SendTask(recipient.wallet, f"{prefix}-{who}-{letter}")
-            for who, recipient in enumerate(self.recipients)
-            for letter in range(number)
+            SendTask(recipient.wallet, f"{prefix}-{index}-{message_number}")
+            for index, recipient in enumerate(self.recipients)
+            for message_number in range(number)
         ]
         self.random.shuffle(send_tasks)
         return send_tasks
 
-    def senders(self, ports: Sequence[int], stock: Sequence[SendTask]) -> RetryingSenders:
-        """They are under way with this."""
-        self.ledger.due(send_task.letter for send_task in stock)
+    def start_senders(self, ports: Sequence[int], tasks: Sequence[SendTask]) -> RetryingSenders:
+        """Senders that work on these tasks."""
+        self.ledger.expect(send_task.message for send_task in tasks)
         senders = RetryingSenders(ports, self.ledger)
         self.addCleanup(senders.stop)
-        senders.start(stock)
+        senders.start(tasks)
         return senders

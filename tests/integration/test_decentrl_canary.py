@@ -1,9 +1,9 @@
 """
-Nothing that a Decentrl client says, and none of our keys, turns up where it does not belong, and nothing is opened
-that is not for the mediator (DCTRL-0004 12.1, decision D15).
+No data sent by Decentrl clients and no private key leaks, and nothing is decrypted that is not for the mediator
+(DCTRL-0004 12.1, decision D15).
 
-As in the canary test of the DIDComm part: what may be kept as it is has one mark, everything else another. Nonces,
-signatures and keys cannot carry one, so they are looked for as they are.
+As in test_canary.py: data that may be stored has one mark, everything else another. Nonces, signatures and keys
+cannot be marked, so they are searched for as they are.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from tests.integration.raw_decentrl_client import (
     RawWebSocket,
 )
 from tests.integration.refusal_test_case import REQUEST, RESPOND, SAVE
-from tests.integration.test_canary import MARKED_HEADERS, SECRET, STORED, secrets_of, traces
+from tests.integration.test_canary import MARKED_HEADERS, SECRET, STORED, find_text, private_key_values
 from tests.observability.counter_oracle import read_segments
 from tests.protocol.decentrl.mutations import replaced, spelled, without
 
-# All nonces begin like this.
-NONCES = "caca0b1e-7f3a-4e0e-9a37"
+# Prefix of all nonces.
+NONCE_PREFIX = "caca0b1e-7f3a-4e0e-9a37"
 BINARY = 2
-# Everything that a command can make the store do.
+# Store operations that commands use.
 OPERATIONS = (
     "check_guard",
     "save_contract",
@@ -66,8 +66,8 @@ OPERATIONS = (
     "unpublish",
     "public_events",
 )
-# Where a payload may be, and nowhere else.
-PLACES = {
+# The only columns that may contain payloads.
+PAYLOAD_COLUMNS = {
     ("contract", "text"),
     ("contract_request", "public_key"),
     ("contract_request", "request"),
@@ -79,11 +79,11 @@ PLACES = {
 }
 
 
-class Marked(RawDecentrlClient):
+class MarkedIdentity(RawDecentrlClient):
     """
-    An identity whose commands have a mark wherever one can be.
+    An identity whose commands are marked wherever possible.
 
-    :ivar unique: what it has said that can be recognised: signatures and keys.
+    :ivar unique: signatures and keys that it has sent.
     """
 
     def __init__(self, daemon_client: DaemonClient, alias: str) -> None:
@@ -92,10 +92,10 @@ class Marked(RawDecentrlClient):
         self.unique = {encode_base64(seed), seed.hex()}
         self._number = id(self) & 0xFFFF
 
-    def nonce(self) -> str:
-        """Another one."""
+    def new_nonce(self) -> str:
+        """A new nonce."""
         self._number += 0x10000
-        return f"{NONCES}-{self._number:012x}"
+        return f"{NONCE_PREFIX}-{self._number:012x}"
 
     def command(
         self,
@@ -107,74 +107,78 @@ class Marked(RawDecentrlClient):
     ) -> bytes:
         if isinstance(payload, dict):
             payload = {**payload, "private_key": encode_base64(self.identity.seed), SECRET: {SECRET: [SECRET]}}
-        raw = super().command(payload, to=to, channel=channel, **{"nonce": self.nonce(), SECRET: SECRET, **header})
+        raw = super().command(
+            payload, to=to, channel=channel, **{"nonce": self.new_nonce(), SECRET: SECRET, **header}
+        )
         self.unique.add(json.loads(raw)["signature"])
         return raw
 
-    def sealed(self, plaintext: Any, prekey: bytes | None = None) -> dict[str, Any]:
-        members = super().sealed(plaintext, prekey)
+    def encrypt_contract_request(self, plaintext: Any, prekey: bytes | None = None) -> dict[str, Any]:
+        members = super().encrypt_contract_request(plaintext, prekey)
         self.unique.update(members.values())
         return members
 
-    def signed(self, peer: Marked, **changes: Any) -> dict[str, Any]:
-        """A contract with marks in it, which both have signed."""
+    def signed_contract(self, peer: MarkedIdentity, **changes: Any) -> dict[str, Any]:
+        """A marked contract signed by both."""
         keys = {"requestor_encryption_public_key": STORED, "recipient_encryption_public_key": STORED}
-        full = {**self.terms(peer.did), **keys, STORED: STORED, **changes}
+        contract = {**self.contract_terms(peer.did), **keys, STORED: STORED, **changes}
         signed: dict[str, Any] = {
-            "communication_contract": full,
-            "requestor_signature": sign_contract_request(full, self.identity.seed),
-            "recipient_signature": sign_contract(full, peer.identity.seed),
+            "communication_contract": contract,
+            "requestor_signature": sign_contract_request(contract, self.identity.seed),
+            "recipient_signature": sign_contract(contract, peer.identity.seed),
         }
         self.unique.update((signed["requestor_signature"], signed["recipient_signature"]))
         return {**signed, STORED: STORED}
 
-    def greeting(self, **members: Any) -> dict[str, Any]:
-        greeting = super().greeting(**{"nonce": self.nonce(), **members})
-        self.unique.add(greeting["signature"])
-        return {**greeting, SECRET: SECRET}
+    def authentication(self, **members: Any) -> dict[str, Any]:
+        message = super().authentication(**{"nonce": self.new_nonce(), **members})
+        self.unique.add(message["signature"])
+        return {**message, SECRET: SECRET}
 
 
-class MarkedRequests:
-    """Everything that can be said to Decentrl, marked; Alice and Bob are registered, Carol is not."""
+class MarkedCommands:
+    """Marked commands of every kind; Alice and Bob are registered, Carol is not."""
 
     def __init__(self, daemon_client: DaemonClient) -> None:
-        self.alice, self.bob, self.carol = (Marked(daemon_client, alias) for alias in ("alice", "bob", "carol"))
-        self.everybody = (self.alice, self.bob, self.carol)
+        self.alice, self.bob, self.carol = (
+            MarkedIdentity(daemon_client, alias) for alias in ("alice", "bob", "carol")
+        )
+        self.identities = (self.alice, self.bob, self.carol)
         for one in (self.alice, self.bob):
             one.register()
         for one, other in ((self.alice, self.bob), (self.bob, self.alice)):
-            assert one.save(one.signed(other)).status == 200
+            assert one.save_contract(one.signed_contract(other)).status == 200
 
-    def needles(self) -> list[str]:
-        """All that must not be found."""
-        return sorted({SECRET, STORED, NONCES}.union(*(one.unique for one in self.everybody)))
+    def forbidden_texts(self) -> list[str]:
+        """All texts that must not be found."""
+        return sorted({SECRET, STORED, NONCE_PREFIX}.union(*(identity.unique for identity in self.identities)))
 
-    def good(self) -> Iterator[bytes]:
-        """Every command; with a working store all of them are carried out, but for the deletion."""
+    def valid_commands(self) -> Iterator[bytes]:
+        """Every command; with a working store all of them succeed, except the deletion."""
         alice, bob = self.alice, self.bob
-        asked = "COMMUNICATION_CONTRACT"
-        terms = {**alice.terms(alice.mediator), STORED: STORED, "requestor_encryption_public_key": STORED}
+        contracts = "COMMUNICATION_CONTRACT"
+        terms = {**alice.contract_terms(alice.mediator), STORED: STORED, "requestor_encryption_public_key": STORED}
         request = {
             "communication_contract": terms,
             "requestor_signature": sign_contract_request(terms, alice.identity.seed),
         }
-        contract = {"signed_communication_contract": bob.signed(alice)}
+        contract = {"signed_communication_contract": bob.signed_contract(alice)}
         tags = (STORED, f"{STORED} 2")
-        event = {**alice.event(STORED, sender=bob.did, tags=tags), "contract_id": STORED, SECRET: SECRET}
+        event = {**alice.stored_event(STORED, sender=bob.did, tags=tags), "contract_id": STORED, SECRET: SECRET}
         public = alice.public_event(STORED, tags, STORED)
         alice.unique.add(public["event_signature"])
-        ids = [one["id"] for one in alice.items("EVENTS", "events")]
+        ids = [event["id"] for event in alice.query("EVENTS", "events")]
         filters = {"encrypted_tags": [SECRET], "participant_did": SECRET}
         sealed = {"encrypted_contract_request": STORED, "requestor_ephemeral_public_key": STORED}
         for type_, members, to in (
-            (REQUEST, alice.sealed({**request, SECRET: SECRET}), None),
+            (REQUEST, alice.encrypt_contract_request({**request, SECRET: SECRET}), None),
             (REQUEST, sealed, bob.did),
             (RESPOND, contract, bob.did),
             (SAVE, contract, None),
-            (f"QUERY_PENDING_{asked}_REQUESTS", {}, None),
-            (f"ACKNOWLEDGE_PENDING_{asked}_REQUESTS", {"communication_contract_ids": [SECRET]}, None),
-            (f"QUERY_{asked}S", {"filter": {"did": SECRET, SECRET: SECRET}}, None),
-            (f"QUERY_{asked}S", {}, None),
+            (f"QUERY_PENDING_{contracts}_REQUESTS", {}, None),
+            (f"ACKNOWLEDGE_PENDING_{contracts}_REQUESTS", {"communication_contract_ids": [SECRET]}, None),
+            (f"QUERY_{contracts}S", {"filter": {"did": SECRET, SECRET: SECRET}}, None),
+            (f"QUERY_{contracts}S", {}, None),
             ("QUERY_PENDING_EVENTS", {"filter": {"sender_did": SECRET}}, None),
             ("QUERY_PENDING_EVENTS", {}, None),
             ("ACKNOWLEDGE_PENDING_EVENTS", {"event_ids": [SECRET]}, None),
@@ -192,50 +196,52 @@ class MarkedRequests:
         yield alice.command({"type": "PUBLISH_PUBLIC_EVENT", **public}, channel=PUBLIC_CHANNEL)
         yield alice.command({"type": "DELETE_PUBLIC_EVENT", "public_event_id": SECRET}, channel=PUBLIC_CHANNEL)
 
-    def bad(self) -> Iterator[bytes]:
-        """Commands that are refused, for every reason there is, and bodies that are none."""
-        yield from self._no_commands()
-        yield from self._false()
-        yield from self._senseless()
+    def invalid_commands(self) -> Iterator[bytes]:
+        """Commands refused for every possible reason, and bodies that are no commands."""
+        yield from self._malformed_commands()
+        yield from self._forged_commands()
+        yield from self._invalid_contracts()
 
-    def _no_commands(self) -> Iterator[bytes]:
-        good = json.loads(self._secret())
+    def _malformed_commands(self) -> Iterator[bytes]:
+        valid = json.loads(self._refused_event())
         yield from (SECRET.encode(), b"\xff" + SECRET.encode(), spelled(SECRET), spelled([SECRET]), spelled({}))
         yield spelled({SECRET: SECRET})
-        yield spelled(good)[:-1]
-        yield spelled(good).replace(b'"header"', b'"header":{},"header"')
-        yield spelled({**good, SECRET: "\ud800"})
-        for path in (("header",), ("payload",), ("signature",), *(("header", name) for name in good["header"])):
-            yield spelled(without(good, path))
-            for odd in (f"not {SECRET}", None, [SECRET], {SECRET: SECRET}):
-                yield spelled(replaced(good, path, odd))
+        yield spelled(valid)[:-1]
+        yield spelled(valid).replace(b'"header"', b'"header":{},"header"')
+        yield spelled({**valid, SECRET: "\ud800"})
+        for path in (("header",), ("payload",), ("signature",), *(("header", name) for name in valid["header"])):
+            yield spelled(without(valid, path))
+            for value in (f"not {SECRET}", None, [SECRET], {SECRET: SECRET}):
+                yield spelled(replaced(valid, path, value))
         for type_ in (REQUEST, RESPOND, SAVE, "SAVE_EVENTS", "QUERY_EVENTS", "ACKNOWLEDGE_PENDING_EVENTS", SECRET):
-            for none in (SECRET, [{SECRET: SECRET}], None):
-                members = dict.fromkeys(("signed_communication_contract", "events", "filter", "event_ids"), none)
+            for invalid in (SECRET, [{SECRET: SECRET}], None):
+                members = dict.fromkeys(("signed_communication_contract", "events", "filter", "event_ids"), invalid)
                 yield self.alice.command({"type": type_, **members})
 
-    def _secret(self, sender: Marked | None = None, **header: Any) -> bytes:
-        """An event that would be kept, were it not refused."""
+    def _refused_event(self, sender: MarkedIdentity | None = None, **header: Any) -> bytes:
+        """An event that would be stored, were it not refused."""
         return (sender or self.alice).command(SECRET, **{"to": self.bob.did, "channel": PRIVATE_CHANNEL, **header})
 
-    def _false(self) -> Iterator[bytes]:
-        """Not who they say, or not now."""
+    def _forged_commands(self) -> Iterator[bytes]:
+        """Wrong senders, recipients and times."""
         alice, bob, carol = self.alice, self.bob, self.carol
-        good = json.loads(self._secret())
-        yield spelled({**good, "signature": SECRET})
-        yield spelled({**good, "payload": f"{SECRET} {SECRET}"})
-        yield self._secret(timestamp_ms=1)
-        yield self._secret(sender_did=f"did:web:{SECRET}", sender_signing_key_id=SECRET)
-        yield self._secret(sender_signing_key_id=f"{alice.did}#{SECRET}")
-        yield self._secret(to=f"did:web:{SECRET}")
-        yield self._secret(to=carol.did)
-        yield self._secret(carol)
-        once = self._secret(to=carol.did)
-        yield once
-        yield once
+        valid = json.loads(self._refused_event())
+        yield spelled({**valid, "signature": SECRET})
+        yield spelled({**valid, "payload": f"{SECRET} {SECRET}"})
+        yield self._refused_event(timestamp_ms=1)
+        yield self._refused_event(sender_did=f"did:web:{SECRET}", sender_signing_key_id=SECRET)
+        yield self._refused_event(sender_signing_key_id=f"{alice.did}#{SECRET}")
+        yield self._refused_event(to=f"did:web:{SECRET}")
+        yield self._refused_event(to=carol.did)
+        yield self._refused_event(carol)
+        repeated = self._refused_event(to=carol.did)
+        yield repeated
+        yield repeated
         for to in (bob.did, SECRET):
-            yield alice.command({"type": "SAVE_EVENTS", "events": [alice.event(SECRET, tags=(SECRET,))]}, to=to)
-        yield carol.command({"type": "SAVE_EVENTS", "events": [carol.event(SECRET, tags=(SECRET,))]})
+            yield alice.command(
+                {"type": "SAVE_EVENTS", "events": [alice.stored_event(SECRET, tags=(SECRET,))]}, to=to
+            )
+        yield carol.command({"type": "SAVE_EVENTS", "events": [carol.stored_event(SECRET, tags=(SECRET,))]})
         secret = {"encrypted_contract_request": SECRET, "requestor_ephemeral_public_key": SECRET}
         yield carol.command({"type": REQUEST, **secret}, to=SECRET)
         yield alice.command(
@@ -244,12 +250,12 @@ class MarkedRequests:
         forged = {**alice.public_event(SECRET), "event_signature": SECRET}
         yield alice.command({"type": "PUBLISH_PUBLIC_EVENT", **forged}, channel=PUBLIC_CHANNEL)
 
-    def _senseless(self) -> Iterator[bytes]:
-        """Registrations and contracts that are none."""
+    def _invalid_contracts(self) -> Iterator[bytes]:
+        """Invalid registrations and contracts."""
         alice, bob, carol = self.alice, self.bob, self.carol
         secret = {"encrypted_contract_request": SECRET, "requestor_ephemeral_public_key": SECRET}
         yield alice.command({"type": REQUEST, **secret})
-        terms = {**alice.terms(alice.mediator), SECRET: SECRET, "requestor_encryption_public_key": SECRET}
+        terms = {**alice.contract_terms(alice.mediator), SECRET: SECRET, "requestor_encryption_public_key": SECRET}
         for plaintext in (
             SECRET,
             {SECRET: SECRET},
@@ -259,47 +265,49 @@ class MarkedRequests:
             {"communication_contract": {**terms, "requestor_did": SECRET}, "requestor_signature": SECRET},
             {**terms, "signature": SECRET},
         ):
-            yield alice.command({"type": REQUEST, **alice.sealed(plaintext)})
-            yield alice.command({"type": REQUEST, **alice.sealed(plaintext, bob.daemon_client.mediator.signing_key)})
-        good = bob.contract_with(alice)
+            yield alice.command({"type": REQUEST, **alice.encrypt_contract_request(plaintext)})
+            yield alice.command(
+                {"type": REQUEST, **alice.encrypt_contract_request(plaintext, bob.daemon_client.mediator.signing_key)}
+            )
+        valid = bob.contract_with(alice)
         for signed in (
-            {**good, "requestor_signature": SECRET},
-            {**good, "recipient_signature": SECRET},
-            replaced(good, ("communication_contract", SECRET), SECRET),
-            replaced(good, ("communication_contract", "requestor_did"), f"did:web:{SECRET}"),
-            replaced(good, ("communication_contract", "requestor_signing_key_id"), SECRET),
-            replaced(good, ("communication_contract", "expires_at"), SECRET),
+            {**valid, "requestor_signature": SECRET},
+            {**valid, "recipient_signature": SECRET},
+            replaced(valid, ("communication_contract", SECRET), SECRET),
+            replaced(valid, ("communication_contract", "requestor_did"), f"did:web:{SECRET}"),
+            replaced(valid, ("communication_contract", "requestor_signing_key_id"), SECRET),
+            replaced(valid, ("communication_contract", "expires_at"), SECRET),
             replaced(bob.contract_with(carol), ("communication_contract", SECRET), SECRET),
         ):
             yield alice.command({"type": SAVE, "signed_communication_contract": signed})
             yield alice.command({"type": RESPOND, "signed_communication_contract": signed}, to=bob.did)
 
     def first_messages(self) -> Iterator[tuple[bytes, int]]:
-        """What a socket may begin with, and as which kind of frame."""
+        """First messages of a socket, with their opcodes."""
         alice = self.alice
-        good = alice.greeting()
-        yield spelled(good), BINARY
-        yield spelled(good), TEXT_OPCODE
-        yield spelled(good), TEXT_OPCODE
+        valid = alice.authentication()
+        yield spelled(valid), BINARY
+        yield spelled(valid), TEXT_OPCODE
+        yield spelled(valid), TEXT_OPCODE
         for name in ("type", "did", "signing_key_id", "timestamp", "nonce", "signature"):
-            yield spelled({**alice.greeting(), name: SECRET}), TEXT_OPCODE
-        yield spelled(alice.greeting(timestamp_ms=1)), TEXT_OPCODE
-        yield spelled(alice.greeting(did=f"did:web:{SECRET}", signing_key_id=SECRET)), TEXT_OPCODE
-        yield spelled(alice.greeting(signing_key_id=f"{alice.did}#{SECRET}")), TEXT_OPCODE
-        yield spelled(self.carol.greeting()), TEXT_OPCODE
+            yield spelled({**alice.authentication(), name: SECRET}), TEXT_OPCODE
+        yield spelled(alice.authentication(timestamp_ms=1)), TEXT_OPCODE
+        yield spelled(alice.authentication(did=f"did:web:{SECRET}", signing_key_id=SECRET)), TEXT_OPCODE
+        yield spelled(alice.authentication(signing_key_id=f"{alice.did}#{SECRET}")), TEXT_OPCODE
+        yield spelled(self.carol.authentication()), TEXT_OPCODE
         yield SECRET.encode(), TEXT_OPCODE
         yield b"\xff" + SECRET.encode(), BINARY
         yield spelled({"protected": SECRET, "ciphertext": SECRET}), TEXT_OPCODE
 
-    def chatter(self) -> Iterator[bytes]:
-        """What an authenticated socket may go on with."""
+    def ignored_messages(self) -> Iterator[bytes]:
+        """Messages that an authenticated socket may send, which are ignored."""
         yield SECRET.encode()
         yield spelled({"type": "PONG", "timestamp": SECRET})
-        yield spelled(self.bob.greeting())
-        yield self._secret()
+        yield spelled(self.bob.authentication())
+        yield self._refused_event()
 
-    def addresses(self) -> Iterator[str]:
-        """Where public channels are looked for."""
+    def public_paths(self) -> Iterator[str]:
+        """Paths of public channels."""
         did = self.alice.did
         yield f"/public/{did}"
         for path in (SECRET, f"did:{SECRET}", f"did:x:{SECRET}?{SECRET}", f"%ff{SECRET}"):
@@ -310,45 +318,45 @@ class MarkedRequests:
         yield f"/public/{did}?page=1&page={SECRET}&{SECRET}={SECRET}"
 
 
-class Findings:
-    """What came back and what was written, to be searched."""
+class CollectedOutput:
+    """Responses and log output, to be searched."""
 
     def __init__(self) -> None:
         self.places: dict[str, bytes] = {}
 
-    def answer(self, answered: HTTPResponse) -> None:
+    def add_response(self, response: HTTPResponse) -> None:
         """
-        An answer, which may have what is kept in it when it says yes, and who was asked for, but nothing else that
-        was said; what a refusal says is searched for everything.
+        Add a response. A success may contain stored data and the requested DID, but no other mark; a refusal is
+        searched for everything.
         """
-        self.places[f"answer {len(self.places)}"] = str(answered.headers).encode()
-        if answered.status == 200:
-            body = re.sub(rb'"publisher_did":"[^"]*"', b"", answered.body)
-            assert traces(SECRET, {"": body}) == traces(NONCES, {"": body}) == []
+        self.places[f"response {len(self.places)}"] = str(response.headers).encode()
+        if response.status == 200:
+            body = re.sub(rb'"publisher_did":"[^"]*"', b"", response.body)
+            assert find_text(SECRET, {"": body}) == find_text(NONCE_PREFIX, {"": body}) == []
         else:
-            self.places[f"refusal {len(self.places)}"] = answered.body
+            self.places[f"refusal {len(self.places)}"] = response.body
 
-    def frames(self, frames: Iterable[bytes]) -> None:
-        """What a socket got, pushes excepted: those are events as they came."""
+    def add_frames(self, frames: Iterable[bytes]) -> None:
+        """Add frames of a socket, except pushes, which contain events as sent."""
         for frame in frames:
             if not frame.startswith(b'{"type":"PENDING_EVENTS"'):
                 self.places[f"frame {len(self.places)}"] = frame
 
-    def found(self, needles: Iterable[str]) -> list[tuple[str, str]]:
-        """Which of these are where."""
+    def find(self, texts: Iterable[str]) -> list[tuple[str, str]]:
+        """Forbidden texts and where they are."""
         everything = {"": b"\n".join(self.places.values())}
-        there = [needle for needle in needles if traces(needle, everything)]
-        return [(needle, place) for needle in there for place in traces(needle, self.places)]
+        present = [text for text in texts if find_text(text, everything)]
+        return [(text, place) for text in present for place in find_text(text, self.places)]
 
 
 class InProcessClient(DaemonClient):
-    """A mediator in this process, asked through its front door."""
+    """Client of a mediator in this process."""
 
     def __init__(self, site_fixture: InMemorySite) -> None:
-        self._premises = site_fixture
+        self._site = site_fixture
         self.mediator = read_mediator_document(site_fixture.base.identity.now.web_document)
 
-    def ask(
+    def request(
         self,
         method: str,
         path: str,
@@ -357,157 +365,166 @@ class InProcessClient(DaemonClient):
         *,
         source: str = "127.0.0.1",
     ) -> HTTPResponse:
-        """Without any connection."""
-        return self._premises.request(method, path, body, dict(headers or {}), peer=source)
+        """Without a connection."""
+        return self._site.request(method, path, body, dict(headers or {}), peer=source)
 
     def now(self) -> float:
-        """By the clock in the test's hand."""
-        return self._premises.clock.seconds()
+        """Unix seconds of the manual clock."""
+        return self._site.clock.seconds()
 
 
-class MemoryTests(SynchronousTestCase):
-    """In this process, where faults can be made to happen."""
+class InProcessLeakTests(SynchronousTestCase):
+    """In this process, where faults can be injected."""
 
     def setUp(self) -> None:
-        self.findings = Findings()
+        self.collected = CollectedOutput()
         observer = cast(ILogObserver, self.observe)
         globalLogPublisher.addObserver(observer)
         self.addCleanup(globalLogPublisher.removeObserver, observer)
         self.site_fixture = InMemorySite(self, **PLENTY, log={"level": "debug", "dids": "plain"})
-        self.volley = MarkedRequests(InProcessClient(self.site_fixture))
+        self.marked = MarkedCommands(InProcessClient(self.site_fixture))
 
     def observe(self, event: LogEvent) -> None:
-        """Keep a log event of any level, with everything that any observer could make of it."""
+        """Record a log event of any level, with all of its values."""
         values = {name: repr(value) for name, value in event.items() if not name.startswith("log_")}
         line = f"{eventAsText(event, includeTraceback=True)} {values}"
-        self.findings.places[f"line {len(self.findings.places)}"] = line.encode()
+        self.collected.places[f"line {len(self.collected.places)}"] = line.encode()
 
-    def post(self, commands: Iterable[bytes]) -> list[int]:
-        """The statuses of the answers."""
+    def post_commands(self, commands: Iterable[bytes]) -> list[int]:
+        """POST commands; return the response statuses."""
         statuses = []
         for raw in commands:
-            answered = self.site_fixture.request("POST", "/", raw, {"Content-Type": JSON, **MARKED_HEADERS})
-            self.findings.answer(answered)
-            statuses.append(answered.status)
+            response = self.site_fixture.request("POST", "/", raw, {"Content-Type": JSON, **MARKED_HEADERS})
+            self.collected.add_response(response)
+            statuses.append(response.status)
         return statuses
 
-    def read(self) -> list[int]:
-        """The statuses of the answers to those who read public channels."""
+    def read_public_channels(self) -> list[int]:
+        """Read public channels; return the response statuses."""
         statuses = []
-        for path in self.volley.addresses():
-            answered = self.site_fixture.request("GET", path, None, MARKED_HEADERS)
-            self.findings.answer(answered)
-            statuses.append(answered.status)
+        for path in self.marked.public_paths():
+            response = self.site_fixture.request("GET", path, None, MARKED_HEADERS)
+            self.collected.add_response(response)
+            statuses.append(response.status)
         return statuses
 
-    def talk(self) -> None:
-        """On sockets."""
-        for message, opcode in self.volley.first_messages():
+    def use_sockets(self) -> None:
+        """Send all first messages, and further ones, on sockets."""
+        for message, opcode in self.marked.first_messages():
             websocket_client = self.site_fixture.websocket_client("/ws", **MARKED_HEADERS)
             websocket_client.send(message, opcode)
-            for chatter in self.volley.chatter():
+            for chatter in self.marked.ignored_messages():
                 websocket_client.line.feed(encode_masked_frame(chatter))
-            self.findings.frames(payload for _, payload in websocket_client.frames())
-        self.assertIn(b'{"type":"AUTH_SUCCESS"}', self.findings.places.values())
+            self.collected.add_frames(payload for _, payload in websocket_client.frames())
+        self.assertIn(b'{"type":"AUTH_SUCCESS"}', self.collected.places.values())
 
-    def assert_untold(self) -> None:
-        """No trace of what was said is in any log line, event, metric or refusal; nor of a key of ours."""
+    def assert_no_leak(self) -> None:
+        """No marked text and no private key is in any log line, event, metric or refusal."""
         self.site_fixture.clock.advance(100)
         self.site_fixture.settle()
-        places = self.findings.places
+        places = self.collected.places
         places |= {path.name: path.read_bytes() for path in self.site_fixture.config.log.directory.glob("events*")}
         places["metrics"] = self.site_fixture.request("GET", "/metrics", peer="127.0.0.1").body
-        needles = [*self.volley.needles(), *secrets_of(self.site_fixture.config.identity.keys)]
-        self.assertGreater(len(needles), 40)
+        texts = [*self.marked.forbidden_texts(), *private_key_values(self.site_fixture.config.identity.keys)]
+        self.assertGreater(len(texts), 40)
         self.assertIn(b"req.done", b"".join(places.values()))
-        self.assertEqual(self.findings.found(needles), [])
+        self.assertEqual(self.collected.find(texts), [])
 
-    def test_every_message(self) -> None:
-        """All that can be said, good and bad, while a socket listens; the good twice, so that something is there."""
-        listening = self.site_fixture.websocket_client("/ws")
-        listening.send(spelled(self.volley.bob.greeting()))
-        statuses = self.post(self.volley.good())
+    def test_commands_do_not_leak(self) -> None:
+        """Valid and invalid commands while a socket is open; the valid ones twice, so that queries find something."""
+        websocket_client = self.site_fixture.websocket_client("/ws")
+        websocket_client.send(spelled(self.marked.bob.authentication()))
+        statuses = self.post_commands(self.marked.valid_commands())
         self.assertEqual(statuses, [200] * 17 + [404])
-        self.assertEqual(self.post(self.volley.good()), statuses)
-        self.assertEqual(set(self.post(self.volley.bad())), {400, 401, 404})
-        self.assertEqual(set(self.read()), {200, 400})
-        self.talk()
-        pushes = [payload for _, payload in listening.frames() if STORED.encode() in payload]
+        self.assertEqual(self.post_commands(self.marked.valid_commands()), statuses)
+        self.assertEqual(set(self.post_commands(self.marked.invalid_commands())), {400, 401, 404})
+        self.assertEqual(set(self.read_public_channels()), {200, 400})
+        self.use_sockets()
+        pushes = [payload for _, payload in websocket_client.frames() if STORED.encode() in payload]
         self.assertEqual(len(pushes), 2)
-        self.assert_untold()
+        self.assert_no_leak()
 
-    def test_a_store_that_is_away(self) -> None:
-        """Every operation of the store fails, in turn."""
+    def test_store_failures_do_not_leak(self) -> None:
+        """Every store operation fails in turn."""
         for operation in OPERATIONS:
-            commands = list(self.volley.good())
+            commands = list(self.marked.valid_commands())
             with self.site_fixture.failing(operation, StoreUnavailable()):
-                statuses = {*self.post(commands), *self.read()}
+                statuses = {*self.post_commands(commands), *self.read_public_channels()}
                 self.assertIn(503, statuses, operation)
                 if operation == "check_guard":
-                    self.talk_in_vain(1013)
-        self.assert_untold()
+                    self.assert_authentication_fails(1013)
+        self.assert_no_leak()
 
-    def test_faults_of_ours(self) -> None:
-        """Exceptions nobody thought of, with what was sent in their text as libraries do it."""
+    def test_unexpected_exceptions_do_not_leak(self) -> None:
+        """Exceptions whose text contains the input, as libraries raise them."""
         for operation in OPERATIONS:
-            commands = list(self.volley.good())
-            with self.site_fixture.failing(operation, RuntimeError(f"cannot handle {SECRET} {STORED} {NONCES}")):
-                statuses = {*self.post(commands), *self.read()}
+            commands = list(self.marked.valid_commands())
+            with self.site_fixture.failing(
+                operation, RuntimeError(f"cannot handle {SECRET} {STORED} {NONCE_PREFIX}")
+            ):
+                statuses = {*self.post_commands(commands), *self.read_public_channels()}
                 self.assertIn(500, statuses, operation)
                 if operation == "check_guard":
-                    self.talk_in_vain(1011)
-        self.assert_untold()
+                    self.assert_authentication_fails(1011)
+        self.assert_no_leak()
         self.assertNotEqual(self.flushLoggedErrors(RuntimeError), [])
 
-    def talk_in_vain(self, code: int) -> None:
-        """Nobody can authenticate."""
+    def assert_authentication_fails(self, code: int) -> None:
+        """Authentication fails with this close code."""
         websocket_client = self.site_fixture.websocket_client("/ws")
-        websocket_client.send(spelled(self.volley.alice.greeting()))
+        websocket_client.send(spelled(self.marked.alice.authentication()))
         frames = websocket_client.frames()
-        self.findings.frames(payload for _, payload in frames)
+        self.collected.add_frames(payload for _, payload in frames)
         self.assertEqual(int.from_bytes(frames[-1][1][:2], "big"), code)
 
-    def test_the_list_is_complete(self) -> None:
-        """Every operation that a command or a question needs is made to fail; others are for nodes that hint."""
+    def test_every_store_operation_is_covered(self) -> None:
+        """Operations of commands and queries are in `OPERATIONS`; the others serve notifications."""
         others = {"find_pending", "find_pending_arrivals", "registered_until"}
         self.assertEqual(set(IDecentrlStore.names()) - set(OPERATIONS), others)
 
-    def test_it_would_be_found(self) -> None:
-        """A line with anything of a command in it does not go unnoticed."""
-        list(self.volley.good())
-        for needle in self.volley.needles():
-            self.findings.places["line"] = f"a line with {needle} in it".encode()
-            self.assertEqual(self.findings.found(self.volley.needles()), [(needle, "line")])
+    def test_search_finds_every_forbidden_text(self) -> None:
+        """In a log line."""
+        list(self.marked.valid_commands())
+        for text in self.marked.forbidden_texts():
+            self.collected.places["line"] = f"a line with {text} in it".encode()
+            self.assertEqual(self.collected.find(self.marked.forbidden_texts()), [(text, "line")])
 
 
 @pytest.mark.parametrize("backend", ["sqlite", "memory"])
-def test_a_whole_daemon(backend: str) -> None:
-    """A process at its most talkative: its output, logs, metrics and refusals, and every byte of its files."""
+def test_daemon_process_does_not_leak(backend: str) -> None:
+    """A daemon with maximum logging: output, logs, metrics, refusals and every byte of its files."""
     daemon = prepare_daemon(merge_settings({"log": {"level": "debug"}}, {"storage": {"backend": backend}}))
     with daemon:
         daemon_client = DaemonClient(daemon)
-        volley, findings = MarkedRequests(daemon_client), Findings()
-        statuses = [say(daemon_client, findings, raw) for raw in [*volley.good(), *volley.good()]]
+        marked, collected = MarkedCommands(daemon_client), CollectedOutput()
+        statuses = [
+            post_and_collect(daemon_client, collected, raw)
+            for raw in [*marked.valid_commands(), *marked.valid_commands()]
+        ]
         assert statuses == ([200] * 17 + [404]) * 2
-        kept = daemon_client.kept() if backend == "sqlite" else {}
-        assert {say(daemon_client, findings, raw) for raw in volley.bad()} == {400, 401, 404}
-        assert say(daemon_client, findings, SECRET.encode() * 100_000) == 413
-        for path in volley.addresses():
-            findings.answer(daemon_client.ask("GET", path, None, MARKED_HEADERS))
-        for message, opcode in volley.first_messages():
-            findings.frames(said(daemon_client, message, opcode, volley.chatter()))
+        rows = daemon_client.read_rows() if backend == "sqlite" else {}
+        assert {post_and_collect(daemon_client, collected, raw) for raw in marked.invalid_commands()} == {
+            400,
+            401,
+            404,
+        }
+        assert post_and_collect(daemon_client, collected, SECRET.encode() * 100_000) == 413
+        for path in marked.public_paths():
+            collected.add_response(daemon_client.request("GET", path, None, MARKED_HEADERS))
+        for message, opcode in marked.first_messages():
+            collected.add_frames(exchange_messages(daemon_client, message, opcode, marked.ignored_messages()))
         for raw in BAD_HTTP:
-            for answered in daemon_client.say(raw):
-                findings.answer(answered)
+            for response in daemon_client.send_raw(raw):
+                collected.add_response(response)
         if backend == "sqlite":
-            assert daemon_client.kept() == kept
-            trouble(daemon_client, volley, findings)
+            assert daemon_client.read_rows() == rows
+            send_with_missing_tables(daemon_client, marked, collected)
             files = {path.name: path.read_bytes() for path in daemon.directory.glob("mediator.sqlite3*")}
-            assert_only_payloads(daemon_client.database, files, volley)
-        findings.places["metrics"] = daemon_client.ask("GET", "/metrics").body
+            assert_only_payloads_stored(daemon_client.database, files, marked)
+        collected.places["metrics"] = daemon_client.request("GET", "/metrics").body
         daemon.stop()
-        collect(daemon, findings)
-        assert findings.found([*volley.needles(), *secrets_of(daemon.directory / "keys.jwks")]) == []
+        collect_log_output(daemon, collected)
+        assert collected.find([*marked.forbidden_texts(), *private_key_values(daemon.directory / "keys.jwks")]) == []
 
 
 _ONCE = {**MARKED_HEADERS, "Connection": "close"}
@@ -522,123 +539,128 @@ BAD_HTTP = [
 ]
 
 
-def say(daemon_client: DaemonClient, findings: Findings, raw: bytes) -> int:
-    """Send a command; the status."""
-    answered = daemon_client.command(raw, **MARKED_HEADERS)
-    findings.answer(answered)
-    return answered.status
+def post_and_collect(daemon_client: DaemonClient, collected: CollectedOutput, raw: bytes) -> int:
+    """POST a command and collect the response; return its status."""
+    response = daemon_client.post_command(raw, **MARKED_HEADERS)
+    collected.add_response(response)
+    return response.status
 
 
-def said(daemon_client: DaemonClient, message: bytes, opcode: int, chatter: Iterable[bytes]) -> Iterator[bytes]:
-    """What a socket gets to hear that begins like this, and goes on talking."""
-    line = RawWebSocket(daemon_client)
+def exchange_messages(
+    daemon_client: DaemonClient, message: bytes, opcode: int, messages: Iterable[bytes]
+) -> Iterator[bytes]:
+    """Frames received on a socket with this first message and further ones."""
+    socket = RawWebSocket(daemon_client)
     with contextlib.suppress(OSError):
-        line.say(message, opcode)
-        for more in chatter:
-            line.say(more)
-        line.say_part(b"\x03\xe8" + SECRET.encode(), CLOSE_OPCODE)
-    # Who closes without waiting for an answer may get none.
+        socket.send(message, opcode)
+        for further in messages:
+            socket.send(further)
+        socket.send_frame(b"\x03\xe8" + SECRET.encode(), CLOSE_OPCODE)
+    # Closing without waiting for the response may lose it.
     with contextlib.suppress(PeerClosedSocket, ConnectionError):
         while True:
-            yield line.hear_raw()
-    line.close()
+            yield socket.receive_raw()
+    socket.close()
 
 
-def trouble(daemon_client: DaemonClient, volley: MarkedRequests, findings: Findings) -> None:
-    """Every table is away once while everything is said."""
+def send_with_missing_tables(daemon_client: DaemonClient, marked: MarkedCommands, collected: CollectedOutput) -> None:
+    """Each table is missing once while all valid commands are sent."""
     database = daemon_client.database
     with contextlib.closing(sqlite3.connect(database, isolation_level=None, timeout=PATIENCE_SECONDS)) as connection:
         connection.execute("PRAGMA legacy_alter_table = ON")
-        for table in sorted({table for table, _ in PLACES} | {"nonce", "party"}):
-            commands = list(volley.good())
+        for table in sorted({table for table, _ in PAYLOAD_COLUMNS} | {"nonce", "party"}):
+            commands = list(marked.valid_commands())
             connection.execute(f"ALTER TABLE {table} RENAME TO missing")
-            statuses = {say(daemon_client, findings, raw) for raw in commands}
+            statuses = {post_and_collect(daemon_client, collected, raw) for raw in commands}
             connection.execute(f"ALTER TABLE missing RENAME TO {table}")
             assert 503 in statuses, table
 
 
-def collect(daemon: Daemon, findings: Findings) -> None:
-    """What the daemon has written about itself."""
+def collect_log_output(daemon: Daemon, collected: CollectedOutput) -> None:
+    """Collect event log and output of the daemon."""
     for name, lines in read_segments(daemon.log_directory).items():
-        findings.places[name] = b"".join(lines)
-    findings.places["output"] = daemon.output().encode()
-    assert b"req.done" in b"".join(findings.places.values())
-    assert b"DUPLICATE_NONCE" in b"".join(findings.places.values())
+        collected.places[name] = b"".join(lines)
+    collected.places["output"] = daemon.output().encode()
+    assert b"req.done" in b"".join(collected.places.values())
+    assert b"DUPLICATE_NONCE" in b"".join(collected.places.values())
 
 
-def assert_only_payloads(database: Path, files: Mapping[str, bytes], volley: MarkedRequests) -> None:
-    """What is kept is where it belongs, and nothing else is kept: no nonce, no signature of a command, no key."""
-    assert traces(SECRET, dict(files)) == traces(NONCES, dict(files)) == []
-    contracts = {name for name in volley.needles() if name in text_of(database, "contract", "text")}
-    published = {name for name in volley.needles() if name in text_of(database, "public_event", "signature")}
-    for needle in set(volley.needles()) - contracts - published - {STORED}:
-        assert traces(needle, dict(files)) == [], needle
+def assert_only_payloads_stored(database: Path, files: Mapping[str, bytes], marked: MarkedCommands) -> None:
+    """Stored data is in its columns only; no nonce, command signature or key is stored."""
+    assert find_text(SECRET, dict(files)) == find_text(NONCE_PREFIX, dict(files)) == []
+    contracts = {name for name in marked.forbidden_texts() if name in column_text(database, "contract", "text")}
+    published = {
+        name for name in marked.forbidden_texts() if name in column_text(database, "public_event", "signature")
+    }
+    for text in set(marked.forbidden_texts()) - contracts - published - {STORED}:
+        assert find_text(text, dict(files)) == [], text
     with contextlib.closing(sqlite3.connect(database)) as connection:
         tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
-        columns = [(table, column) for table in tables for column in columns_of(connection, table)]
-    found = {place for place in columns if STORED in text_of(database, *place)}
-    assert found == PLACES
+        columns = [(table, column) for table in tables for column in column_names(connection, table)]
+    columns_with_payload = {column_name for column_name in columns if STORED in column_text(database, *column_name)}
+    assert columns_with_payload == PAYLOAD_COLUMNS
 
 
-def columns_of(connection: sqlite3.Connection, table: str) -> list[str]:
-    """Names."""
+def column_names(connection: sqlite3.Connection, table: str) -> list[str]:
+    """Column names of a table."""
     return [str(row[1]) for row in connection.execute(f"PRAGMA table_info({table})")]
 
 
-def text_of(database: Path, table: str, column: str) -> str:
-    """Everything in a column."""
+def column_text(database: Path, table: str, column: str) -> str:
+    """All values of a column."""
     with contextlib.closing(sqlite3.connect(database)) as connection:
         values = [value for (value,) in connection.execute(f"SELECT {column} FROM {table}")]
     return "\n".join(value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value) for value in values)
 
 
-def test_what_is_not_opened() -> None:
+def test_does_not_decrypt_data_for_others() -> None:
     """
-    Anything but a registration comes back byte for byte and has no effect, though it be a registration encrypted to
-    the mediator, which could open it (DCTRL-0004 12.1).
+    Anything but a registration is returned byte for byte and has no effect, even a registration encrypted to the
+    mediator (DCTRL-0004 12.1).
     """
     with prepare_daemon() as daemon:
         daemon_client = DaemonClient(daemon)
         bob, carol = RawDecentrlClient(daemon_client, "bob"), RawDecentrlClient(daemon_client, "carol")
         bob.register()
-        bob.befriend(carol)
-        registration = carol.registration()
-        assert carol.get(REQUEST, to=bob.did, **registration) == {"type": "SUCCESS", "code": "REQUESTED"}
-        sealed = registration["encrypted_contract_request"]
-        assert carol.tell(bob, sealed).status == 200
+        bob.permit_sender(carol)
+        registration = carol.registration_request()
+        assert carol.execute(REQUEST, to=bob.did, **registration) == {"type": "SUCCESS", "code": "REQUESTED"}
+        ciphertext = registration["encrypted_contract_request"]
+        assert carol.send_event(bob, ciphertext).status == 200
         payload = encoding.dumps({"type": REQUEST, **registration}).decode()
-        bob.get("SAVE_EVENTS", events=[bob.event(sealed, tags=(sealed[:100],)), bob.event(payload)])
+        bob.execute(
+            "SAVE_EVENTS", events=[bob.stored_event(ciphertext, tags=(ciphertext[:100],)), bob.stored_event(payload)]
+        )
         bob.publish(payload)
-        assert carol.ask("QUERY_EVENTS").status == 401
-        (request,) = bob.requests()
+        assert carol.request("QUERY_EVENTS").status == 401
+        (request,) = bob.contract_requests()
         assert {name: request[name] for name in registration} == registration
-        assert [one["payload"] for one in bob.pending()] == [sealed]
-        assert [one["payload"] for one in bob.items("EVENTS", "events")] == [sealed, payload]
-        (event,) = daemon_client.ask("GET", f"/public/{bob.did}").json["events"]
+        assert [event["payload"] for event in bob.pending_events()] == [ciphertext]
+        assert [event["payload"] for event in bob.query("EVENTS", "events")] == [ciphertext, payload]
+        (event,) = daemon_client.request("GET", f"/public/{bob.did}").json["events"]
         assert event["event"] == payload
-        # It could have been opened.
-        carol.get(REQUEST, **registration)
-        assert carol.ask("QUERY_EVENTS").status == 200
+        # The mediator could have decrypted it.
+        carol.execute(REQUEST, **registration)
+        assert carol.request("QUERY_EVENTS").status == 200
 
 
-def test_who_can_open_anything() -> None:
+def test_only_registration_imports_decryption() -> None:
     """
-    In all of the daemon, decryption is imported by registration alone, and so is the key agreement it needs. The
-    cipher itself opens the file of our own keys as well.
+    Only registration imports decryption and its key agreement. The cipher itself also opens the encrypted key file.
     """
-    room = Path(mediatord.__file__).parent
-    ours = [path for path in room.rglob("*.py") if not {"wallet", "bench"} & set(path.relative_to(room).parts)]
+    root = Path(mediatord.__file__).parent
+    sources = [path for path in root.rglob("*.py") if not {"wallet", "bench"} & set(path.relative_to(root).parts)]
     importers: dict[str, set[str]] = {name: set() for name in ("decrypt", "derive_shared_secret", "crypto", "AESGCM")}
-    for path in ours:
-        for name in names_of(path) & set(importers):
-            importers[name].add(str(path.relative_to(room)))
+    for path in sources:
+        for name in imported_names(path) & set(importers):
+            importers[name].add(str(path.relative_to(root)))
     assert importers["decrypt"] == importers["derive_shared_secret"] == {"decentrl/contracts_and_registration.py"}
-    assert importers["crypto"] == {"net/listeners.py"}  # that of OpenSSL
-    halves = {path for path in importers["AESGCM"] if "didcomm" not in path}
-    assert halves == {"protocol/decentrl/crypto.py", "identity/encrypted_file.py"}
+    assert importers["crypto"] == {"net/listeners.py"}  # OpenSSL.crypto
+    users = {path for path in importers["AESGCM"] if "didcomm" not in path}
+    assert users == {"protocol/decentrl/crypto.py", "identity/encrypted_file.py"}
 
 
-def names_of(path: Path) -> set[str]:
-    """The names that a module imports from others; those of modules as well."""
+def imported_names(path: Path) -> set[str]:
+    """Names that a module imports, those of modules included."""
     tree = ast.parse(path.read_text("utf-8"))
     return {one.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for one in node.names}

@@ -1,4 +1,4 @@
-"""What was answered 200 survives the death of the daemon, and is never carried out again (DCTRL-0004 12.2)."""
+"""Commands answered 200 survive the death of the daemon and are never carried out again (DCTRL-0004 12.2)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.protocol import encoding
 from mediatord.store.interfaces.messages import StoreLedger
 from mediatord.wallet.decentrl_client import PRIVATE_CHANNEL
-from tests.integration.cluster import fresh_storage
+from tests.integration.cluster import make_mongo_storage
 from tests.integration.message_load import LoadSenders, PreparedForward, SendAttempt, prepare_daemon
 from tests.integration.raw_decentrl_client import JSON, DaemonClient, RawDecentrlClient, RawWebSocket
 from tests.ledger_checks import read_sqlite_ledger
-from tests.torture.ledger_checks import read_daemon_mongo_ledger
+from tests.torture.ledger_checks import read_shared_mongo_ledger
 
-# `make durability` has more. The first one has nothing to acknowledge yet.
+# `make durability` runs more rounds. The first one has nothing to acknowledge.
 ROUNDS = int(os.environ.get("DURABILITY_ROUNDS", "3"))
 EVENTS, BATCHES, ACKNOWLEDGEMENTS = 120, 60, 40
-IN_A_BATCH = 4
-AT_ONCE = 3
-# Longer than anything that the daemon does for one command.
+EVENTS_PER_BATCH = 4
+IDS_PER_ACKNOWLEDGEMENT = 3
+# Longer than the daemon takes for one command.
 WHOLE_COMMAND_SECONDS = 0.02
 
 Kind = Literal["event", "batch", "acknowledgement"]
@@ -36,69 +36,69 @@ Kind = Literal["event", "batch", "acknowledgement"]
 @dataclass(slots=True)
 class CommandAttempt:
     """
-    A command, and what became of it.
+    A command and its outcome.
 
-    :param letter: the command itself.
-    :param parts: payloads that it brings; for an acknowledgement, ids that it takes away.
-    :param status: of the answer; None when there was none.
-    :param reply: of a success.
+    :param prepared: the command.
+    :param parts: payloads that it adds; for an acknowledgement, ids that it removes.
+    :param status: response status; None without a response.
+    :param reply: reply of a success.
     """
 
     kind: Kind
-    letter: PreparedForward
+    prepared: PreparedForward
     parts: tuple[str, ...]
     status: int | None = None
     reply: dict[str, Any] = field(default_factory=dict)
 
 
 class CommandSenders(LoadSenders):
-    """Connections that post commands as fast as they are answered. :ivar replies: by marker."""
+    """Connections that post commands in a closed loop. :ivar replies: by marker."""
 
-    def __init__(self, port: int, stock: Sequence[PreparedForward]) -> None:
-        super().__init__(port, stock)
+    def __init__(self, port: int, commands: Sequence[PreparedForward]) -> None:
+        super().__init__(port, commands)
         self.replies: dict[str, dict[str, Any]] = {}
 
-    def _send(self, connection: HTTPConnection, letter: PreparedForward, post: SendAttempt) -> None:
-        connection.request("POST", "/", letter.body, {"Content-Type": JSON})
+    def _send(self, connection: HTTPConnection, command: PreparedForward, post: SendAttempt) -> None:
+        connection.request("POST", "/", command.body, {"Content-Type": JSON})
         response = connection.getresponse()
         reply = encoding.loads_object(response.read())
         with self._changed:
             post.status = response.status
-            self.replies[letter.marker] = reply
+            self.replies[command.marker] = reply
             self._answers += 1
             self._changed.notify_all()
 
 
 class PushRecorder:
-    """Listens on a socket of somebody until it is cut. :ivar pushed: ids of the events that came."""
+    """Reads a socket until it closes. :ivar event_ids: ids of the pushed events."""
 
-    def __init__(self, resident: RawDecentrlClient) -> None:
-        self.pushed: list[str] = []
-        self._line = resident.socket()
-        self._thread = threading.Thread(target=self._listen, daemon=True)
+    def __init__(self, identity: RawDecentrlClient) -> None:
+        self.event_ids: list[str] = []
+        self._socket = identity.open_socket()
+        self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
     def join(self) -> None:
-        """Return when there is nothing to hear any more."""
+        """Return when the socket has closed."""
         self._thread.join()
-        self._line.close()
+        self._socket.close()
 
-    def _listen(self) -> None:
-        for message in self._line.messages():
-            self.pushed += [event["id"] for event in message.get("events", ())]
+    def _read(self) -> None:
+        for message in self._socket.messages():
+            self.event_ids += [event["id"] for event in message.get("events", ())]
 
 
 class KillTests(SynchronousTestCase):
-    """kill -9 in the middle of a load, and what Bob finds afterwards."""
+    """SIGKILL in the middle of a load, and the state afterwards."""
 
     rounds = ROUNDS
 
     def storage(self) -> dict[str, Any]:
-        """Where the daemon keeps everything."""
+        """Storage settings of the daemon."""
         return {}
 
-    def books(self) -> StoreLedger:
-        """What the store says itself."""
+    def read_ledger(self) -> StoreLedger:
+        """Read the store's ledger."""
         return read_sqlite_ledger(self.daemon_client.database)
 
     def setUp(self) -> None:
@@ -114,127 +114,141 @@ class KillTests(SynchronousTestCase):
             RawDecentrlClient(self.daemon_client, "bob"),
         )
         self.bob.register()
-        self.bob.befriend(self.alice)
-        self.kept: Counter[str] = Counter()
-        self.waiting: dict[str, str] = {}
+        self.bob.permit_sender(self.alice)
+        self.stored_payloads: Counter[str] = Counter()
+        self.pending: dict[str, str] = {}
 
-    def test_nothing_is_lost_and_nothing_happens_twice(self) -> None:
+    def test_commands_survive_kill_and_happen_once(self) -> None:
         """
-        What was answered 200 is there, and what it acknowledged is not; what was not answered has happened or not,
-        never half; what was pushed is there; and a command that comes again is refused if, and only if, it has been
-        carried out.
+        What was answered 200 has happened; unanswered commands have happened completely or not at all; pushed events
+        are stored; a repeated command is refused if, and only if, it was carried out.
         """
         for number in range(self.rounds):
-            send_tasks = self.send_tasks(number)
-            pushed = self.deadly_load(send_tasks)
+            attempts = self.prepare_commands(number)
+            pushed_ids = self.kill_under_load(attempts)
             self.daemon.start()
-            sent = [one for one in send_tasks if one.letter.marker in self.posted]
-            self.look()
-            self.assertLessEqual(set(pushed), set(self.waiting))
-            happened = {one.letter.marker: self.has_happened(one) for one in sent}
-            lost = [one for one in sent if one.status == 200 and not happened[one.letter.marker]]
+            sent = [attempt for attempt in attempts if attempt.prepared.marker in self.statuses]
+            self.read_state()
+            self.assertLessEqual(set(pushed_ids), set(self.pending))
+            carried_out = {attempt.prepared.marker: self.was_carried_out(attempt) for attempt in sent}
+            lost = [attempt for attempt in sent if attempt.status == 200 and not carried_out[attempt.prepared.marker]]
             self.assertEqual(lost, [])
-            again = self.post_again(sent)
-            expected = {marker: "DUPLICATE_NONCE" if done else "SUCCESS" for marker, done in happened.items()}
-            self.assertEqual(again, expected)
-            self.look()
-            self.assertEqual([one for one in sent if not self.has_happened(one)], [])
-            self.check_ids(sent)
-            books = self.books().decentrl
-            self.assertEqual((books.difference, books.waiting), (0, len(self.waiting)))
-        self.assertEqual(max(self.kept.values()), 1)
-        self.assertGreater(len(self.kept), self.rounds)
+            outcomes = self.repost(sent)
+            expected = {
+                marker: "DUPLICATE_NONCE" if has_happened else "SUCCESS"
+                for marker, has_happened in carried_out.items()
+            }
+            self.assertEqual(outcomes, expected)
+            self.read_state()
+            self.assertEqual([attempt for attempt in sent if not self.was_carried_out(attempt)], [])
+            self.assert_event_ids(sent)
+            ledger = self.read_ledger().decentrl
+            self.assertEqual((ledger.difference, ledger.waiting), (0, len(self.pending)))
+        self.assertEqual(max(self.stored_payloads.values()), 1)
+        self.assertGreater(len(self.stored_payloads), self.rounds)
 
-    def send_tasks(self, number: int) -> list[CommandAttempt]:
-        """A load, in any order; what is acknowledged is what waits from before."""
+    def prepare_commands(self, number: int) -> list[CommandAttempt]:
+        """Commands in random order; acknowledgements are of events pending from earlier rounds."""
         alice, bob = self.alice, self.bob
-        found = []
-        for one in range(EVENTS):
-            payload = f"event {number} {one}"
+        attempts = []
+        for index in range(EVENTS):
+            payload = f"event {number} {index}"
             raw = alice.command(payload, to=bob.did, channel=PRIVATE_CHANNEL)
-            found.append(CommandAttempt("event", PreparedForward(payload, raw), (payload,)))
-        for one in range(BATCHES):
-            parts = tuple(f"batch {number} {one} {part}" for part in range(IN_A_BATCH))
-            raw = bob.command({"type": "SAVE_EVENTS", "events": [bob.event(part, tags=("t",)) for part in parts]})
-            found.append(CommandAttempt("batch", PreparedForward(parts[0], raw), parts))
-        ids = self.random.sample(sorted(self.waiting), min(len(self.waiting), ACKNOWLEDGEMENTS * AT_ONCE))
-        for start in range(0, len(ids), AT_ONCE):
-            parts = tuple(ids[start : start + AT_ONCE])
+            attempts.append(CommandAttempt("event", PreparedForward(payload, raw), (payload,)))
+        for index in range(BATCHES):
+            parts = tuple(f"batch {number} {index} {part}" for part in range(EVENTS_PER_BATCH))
+            raw = bob.command(
+                {"type": "SAVE_EVENTS", "events": [bob.stored_event(part, tags=("t",)) for part in parts]}
+            )
+            attempts.append(CommandAttempt("batch", PreparedForward(parts[0], raw), parts))
+        ids = self.random.sample(
+            sorted(self.pending), min(len(self.pending), ACKNOWLEDGEMENTS * IDS_PER_ACKNOWLEDGEMENT)
+        )
+        for start in range(0, len(ids), IDS_PER_ACKNOWLEDGEMENT):
+            parts = tuple(ids[start : start + IDS_PER_ACKNOWLEDGEMENT])
             raw = bob.command({"type": "ACKNOWLEDGE_PENDING_EVENTS", "event_ids": list(parts)})
-            found.append(CommandAttempt("acknowledgement", PreparedForward(f"acknowledge {parts[0]}", raw), parts))
-        self.random.shuffle(found)
-        return found
+            attempts.append(CommandAttempt("acknowledgement", PreparedForward(f"acknowledge {parts[0]}", raw), parts))
+        self.random.shuffle(attempts)
+        return attempts
 
-    def deadly_load(self, send_tasks: list[CommandAttempt]) -> list[str]:
-        """Send until the daemon is killed; the ids of the events that were pushed meanwhile."""
-        ear = PushRecorder(self.bob)
-        senders = CommandSenders(self.daemon.port, [one.letter for one in send_tasks])
+    def kill_under_load(self, attempts: list[CommandAttempt]) -> list[str]:
+        """Send until the daemon is killed; return the ids of events pushed meanwhile."""
+        recorder = PushRecorder(self.bob)
+        senders = CommandSenders(self.daemon.port, [attempt.prepared for attempt in attempts])
         senders.start()
-        senders.wait_for_posts(self.random.randrange(10, len(send_tasks)))
-        # Any moment in the life of a command, unless there is none left.
+        senders.wait_for_posts(self.random.randrange(10, len(attempts)))
+        # At a random moment in the processing of a command, unless none is left.
         senders.done.wait(self.random.uniform(0, WHOLE_COMMAND_SECONDS))
         self.daemon.kill()
         senders.join()
-        ear.join()
-        self.posted = {post.marker: post.status for post in senders.posts}
-        self.assertLessEqual(set(self.posted.values()), {200, None}, senders.replies)
-        for one in send_tasks:
-            one.status = self.posted.get(one.letter.marker)
-            one.reply = senders.replies.get(one.letter.marker, {})
-        return ear.pushed
+        recorder.join()
+        self.statuses = {post.marker: post.status for post in senders.posts}
+        self.assertLessEqual(set(self.statuses.values()), {200, None}, senders.replies)
+        for attempt in attempts:
+            attempt.status = self.statuses.get(attempt.prepared.marker)
+            attempt.reply = senders.replies.get(attempt.prepared.marker, {})
+        return recorder.event_ids
 
-    def look(self) -> None:
-        """What Bob has at this moment."""
-        self.kept = Counter(one["payload"] for one in self.bob.items("EVENTS", "events"))
-        self.waiting = {one["id"]: one["payload"] for one in self.bob.pending()}
-        self.assertEqual(len(set(self.waiting.values())), len(self.waiting))
+    def read_state(self) -> None:
+        """Read Bob's stored and pending events."""
+        self.stored_payloads = Counter(event["payload"] for event in self.bob.query("EVENTS", "events"))
+        self.pending = {event["id"]: event["payload"] for event in self.bob.pending_events()}
+        self.assertEqual(len(set(self.pending.values())), len(self.pending))
 
-    def has_happened(self, send_task: CommandAttempt) -> bool:
-        """Whether it was carried out; all of it or nothing."""
-        there = {"event": set(self.waiting.values()), "batch": set(self.kept), "acknowledgement": set(self.waiting)}
-        found = [part in there[send_task.kind] for part in send_task.parts]
-        self.assertEqual(len(set(found)), 1, (send_task.kind, found))
-        return found[0] is (send_task.kind != "acknowledgement")
+    def was_carried_out(self, attempt: CommandAttempt) -> bool:
+        """Whether a command was carried out; it must be completely or not at all."""
+        stored = {
+            "event": set(self.pending.values()),
+            "batch": set(self.stored_payloads),
+            "acknowledgement": set(self.pending),
+        }
+        parts_found = [part in stored[attempt.kind] for part in attempt.parts]
+        self.assertEqual(len(set(parts_found)), 1, (attempt.kind, parts_found))
+        return parts_found[0] is (attempt.kind != "acknowledgement")
 
-    def post_again(self, send_tasks: Iterable[CommandAttempt]) -> dict[str, str]:
-        """The very same bytes once more; the code of each reply, or its type."""
-        senders = CommandSenders(self.daemon.port, [one.letter for one in send_tasks])
+    def repost(self, attempts: Iterable[CommandAttempt]) -> dict[str, str]:
+        """Post the same bytes again; code or type of each reply."""
+        senders = CommandSenders(self.daemon.port, [attempt.prepared for attempt in attempts])
         senders.start()
         senders.join()
         return {marker: str(reply.get("code", reply["type"])) for marker, reply in senders.replies.items()}
 
-    def check_ids(self, send_tasks: Iterable[CommandAttempt]) -> None:
-        """An event has the id that its sender was told."""
-        told = {one.reply["pendingEventId"]: one.parts[0] for one in send_tasks if one.kind == "event" and one.reply}
-        self.assertEqual({id_: self.waiting.get(id_) for id_ in told}, told)
+    def assert_event_ids(self, attempts: Iterable[CommandAttempt]) -> None:
+        """Each event has the id that its sender got."""
+        reported = {
+            attempt.reply["pendingEventId"]: attempt.parts[0]
+            for attempt in attempts
+            if attempt.kind == "event" and attempt.reply
+        }
+        self.assertEqual({id_: self.pending.get(id_) for id_ in reported}, reported)
 
-    def test_a_socket_that_was_authenticated(self) -> None:
-        """The message that opened a socket opens none after a crash; who was registered still is."""
-        greeting = self.bob.greeting()
-        self.open(greeting)
+    def test_refuses_repeated_authentication_after_kill(self) -> None:
+        """The registration persists."""
+        message = self.bob.authentication()
+        self.authenticate(message)
         self.daemon.kill()
         self.daemon.start()
-        line = RawWebSocket(self.daemon_client)
-        line.say(greeting)
-        heard, end = line.rest()
-        self.assertEqual((heard, end.code), ([b'{"type":"AUTH_FAILED","code":"INVALID_MESSAGE"}'], 4002))
-        self.open(self.bob.greeting())
+        socket = RawWebSocket(self.daemon_client)
+        socket.send(message)
+        frames, close = socket.read_until_close()
+        self.assertEqual((frames, close.code), ([b'{"type":"AUTH_FAILED","code":"INVALID_MESSAGE"}'], 4002))
+        self.authenticate(self.bob.authentication())
 
-    def open(self, greeting: dict[str, Any]) -> None:
-        """Open a socket with this, and leave it."""
-        line = RawWebSocket(self.daemon_client)
-        line.say(greeting)
-        self.assertEqual(line.hear(), {"type": "AUTH_SUCCESS"})
-        line.close()
+    def authenticate(self, message: dict[str, Any]) -> None:
+        """Authenticate on a socket with this message, and close it."""
+        socket = RawWebSocket(self.daemon_client)
+        socket.send(message)
+        self.assertEqual(socket.receive(), {"type": "AUTH_SUCCESS"})
+        socket.close()
 
 
 class MongoDBKillTests(KillTests):
-    """The same with a MongoDB server, which lives on."""
+    """The same with a MongoDB server, which keeps running."""
 
     rounds = max(2, ROUNDS // 3)
 
     def storage(self) -> dict[str, Any]:
-        return fresh_storage(self)
+        return make_mongo_storage(self)
 
-    def books(self) -> StoreLedger:
-        return read_daemon_mongo_ledger(self.daemon)
+    def read_ledger(self) -> StoreLedger:
+        return read_shared_mongo_ledger(self.daemon)

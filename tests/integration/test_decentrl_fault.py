@@ -1,4 +1,4 @@
-"""A fault of ours, over a real connection (reference 12); the store never has one by itself, so it is given one."""
+"""Unexpected exceptions in the daemon, over a real connection (reference 12); they are injected into the store."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class FaultTests(TestCase):
         self.number: int = port.getHost().port
 
     async def request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
-        """Status and JSON of an answer, which any page may read."""
+        """JSON and status of a response, which must be readable by any web page."""
 
-        def asked() -> tuple[int, Any]:
+        def send() -> tuple[int, Any]:
             connection = http.client.HTTPConnection(LOCAL, self.number, timeout=PATIENCE_SECONDS)
             try:
                 connection.request(method, path, body)
@@ -45,10 +45,10 @@ class FaultTests(TestCase):
             finally:
                 connection.close()
 
-        return await deferToThread(asked)
+        return await deferToThread(send)
 
-    async def test_over_http(self) -> None:
-        """500 INTERNAL_ERROR by both ways, nothing kept, and the next command is served."""
+    async def test_http_answers_500_and_stores_nothing(self) -> None:
+        """On both HTTP paths; the next command is served."""
         events = [{"sender_did": "a", "recipient_did": "b", "payload": "x", "timestamp": 1, "encrypted_tags": []}]
         save = partial(self.alice.command, {"type": "SAVE_EVENTS", "events": events})
         with self.site_fixture.failing("save_events", RuntimeError(MARK)):
@@ -56,16 +56,16 @@ class FaultTests(TestCase):
             self.assertEqual(await self.request("POST", "/?by=twisted.web", save()), (500, FAULT))
         with self.site_fixture.failing("public_events", RuntimeError(MARK)):
             self.assertEqual(await self.request("GET", f"/public/{self.alice.did}"), (500, FAULT))
-        self.told_without_details(3)
+        self.assert_logged_without_details(3)
         self.assertEqual(self.alice.query("EVENTS", "events"), [])
         status, body = await self.request("POST", "/", save())
         self.assertEqual((status, body), (200, {"type": "SUCCESS"}))
 
-    async def test_over_a_socket(self) -> None:
-        """AUTH_FAILED with INTERNAL_ERROR, and then the close code of RFC 6455 for it."""
+    async def test_socket_is_closed_with_internal_error(self) -> None:
+        """AUTH_FAILED with INTERNAL_ERROR, then the close code of RFC 6455."""
         factory = WebSocketClientFactory(f"ws://{LOCAL}:{self.number}/ws", reactor=_reactor)
         factory.noisy = False
-        # By default it gives up after a second, which a busy machine may take.
+        # The default time-out of one second is too short for a busy machine.
         factory.setProtocolOptions(openHandshakeTimeout=0, closeHandshakeTimeout=0, serverConnectionDropTimeout=0)
         client = Client(self.alice.greeting())
         client.factory = factory
@@ -74,10 +74,10 @@ class FaultTests(TestCase):
             (frame, binary), end = await client.over
         self.assertEqual((json.loads(frame), binary), ({"type": "AUTH_FAILED", "code": "INTERNAL_ERROR"}, False))
         self.assertEqual(end, (True, 1011, "INTERNAL_ERROR"))
-        self.told_without_details(1)
+        self.assert_logged_without_details(1)
 
-    def told_without_details(self, number: int) -> None:
-        """The log says that there were so many faults, and nothing that may have come from outside."""
+    def assert_logged_without_details(self, number: int) -> None:
+        """The log has this number of failures, and no input."""
         failures = self.flushLoggedErrors()
         self.assertEqual(len(failures), number)
         self.assertNotIn(MARK, "".join(map(str, failures)))

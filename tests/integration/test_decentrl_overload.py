@@ -1,4 +1,4 @@
-"""Too much, and a store in trouble: nothing of it is kept, and afterwards all is well (reference 10.4, 12)."""
+"""Limits, and a failing store: nothing refused is stored, and service resumes afterwards (reference 10.4, 12)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,18 @@ from typing import Any, ClassVar
 from mediatord.wallet.decentrl_client import PRIVATE_CHANNEL, PUBLIC_CHANNEL
 from tests.integration.message_load import PATIENCE_SECONDS
 from tests.integration.raw_decentrl_client import RawDecentrlClient, RawWebSocket
-from tests.integration.refusal_test_case import REQUEST, RESPOND, SAVE, SEALED, WAYS, RefusalDaemonTestCase
+from tests.integration.refusal_test_case import (
+    HTTP_PATH_HEADERS,
+    REQUEST,
+    RESPOND,
+    SAVE,
+    SEALED,
+    RefusalDaemonTestCase,
+)
 
 
 class LimitTests(RefusalDaemonTestCase):
-    """429 RATE_LIMITED: too much at once, or too much in all (reference 10.4)."""
+    """429 RATE_LIMITED: too many requests, or too much stored (reference 10.4)."""
 
     settings: ClassVar[dict[str, Any]] = {
         "limits": {"did_per_minute": 40, "account_per_minute": 60, "ip_per_minute": 500},
@@ -32,123 +39,127 @@ class LimitTests(RefusalDaemonTestCase):
         },
     }
 
-    def test_one_senders_events(self) -> None:
-        """An identity sends no more than so much in a minute; its own business goes on, and so do others."""
-        alice, bob = self.new_identity("alice"), self.new_identity("bob")
+    def test_events_are_limited_by_sender(self) -> None:
+        """In a minute; its other commands and other senders are not affected."""
+        alice, bob = self.register_identity("alice"), self.register_identity("bob")
         for _ in range(39):
-            self.assertEqual(alice.tell(bob).status, 404)
-        make = partial(alice.command, "sealed", to=bob.did, channel=PRIVATE_CHANNEL)
-        self.is_refused(make, 429, "RATE_LIMITED")
-        self.assertEqual(alice.pending(), [])
-        self.assertEqual(bob.tell(alice).status, 404)
+            self.assertEqual(alice.send_event(bob).status, 404)
+        make_command = partial(alice.command, "sealed", to=bob.did, channel=PRIVATE_CHANNEL)
+        self.assert_refused(make_command, 429, "RATE_LIMITED")
+        self.assertEqual(alice.pending_events(), [])
+        self.assertEqual(bob.send_event(alice).status, 404)
 
-    def test_one_accounts_business(self) -> None:
-        """An identity asks its mediator for no more than so much in a minute; the nonce stays free."""
-        alice, bob = self.new_identity("alice"), self.new_identity("bob")
+    def test_commands_to_mediator_are_limited_by_identity(self) -> None:
+        """In a minute; a refused command does not use its nonce."""
+        alice, bob = self.register_identity("alice"), self.register_identity("bob")
         for _ in range(60):
-            alice.get("QUERY_EVENTS")
-        make = partial(alice.command, {"type": "SAVE_EVENTS", "events": [alice.event("x")]})
-        self.is_refused(make, 429, "RATE_LIMITED")
-        self.assertEqual(bob.pending(), [])
+            alice.execute("QUERY_EVENTS")
+        make_command = partial(alice.command, {"type": "SAVE_EVENTS", "events": [alice.stored_event("x")]})
+        self.assert_refused(make_command, 429, "RATE_LIMITED")
+        self.assertEqual(bob.pending_events(), [])
 
-    def test_one_accounts_sockets(self) -> None:
-        """Opening sockets counts, too."""
-        alice = self.new_identity("alice")
+    def test_sockets_are_limited_by_identity(self) -> None:
+        """Opening a socket is charged as well."""
+        alice = self.register_identity("alice")
         for _ in range(60):
-            alice.socket().close()
-        line = RawWebSocket(self.daemon_client)
-        line.say(alice.greeting())
-        self.is_told(line, "RATE_LIMITED", 1013)
+            alice.open_socket().close()
+        socket = RawWebSocket(self.daemon_client)
+        socket.send(alice.authentication())
+        self.assert_authentication_failed(socket, "RATE_LIMITED", 1013)
 
-    def test_one_address(self) -> None:
-        """An address is refused before anything is read; others are not."""
+    def test_commands_are_limited_by_address(self) -> None:
+        """An address is refused before the body is read; others are not."""
         source = "127.0.0.9"
         for _ in range(500):
-            self.is_error(self.daemon_client.command(b"{", source=source), 400, "INVALID_COMMAND")
-        big = b" " * 70_000
-        self.is_refused(lambda: big, 429, "RATE_LIMITED", source=source)
-        alice = self.new_identity("alice")
-        stranger = partial(
-            RawDecentrlClient(self.daemon_client, "carol").command, {"type": REQUEST, **alice.registration()}
+            self.assert_error(self.daemon_client.post_command(b"{", source=source), 400, "INVALID_COMMAND")
+        large = b" " * 70_000
+        self.assert_refused(lambda: large, 429, "RATE_LIMITED", source=source)
+        alice = self.register_identity("alice")
+        other = partial(
+            RawDecentrlClient(self.daemon_client, "carol").command, {"type": REQUEST, **alice.registration_request()}
         )
-        self.is_refused(stranger, 429, "RATE_LIMITED", source=source)
+        self.assert_refused(other, 429, "RATE_LIMITED", source=source)
         self.assertEqual(
-            self.daemon_client.command(alice.command({"type": "QUERY_EVENTS"}), source=source).status, 200
+            self.daemon_client.post_command(alice.command({"type": "QUERY_EVENTS"}), source=source).status, 200
         )
-        self.is_error(self.daemon_client.command(b"{"), 400, "INVALID_COMMAND")
+        self.assert_error(self.daemon_client.post_command(b"{"), 400, "INVALID_COMMAND")
 
-    def test_one_reader(self) -> None:
-        """Public channels are read no more than so often from one address."""
+    def test_public_reads_are_limited_by_address(self) -> None:
+        """Reads of public channels."""
         source, did = "127.0.0.10", RawDecentrlClient(self.daemon_client, "carol").did
         for _ in range(60):
-            self.assertEqual(self.daemon_client.ask("GET", f"/public/{did}", source=source).status, 200)
-        self.is_error(self.daemon_client.ask("GET", f"/public/{did}", source=source), 429, "RATE_LIMITED")
-        self.assertEqual(self.daemon_client.ask("GET", f"/public/{did}").status, 200)
+            self.assertEqual(self.daemon_client.request("GET", f"/public/{did}", source=source).status, 200)
+        self.assert_error(self.daemon_client.request("GET", f"/public/{did}", source=source), 429, "RATE_LIMITED")
+        self.assertEqual(self.daemon_client.request("GET", f"/public/{did}").status, 200)
 
-    def test_contract_requests(self) -> None:
-        """So many wait for one DID, and fewer of one sender."""
-        alice, bob = self.new_identity("alice"), self.new_identity("bob")
+    def test_pending_contract_requests_are_limited(self) -> None:
+        """Per recipient, with a lower limit per sender."""
+        alice, bob = self.register_identity("alice"), self.register_identity("bob")
         for _ in range(2):
-            alice.get(REQUEST, to=bob.did, **SEALED)
-        self.is_refused(partial(alice.command, {"type": REQUEST, **SEALED}, to=bob.did), 429, "RATE_LIMITED")
+            alice.execute(REQUEST, to=bob.did, **SEALED)
+        self.assert_refused(partial(alice.command, {"type": REQUEST, **SEALED}, to=bob.did), 429, "RATE_LIMITED")
         carol, dave = RawDecentrlClient(self.daemon_client, "carol"), RawDecentrlClient(self.daemon_client, "dave")
-        carol.get(REQUEST, to=bob.did, **SEALED)
-        self.is_refused(partial(dave.command, {"type": REQUEST, **SEALED}, to=bob.did), 429, "RATE_LIMITED")
-        first = bob.requests()[0]["id"]
-        bob.get("ACKNOWLEDGE_PENDING_COMMUNICATION_CONTRACT_REQUESTS", communication_contract_ids=[first])
-        dave.get(REQUEST, to=bob.did, **SEALED)
+        carol.execute(REQUEST, to=bob.did, **SEALED)
+        self.assert_refused(partial(dave.command, {"type": REQUEST, **SEALED}, to=bob.did), 429, "RATE_LIMITED")
+        first = bob.contract_requests()[0]["id"]
+        bob.execute("ACKNOWLEDGE_PENDING_COMMUNICATION_CONTRACT_REQUESTS", communication_contract_ids=[first])
+        dave.execute(REQUEST, to=bob.did, **SEALED)
         self.assertEqual(
-            [one["sender_did"] for one in bob.requests()][1:], [one["sender_did"] for one in bob.requests()][1:]
+            [one["sender_did"] for one in bob.contract_requests()][1:],
+            [one["sender_did"] for one in bob.contract_requests()][1:],
         )
 
-    def test_contracts(self) -> None:
-        """So many are kept for one DID, and fewer with one peer, saved or responded; the same one again is none."""
-        alice, bob, carol, dave = (self.new_identity(alias) for alias in ("alice", "bob", "carol", "dave"))
+    def test_contracts_are_limited(self) -> None:
+        """
+        Per identity, with a lower limit per peer, whether saved or responded; the same contract again does not
+        count.
+        """
+        alice, bob, carol, dave = (self.register_identity(alias) for alias in ("alice", "bob", "carol", "dave"))
         signed = bob.contract_with(alice)
         for contract in (signed, bob.contract_with(alice), signed):
-            self.assertEqual(alice.save(contract).status, 200)
+            self.assertEqual(alice.save_contract(contract).status, 200)
         third = {"signed_communication_contract": bob.contract_with(alice)}
-        self.is_refused(partial(alice.command, {"type": SAVE, **third}), 429, "RATE_LIMITED")
-        self.is_refused(partial(bob.command, {"type": RESPOND, **third}, to=alice.did), 429, "RATE_LIMITED")
-        alice.befriend(carol)
+        self.assert_refused(partial(alice.command, {"type": SAVE, **third}), 429, "RATE_LIMITED")
+        self.assert_refused(partial(bob.command, {"type": RESPOND, **third}, to=alice.did), 429, "RATE_LIMITED")
+        alice.permit_sender(carol)
         fourth = {"signed_communication_contract": dave.contract_with(alice)}
-        self.is_refused(partial(alice.command, {"type": SAVE, **fourth}), 429, "RATE_LIMITED")
-        self.is_refused(partial(dave.command, {"type": RESPOND, **fourth}, to=alice.did), 429, "RATE_LIMITED")
+        self.assert_refused(partial(alice.command, {"type": SAVE, **fourth}), 429, "RATE_LIMITED")
+        self.assert_refused(partial(dave.command, {"type": RESPOND, **fourth}, to=alice.did), 429, "RATE_LIMITED")
 
-    def test_registrations(self) -> None:
-        """Renewing is never refused, and yet no more registrations are kept of one identity than so many."""
-        alice = self.new_identity("alice")
+    def test_renewals_do_not_accumulate_registrations(self) -> None:
+        """Renewing is never refused, yet the number of registrations of an identity is bounded."""
+        alice = self.register_identity("alice")
         alice.register()
-        before = len(self.daemon_client.kept()["contract"])
+        before = len(self.daemon_client.read_rows()["contract"])
         for _ in range(3):
             alice.register()
-        self.assertEqual(len(self.daemon_client.kept()["contract"]), before)
-        alice.get("QUERY_EVENTS")
+        self.assertEqual(len(self.daemon_client.read_rows()["contract"]), before)
+        alice.execute("QUERY_EVENTS")
 
-    def test_pending_events(self) -> None:
-        """So many wait for one DID, and so many bytes; nothing makes room for anything."""
-        alice, bob = self.new_identity("alice"), self.new_identity("bob")
-        bob.befriend(alice)
-        self.assertEqual(alice.tell(bob, "x" * 400).status, 200)
-        self.assertEqual(alice.tell(bob, "y" * 400).status, 200)
+    def test_pending_events_are_limited_by_number_and_bytes(self) -> None:
+        """Nothing is evicted."""
+        alice, bob = self.register_identity("alice"), self.register_identity("bob")
+        bob.permit_sender(alice)
+        self.assertEqual(alice.send_event(bob, "x" * 400).status, 200)
+        self.assertEqual(alice.send_event(bob, "y" * 400).status, 200)
         make = partial(alice.command, "z" * 201, to=bob.did, channel=PRIVATE_CHANNEL)
-        self.is_refused(make, 429, "RATE_LIMITED")
-        self.assertEqual(alice.tell(bob, "z").status, 200)
+        self.assert_refused(make, 429, "RATE_LIMITED")
+        self.assertEqual(alice.send_event(bob, "z").status, 200)
         make = partial(alice.command, "z", to=bob.did, channel=PRIVATE_CHANNEL)
-        self.is_refused(make, 429, "RATE_LIMITED")
-        waiting = bob.pending()
+        self.assert_refused(make, 429, "RATE_LIMITED")
+        waiting = bob.pending_events()
         self.assertEqual([one["payload"][0] for one in waiting], ["x", "y", "z"])
-        bob.get("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[waiting[0]["id"]])
-        self.assertEqual(alice.tell(bob, "new").status, 200)
+        bob.execute("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[waiting[0]["id"]])
+        self.assertEqual(alice.send_event(bob, "new").status, 200)
 
-    def test_many_at_once(self) -> None:
-        """Not one more is kept when they all arrive together."""
-        alice, bob = self.new_identity("alice"), self.new_identity("bob")
-        bob.befriend(alice)
+    def test_limits_hold_under_concurrency(self) -> None:
+        """Not one more is stored when all commands arrive together."""
+        alice, bob = self.register_identity("alice"), self.register_identity("bob")
+        bob.permit_sender(alice)
         carol = RawDecentrlClient(self.daemon_client, "carol")
         pending = [alice.command("x", to=bob.did, channel=PRIVATE_CHANNEL) for _ in range(12)]
         requests = [carol.command({"type": REQUEST, **SEALED}, to=bob.did) for _ in range(12)]
-        stored = [bob.command({"type": "SAVE_EVENTS", "events": [bob.event("x")]}) for _ in range(6)]
+        stored = [bob.command({"type": "SAVE_EVENTS", "events": [bob.stored_event("x")]}) for _ in range(6)]
         public = [
             bob.command({"type": "PUBLISH_PUBLIC_EVENT", **bob.public_event("x")}, channel=PUBLIC_CHANNEL)
             for _ in range(6)
@@ -160,48 +171,50 @@ class LimitTests(RefusalDaemonTestCase):
         mixed = [
             one for five in zip(pending[:6], requests[:6], stored, public, contracts, strict=True) for one in five
         ]
-        statuses = [answer.status for answer in self.daemon_client.at_once(mixed + pending[6:] + requests[6:])]
+        statuses = [
+            answer.status for answer in self.daemon_client.post_concurrently(mixed + pending[6:] + requests[6:])
+        ]
         self.assertEqual(sorted(statuses), [200] * 9 + [429] * 33)
-        self.assertEqual((len(bob.pending()), len(bob.requests())), (3, 2))
-        public_events = self.daemon_client.ask("GET", f"/public/{bob.did}").json["events"]
-        self.assertEqual(len(bob.items("EVENTS", "events")) + len(public_events), 3)
-        self.assertEqual(len(bob.items("COMMUNICATION_CONTRACTS", "communication_contracts")), 2)
+        self.assertEqual((len(bob.pending_events()), len(bob.contract_requests())), (3, 2))
+        public_events = self.daemon_client.request("GET", f"/public/{bob.did}").json["events"]
+        self.assertEqual(len(bob.query("EVENTS", "events")) + len(public_events), 3)
+        self.assertEqual(len(bob.query("COMMUNICATION_CONTRACTS", "communication_contracts")), 2)
 
-    def test_stored_events(self) -> None:
-        """So many are kept for one DID, and so many bytes, with tags and what is public: all of a batch or none."""
-        alice = self.new_identity("alice")
-        batch = [alice.event("x" * 100, tags=("t" * 10,))] * 2
-        alice.get("SAVE_EVENTS", events=batch)
-        self.is_refused(lambda: alice.command({"type": "SAVE_EVENTS", "events": batch}), 429, "RATE_LIMITED")
+    def test_stored_events_are_limited_by_number_and_bytes(self) -> None:
+        """Tags and public events count; a batch is stored completely or not at all."""
+        alice = self.register_identity("alice")
+        batch = [alice.stored_event("x" * 100, tags=("t" * 10,))] * 2
+        alice.execute("SAVE_EVENTS", events=batch)
+        self.assert_refused(lambda: alice.command({"type": "SAVE_EVENTS", "events": batch}), 429, "RATE_LIMITED")
         id_ = alice.publish("p" * 100)
         event = alice.public_event("q")
         make = partial(alice.command, {"type": "PUBLISH_PUBLIC_EVENT", **event}, channel=PUBLIC_CHANNEL)
-        self.is_refused(make, 429, "RATE_LIMITED")
-        stored = alice.items("EVENTS", "events")
+        self.assert_refused(make, 429, "RATE_LIMITED")
+        stored = alice.query("EVENTS", "events")
         tags = [{"event_id": one["id"], "encrypted_tags": ["t" * 500]} for one in stored]
-        self.is_refused(lambda: alice.command({"type": "UPDATE_EVENT_TAGS", "events": tags}), 429, "RATE_LIMITED")
-        alice.get("UPDATE_EVENT_TAGS", events=[{"event_id": stored[0]["id"], "encrypted_tags": []}])
-        alice.get("DELETE_PUBLIC_EVENT", channel=PUBLIC_CHANNEL, public_event_id=id_)
+        self.assert_refused(lambda: alice.command({"type": "UPDATE_EVENT_TAGS", "events": tags}), 429, "RATE_LIMITED")
+        alice.execute("UPDATE_EVENT_TAGS", events=[{"event_id": stored[0]["id"], "encrypted_tags": []}])
+        alice.execute("DELETE_PUBLIC_EVENT", channel=PUBLIC_CHANNEL, public_event_id=id_)
         alice.publish("p" * 100)
 
 
 class StoreTests(RefusalDaemonTestCase):
-    """503 UNAVAILABLE, and 500 where the file holds what nobody put there."""
+    """503 UNAVAILABLE, and 500 if the database contains invalid data."""
 
     def setUp(self) -> None:
         super().setUp()
-        self.alice, self.bob = self.new_identity("alice"), self.new_identity("bob")
-        self.alice.befriend(self.bob)
-        self.bob.befriend(self.alice)
-        # Of each kind there is something, so that queries have to look.
-        self.bob.tell(self.alice)
-        self.bob.get(REQUEST, to=self.alice.did, **SEALED)
-        self.alice.get("SAVE_EVENTS", events=[self.alice.event("sealed", tags=("tag",))])
+        self.alice, self.bob = self.register_identity("alice"), self.register_identity("bob")
+        self.alice.permit_sender(self.bob)
+        self.bob.permit_sender(self.alice)
+        # Store one item of each kind, so that queries have to read.
+        self.bob.send_event(self.alice)
+        self.bob.execute(REQUEST, to=self.alice.did, **SEALED)
+        self.alice.execute("SAVE_EVENTS", events=[self.alice.stored_event("sealed", tags=("tag",))])
         self.alice.publish("news")
 
     @contextlib.contextmanager
-    def behind_its_back(self) -> Iterator[sqlite3.Connection]:
-        """The daemon's file."""
+    def open_database(self) -> Iterator[sqlite3.Connection]:
+        """A connection to the daemon's database."""
         database = self.daemon_client.database
         with contextlib.closing(
             sqlite3.connect(database, isolation_level=None, timeout=PATIENCE_SECONDS)
@@ -209,45 +222,51 @@ class StoreTests(RefusalDaemonTestCase):
             connection.execute("PRAGMA legacy_alter_table = ON")
             yield connection
 
-    def test_a_locked_file(self) -> None:
+    def test_locked_database_refuses_writes_only(self) -> None:
         """
-        While somebody else holds the file, what is to be kept is refused with nothing kept, and what is only read is
-        read; once it is released the very same command is carried out, without a restart (reference 6.1).
+        While another process holds the write lock, writes are refused, nothing is stored and reads succeed;
+        afterwards the same command is carried out without a restart (reference 6.1).
         """
         self.bob.publish("news")
         raw = self.alice.command("sealed", to=self.bob.did, channel=PRIVATE_CHANNEL)
-        before = self.daemon_client.kept()
-        with self.behind_its_back() as connection:
+        before = self.daemon_client.read_rows()
+        with self.open_database() as connection:
             connection.execute("BEGIN EXCLUSIVE")
             with ThreadPoolExecutor(1) as pool:
-                waiting = pool.submit(self.daemon_client.command, raw)
-                public = self.daemon_client.ask("GET", f"/public/{self.bob.did}")
+                waiting = pool.submit(self.daemon_client.post_command, raw)
+                public = self.daemon_client.request("GET", f"/public/{self.bob.did}")
                 self.assertEqual([one["event"] for one in public.json["events"]], ["news"])
-                self.is_error(waiting.result(), 503, "UNAVAILABLE")
+                self.assert_error(waiting.result(), 503, "UNAVAILABLE")
             connection.execute("ROLLBACK")
-        self.assertEqual(self.daemon_client.kept(), before)
-        self.assertEqual(self.daemon_client.command(raw).status, 200)
-        self.is_error(self.daemon_client.command(raw), 401, "DUPLICATE_NONCE")
-        self.assertEqual([one["payload"] for one in self.bob.pending()], ["sealed"])
+        self.assertEqual(self.daemon_client.read_rows(), before)
+        self.assertEqual(self.daemon_client.post_command(raw).status, 200)
+        self.assert_error(self.daemon_client.post_command(raw), 401, "DUPLICATE_NONCE")
+        self.assertEqual([one["payload"] for one in self.bob.pending_events()], ["sealed"])
 
-    def changes(self) -> Iterator[tuple[str, bytes]]:
-        """Every command that changes something, good, with the table that it cannot do without."""
+    def writing_commands(self) -> Iterator[tuple[str, bytes]]:
+        """Every command that writes, with a table that it needs."""
         alice, bob = self.alice, self.bob
         contract = {"signed_communication_contract": bob.contract_with(alice)}
         acknowledge = "ACKNOWLEDGE_PENDING_COMMUNICATION_CONTRACT_REQUESTS"
-        requests = [one["id"] for one in alice.requests()]
-        stored = [{"event_id": one["id"], "encrypted_tags": ["other"]} for one in alice.items("EVENTS", "events")]
+        requests = [contract_request["id"] for contract_request in alice.contract_requests()]
+        stored = [
+            {"event_id": contract_request["id"], "encrypted_tags": ["other"]}
+            for contract_request in alice.query("EVENTS", "events")
+        ]
         commands: tuple[tuple[str, dict[str, Any], str | None], ...] = (
-            ("contract", {"type": REQUEST, **alice.registration()}, None),
+            ("contract", {"type": REQUEST, **alice.registration_request()}, None),
             ("contract_request", {"type": REQUEST, **SEALED}, bob.did),
             ("contract", {"type": RESPOND, **contract}, bob.did),
             ("contract_request", {"type": acknowledge, "communication_contract_ids": requests}, None),
             ("contract", {"type": SAVE, **contract}, None),
-            ("stored_event", {"type": "SAVE_EVENTS", "events": [alice.event("x", tags=("tag",))] * 3}, None),
+            ("stored_event", {"type": "SAVE_EVENTS", "events": [alice.stored_event("x", tags=("tag",))] * 3}, None),
             ("stored_event", {"type": "UPDATE_EVENT_TAGS", "events": stored}, None),
             (
                 "pending_event",
-                {"type": "ACKNOWLEDGE_PENDING_EVENTS", "event_ids": [one["id"] for one in alice.pending()]},
+                {
+                    "type": "ACKNOWLEDGE_PENDING_EVENTS",
+                    "event_ids": [contract_request["id"] for contract_request in alice.pending_events()],
+                },
                 None,
             ),
         )
@@ -260,22 +279,19 @@ class StoreTests(RefusalDaemonTestCase):
         ):
             yield "public_event", alice.command(members, channel=PUBLIC_CHANNEL)
 
-    def test_changes_without_their_table(self) -> None:
-        """
-        Every command that changes something is refused while what it needs is not there; nothing is kept, the nonce
-        neither, and the same command is carried out when it is there again.
-        """
-        for table, raw in self.changes():
-            before = self.daemon_client.kept()
-            with self.renamed(table):
-                for way in WAYS:
-                    self.is_error(self.daemon_client.command(raw, **way), 503, "UNAVAILABLE")
-            self.assertEqual(self.daemon_client.kept(), before)
-            self.assertEqual(self.daemon_client.command(raw).status, 200, raw)
-            self.is_error(self.daemon_client.command(raw), 401, "DUPLICATE_NONCE")
+    def test_missing_table_refuses_writes(self) -> None:
+        """Nothing is stored, not even the nonce; the same command is carried out when the table is back."""
+        for table, raw in self.writing_commands():
+            before = self.daemon_client.read_rows()
+            with self.without_table(table):
+                for way in HTTP_PATH_HEADERS:
+                    self.assert_error(self.daemon_client.post_command(raw, **way), 503, "UNAVAILABLE")
+            self.assertEqual(self.daemon_client.read_rows(), before)
+            self.assertEqual(self.daemon_client.post_command(raw).status, 200, raw)
+            self.assert_error(self.daemon_client.post_command(raw), 401, "DUPLICATE_NONCE")
 
-    def test_queries_without_their_table(self) -> None:
-        """Every query is refused, and so are the readers of a public channel, until the table is there again."""
+    def test_missing_table_refuses_queries(self) -> None:
+        """Queries and readers of a public channel, until the table is back."""
         pending = "PENDING_COMMUNICATION_CONTRACT_REQUESTS"
         for table, what, list_ in (
             ("contract_request", pending, pending.lower()),
@@ -283,40 +299,40 @@ class StoreTests(RefusalDaemonTestCase):
             ("pending_event", "PENDING_EVENTS", "pending_events"),
             ("stored_event", "EVENTS", "events"),
         ):
-            with self.renamed(table):
-                self.is_refused(partial(self.alice.command, {"type": f"QUERY_{what}"}), 503, "UNAVAILABLE")
-            self.assertEqual(len(self.alice.items(what, list_)), 1)
+            with self.without_table(table):
+                self.assert_refused(partial(self.alice.command, {"type": f"QUERY_{what}"}), 503, "UNAVAILABLE")
+            self.assertEqual(len(self.alice.query(what, list_)), 1)
         path = f"/public/{self.alice.did}"
-        with self.renamed("public_event"):
-            self.is_error(self.daemon_client.ask("GET", path), 503, "UNAVAILABLE")
-        self.assertEqual(len(self.daemon_client.ask("GET", path).json["events"]), 1)
+        with self.without_table("public_event"):
+            self.assert_error(self.daemon_client.request("GET", path), 503, "UNAVAILABLE")
+        self.assertEqual(len(self.daemon_client.request("GET", path).json["events"]), 1)
 
-    def test_nonces_that_cannot_be_kept(self) -> None:
-        """Without a memory of nonces nothing is carried out, and nothing is answered as if it had been."""
-        commands = [raw for _, raw in self.changes()]
-        before = self.daemon_client.kept()
-        with self.renamed("nonce"):
+    def test_missing_nonce_table_refuses_all_commands(self) -> None:
+        """None is carried out or answered as if it had been."""
+        commands = [raw for _, raw in self.writing_commands()]
+        before = self.daemon_client.read_rows()
+        with self.without_table("nonce"):
             for raw in commands:
-                self.is_error(self.daemon_client.command(raw), 503, "UNAVAILABLE")
-        self.assertEqual(self.daemon_client.kept(), before)
+                self.assert_error(self.daemon_client.post_command(raw), 503, "UNAVAILABLE")
+        self.assertEqual(self.daemon_client.read_rows(), before)
 
-    def test_sockets_without_a_table(self) -> None:
-        """Who cannot be looked up is told to come again later; the same message is good then."""
-        greeting = self.alice.greeting()
+    def test_missing_table_refuses_sockets(self) -> None:
+        """The client is told to retry; then the same message is accepted."""
+        greeting = self.alice.authentication()
         for table in ("nonce", "contract"):
-            with self.renamed(table):
+            with self.without_table(table):
                 line = RawWebSocket(self.daemon_client)
-                line.say(greeting if table == "nonce" else self.alice.greeting())
-                self.is_told(line, "UNAVAILABLE", 1013)
+                line.send(greeting if table == "nonce" else self.alice.authentication())
+                self.assert_authentication_failed(line, "UNAVAILABLE", 1013)
         line = RawWebSocket(self.daemon_client)
-        line.say(greeting)
-        self.assertEqual(line.hear(), {"type": "AUTH_SUCCESS"})
+        line.send(greeting)
+        self.assertEqual(line.receive(), {"type": "AUTH_SUCCESS"})
         line.close()
 
     @contextlib.contextmanager
-    def renamed(self, table: str) -> Iterator[None]:
-        """A table is not there."""
-        with self.behind_its_back() as connection:
+    def without_table(self, table: str) -> Iterator[None]:
+        """A table is missing within this context."""
+        with self.open_database() as connection:
             connection.execute(f"ALTER TABLE {table} RENAME TO missing")
             try:
                 yield

@@ -19,78 +19,78 @@ from mediatord.wallet.didcomm_messages import authcrypt, compose_message, unpack
 from tests.in_memory_mediator import PING, from_header
 from tests.integration.message_load import PATIENCE_SECONDS
 from tests.integration.raw_decentrl_client import RawDecentrlClient, RawWebSocket, unix_time
-from tests.integration.refusal_test_case import ELSEWHERE, REQUEST, RESPOND, SAVE, SEALED, RefusalTestCase
+from tests.integration.refusal_test_case import OTHER_MEDIATOR, REQUEST, RESPOND, SAVE, SEALED, RefusalTestCase
 from tests.protocol.decentrl.mutations import nested, replaced, spelled, without
 
 BINARY, CONTINUATION = 2, 0
 NONCE = "6f1c1d52-6a0b-4e0e-9a37-0d6f3a1b2c{:02x}"
-# What a registration, a contract, a socket and an event take together, on a machine with other things to do.
-IN_TIME_SECONDS = 20
-# Asked this often whether a registration has expired at last.
-ASK_SECONDS = 0.05
+# Longer than registration, contract, socket and event take on a busy machine.
+SETUP_SECONDS = 20
+# Interval of polling for the expiry of a registration.
+POLL_SECONDS = 0.05
 UPDATED = {"type": "CONTRACTS_UPDATED"}
 
 
 class SocketTestCase(RefusalTestCase):
-    """Alice and Bob, who may write to each other; Carol, who is not registered."""
+    """Alice and Bob, who may send to each other; Carol, who is not registered."""
 
     alice: ClassVar[RawDecentrlClient]
     bob: ClassVar[RawDecentrlClient]
     carol: ClassVar[RawDecentrlClient]
 
     @classmethod
-    def start(cls, settings: Mapping[str, Any] | None = None) -> None:
-        """Have a daemon where these three are."""
-        super().start(settings)
+    def start_daemon(cls, settings: Mapping[str, Any] | None = None) -> None:
+        """Start a daemon with these identities."""
+        super().start_daemon(settings)
         cls.alice, cls.bob, cls.carol = (
             RawDecentrlClient(cls.daemon_client, alias) for alias in ("alice", "bob", "carol")
         )
         for one in (cls.alice, cls.bob):
             one.register()
-        cls.alice.befriend(cls.bob)
-        cls.bob.befriend(cls.alice)
+        cls.alice.permit_sender(cls.bob)
+        cls.bob.permit_sender(cls.alice)
 
     def setUp(self) -> None:
         super().setUp()
         # Keeps the idle socket open: nobody reads it, so it answers no pings.
-        IdleSocketTests.hearing.say(b"", PONG_OPCODE)
+        IdleSocketTests.authenticated_socket.send(b"", PONG_OPCODE)
 
-    def line(self, path: str = "/ws") -> RawWebSocket:
-        """A socket on which nothing has been said."""
-        line = RawWebSocket(self.daemon_client, path)
-        self.addCleanup(line.close)
-        return line
+    def open_unauthenticated(self, path: str = "/ws") -> RawWebSocket:
+        """A socket without any message."""
+        socket = RawWebSocket(self.daemon_client, path)
+        self.addCleanup(socket.close)
+        return socket
 
-    def socket_of(self, resident: RawDecentrlClient) -> RawWebSocket:
-        """One that is authenticated."""
-        line = resident.socket()
-        self.addCleanup(line.close)
-        return line
+    def open_authenticated(self, identity: RawDecentrlClient) -> RawWebSocket:
+        """An authenticated socket."""
+        socket = identity.open_socket()
+        self.addCleanup(socket.close)
+        return socket
 
-    def tell(self, recipient: RawDecentrlClient, payload: str) -> str:
-        """Have the other of the two write to this one; the id of the event."""
+    def send_event(self, recipient: RawDecentrlClient, payload: str) -> str:
+        """Send an event from the other identity to this one; return its id."""
         sender = self.alice if recipient is not self.alice else self.bob
-        answered = sender.tell(recipient, payload)
-        self.assertEqual(answered.status, 200, answered.body)
-        return str(answered.json["pendingEventId"])
+        response = sender.send_event(recipient, payload)
+        self.assertEqual(response.status, 200, response.body)
+        return str(response.json["pendingEventId"])
 
 
 class AuthenticationTests(SocketTestCase):
-    """How a first message is refused, with nothing kept of it."""
+    """Refusals of first messages; nothing is stored."""
 
-    def is_refused(  # type: ignore[override]  # what is refused here is no command
+    def assert_refused(  # type: ignore[override]  # a message is refused here, no command
         self, message: Mapping[str, Any] | bytes, code: str, close: int, opcode: int = TEXT_OPCODE
     ) -> None:
-        """A socket on which this is said first ends so."""
-        before = self.daemon_client.kept()
-        line = self.line()
-        line.say(message, opcode)
-        self.is_told(line, code, close)
-        self.assertEqual(self.daemon_client.kept(), before)
+        """A socket with this first message is closed so."""
+        before = self.daemon_client.read_rows()
+        socket = self.open_unauthenticated()
+        socket.send(message, opcode)
+        self.assert_authentication_failed(socket, code, close)
+        self.assertEqual(self.daemon_client.read_rows(), before)
 
-    def test_invalid_message(self) -> None:
+    def test_malformed_message(self) -> None:
         """4002: anything but a well-formed AUTHENTICATE in a text frame."""
-        good = self.alice.greeting()
+        good = self.alice.authentication()
         for message in (
             b"",
             b"hello",
@@ -113,59 +113,67 @@ class AuthenticationTests(SocketTestCase):
             self.alice.command({"type": "QUERY_EVENTS"}),
             *(without(good, (name,)) for name in good),
         ):
-            self.is_refused(message, "INVALID_MESSAGE", 4002)
-        self.is_refused(good, "INVALID_MESSAGE", 4002, BINARY)
-        self.socket_of(self.alice)
+            self.assert_refused(message, "INVALID_MESSAGE", 4002)
+        self.assert_refused(good, "INVALID_MESSAGE", 4002, BINARY)
+        self.open_authenticated(self.alice)
 
-    def test_a_message_that_was_used(self) -> None:
-        """4002: the very same message again, on another socket, while the first one is open and when it is gone."""
-        greeting = self.alice.greeting()
-        first = self.line()
-        first.say(greeting)
-        self.assertEqual(first.hear(), {"type": "AUTH_SUCCESS"})
-        self.is_refused(greeting, "INVALID_MESSAGE", 4002)
+    def test_repeated_message(self) -> None:
+        """4002: the same message on another socket, while the first one is open and afterwards."""
+        greeting = self.alice.authentication()
+        first = self.open_unauthenticated()
+        first.send(greeting)
+        self.assertEqual(first.receive(), {"type": "AUTH_SUCCESS"})
+        self.assert_refused(greeting, "INVALID_MESSAGE", 4002)
         first.close()
-        self.is_refused(greeting, "INVALID_MESSAGE", 4002)
-        self.is_refused(self.alice.greeting(nonce=greeting["nonce"]), "INVALID_MESSAGE", 4002)
+        self.assert_refused(greeting, "INVALID_MESSAGE", 4002)
+        self.assert_refused(self.alice.authentication(nonce=greeting["nonce"]), "INVALID_MESSAGE", 4002)
 
-    def test_nonces_of_commands_are_others(self) -> None:
-        """A nonce that a command has used is good for a socket, and the other way round."""
+    def test_sockets_and_commands_have_separate_nonces(self) -> None:
+        """A nonce used by a command is valid on a socket, and the reverse."""
         nonce = NONCE.format(0)
         query = partial(self.alice.command, {"type": "QUERY_EVENTS"})
-        self.assertEqual(self.daemon_client.command(query(nonce=nonce)).status, 200)
-        line = self.line()
-        line.say(self.alice.greeting(nonce=nonce))
-        self.assertEqual(line.hear(), {"type": "AUTH_SUCCESS"})
-        other = self.line()
-        other.say(self.alice.greeting(nonce=NONCE.format(1)))
-        self.assertEqual(other.hear(), {"type": "AUTH_SUCCESS"})
-        self.assertEqual(self.daemon_client.command(query(nonce=NONCE.format(1))).status, 200)
+        self.assertEqual(self.daemon_client.post_command(query(nonce=nonce)).status, 200)
+        socket = self.open_unauthenticated()
+        socket.send(self.alice.authentication(nonce=nonce))
+        self.assertEqual(socket.receive(), {"type": "AUTH_SUCCESS"})
+        other = self.open_unauthenticated()
+        other.send(self.alice.authentication(nonce=NONCE.format(1)))
+        self.assertEqual(other.receive(), {"type": "AUTH_SUCCESS"})
+        self.assertEqual(self.daemon_client.post_command(query(nonce=NONCE.format(1))).status, 200)
 
     def test_timestamp_out_of_range(self) -> None:
-        """4003: more than five minutes ago or ahead, also of when it arrives."""
+        """4003: more than five minutes before or after its arrival."""
         for off in (-301_000, 360_000, -(10**13), 10**13):
-            message = self.alice.greeting(timestamp_ms=int(unix_time() * 1000) + off)
-            self.is_refused(message, "TIMESTAMP_OUT_OF_RANGE", 4003)
+            message = self.alice.authentication(timestamp_ms=int(unix_time() * 1000) + off)
+            self.assert_refused(message, "TIMESTAMP_OUT_OF_RANGE", 4003)
         for off in (-240_000, 290_000):
-            line = self.line()
-            line.say(self.alice.greeting(timestamp_ms=int(unix_time() * 1000) + off))
-            self.assertEqual(line.hear(), {"type": "AUTH_SUCCESS"})
+            socket = self.open_unauthenticated()
+            socket.send(self.alice.authentication(timestamp_ms=int(unix_time() * 1000) + off))
+            self.assertEqual(socket.receive(), {"type": "AUTH_SUCCESS"})
 
     def test_did_not_found(self) -> None:
-        """4004: a DID that does not resolve here."""
-        for did in (ELSEWHERE, "did:decentrl:x", "did:key:z6MkhaXg", "nobody", "did:x: y", "did:x:é", "d" * 2049):
-            message = self.alice.greeting(did=did, signing_key_id=f"{did}#signing")
-            self.is_refused(message, "DID_NOT_FOUND", 4004)
+        """4004: a DID that cannot be resolved locally."""
+        for did in (
+            OTHER_MEDIATOR,
+            "did:decentrl:x",
+            "did:key:z6MkhaXg",
+            "nobody",
+            "did:x: y",
+            "did:x:é",
+            "d" * 2049,
+        ):
+            message = self.alice.authentication(did=did, signing_key_id=f"{did}#signing")
+            self.assert_refused(message, "DID_NOT_FOUND", 4004)
 
     def test_signing_key_not_found(self) -> None:
-        """4005: anything but the full id of its signing key."""
+        """4005: anything but the full id of the signing key."""
         alice = self.alice
         for key_id in ("#signing", alice.did, f"{alice.did}#prekey", self.bob.identity.signing_key_id):
-            self.is_refused(alice.greeting(signing_key_id=key_id), "SIGNING_KEY_NOT_FOUND", 4005)
+            self.assert_refused(alice.authentication(signing_key_id=key_id), "SIGNING_KEY_NOT_FOUND", 4005)
 
     def test_invalid_signature(self) -> None:
-        """4006: somebody else's, of something else, of more than is to be signed, or none at all."""
-        good = self.alice.greeting()
+        """4006: of another identity, of other data, of additional data, or none."""
+        good = self.alice.authentication()
         signed = {name: good[name] for name in ("did", "signing_key_id", "timestamp", "nonce")}
         for signature in (
             "",
@@ -175,99 +183,99 @@ class AuthenticationTests(SocketTestCase):
             self.bob.identity.sign(signed),
             self.alice.identity.sign({**signed, "type": "AUTHENTICATE"}),
         ):
-            self.is_refused({**good, "signature": signature}, "INVALID_SIGNATURE", 4006)
-        self.is_refused({**good, "timestamp": good["timestamp"] + 1}, "INVALID_SIGNATURE", 4006)
-        line = self.line()
-        line.say(good)
-        self.assertEqual(line.hear(), {"type": "AUTH_SUCCESS"})
+            self.assert_refused({**good, "signature": signature}, "INVALID_SIGNATURE", 4006)
+        self.assert_refused({**good, "timestamp": good["timestamp"] + 1}, "INVALID_SIGNATURE", 4006)
+        socket = self.open_unauthenticated()
+        socket.send(good)
+        self.assertEqual(socket.receive(), {"type": "AUTH_SUCCESS"})
 
     def test_not_registered(self) -> None:
-        """4007: everything is right, but there is no registration."""
-        self.is_refused(self.carol.greeting(), "NOT_REGISTERED", 4007)
+        """4007: a valid message without a registration."""
+        self.assert_refused(self.carol.authentication(), "NOT_REGISTERED", 4007)
 
-    def test_order(self) -> None:
-        """Of several reasons the first one of DCTRL-0004 10.2 is told."""
+    def test_reports_first_of_several_errors(self) -> None:
+        """In the order of DCTRL-0004 10.2."""
         stale = {"timestamp_ms": int(unix_time() * 1000) - 400_000}
-        unknown = {"did": ELSEWHERE, "signing_key_id": "#signing"}
-        self.is_refused({**self.alice.greeting(**stale, **unknown), "nonce": ""}, "INVALID_MESSAGE", 4002)
-        self.is_refused(self.alice.greeting(**stale, **unknown), "TIMESTAMP_OUT_OF_RANGE", 4003)
-        self.is_refused({**self.alice.greeting(**unknown), "signature": ""}, "DID_NOT_FOUND", 4004)
-        foreign = self.carol.greeting(signing_key_id="#signing")
-        self.is_refused({**foreign, "signature": ""}, "SIGNING_KEY_NOT_FOUND", 4005)
-        self.is_refused({**self.carol.greeting(), "signature": ""}, "INVALID_SIGNATURE", 4006)
+        unknown = {"did": OTHER_MEDIATOR, "signing_key_id": "#signing"}
+        self.assert_refused({**self.alice.authentication(**stale, **unknown), "nonce": ""}, "INVALID_MESSAGE", 4002)
+        self.assert_refused(self.alice.authentication(**stale, **unknown), "TIMESTAMP_OUT_OF_RANGE", 4003)
+        self.assert_refused({**self.alice.authentication(**unknown), "signature": ""}, "DID_NOT_FOUND", 4004)
+        foreign = self.carol.authentication(signing_key_id="#signing")
+        self.assert_refused({**foreign, "signature": ""}, "SIGNING_KEY_NOT_FOUND", 4005)
+        self.assert_refused({**self.carol.authentication(), "signature": ""}, "INVALID_SIGNATURE", 4006)
 
-    def test_what_follows_a_refusal(self) -> None:
-        """Nothing that comes behind a message that is refused is heard."""
-        line = self.line()
-        line.say(self.carol.greeting())
+    def test_ignores_messages_after_refusal(self) -> None:
+        """Nothing after a refused message is read."""
+        socket = self.open_unauthenticated()
+        socket.send(self.carol.authentication())
         with contextlib.suppress(OSError):
-            line.say(self.alice.greeting())
-        self.is_told(line, "NOT_REGISTERED", 4007)
+            socket.send(self.alice.authentication())
+        self.assert_authentication_failed(socket, "NOT_REGISTERED", 4007)
 
-    def test_in_pieces(self) -> None:
-        """A message in several frames is one message, and a ping between them is answered."""
-        line = self.line()
-        whole = encoding.dumps(self.alice.greeting())
-        line.say_part(whole[:7], TEXT_OPCODE, final=False)
-        line.say_part(b"ping", 9)
-        line.say_part(b"", CONTINUATION, final=False)
-        line.say_part(whole[7:], CONTINUATION)
-        self.assertEqual(line.hear(), {"type": "AUTH_SUCCESS"})
+    def test_accepts_fragmented_message(self) -> None:
+        """A ping between the fragments is answered."""
+        socket = self.open_unauthenticated()
+        whole = encoding.dumps(self.alice.authentication())
+        socket.send_frame(whole[:7], TEXT_OPCODE, final=False)
+        socket.send_frame(b"ping", 9)
+        socket.send_frame(b"", CONTINUATION, final=False)
+        socket.send_frame(whole[7:], CONTINUATION)
+        self.assertEqual(socket.receive(), {"type": "AUTH_SUCCESS"})
 
-    def test_too_large(self) -> None:
-        """1009 for a message over the limit, unread, whatever it was to be."""
-        line = self.line()
+    def test_message_over_limit_closes_with_1009(self) -> None:
+        """It is not read."""
+        socket = self.open_unauthenticated()
         with contextlib.suppress(OSError):
-            line.say(b" " * ((1 << 20) + 1))
-        heard, end = line.rest()
+            socket.send(b" " * ((1 << 20) + 1))
+        heard, end = socket.read_until_close()
         self.assertEqual((heard, end.code), ([], 1009))
 
-    def test_another_address(self) -> None:
-        """At /didcomm nobody authenticates: what is no envelope is refused as DIDComm does."""
-        line = self.line("/didcomm")
-        line.say(self.alice.greeting())
-        self.assertEqual(line.hear()["body"]["code"], "e.p.msg")
+    def test_didcomm_path_accepts_no_authentication(self) -> None:
+        """A message other than an envelope is refused as in DIDComm."""
+        socket = self.open_unauthenticated("/didcomm")
+        socket.send(self.alice.authentication())
+        self.assertEqual(socket.receive()["body"]["code"], "e.p.msg")
 
 
 class PushTests(SocketTestCase):
-    """What authenticated sockets are told, and what they are not."""
+    """What is pushed to authenticated sockets, and what is not."""
 
-    def test_all_sockets(self) -> None:
-        """Every socket of a DID gets what comes for it, as it came, and the event waits until it is acknowledged."""
-        dave = self.a_friend("dave")
-        lines = [self.socket_of(dave), self.socket_of(dave)]
+    def test_pushes_to_all_sockets(self) -> None:
+        """Every socket of a DID gets each event unchanged; the event stays pending until acknowledged."""
+        dave = self.register_permitting_alice("dave")
+        lines = [self.open_authenticated(dave), self.open_authenticated(dave)]
         payload = 'opaque "\\ é \0 \U0001f600'
-        id_ = self.tell(dave, payload)
+        id_ = self.send_event(dave, payload)
         event = {"id": id_, "sender_did": self.alice.did, "payload": payload}
-        for line in lines:
-            self.assertEqual(line.hear(), {"type": "PENDING_EVENTS", "events": [event]})
-        self.assertEqual(dave.pending(), [{"id": id_, "payload": payload, "sender_did": self.alice.did}])
-        lines[0].say({"type": "ACKNOWLEDGE_PENDING_EVENTS", "event_ids": [id_]})
-        self.assertEqual(len(dave.pending()), 1)
-        dave.get("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[id_])
-        self.assertEqual(dave.pending(), [])
+        for socket in lines:
+            self.assertEqual(socket.receive(), {"type": "PENDING_EVENTS", "events": [event]})
+        self.assertEqual(dave.pending_events(), [{"id": id_, "payload": payload, "sender_did": self.alice.did}])
+        lines[0].send({"type": "ACKNOWLEDGE_PENDING_EVENTS", "event_ids": [id_]})
+        self.assertEqual(len(dave.pending_events()), 1)
+        dave.execute("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[id_])
+        self.assertEqual(dave.pending_events(), [])
         lines[0].close()
-        second = self.tell(dave, "second")
-        self.assertEqual(lines[1].hear()["events"][0]["id"], second)
+        second = self.send_event(dave, "second")
+        self.assertEqual(lines[1].receive()["events"][0]["id"], second)
 
-    def a_friend(self, alias: str) -> RawDecentrlClient:
-        """Somebody registered whom Alice may write to."""
-        one = self.new_identity(alias)
-        one.befriend(self.alice)
-        return one
+    def register_permitting_alice(self, alias: str) -> RawDecentrlClient:
+        """A registered identity to which Alice may send."""
+        identity = self.register_identity(alias)
+        identity.permit_sender(self.alice)
+        return identity
 
-    def test_no_backlog(self) -> None:
-        """What came before is not pushed: clients query first (reference 11)."""
-        dave = self.a_friend("dave")
-        self.tell(dave, "before")
-        line = self.socket_of(dave)
-        second = self.tell(dave, "after")
-        self.assertEqual([event["id"] for event in line.hear()["events"]], [second])
+    def test_does_not_push_backlog(self) -> None:
+        """Clients query pending events first (reference 11)."""
+        dave = self.register_permitting_alice("dave")
+        self.send_event(dave, "before")
+        socket = self.open_authenticated(dave)
+        second = self.send_event(dave, "after")
+        self.assertEqual([event["id"] for event in socket.receive()["events"]], [second])
 
-    def test_contracts_updated(self) -> None:
-        """A request and a response tell the other side, a saved contract the one who saves (DCTRL-0004 10.6)."""
-        dave, eve = self.new_identity("dave"), self.new_identity("eve")
-        daves, eves = self.socket_of(dave), self.socket_of(eve)
+    def test_pushes_contract_updates(self) -> None:
+        """Requests and responses notify the peer, a saved contract the identity that saves it (DCTRL-0004 10.6)."""
+        dave, eve = self.register_identity("dave"), self.register_identity("eve")
+        daves, eves = self.open_authenticated(dave), self.open_authenticated(eve)
         contract: dict[str, Any] = {"signed_communication_contract": eve.contract_with(dave)}
         for sender, type_, members, to, heard in (
             (eve, REQUEST, SEALED, dave.did, daves),
@@ -275,178 +283,188 @@ class PushTests(SocketTestCase):
             (dave, RESPOND, contract, None, eves),
             (dave, SAVE, contract, None, daves),
         ):
-            sender.get(type_, to=to, **members)
-            self.assertEqual(heard.hear(), UPDATED)
-            self.assert_silent(eve if heard is daves else dave, eves if heard is daves else daves)
+            sender.execute(type_, to=to, **members)
+            self.assertEqual(heard.receive(), UPDATED)
+            self.assert_nothing_pushed(eve if heard is daves else dave, eves if heard is daves else daves)
 
-    def assert_silent(self, resident: RawDecentrlClient, line: RawWebSocket) -> None:
-        """Nothing has come: what is caused now is what comes first."""
-        resident.befriend(self.alice, timestamp=time.monotonic_ns())
-        self.assertEqual(line.hear(), UPDATED)
-        id_ = self.tell(resident, "silence")
-        self.assertEqual([event["id"] for event in line.hear()["events"]], [id_])
+    def assert_nothing_pushed(self, identity: RawDecentrlClient, socket: RawWebSocket) -> None:
+        """Nothing was pushed: an event sent now arrives first."""
+        identity.permit_sender(self.alice, timestamp=time.monotonic_ns())
+        self.assertEqual(socket.receive(), UPDATED)
+        id_ = self.send_event(identity, "silence")
+        self.assertEqual([event["id"] for event in socket.receive()["events"]], [id_])
 
-    def test_what_pushes_nothing(self) -> None:
-        """Registrations, queries, acknowledgements, stored and public events, and whatever is refused."""
-        dave = self.a_friend("dave")
-        line = self.socket_of(dave)
+    def test_other_commands_push_nothing(self) -> None:
+        """Registrations, queries, acknowledgements, stored and public events, and refused commands."""
+        dave = self.register_permitting_alice("dave")
+        socket = self.open_authenticated(dave)
         dave.register()
-        dave.get("SAVE_EVENTS", events=[dave.event("mine")])
-        dave.get("QUERY_EVENTS")
-        dave.get("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[])
+        dave.execute("SAVE_EVENTS", events=[dave.stored_event("mine")])
+        dave.execute("QUERY_EVENTS")
+        dave.execute("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[])
         dave.publish("news")
         refused: list[Callable[[], int]] = [
-            lambda: self.bob.tell(dave).status,
-            lambda: self.alice.ask(REQUEST, to=dave.did, **{**SEALED, "encrypted_contract_request": ""}).status,
-            lambda: self.alice.ask(REQUEST, to=dave.did, **SEALED, extra="x" * (1 << 20)).status,
-            lambda: dave.ask(SAVE, signed_communication_contract=self.alice.contract_with(self.bob)).status,
-            lambda: dave.save(replaced(self.alice.contract_with(dave), ("requestor_signature",), "")).status,
-            lambda: self.alice.ask(RESPOND, to=dave.did, signed_communication_contract={}).status,
+            lambda: self.bob.send_event(dave).status,
+            lambda: self.alice.request(REQUEST, to=dave.did, **{**SEALED, "encrypted_contract_request": ""}).status,
+            lambda: self.alice.request(REQUEST, to=dave.did, **SEALED, extra="x" * (1 << 20)).status,
+            lambda: dave.request(SAVE, signed_communication_contract=self.alice.contract_with(self.bob)).status,
+            lambda: dave.save_contract(replaced(self.alice.contract_with(dave), ("requestor_signature",), "")).status,
+            lambda: self.alice.request(RESPOND, to=dave.did, signed_communication_contract={}).status,
         ]
         self.assertEqual([ask() for ask in refused], [404, 400, 413, 400, 401, 400])
         raw = self.alice.command("once", to=dave.did, channel=PRIVATE_CHANNEL)
-        self.assertEqual(self.daemon_client.command(raw).status, 200)
-        self.assertEqual(line.hear()["events"][0]["payload"], "once")
-        self.assertEqual(self.daemon_client.command(raw).status, 401)
-        self.assert_silent(dave, line)
+        self.assertEqual(self.daemon_client.post_command(raw).status, 200)
+        self.assertEqual(socket.receive()["events"][0]["payload"], "once")
+        self.assertEqual(self.daemon_client.post_command(raw).status, 401)
+        self.assert_nothing_pushed(dave, socket)
 
-    def test_chatter(self) -> None:
-        """Whatever an authenticated socket says is ignored; so is an AUTHENTICATE for somebody else."""
-        dave, eve = self.a_friend("dave"), self.a_friend("eve")
-        line = self.socket_of(dave)
-        for message in (b"hello", b"", b"[]", eve.greeting(), dave.greeting(), {"type": "PONG", "timestamp": None}):
-            line.say(message)
-        line.say(b"\xff\x00", BINARY)
-        line.say(dave.command({"type": "SAVE_EVENTS", "events": [dave.event("by socket")]}))
-        self.tell(eve, "for eve")
-        self.assert_silent(dave, line)
-        self.assertEqual(dave.items("EVENTS", "events"), [])
+    def test_ignores_messages_after_authentication(self) -> None:
+        """Even an AUTHENTICATE of another identity."""
+        dave, eve = self.register_permitting_alice("dave"), self.register_permitting_alice("eve")
+        socket = self.open_authenticated(dave)
+        for message in (
+            b"hello",
+            b"",
+            b"[]",
+            eve.authentication(),
+            dave.authentication(),
+            {"type": "PONG", "timestamp": None},
+        ):
+            socket.send(message)
+        socket.send(b"\xff\x00", BINARY)
+        socket.send(dave.command({"type": "SAVE_EVENTS", "events": [dave.stored_event("by socket")]}))
+        self.send_event(eve, "for eve")
+        self.assert_nothing_pushed(dave, socket)
+        self.assertEqual(dave.query("EVENTS", "events"), [])
 
-    def test_a_socket_that_does_not_read(self) -> None:
-        """It misses pushes, and nobody waits for it: not the sender, not another socket (reference 11)."""
-        dave = self.a_friend("dave")
-        self.socket_of(dave)
-        hearing = self.socket_of(dave)
+    def test_unread_socket_delays_nobody(self) -> None:
+        """It misses pushes; neither senders nor other sockets wait for it (reference 11)."""
+        dave = self.register_permitting_alice("dave")
+        self.open_authenticated(dave)
+        reading_socket = self.open_authenticated(dave)
         for number in range(12):
-            self.tell(dave, f"{number:02}" + "x" * 900_000)
-            self.assertEqual(hearing.hear()["events"][0]["payload"][:2], f"{number:02}")
-        self.assertEqual([one["payload"][:2] for one in dave.pending()], [f"{number:02}" for number in range(12)])
+            self.send_event(dave, f"{number:02}" + "x" * 900_000)
+            self.assertEqual(reading_socket.receive()["events"][0]["payload"][:2], f"{number:02}")
+        self.assertEqual(
+            [event["payload"][:2] for event in dave.pending_events()], [f"{number:02}" for number in range(12)]
+        )
 
-    def test_a_registration_that_expires(self) -> None:
+    def test_expired_registration_gets_no_pushes(self) -> None:
         """
-        From then on nothing comes for the DID, on a socket that was open before either, and no new one is accepted;
-        a new registration is enough for pushes to go on (reference 6.5, 11).
+        No events for the DID, even on open sockets, and no new sockets; after a new registration pushes resume
+        (reference 6.5, 11).
         """
         dave = RawDecentrlClient(self.daemon_client, "dave")
-        dave.register(expires_at=int(unix_time()) + IN_TIME_SECONDS)
-        dave.befriend(self.alice)
-        line = self.socket_of(dave)
-        id_ = self.tell(dave, "in time")
-        self.assertEqual(line.hear()["events"][0]["id"], id_)
-        self.wait_for_the_end(dave)
-        before = self.daemon_client.kept()
-        self.is_error(self.alice.tell(dave, "late"), 404, "RECIPIENT_NOT_REGISTERED")
-        self.is_error(self.alice.ask(REQUEST, to=dave.did, **SEALED), 404, "RECIPIENT_NOT_REGISTERED")
+        dave.register(expires_at=int(unix_time()) + SETUP_SECONDS)
+        dave.permit_sender(self.alice)
+        socket = self.open_authenticated(dave)
+        id_ = self.send_event(dave, "in time")
+        self.assertEqual(socket.receive()["events"][0]["id"], id_)
+        self.wait_until_expired(dave)
+        before = self.daemon_client.read_rows()
+        self.assert_error(self.alice.send_event(dave, "late"), 404, "RECIPIENT_NOT_REGISTERED")
+        self.assert_error(self.alice.request(REQUEST, to=dave.did, **SEALED), 404, "RECIPIENT_NOT_REGISTERED")
         contract: dict[str, Any] = {"signed_communication_contract": dave.contract_with(self.alice)}
-        self.is_error(self.alice.ask(RESPOND, to=dave.did, **contract), 404, "RECIPIENT_NOT_REGISTERED")
-        self.is_error(dave.ask(SAVE, **contract), 401, "UNAUTHORIZED_COMMAND")
-        self.assertEqual(self.daemon_client.kept(), before)
-        late = self.line()
-        late.say(dave.greeting())
-        self.is_told(late, "NOT_REGISTERED", 4007)
+        self.assert_error(self.alice.request(RESPOND, to=dave.did, **contract), 404, "RECIPIENT_NOT_REGISTERED")
+        self.assert_error(dave.request(SAVE, **contract), 401, "UNAUTHORIZED_COMMAND")
+        self.assertEqual(self.daemon_client.read_rows(), before)
+        late = self.open_unauthenticated()
+        late.send(dave.authentication())
+        self.assert_authentication_failed(late, "NOT_REGISTERED", 4007)
         dave.register()
-        second = self.tell(dave, "again")
-        self.assertEqual([event["id"] for event in line.hear()["events"]], [second])
-        self.assertEqual([one["id"] for one in dave.pending()], [id_, second])
+        second = self.send_event(dave, "again")
+        self.assertEqual([event["id"] for event in socket.receive()["events"]], [second])
+        self.assertEqual([one["id"] for one in dave.pending_events()], [id_, second])
 
-    def wait_for_the_end(self, resident: RawDecentrlClient) -> None:
-        """Ask until it is not registered any more."""
+    def wait_until_expired(self, identity: RawDecentrlClient) -> None:
+        """Poll until the identity is no longer registered."""
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while (answered := resident.ask("QUERY_PENDING_EVENTS")).status == 200:
+        while (response := identity.request("QUERY_PENDING_EVENTS")).status == 200:
             self.assertLess(time.monotonic(), deadline)
-            time.sleep(ASK_SECONDS)
-        self.is_error(answered, 401, "UNAUTHORIZED_COMMAND")
+            time.sleep(POLL_SECONDS)
+        self.assert_error(response, 401, "UNAUTHORIZED_COMMAND")
 
 
 class EnvelopeTests(SocketTestCase):
-    """A socket on the same address that speaks DIDComm."""
+    """DIDComm on the same WebSocket path."""
 
     def setUp(self) -> None:
         super().setUp()
-        self.did = self.daemon_client.ask("GET", "/did").body.decode()
+        self.did = self.daemon_client.request("GET", "/did").body.decode()
         self.document = resolve_local(self.did)
         self.wallet = WalletIdentity.generate()
 
     def ping(self) -> tuple[str, bytes]:
-        """A ping that asks for an answer; its id, and the envelope."""
+        """Id and envelope of a ping that requests a response."""
         message = compose_message(PING, {"response_requested": True}, to=[self.did], **from_header(self.wallet.did))
         return str(message["id"]), authcrypt(message, self.wallet, self.document)
 
-    def test_an_envelope_first(self) -> None:
-        """It is served as on /didcomm from then on, and Decentrl is not heard any more (contract section 3)."""
-        line = self.line()
+    def test_first_envelope_selects_didcomm(self) -> None:
+        """The socket is then served as on /didcomm, and ignores Decentrl messages (contract section 3)."""
+        socket = self.open_unauthenticated()
         for _ in range(2):
             id_, envelope = self.ping()
             self.assertTrue(is_didcomm_envelope(envelope))
-            line.say(envelope)
-            self.assertEqual(self.thread_of(line.hear_raw()), id_)
-        line.say(self.alice.greeting())
-        self.assertEqual(line.hear()["body"]["code"], "e.p.msg")
+            socket.send(envelope)
+            self.assertEqual(self.thread_id(socket.receive_raw()), id_)
+        socket.send(self.alice.authentication())
+        self.assertEqual(socket.receive()["body"]["code"], "e.p.msg")
         id_, envelope = self.ping()
-        line.say(envelope, BINARY)
-        self.assertEqual(self.thread_of(line.hear_raw()), id_)
-        self.tell(self.alice, "not for this socket")
-        line.say(b"", CLOSE_OPCODE)
-        self.assertEqual(line.rest()[0], [])
+        socket.send(envelope, BINARY)
+        self.assertEqual(self.thread_id(socket.receive_raw()), id_)
+        self.send_event(self.alice, "not for this socket")
+        socket.send(b"", CLOSE_OPCODE)
+        self.assertEqual(socket.read_until_close()[0], [])
 
-    def thread_of(self, raw: bytes) -> str | None:
-        """Which message this answers."""
+    def thread_id(self, raw: bytes) -> str | None:
+        """Id of the message that this one answers."""
         return unpack_message(raw, self.wallet, resolve_local).message.thid
 
-    def test_an_envelope_later(self) -> None:
-        """On a socket that has authenticated an envelope is as much chatter as anything else."""
-        line = self.socket_of(self.alice)
-        line.say(self.ping()[1])
-        id_ = self.tell(self.alice, "pushed")
-        self.assertEqual(line.hear()["events"][0]["id"], id_)
+    def test_ignores_envelope_on_authenticated_socket(self) -> None:
+        """As any other message."""
+        socket = self.open_authenticated(self.alice)
+        socket.send(self.ping()[1])
+        id_ = self.send_event(self.alice, "pushed")
+        self.assertEqual(socket.receive()["events"][0]["id"], id_)
 
-    def test_both_at_once(self) -> None:
-        """Sockets of the two kinds do not know of each other."""
-        envelopes, decentrl = self.line(), self.socket_of(self.alice)
+    def test_sockets_of_both_protocols_are_independent(self) -> None:
+        """One socket of each protocol."""
+        envelopes, decentrl = self.open_unauthenticated(), self.open_authenticated(self.alice)
         id_, envelope = self.ping()
-        envelopes.say(envelope)
-        self.tell(self.alice, "pushed")
-        self.assertEqual(self.thread_of(envelopes.hear_raw()), id_)
-        self.assertEqual(json.loads(decentrl.hear_raw())["events"][0]["payload"], "pushed")
+        envelopes.send(envelope)
+        self.send_event(self.alice, "pushed")
+        self.assertEqual(self.thread_id(envelopes.receive_raw()), id_)
+        self.assertEqual(json.loads(decentrl.receive_raw())["events"][0]["payload"], "pushed")
 
 
 class IdleSocketTests(SocketTestCase):
-    """Who has said nothing while everything else in here happened."""
+    """Sockets that were silent during the other tests."""
 
-    silent: ClassVar[list[RawWebSocket]]
-    hearing: ClassVar[RawWebSocket]
+    silent_sockets: ClassVar[list[RawWebSocket]]
+    authenticated_socket: ClassVar[RawWebSocket]
 
     @classmethod
-    def fall_silent(cls) -> None:
-        """Open sockets, and say nothing, half a message or something that is no message."""
-        cls.silent = [RawWebSocket(cls.daemon_client) for _ in range(3)]
-        cls.silent[1].say_part(b"hello?", 9)
-        cls.silent[2].say_part(encoding.dumps(cls.alice.greeting())[:20], TEXT_OPCODE, final=False)
-        cls.hearing = cls.alice.socket()
+    def open_silent_sockets(cls) -> None:
+        """Open sockets without a message, with half a message and with an invalid one."""
+        cls.silent_sockets = [RawWebSocket(cls.daemon_client) for _ in range(3)]
+        cls.silent_sockets[1].send_frame(b"hello?", 9)
+        cls.silent_sockets[2].send_frame(encoding.dumps(cls.alice.authentication())[:20], TEXT_OPCODE, final=False)
+        cls.authenticated_socket = cls.alice.open_socket()
 
-    def test_auth_timeout(self) -> None:
+    def test_closes_unauthenticated_sockets_after_timeout(self) -> None:
         """
-        AUTH_TIMEOUT and 4001 for each that has not authenticated within ten seconds; who has stays (DCTRL-0004 10.2).
+        AUTH_TIMEOUT and 4001 for sockets not authenticated within ten seconds; authenticated ones stay (DCTRL-0004
+        10.2).
         """
-        for line in self.silent:
-            self.is_told(line, "AUTH_TIMEOUT", 4001)
-        id_ = self.tell(self.alice, "still there")
-        events = [message["events"][0]["id"] for message in self.until(self.hearing, id_)]
+        for socket in self.silent_sockets:
+            self.assert_authentication_failed(socket, "AUTH_TIMEOUT", 4001)
+        id_ = self.send_event(self.alice, "still there")
+        events = [message["events"][0]["id"] for message in self.read_until_event(self.authenticated_socket, id_)]
         self.assertEqual(events[-1], id_)
 
-    def until(self, line: RawWebSocket, id_: str) -> Iterator[dict[str, Any]]:
-        """Pushes up to that of this event."""
-        for message in line.messages():
+    def read_until_event(self, socket: RawWebSocket, id_: str) -> Iterator[dict[str, Any]]:
+        """Pushes until that of this event."""
+        for message in socket.messages():
             if message["type"] == "PENDING_EVENTS":
                 yield message
                 if message["events"][0]["id"] == id_:
@@ -454,12 +472,12 @@ class IdleSocketTests(SocketTestCase):
 
 
 def setUpModule() -> None:  # noqa: N802  unittest's name
-    """One daemon for all, and ten seconds that pass only once."""
-    SocketTestCase.start()
-    IdleSocketTests.fall_silent()
+    """One daemon for all tests, so that the ten seconds pass once."""
+    SocketTestCase.start_daemon()
+    IdleSocketTests.open_silent_sockets()
 
 
 def tearDownModule() -> None:  # noqa: N802  unittest's name
-    """Its end."""
-    IdleSocketTests.hearing.close()
-    SocketTestCase.finish()
+    """Stop the daemon."""
+    IdleSocketTests.authenticated_socket.close()
+    SocketTestCase.stop_daemon()

@@ -1,4 +1,4 @@
-"""The books of the kill tests: whatever goes wrong is in them."""
+"""The delivery ledger and the counter checks of the kill tests report every discrepancy."""
 
 from __future__ import annotations
 
@@ -13,134 +13,134 @@ from tests.integration.message_load import SendAttempt
 
 
 class FaultyAcknowledger:
-    """Acknowledges, unless it is out of order."""
+    """Acknowledges, or fails."""
 
     def __init__(self, works: bool = True) -> None:
         self._works = works
 
     async def acknowledge(self, ids: Iterable[str | DeliveredMessage]) -> None:
-        """:raise ConnectionError: it does not work."""
+        """:raise ConnectionError: it is set to fail."""
         if not self._works:
             raise ConnectionError
 
 
 class LedgerTests(TestCase):
-    """One letter, x, and what may become of it. Messages have the ids that the tests give them."""
+    """One message, x, and its possible outcomes."""
 
     def setUp(self) -> None:
         self.ledger = DeliveryLedger()
-        self.ledger.due(["x"])
+        self.ledger.expect(["x"])
 
-    def posted(self, *statuses: int | None) -> list[str]:
-        """Attempts with these outcomes; their markers."""
-        markers = [self.ledger.attempt("x") for _ in statuses]
+    def record_attempts(self, *statuses: int | None) -> list[str]:
+        """Record attempts with these statuses; return their markers."""
+        markers = [self.ledger.begin_attempt("x") for _ in statuses]
         for marker, status in zip(markers, statuses, strict=True):
-            self.ledger.posted(SendAttempt(marker, 0.0, status))
+            self.ledger.record_attempt(SendAttempt(marker, 0.0, status))
         return markers
 
-    async def acknowledged(self, marker: str, *ids: str, works: bool = True) -> None:
-        """These came of an attempt, and were acknowledged."""
+    async def deliver_and_acknowledge(self, marker: str, *ids: str, works: bool = True) -> None:
+        """Record these deliveries of an attempt, and their acknowledgement."""
         for id_ in ids:
-            self.ledger.came(marker, id_)
+            self.ledger.record_delivery(marker, id_)
         await self.ledger.acknowledge(FaultyAcknowledger(works), [DeliveredMessage(id_, b"", "json") for id_ in ids])
 
-    def assert_owed(self, **owed: int) -> LedgerBalance:
-        """Of what has to be zero, only these are not."""
-        balance = self.ledger.balance(owed.get("left", 0))
+    def assert_discrepancies(self, **expected: int) -> LedgerBalance:
+        """Of the numbers that must be zero, only these are not."""
+        balance = self.ledger.balance(expected.get("left", 0))
         names = ("unsent", "lost", "doubled", "returned", "vanished", "left")
-        self.assertEqual({name: getattr(balance, name) for name in names if getattr(balance, name)}, owed)
-        self.assertEqual(balance.owed, sum(owed.values()))
+        self.assertEqual({name: getattr(balance, name) for name in names if getattr(balance, name)}, expected)
+        self.assertEqual(balance.discrepancy, sum(expected.values()))
         return balance
 
-    async def test_all_is_well(self) -> None:
-        """Refused and cut off a few times, then accepted; it came once."""
-        *_, accepted = self.posted(503, None, 503, 202)
-        await self.acknowledged(accepted, "1")
-        balance = self.assert_owed()
+    async def test_no_discrepancy_after_retries(self) -> None:
+        """Refused, broken, then accepted; delivered once."""
+        *_, accepted = self.record_attempts(503, None, 503, 202)
+        await self.deliver_and_acknowledge(accepted, "1")
+        balance = self.assert_discrepancies()
         self.assertEqual((balance.posts, balance.accepted, balance.refused, balance.cut), (4, 1, 2, 1))
         self.assertEqual((balance.repeated, balance.doubtful), (0, 0))
 
-    def test_never_accepted(self) -> None:
-        """Nobody got it, which is no wonder."""
-        self.posted(503, 429)
-        self.assert_owed(unsent=1)
+    def test_message_never_accepted_is_unsent(self) -> None:
+        """No attempt was accepted."""
+        self.record_attempts(503, 429)
+        self.assert_discrepancies(unsent=1)
 
-    async def test_lost(self) -> None:
-        """It was accepted, and never came."""
-        (accepted,) = self.posted(202)
-        self.assertEqual(self.ledger.awaited(), {accepted})
-        self.assert_owed(lost=1)
-        await self.acknowledged(accepted, "1")
-        self.assertEqual(self.ledger.awaited(), set())
+    async def test_accepted_but_undelivered_message_is_lost(self) -> None:
+        """It was accepted and never delivered."""
+        (accepted,) = self.record_attempts(202)
+        self.assertEqual(self.ledger.undelivered(), {accepted})
+        self.assert_discrepancies(lost=1)
+        await self.deliver_and_acknowledge(accepted, "1")
+        self.assertEqual(self.ledger.undelivered(), set())
 
-    async def test_lost_although_it_came(self) -> None:
-        """An attempt that was refused, or cut off, makes up for none that was accepted."""
+    async def test_other_attempt_does_not_replace_lost_one(self) -> None:
+        """The delivery of a refused or broken attempt does not make up for an accepted one."""
         for first, counted in ((503, "doubtful"), (None, "repeated")):
             self.setUp()
-            earlier, accepted = self.posted(first, 202)
-            await self.acknowledged(earlier, "1")
-            self.assertEqual(self.ledger.awaited(), {accepted})
-            self.assertEqual(getattr(self.assert_owed(lost=1), counted), 1)
+            earlier, accepted = self.record_attempts(first, 202)
+            await self.deliver_and_acknowledge(earlier, "1")
+            self.assertEqual(self.ledger.undelivered(), {accepted})
+            self.assertEqual(getattr(self.assert_discrepancies(lost=1), counted), 1)
 
-    async def test_cut_off(self) -> None:
-        """Two came of one that was accepted and one of which nobody knows."""
-        cut, accepted = self.posted(None, 202)
-        await self.acknowledged(cut, "1")
-        await self.acknowledged(accepted, "2")
-        self.assertEqual(self.assert_owed().repeated, 1)
+    async def test_delivery_of_broken_attempt_is_permitted(self) -> None:
+        """Besides that of the accepted one."""
+        cut, accepted = self.record_attempts(None, 202)
+        await self.deliver_and_acknowledge(cut, "1")
+        await self.deliver_and_acknowledge(accepted, "2")
+        self.assertEqual(self.assert_discrepancies().repeated, 1)
 
-    async def test_doubtful(self) -> None:
-        """One of two was said to be refused."""
-        refused, accepted = self.posted(503, 202)
-        await self.acknowledged(refused, "1")
-        await self.acknowledged(accepted, "2")
-        self.assertEqual(self.assert_owed().doubtful, 1)
+    async def test_delivery_of_refused_attempt_is_doubtful(self) -> None:
+        """Besides that of the accepted one."""
+        refused, accepted = self.record_attempts(503, 202)
+        await self.deliver_and_acknowledge(refused, "1")
+        await self.deliver_and_acknowledge(accepted, "2")
+        self.assertEqual(self.assert_discrepancies().doubtful, 1)
 
-    async def test_doubled(self) -> None:
-        """Twice of one attempt, whatever became of that."""
-        for marker in self.posted(503, None, 202):
-            await self.acknowledged(marker, marker, f"{marker} again")
-        balance = self.assert_owed(doubled=3)
+    async def test_second_delivery_of_attempt_is_doubled(self) -> None:
+        """Whatever the outcome of the attempt."""
+        for marker in self.record_attempts(503, None, 202):
+            await self.deliver_and_acknowledge(marker, marker, f"{marker} again")
+        balance = self.assert_discrepancies(doubled=3)
         self.assertEqual((balance.repeated, balance.doubtful), (1, 1))
 
-    async def test_never_sent(self) -> None:
-        """More came than were ever sent, or one that was refused for good."""
-        limited, accepted = self.posted(429, 202)
-        for marker in (limited, accepted, self.ledger.attempt("x")):
-            await self.acknowledged(marker, marker)
-        self.assert_owed(doubled=2)
+    async def test_delivery_without_attempt_is_doubled(self) -> None:
+        """More deliveries than attempts, or one of a permanently refused attempt."""
+        limited, accepted = self.record_attempts(429, 202)
+        for marker in (limited, accepted, self.ledger.begin_attempt("x")):
+            await self.deliver_and_acknowledge(marker, marker)
+        self.assert_discrepancies(doubled=2)
 
-    async def test_returned(self) -> None:
-        """It came again after its acknowledgement was answered."""
-        (accepted,) = self.posted(202)
-        await self.acknowledged(accepted, "1")
-        self.ledger.came(accepted, "1")
-        self.assert_owed(returned=1)
+    async def test_delivery_after_acknowledgement_is_returned(self) -> None:
+        """After the acknowledgement was answered."""
+        (accepted,) = self.record_attempts(202)
+        await self.deliver_and_acknowledge(accepted, "1")
+        self.ledger.record_delivery(accepted, "1")
+        self.assert_discrepancies(returned=1)
 
-    async def test_an_acknowledgement_that_was_not_answered(self) -> None:
-        """It may come again then, or not."""
-        (accepted,) = self.posted(202)
+    async def test_delivery_after_broken_acknowledgement_is_permitted(self) -> None:
+        """It may be delivered again, or not."""
+        (accepted,) = self.record_attempts(202)
         with self.assertRaises(ConnectionError):
-            await self.acknowledged(accepted, "1", works=False)
-        self.assert_owed()
-        await self.acknowledged(accepted, "1")
-        self.assert_owed()
+            await self.deliver_and_acknowledge(accepted, "1", works=False)
+        self.assert_discrepancies()
+        await self.deliver_and_acknowledge(accepted, "1")
+        self.assert_discrepancies()
 
-    def test_vanished(self) -> None:
-        """It came, was never acknowledged, and is not there any more."""
-        (accepted,) = self.posted(202)
-        self.ledger.came(accepted, "1")
-        self.assert_owed(vanished=1)
+    def test_missing_unacknowledged_message_is_vanished(self) -> None:
+        """It was delivered, never acknowledged, and is not stored."""
+        (accepted,) = self.record_attempts(202)
+        self.ledger.record_delivery(accepted, "1")
+        self.assert_discrepancies(vanished=1)
 
-    async def test_left(self) -> None:
-        """It was acknowledged, and is still there."""
-        (accepted,) = self.posted(202)
-        await self.acknowledged(accepted, "1")
-        self.assert_owed(left=1)
+    async def test_acknowledged_but_stored_message_is_left(self) -> None:
+        """It was acknowledged and is still stored."""
+        (accepted,) = self.record_attempts(202)
+        await self.deliver_and_acknowledge(accepted, "1")
+        self.assert_discrepancies(left=1)
 
 
 class CounterTests(TestCase):
-    """One account, two DIDs, three messages for one of them; and whatever is said of them."""
+    """One account, two DIDs, three messages for one of them, and their counters."""
 
     def setUp(self) -> None:
         self.account = {"_id": 1, "did": "did:x:account", "recipients": 1}
@@ -149,16 +149,16 @@ class CounterTests(TestCase):
         self.idle = {"_id": 3, "did": "did:x:idle", "account": 1, "messages": 0, "bytes": 0}
         self.messages = [{"recipient": 2, "size": size} for size in (10, 20, 30)]
 
-    def differences(self) -> list[str]:
-        """Between all that."""
+    def describe_miscounts(self) -> list[str]:
+        """Lines about wrong counters."""
         return describe_miscounts([self.account], [self.busy, self.idle], self.messages)
 
-    def test_right(self) -> None:
-        """Nothing is wrong."""
-        self.assertEqual(self.differences(), [])
+    def test_reports_nothing_if_counters_match(self) -> None:
+        """All counters match."""
+        self.assertEqual(self.describe_miscounts(), [])
 
-    def test_wrong(self) -> None:
-        """Whichever it is."""
+    def test_reports_every_wrong_counter(self) -> None:
+        """Each counter in turn."""
         for document, name, value in (
             (self.account, "recipients", 2),
             (self.busy, "messages", 2),
@@ -171,16 +171,16 @@ class CounterTests(TestCase):
             with self.subTest(name=name, value=value):
                 right = document.get(name, False)
                 document[name] = value
-                self.assertEqual(len(self.differences()), 1)
+                self.assertEqual(len(self.describe_miscounts()), 1)
                 document[name] = right
 
-    def test_of_nobody(self) -> None:
-        """A message whose recipient is not there."""
+    def test_reports_messages_without_recipient(self) -> None:
+        """A message whose recipient does not exist."""
         self.messages.append({"recipient": 4, "size": 10})
-        self.assertEqual(self.differences(), ["messages of no recipient: 1"])
+        self.assertEqual(self.describe_miscounts(), ["messages of no recipient: 1"])
 
-    def test_unaccounted(self) -> None:
-        """Of either protocol, what the ledger does not know or knows twice; its pages are added up."""
+    def test_reports_ledger_gaps(self) -> None:
+        """For both protocols; pages of the ledger are added up."""
         pages = [
             {"_id": "a", "didcomm": {"accepted": 9, "evicted": 1, "expired": 1}, "decentrl": {"accepted": 2}},
             {"_id": "b", "didcomm": {"accepted": 1, "acknowledged": 2, "withdrawn": 1}, "decentrl": {"removed": 2}},

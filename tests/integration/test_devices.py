@@ -1,4 +1,4 @@
-"""One DID on many devices: each gets everything, and none is in the way of another."""
+"""Several devices of one DID: each gets every message, and none delays another."""
 
 from __future__ import annotations
 
@@ -12,92 +12,91 @@ from tests.integration.raw_decentrl_client import RawDecentrlClient, RawWebSocke
 from tests.integration.shared_daemon import SharedDaemonTestCase
 
 DEVICES = 10
-# So many messages come that neither the kernel nor the outbox of a socket can keep them.
+# More messages than the kernel's buffers and a send queue hold.
 MESSAGES = 200
 SIZE = 24_000
-OUTBOX = 65_536
-# Frames that may wait, and what the daemon's transport takes before it says that it has enough.
-_BOUND = OUTBOX + 64 * 1024 + 3 * SIZE
-SETTINGS: dict[str, Any] = {**ROOMY, "limits": {"max_outbox_bytes": OUTBOX}}
-_OUTBOXES = 'mediator_buffer_bytes{buffer="socket_outboxes"}'
+SEND_QUEUE_BYTES = 65_536
+# Limit of queued frames, and the transport's buffer.
+_BOUND = SEND_QUEUE_BYTES + 64 * 1024 + 3 * SIZE
+SETTINGS: dict[str, Any] = {**ROOMY, "limits": {"max_outbox_bytes": SEND_QUEUE_BYTES}}
+_SEND_QUEUE_METRIC = 'mediator_buffer_bytes{buffer="socket_outboxes"}'
 
 
 class DIDCommTests(SharedDaemonTestCase):
-    """Live delivery on several sockets of one account (Message Pickup 3.0)."""
+    """Live delivery on several sockets of an account (Message Pickup 3.0)."""
 
     settings = SETTINGS
 
     def setUp(self) -> None:
         self.bob = DeviceWallet(self.daemon_client).enrol()
 
-    def devices(self, number: int) -> list[LiveDevice]:
-        """So many that are live."""
-        found = [LiveDevice(self.bob) for _ in range(number)]
-        for one in found:
-            self.addCleanup(one.close)
-            one.live()
-        return found
+    def open_live_devices(self, number: int) -> list[LiveDevice]:
+        """Devices with live delivery."""
+        devices = [LiveDevice(self.bob) for _ in range(number)]
+        for device in devices:
+            self.addCleanup(device.close)
+            device.set_live()
+        return devices
 
-    def tell(self, *texts: str) -> None:
-        """Each is accepted before the next is sent."""
+    def send_texts(self, *texts: str) -> None:
+        """Send messages, each accepted before the next is sent."""
         for text in texts:
-            self.bob.tell(text)
+            self.bob.send_text(text)
 
-    def test_one_is_stuck(self) -> None:
+    def test_unread_device_delays_nobody(self) -> None:
         """
-        The others have got every message, in order, by the time that it has read none; nor does a sender wait for it.
-
-        What it misses waits in the queue, and what is kept for it in memory is bounded.
+        The others get every message in order before it reads any; senders do not wait. What it misses stays queued,
+        and its send queue is bounded.
         """
-        others = self.devices(DEVICES - 1)
+        others = self.open_live_devices(DEVICES - 1)
         change = self.bob.pack(f"{PICKUP}/live-delivery-change", {"live_delivery": True})
-        stuck = UnreadDevice(self.daemon_client, "/didcomm", change)
-        self.addCleanup(stuck.close)
+        unread = UnreadDevice(self.daemon_client, "/didcomm", change)
+        self.addCleanup(unread.close)
         for number in range(MESSAGES):
-            self.bob.tell(f"{number}", SIZE)
-            stuck.stay()
+            self.bob.send_text(f"{number}", SIZE)
+            unread.keep_alive()
             self.assertEqual(read_next_pushes(others), [f"{number}"] * len(others))
-        held = read_metric(self.daemon_client, _OUTBOXES)
-        self.assertGreater(held, SIZE, "the stuck one has room for all of them: this test tries nothing")
-        self.assertLess(held, _BOUND)
-        self.assertEqual(self.bob.waiting(), MESSAGES)
-        pushed = [self.bob.open(raw) for raw in stuck.take(3)]
-        texts = [self.bob.text(read_delivery(one.message)[0]) for one in pushed]
+        send_queue_bytes = read_metric(self.daemon_client, _SEND_QUEUE_METRIC)
+        self.assertGreater(send_queue_bytes, SIZE, "the unread socket has room for all: nothing is tested")
+        self.assertLess(send_queue_bytes, _BOUND)
+        self.assertEqual(self.bob.queued_count(), MESSAGES)
+        pushed = [self.bob.open(raw) for raw in unread.receive(3)]
+        texts = [self.bob.read_text(read_delivery(one.message)[0]) for one in pushed]
         self.assertEqual(texts, ["0", "1", "2"])
 
-    def test_live_mode_ends_on_one(self) -> None:
-        """The others go on, and it goes on being answered."""
-        first, *others = self.devices(DEVICES)
-        first.live(on=False)
-        self.tell("a", "b")
+    def test_live_mode_can_end_on_one_device(self) -> None:
+        """The others keep getting pushes, and it is still answered."""
+        first, *others = self.open_live_devices(DEVICES)
+        first.set_live(on=False)
+        self.send_texts("a", "b")
         self.assertEqual([read_next_pushes(others) for _ in "ab"], [["a"] * len(others), ["b"] * len(others)])
-        self.assertTrue(first.silent())
-        first.live()
-        self.tell("c")
+        self.assertTrue(first.has_no_push())
+        first.set_live()
+        self.send_texts("c")
         self.assertEqual(read_next_pushes([first, *others]), ["c"] * DEVICES)
 
-    def test_one_closes(self) -> None:
-        """With or without ceremony, the others go on; what was pushed to it is theirs as well."""
-        first, second, *others = self.devices(DEVICES)
-        self.tell("before")
+    def test_closed_device_does_not_affect_others(self) -> None:
+        """With or without a close frame; the others have all messages pushed to it."""
+        first, second, *others = self.open_live_devices(DEVICES)
+        self.send_texts("before")
         self.assertEqual(read_next_pushes([first, second, *others]), ["before"] * DEVICES)
         first.close()
-        second.line.say(b"\x03\xe8", 8)
-        self.tell("after")
+        second.socket.send(b"\x03\xe8", 8)
+        self.send_texts("after")
         self.assertEqual(read_next_pushes(others), ["after"] * len(others))
-        self.assertEqual(self.bob.texts(), ["before", "after"])
+        self.assertEqual(self.bob.queued_texts(), ["before", "after"])
 
-    def test_one_acknowledges(self) -> None:
-        """What it has acknowledged is gone for all of them, and nothing else is."""
-        devices = self.devices(DEVICES)
-        self.tell("a", "b")
-        got = [[one.pushed().id for one in devices] for _ in "ab"]
-        self.assertEqual([len(set(ids)) for ids in got], [1, 1])
-        devices[0].acknowledge(got[0][0])
-        self.assertEqual(self.bob.texts(), ["b"])
-        devices[-1].acknowledge(got[0][0], got[1][0])
-        self.assertEqual(self.bob.texts(), [])
-        self.assertTrue(all(one.silent() for one in devices))
+    def test_acknowledgement_on_one_device_removes_for_all(self) -> None:
+        """And removes nothing else."""
+        devices = self.open_live_devices(DEVICES)
+        self.send_texts("a", "b")
+        delivered = [[device.next_push().id for device in devices] for _ in "ab"]
+        self.assertEqual([len(set(ids)) for ids in delivered], [1, 1])
+        devices[0].acknowledge(delivered[0][0])
+        self.assertEqual(self.bob.queued_texts(), ["b"])
+        devices[-1].acknowledge(delivered[0][0], delivered[1][0])
+        self.assertEqual(self.bob.queued_texts(), [])
+        self.assertTrue(all(device.has_no_push() for device in devices))
 
 
 class DecentrlTests(SharedDaemonTestCase):
@@ -111,59 +110,59 @@ class DecentrlTests(SharedDaemonTestCase):
             RawDecentrlClient(self.daemon_client, "bob"),
         )
         self.bob.register()
-        self.bob.befriend(self.alice)
+        self.bob.permit_sender(self.alice)
 
-    def lines(self, number: int) -> list[RawWebSocket]:
-        """So many that are authenticated."""
-        found = [self.bob.socket() for _ in range(number)]
-        for one in found:
-            self.addCleanup(one.close)
-        return found
+    def open_sockets(self, number: int) -> list[RawWebSocket]:
+        """Authenticated sockets."""
+        sockets = [self.bob.open_socket() for _ in range(number)]
+        for socket in sockets:
+            self.addCleanup(socket.close)
+        return sockets
 
-    def tell(self, payload: str) -> str:
-        """Have an event accepted; its id."""
-        answered = self.alice.tell(self.bob, payload)
-        self.assertEqual(answered.status, 200, answered.body)
-        return str(answered.json["pendingEventId"])
+    def send_event(self, payload: str) -> str:
+        """Send an event, which must be accepted; return its id."""
+        response = self.alice.send_event(self.bob, payload)
+        self.assertEqual(response.status, 200, response.body)
+        return str(response.json["pendingEventId"])
 
-    def heard(self, line: RawWebSocket) -> tuple[str, str]:
-        """Id and payload of the next event on a line."""
-        (event,) = line.hear()["events"]
+    def next_event(self, socket: RawWebSocket) -> tuple[str, str]:
+        """Id and payload of the next pushed event."""
+        (event,) = socket.receive()["events"]
         return event["id"], event["payload"]
 
-    def test_one_is_stuck(self) -> None:
-        """As of DIDComm."""
-        others = self.lines(DEVICES - 1)
-        stuck = UnreadDevice(self.daemon_client, "/ws", encoding.dumps(self.bob.greeting()))
-        self.addCleanup(stuck.close)
+    def test_unread_socket_delays_nobody(self) -> None:
+        """As for DIDComm."""
+        others = self.open_sockets(DEVICES - 1)
+        unread = UnreadDevice(self.daemon_client, "/ws", encoding.dumps(self.bob.authentication()))
+        self.addCleanup(unread.close)
         ids = []
         for number in range(MESSAGES):
             payload = f"{number} {'x' * SIZE}"
-            ids.append(self.tell(payload))
-            stuck.stay()
-            self.assertEqual([self.heard(one) for one in others], [(ids[-1], payload)] * len(others))
-        held = read_metric(self.daemon_client, _OUTBOXES)
-        self.assertGreater(held, SIZE, "the stuck one has room for all of them: this test tries nothing")
-        self.assertLess(held, _BOUND)
-        self.assertEqual([one["id"] for one in self.bob.pending()], ids)
+            ids.append(self.send_event(payload))
+            unread.keep_alive()
+            self.assertEqual([self.next_event(socket) for socket in others], [(ids[-1], payload)] * len(others))
+        send_queue_bytes = read_metric(self.daemon_client, _SEND_QUEUE_METRIC)
+        self.assertGreater(send_queue_bytes, SIZE, "the unread socket has room for all: nothing is tested")
+        self.assertLess(send_queue_bytes, _BOUND)
+        self.assertEqual([event["id"] for event in self.bob.pending_events()], ids)
         # A PING comes every 30 s.
-        frames = [encoding.loads_object(raw) for raw in stuck.take(6)]
+        frames = [encoding.loads_object(raw) for raw in unread.receive(6)]
         pushes = [frame for frame in frames if frame["type"] != "PING"][:3]
         self.assertEqual([event["id"] for frame in pushes for event in frame["events"]], ids[:3])
 
-    def test_one_closes(self) -> None:
-        """The others go on."""
-        first, second, *others = self.lines(DEVICES)
+    def test_closed_socket_does_not_affect_others(self) -> None:
+        """The others keep getting pushes."""
+        first, second, *others = self.open_sockets(DEVICES)
         first.close()
-        second.say(b"\x03\xe8", 8)
-        id_ = self.tell("after")
-        self.assertEqual([self.heard(one) for one in others], [(id_, "after")] * len(others))
+        second.send(b"\x03\xe8", 8)
+        id_ = self.send_event("after")
+        self.assertEqual([self.next_event(socket) for socket in others], [(id_, "after")] * len(others))
 
-    def test_one_acknowledges(self) -> None:
-        """What is acknowledged, by whichever device, is gone for all of them, and nothing else is."""
-        lines = self.lines(DEVICES)
-        ids = [self.tell(payload) for payload in "ab"]
-        for line in lines:
-            self.assertEqual([self.heard(line)[0] for _ in ids], ids)
-        self.bob.get("ACKNOWLEDGE_PENDING_EVENTS", event_ids=ids[:1])
-        self.assertEqual([one["id"] for one in self.bob.pending()], ids[1:])
+    def test_acknowledgement_removes_event_for_all_sockets(self) -> None:
+        """From any device; it removes nothing else."""
+        sockets = self.open_sockets(DEVICES)
+        ids = [self.send_event(payload) for payload in "ab"]
+        for socket in sockets:
+            self.assertEqual([self.next_event(socket)[0] for _ in ids], ids)
+        self.bob.execute("ACKNOWLEDGE_PENDING_EVENTS", event_ids=ids[:1])
+        self.assertEqual([one["id"] for one in self.bob.pending_events()], ids[1:])

@@ -1,6 +1,6 @@
 """
-Alice and Bob write to each other through two Decentrl mediators, each a process of its own, that never talk to each
-other (Message Routing, reference 7.5).
+Alice and Bob exchange events through two Decentrl mediators, two processes that never connect to each other (Message
+Routing, reference 7.5).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from tests.integration.daemon import Daemon
 from tests.integration.message_load import PATIENCE_SECONDS, prepare_daemon
 
 reactor: Any = _reactor
-# A demonstration starts one more mediator.
+# The demo starts another mediator.
 DEMO_SECONDS = 300.0
 
 
 class TwoMediatorsTestCase(TestCase):
-    """With Alice's mediator and Bob's, and wallets that are registered at one of them only."""
+    """Alice's mediator and Bob's, and wallets registered at one of them only."""
 
     first: ClassVar[Daemon]
     second: ClassVar[Daemon]
@@ -54,143 +54,145 @@ class TwoMediatorsTestCase(TestCase):
     def setUp(self) -> None:
         self.http = open_http(reactor)
 
-    async def registered(self, alias: str, daemon: Daemon) -> DecentrlWallet:
-        """A wallet with a new identity that knows no mediator but this one."""
+    async def register_wallet(self, alias: str, daemon: Daemon) -> DecentrlWallet:
+        """A wallet with a new identity, registered at this mediator."""
         wallet = DecentrlWallet.generate(
             alias, await discover_decentrl_mediator(self.http, daemon.url), self.http, reactor
         )
         await wallet.register()
         return wallet
 
-    async def two(self) -> tuple[DecentrlWallet, DecentrlWallet]:
-        """Alice and Bob."""
-        return await self.registered("alice", self.first), await self.registered("bob", self.second)
+    async def register_alice_and_bob(self) -> tuple[DecentrlWallet, DecentrlWallet]:
+        """Alice and Bob at their mediators."""
+        return await self.register_wallet("alice", self.first), await self.register_wallet("bob", self.second)
 
-    async def befriended(self) -> tuple[DecentrlWallet, DecentrlWallet]:
-        """Alice and Bob, who have a contract."""
-        alice, bob = await self.two()
+    async def connect_alice_and_bob(self) -> tuple[DecentrlWallet, DecentrlWallet]:
+        """Alice and Bob with a contract."""
+        alice, bob = await self.register_alice_and_bob()
         await make_contract(alice, bob)
         return alice, bob
 
-    async def online(self, wallet: DecentrlWallet) -> DecentrlSocket:
-        """A socket of it at its mediator."""
+    async def open_socket(self, wallet: DecentrlWallet) -> DecentrlSocket:
+        """A socket of a wallet at its mediator."""
         socket = await connect_decentrl_socket(reactor, wallet)
         self.addCleanup(socket.close)
         return socket
 
-    async def push(self, socket: DecentrlSocket) -> dict[str, Any]:
-        """The next frame that comes unasked."""
+    async def next_push(self, socket: DecentrlSocket) -> dict[str, Any]:
+        """The next pushed frame."""
         frame: dict[str, Any] = await socket.pushed.get().addTimeout(PATIENCE_SECONDS, reactor)
         return frame
 
-    async def write(
+    async def send_to_both(
         self, sender: DecentrlWallet, recipient: DecentrlWallet, text: str, agreement: ConcludedContract | None = None
     ) -> None:
-        """Deliver twice: to the other's mediator for the other, and to one's own for oneself."""
+        """Deliver twice: to the recipient's mediator for the recipient, and to the sender's for the sender."""
         await sender.send(recipient.did, text, agreement)
         await sender.save_events(HistoryEntry(sender.did, recipient.did, text, ("chat",)))
 
-    async def keep(self, wallet: DecentrlWallet, *events: PendingEvent) -> list[str]:
-        """Decrypt events and check who wrote them, store them and acknowledge them; what they say."""
-        opened = [wallet.open(event) for event in events]
-        entries = [HistoryEntry(one.sender_did, wallet.did, one.text, ("chat",), one.timestamp) for one in opened]
+    async def store_and_acknowledge(self, wallet: DecentrlWallet, *events: PendingEvent) -> list[str]:
+        """Decrypt and verify events, store them and acknowledge them; return their texts."""
+        decrypted = [wallet.open(event) for event in events]
+        entries = [
+            HistoryEntry(item.sender_did, wallet.did, item.text, ("chat",), item.timestamp) for item in decrypted
+        ]
         await wallet.save_events(*entries)
         await wallet.acknowledge(events)
-        return [one.text for one in opened]
+        return [item.text for item in decrypted]
 
-    async def waiting(self, wallet: DecentrlWallet) -> tuple[PendingEvent, ...]:
-        """The events that wait for it."""
+    async def pending_events(self, wallet: DecentrlWallet) -> tuple[PendingEvent, ...]:
+        """Pending events of a wallet."""
         return (await wallet.pending()).items
 
-    async def history(self, wallet: DecentrlWallet) -> list[str]:
-        """All that it finds under the tag of the chat, decrypted."""
-        found = await wallet.events(tags=["chat"])
-        return [wallet.identity.unseal(one.payload) for one in found.items]
+    async def read_history(self, wallet: DecentrlWallet) -> list[str]:
+        """Decrypted events with the tag of the chat."""
+        events = await wallet.events(tags=["chat"])
+        return [wallet.identity.unseal(event.payload) for event in events.items]
 
-    async def refusal(self, work: Any) -> tuple[int, str]:
-        """Status and code of what has to be refused."""
-        with self.assertRaises(CommandRefused) as caught:
+    async def refusal_of(self, work: Any) -> tuple[int, str]:
+        """Status and code of a request that must be refused."""
+        with self.assertRaises(CommandRefused) as context:
             await work
-        refused: CommandRefused = caught.exception
-        return refused.status, refused.code
+        problem: CommandRefused = context.exception
+        return problem.status, problem.code
 
 
 class DualDeliveryTests(TwoMediatorsTestCase):
-    """What the two can do, and the mediators cannot."""
+    """Exchanges of the two wallets."""
 
-    async def test_contract(self) -> None:
-        """Both come to the same secret, their mediators keep the contract for them, and their sockets are told."""
-        alice, bob = await self.two()
-        at_alices, at_bobs = await self.online(alice), await self.online(bob)
+    async def test_contract_is_stored_at_both_mediators(self) -> None:
+        """Both derive the same secret, both mediators store the contract, and sockets are notified."""
+        alice, bob = await self.register_alice_and_bob()
+        at_alices, at_bobs = await self.open_socket(alice), await self.open_socket(bob)
         concluded, accepted = await make_contract(alice, bob)
         self.assertEqual((concluded.root_secret, concluded.id), (accepted.root_secret, accepted.id))
         for wallet, peer in ((alice, bob), (bob, alice)):
             (kept,) = (await wallet.contracts(did=peer.did)).items
             self.assertEqual(kept.signed_communication_contract, accepted.signed)
         self.assertEqual((await bob.pending_requests()).total, 0)
-        # To Bob: there is a request, and the contract is saved. To Alice: there is an answer.
+        # Bob is notified of the request and of the saved contract, Alice of the response.
         for socket in (at_bobs, at_bobs, at_alices):
-            self.assertEqual(await self.push(socket), {"type": "CONTRACTS_UPDATED"})
+            self.assertEqual(await self.next_push(socket), {"type": "CONTRACTS_UPDATED"})
 
-    async def test_message_to_somebody_offline(self) -> None:
-        """It waits at Bob's mediator, and in the end both have it, encrypted for themselves, at their own."""
-        alice, bob = await self.befriended()
-        await self.write(alice, bob, "Hello Bob, cross-mediator canary")
-        (event,) = await self.waiting(bob)
+    async def test_event_for_offline_recipient_stays_pending(self) -> None:
+        """At Bob's mediator; in the end both have it at their own mediators, encrypted for themselves."""
+        alice, bob = await self.connect_alice_and_bob()
+        await self.send_to_both(alice, bob, "Hello Bob, cross-mediator canary")
+        (event,) = await self.pending_events(bob)
         self.assertEqual(event.sender_did, alice.did)
-        self.assertEqual(await self.keep(bob, event), ["Hello Bob, cross-mediator canary"])
-        self.assertEqual(await self.waiting(bob), ())
-        self.assertEqual(await self.history(alice), ["Hello Bob, cross-mediator canary"])
-        self.assertEqual(await self.history(bob), ["Hello Bob, cross-mediator canary"])
+        self.assertEqual(await self.store_and_acknowledge(bob, event), ["Hello Bob, cross-mediator canary"])
+        self.assertEqual(await self.pending_events(bob), ())
+        self.assertEqual(await self.read_history(alice), ["Hello Bob, cross-mediator canary"])
+        self.assertEqual(await self.read_history(bob), ["Hello Bob, cross-mediator canary"])
         for daemon in (self.first, self.second):
             files: dict[Path, bytes] = {}
             for path in daemon.directory.rglob("*"):
-                # A segment of the log may be closed or packed meanwhile.
+                # A segment of the log may be closed or compressed meanwhile.
                 with contextlib.suppress(FileNotFoundError):
                     if path.is_file():
                         files[path] = path.read_bytes()
             self.assertTrue(any(path.suffix == ".sqlite3" for path in files))
             self.assertEqual([path for path, content in files.items() if b"cross-mediator canary" in content], [])
 
-    async def test_message_to_somebody_online(self) -> None:
-        """It is pushed to every socket of Bob's, and waits all the same until acknowledged (DCTRL-0004 10.5)."""
-        alice, bob = await self.befriended()
-        sockets = [await self.online(bob) for _ in range(2)]
-        await self.write(alice, bob, "Hello Bob")
-        (event,), again = [read_pushed_events(await self.push(socket)) for socket in sockets]
-        self.assertEqual(again, (event,))
-        self.assertEqual(await self.waiting(bob), (event,))
-        self.assertEqual(await self.keep(bob, event), ["Hello Bob"])
-        self.assertEqual(await self.waiting(bob), ())
+    async def test_event_is_pushed_to_all_sockets(self) -> None:
+        """And stays pending until acknowledged (DCTRL-0004 10.5)."""
+        alice, bob = await self.connect_alice_and_bob()
+        sockets = [await self.open_socket(bob) for _ in range(2)]
+        await self.send_to_both(alice, bob, "Hello Bob")
+        (event,), second_event = [read_pushed_events(await self.next_push(socket)) for socket in sockets]
+        self.assertEqual(second_event, (event,))
+        self.assertEqual(await self.pending_events(bob), (event,))
+        self.assertEqual(await self.store_and_acknowledge(bob, event), ["Hello Bob"])
+        self.assertEqual(await self.pending_events(bob), ())
 
-    async def test_conversation(self) -> None:
-        """The answer goes the other way round, and both have all of it in the order in which it was said."""
-        alice, bob = await self.befriended()
+    async def test_both_have_the_conversation_in_order(self) -> None:
+        """Replies take the reverse way."""
+        alice, bob = await self.connect_alice_and_bob()
         for sender, recipient, text in ((alice, bob, "one"), (bob, alice, "two"), (alice, bob, "three")):
-            await self.write(sender, recipient, text)
-            await self.keep(recipient, *await self.waiting(recipient))
-        self.assertEqual(await self.history(alice), ["one", "two", "three"])
-        self.assertEqual(await self.history(bob), ["one", "two", "three"])
+            await self.send_to_both(sender, recipient, text)
+            await self.store_and_acknowledge(recipient, *await self.pending_events(recipient))
+        self.assertEqual(await self.read_history(alice), ["one", "two", "three"])
+        self.assertEqual(await self.read_history(bob), ["one", "two", "three"])
 
-    async def test_sender_needs_no_registration(self) -> None:
-        """Alice may send through Bob's mediator, and nothing else there is hers to ask (reference 6.3)."""
-        alice, bob = await self.befriended()
+    async def test_sender_needs_no_registration_at_recipients_mediator(self) -> None:
+        """Alice may send through Bob's mediator, and do nothing else there (reference 6.3)."""
+        alice, bob = await self.connect_alice_and_bob()
         query = {"type": "QUERY_PENDING_EVENTS", "filter": {}}
         asked = alice.ask(query, bob.mediator.did, at=bob.mediator)
-        self.assertEqual(await self.refusal(asked), (401, "UNAUTHORIZED_COMMAND"))
+        self.assertEqual(await self.refusal_of(asked), (401, "UNAUTHORIZED_COMMAND"))
         await alice.send(bob.did, "Hello Bob")
-        self.assertEqual(len(await self.waiting(bob)), 1)
+        self.assertEqual(len(await self.pending_events(bob)), 1)
 
-    async def test_recipient_is_at_its_own_mediator_only(self) -> None:
-        """Nothing is forwarded: an event for Bob that comes to Alice's mediator is refused (reference 15.1)."""
-        alice, bob = await self.befriended()
-        sent = alice.ask("sealed", bob.did, decentrl_client.PRIVATE_CHANNEL)
-        self.assertEqual(await self.refusal(sent), (404, "RECIPIENT_NOT_REGISTERED"))
+    async def test_mediator_forwards_no_events(self) -> None:
+        """An event for Bob at Alice's mediator is refused (reference 15.1)."""
+        alice, bob = await self.connect_alice_and_bob()
+        status = alice.ask("sealed", bob.did, decentrl_client.PRIVATE_CHANNEL)
+        self.assertEqual(await self.refusal_of(status), (404, "RECIPIENT_NOT_REGISTERED"))
 
-    async def test_contract_of_the_sender_does_not_count(self) -> None:
-        """Only what the recipient has saved lets anybody write to it, at one mediator as at two (reference 6.3)."""
-        alice, bob = await self.two()
-        carol = await self.registered("carol", self.first)
+    async def test_only_recipients_contract_permits_sending(self) -> None:
+        """With one mediator or two (reference 6.3)."""
+        alice, bob = await self.register_alice_and_bob()
+        carol = await self.register_wallet("carol", self.first)
         for peer in (bob, carol):
             await alice.request_contract(peer.did)
             (request,) = (await peer.pending_requests()).items
@@ -198,62 +200,62 @@ class DualDeliveryTests(TwoMediatorsTestCase):
             await peer.respond(accepted)
             self.assertEqual(len(await alice.conclude()), 1)
             self.assertEqual(
-                await self.refusal(alice.send(peer.did, "Hello")), (404, "COMMUNICATION_CONTRACT_NOT_FOUND")
+                await self.refusal_of(alice.send(peer.did, "Hello")), (404, "COMMUNICATION_CONTRACT_NOT_FOUND")
             )
             await peer.save_contract(accepted)
             await alice.send(peer.did, "Hello")
-            self.assertEqual(await self.keep(peer, *await self.waiting(peer)), ["Hello"])
+            self.assertEqual(await self.store_and_acknowledge(peer, *await self.pending_events(peer)), ["Hello"])
 
-    async def test_rotation(self) -> None:
-        """While a new contract replaces an old one both are good, and each event says which it is under (7.7)."""
-        alice, bob = await self.two()
+    async def test_both_contracts_are_valid_during_rotation(self) -> None:
+        """Each event names its contract (7.7)."""
+        alice, bob = await self.register_alice_and_bob()
         old, _ = await make_contract(alice, bob, lifetime=3600)
-        await self.write(alice, bob, "before", old)
+        await self.send_to_both(alice, bob, "before", old)
         new, _ = await make_contract(alice, bob, lifetime=7200)
         self.assertNotEqual(old.root_secret, new.root_secret)
-        await self.write(alice, bob, "during", old)
-        await self.write(alice, bob, "after")
-        events = await self.waiting(bob)
+        await self.send_to_both(alice, bob, "during", old)
+        await self.send_to_both(alice, bob, "after")
+        events = await self.pending_events(bob)
         self.assertEqual([bob.open(event).contract.id for event in events], [old.id, old.id, new.id])
-        self.assertEqual(await self.keep(bob, *events), ["before", "during", "after"])
+        self.assertEqual(await self.store_and_acknowledge(bob, *events), ["before", "during", "after"])
         for wallet in (alice, bob):
             self.assertEqual((await wallet.contracts()).total, 2)
 
-    async def test_public_channel(self) -> None:
-        """What Bob publishes at his mediator Alice reads there, signed, until he deletes it (DCTRL-0007)."""
-        alice, bob = await self.two()
+    async def test_public_channel_is_readable_until_deleted(self) -> None:
+        """Alice reads and verifies Bob's events at his mediator (DCTRL-0007)."""
+        alice, bob = await self.register_alice_and_bob()
         first, second = await bob.publish('{"n":1}', ["blog", "é"]), await bob.publish('{"n":2}', ["news"], "channel")
         self.assertEqual({one.id for one in (await alice.public(bob.did)).items}, {first, second})
         (tagged,) = (await alice.public(bob.did, tags=["é"])).items
         self.assertEqual((tagged.id, tagged.event, tagged.channel_id), (first, '{"n":1}', None))
-        self.assertEqual(await self.refusal(alice.unpublish(first)), (404, "PUBLIC_EVENT_NOT_FOUND"))
+        self.assertEqual(await self.refusal_of(alice.unpublish(first)), (404, "PUBLIC_EVENT_NOT_FOUND"))
         await bob.unpublish(first)
         self.assertEqual([one.id for one in (await alice.public(bob.did)).items], [second])
 
-    def test_demonstration(self) -> None:
-        """`mediatord demo` has Bob's mediator started, shows every step, and says that all went well (contract 1)."""
-        shown = subprocess.run(
+    def test_demo_shows_every_step(self) -> None:
+        """`mediatord demo` starts Bob's mediator, prints each step and succeeds (contract 1)."""
+        output = subprocess.run(
             [sys.executable, "-m", "mediatord", "demo", "--url", self.first.url],
             capture_output=True,
             text=True,
             timeout=DEMO_SECONDS,
             check=False,
         )
-        self.assertEqual((shown.returncode, shown.stderr), (0, ""), shown.stdout)
-        self.assertTrue(shown.stdout.endswith("\nAll steps succeeded.\n"))
+        self.assertEqual((output.returncode, output.stderr), (0, ""), output.stdout)
+        self.assertTrue(output.stdout.endswith("\nAll steps succeeded.\n"))
 
 
 class RestartTests(TwoMediatorsTestCase):
-    """What outlives the mediators' processes."""
+    """What persists over restarts."""
 
-    async def test_nothing_is_lost(self) -> None:
+    async def test_contracts_events_and_nonces_persist(self) -> None:
         """
-        After an orderly stop of one and the death of the other, contracts, what waits, history and public events are
-        there, and a command that was carried out before is not carried out again (DCTRL-0004 12.2).
+        After an orderly stop of one mediator and SIGKILL of the other, contracts, pending events, history and public
+        events persist, and repeated commands are refused (DCTRL-0004 12.2).
         """
-        alice, bob = await self.befriended()
+        alice, bob = await self.connect_alice_and_bob()
         both = (alice, bob), (bob, alice)
-        await self.write(alice, bob, "before")
+        await self.send_to_both(alice, bob, "before")
         await bob.publish("public")
         sealed = [
             (
@@ -263,23 +265,23 @@ class RestartTests(TwoMediatorsTestCase):
             for one, peer in both
         ]
         for recipient, command in sealed:
-            await self.carry(recipient, command)
-        socket = await self.online(alice)
+            await self.post_command(recipient, command)
+        socket = await self.open_socket(alice)
         self.first.stop()
         self.assertEqual(await socket.closed().addTimeout(PATIENCE_SECONDS, reactor), 1001)
         self.second.kill()
         for daemon in (self.first, self.second):
             daemon.start()
         for recipient, command in sealed:
-            self.assertEqual(await self.refusal(self.carry(recipient, command)), (401, "DUPLICATE_NONCE"))
-        await self.write(alice, bob, "after")
-        texts = [bob.open(event).text for event in await self.waiting(bob) if event.payload != "sealed"]
+            self.assertEqual(await self.refusal_of(self.post_command(recipient, command)), (401, "DUPLICATE_NONCE"))
+        await self.send_to_both(alice, bob, "after")
+        texts = [bob.open(event).text for event in await self.pending_events(bob) if event.payload != "sealed"]
         self.assertEqual(texts, ["before", "after"])
-        self.assertEqual(await self.history(alice), ["before", "after"])
+        self.assertEqual(await self.read_history(alice), ["before", "after"])
         self.assertEqual([one.event for one in (await alice.public(bob.did)).items], ["public"])
         self.assertEqual((await alice.contracts(did=bob.did)).total, 1)
-        await self.online(bob)
+        await self.open_socket(bob)
 
-    async def carry(self, recipient: DecentrlWallet, command: bytes) -> dict[str, Any]:
-        """Bring a command to somebody's mediator, as often as one likes."""
+    async def post_command(self, recipient: DecentrlWallet, command: bytes) -> dict[str, Any]:
+        """POST a command to the recipient's mediator."""
         return read_reply(await recipient.post(command))

@@ -1,4 +1,4 @@
-"""A message that was answered 202 survives the death of the daemon (reference 4.1 step 9, 11 rows 1 to 4 and 17)."""
+"""Messages answered 202 survive the death of the daemon (reference 4.1 step 9, 11 rows 1 to 4 and 17)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from twisted.trial.unittest import TestCase
 from mediatord.store.interfaces.messages import StoreLedger
 from mediatord.wallet.didcomm_client import DeliveredMessage, DIDCommWallet
 from mediatord.wallet.didcomm_socket import DIDCommSocket, SocketClosedError, connect_didcomm_socket
-from tests.integration.cluster import fresh_storage
+from tests.integration.cluster import make_mongo_storage
 from tests.integration.message_load import (
-    MANY,
+    MAX_DELIVERY,
     ROOMY,
     LoadSenders,
     PreparedForward,
@@ -28,25 +28,25 @@ from tests.integration.message_load import (
     read_marker,
 )
 from tests.ledger_checks import read_sqlite_ledger
-from tests.torture.ledger_checks import read_daemon_mongo_ledger
+from tests.torture.ledger_checks import read_shared_mongo_ledger
 
 reactor: Any = _reactor
 
-# `make durability` has more. In four, everything happens: see what depends on the number of a round.
+# `make durability` runs more rounds. Four rounds cover all variants, which depend on the round number.
 ROUNDS = int(os.environ.get("DURABILITY_ROUNDS", "4"))
-LETTERS = 200
-# Longer than anything that the daemon does for one message.
+MESSAGES = 200
+# Longer than the daemon takes for one message.
 WHOLE_MESSAGE_SECONDS = 0.02
 
 
-class Ledger:
+class ClientLedger:
     """
-    What was promised and what came of it.
+    What senders were promised and the recipient received.
 
-    :ivar sent: how often the sending of a marker was begun.
-    :ivar accepted: how often it was answered 202.
-    :ivar ids: the ids it was delivered under.
-    :ivar asked: ids whose acknowledgement was sent.
+    :ivar sent: number of posts begun, by marker.
+    :ivar accepted: number of responses 202, by marker.
+    :ivar ids: ids delivered, by marker.
+    :ivar acknowledgements_sent: ids whose acknowledgement was sent.
     :ivar acknowledged: ids whose acknowledgement was answered.
     :ivar returned: ids that were delivered after that.
     """
@@ -55,94 +55,96 @@ class Ledger:
         self.sent: Counter[str] = Counter()
         self.accepted: Counter[str] = Counter()
         self.ids: dict[str, set[str]] = {}
-        self.asked: set[str] = set()
+        self.acknowledgements_sent: set[str] = set()
         self.acknowledged: set[str] = set()
         self.returned: list[str] = []
 
-    def posted(self, senders: LoadSenders) -> None:
-        """Enter a whole load."""
+    def record_posts(self, senders: LoadSenders) -> None:
+        """Record the outcome of a load."""
         self.sent.update(post.marker for post in senders.posts)
         self.accepted.update(senders.markers(202))
 
-    def delivered(self, wallet: DIDCommWallet, batch: Iterable[DeliveredMessage]) -> None:
-        """Enter what came, pushed or fetched."""
-        for one in batch:
-            self.ids.setdefault(read_marker(wallet, one), set()).add(one.id)
-            if one.id in self.acknowledged:
-                self.returned.append(one.id)
+    def record_deliveries(self, wallet: DIDCommWallet, batch: Iterable[DeliveredMessage]) -> None:
+        """Record messages that were pushed or fetched."""
+        for message in batch:
+            self.ids.setdefault(read_marker(wallet, message), set()).add(message.id)
+            if message.id in self.acknowledged:
+                self.returned.append(message.id)
 
-    async def acknowledge(self, way: DIDCommWallet | DIDCommSocket, batch: Iterable[DeliveredMessage]) -> None:
-        """Acknowledge, and enter the answer if there is one."""
-        ids = {one.id for one in batch}
-        self.asked |= ids
-        await way.acknowledge(sorted(ids))
+    async def acknowledge(self, client: DIDCommWallet | DIDCommSocket, batch: Iterable[DeliveredMessage]) -> None:
+        """Acknowledge, and record the response if there is one."""
+        ids = {message.id for message in batch}
+        self.acknowledgements_sent |= ids
+        await client.acknowledge(sorted(ids))
         self.acknowledged |= ids
 
-    def lost(self) -> list[str]:
-        """Markers that were accepted more often than they were delivered."""
+    def find_lost(self) -> list[str]:
+        """Markers accepted more often than delivered."""
         return sorted(marker for marker, times in self.accepted.items() if len(self.ids.get(marker, ())) < times)
 
-    def doubled(self) -> list[str]:
-        """Markers that were delivered under more ids than they were sent."""
+    def find_duplicates(self) -> list[str]:
+        """Markers delivered under more ids than they were sent."""
         return sorted(marker for marker, ids in self.ids.items() if len(ids) > self.sent[marker])
 
-    def vanished(self) -> set[str]:
-        """Ids that were delivered, never acknowledged, and yet are not there when everything was fetched."""
-        return set[str]().union(*self.ids.values()) - self.asked
+    def find_vanished(self) -> set[str]:
+        """Ids delivered, never acknowledged, and missing when everything was fetched."""
+        return set[str]().union(*self.ids.values()) - self.acknowledgements_sent
 
 
 class KillTests(TestCase):
-    """kill -9 in the middle of a load, and what Bob finds afterwards."""
+    """SIGKILL in the middle of a load, and what is fetched afterwards."""
 
     rounds = ROUNDS
 
     def storage(self) -> dict[str, Any]:
-        """Where the daemon keeps everything."""
+        """Storage settings of the daemon."""
         return {}
 
-    def books(self) -> StoreLedger:
-        """What the store says itself."""
+    def read_store_ledger(self) -> StoreLedger:
+        """Read the store's ledger."""
         return read_sqlite_ledger(self.daemon.directory / "mediator.sqlite3")
 
     def setUp(self) -> None:
         seed = int(os.environ.get("DURABILITY_SEED", random.SystemRandom().randrange(1_000_000)))
         print(f"DURABILITY_SEED={seed}")  # noqa: T201  pytest shows it when the test fails
         self.random = random.Random(seed)
-        self.ledger = Ledger()
-        self.daemon = prepare_daemon({**ROOMY, "didcomm": {"delivery_limit": MANY}, "storage": self.storage()})
+        self.ledger = ClientLedger()
+        self.daemon = prepare_daemon(
+            {**ROOMY, "didcomm": {"delivery_limit": MAX_DELIVERY}, "storage": self.storage()}
+        )
         self.daemon.__enter__()
         self.addCleanup(self.daemon.__exit__, None, None, None)
 
     async def test_no_accepted_message_is_lost(self) -> None:
         """
-        Deaths in the middle of a load lose nothing that was answered 202, and bring nothing back that was
-        acknowledged (reference 4.1 step 9, 6.3 "store first, push second").
+        Kills under load lose no message answered 202, and restore none that was acknowledged (reference 4.1 step 9,
+        6.3 "store first, push second").
         """
         bob = await enrol_wallet(self.daemon, reactor)
-        again: list[PreparedForward] = []
+        unanswered: list[PreparedForward] = []
         for number in range(self.rounds):
-            stock = again + prepare_forwards(bob, f"{number}", LETTERS)
-            socket = await self.live_socket(bob) if number % 3 == 0 else None
-            again = await self.deadly_load(stock, bob, socket)
+            forwards = unanswered + prepare_forwards(bob, f"{number}", MESSAGES)
+            socket = await self.open_live_socket(bob) if number % 3 == 0 else None
+            unanswered = await self.kill_under_load(forwards, bob, socket)
             self.daemon.start()
-            await self.pick_up(bob, everything=number % 4 == 3)
-        await self.pick_up(bob, everything=True)
-        await self.check_books(bob)
+            await self.fetch_and_acknowledge(bob, everything=number % 4 == 3)
+        await self.fetch_and_acknowledge(bob, everything=True)
+        await self.reconcile_ledgers(bob)
 
-    async def live_socket(self, bob: DIDCommWallet) -> DIDCommSocket:
+    async def open_live_socket(self, bob: DIDCommWallet) -> DIDCommSocket:
         socket = await connect_didcomm_socket(reactor, bob)
         self.assertIs((await socket.live()).live_delivery, True)
         return socket
 
-    async def deadly_load(
-        self, stock: list[PreparedForward], bob: DIDCommWallet, socket: DIDCommSocket | None
+    async def kill_under_load(
+        self, forwards: list[PreparedForward], bob: DIDCommWallet, socket: DIDCommSocket | None
     ) -> list[PreparedForward]:
-        """Send until the daemon is killed; the letters whose fate is unknown."""
-        senders = LoadSenders(self.daemon.port, stock)
+        """Send until the daemon is killed; return the forwards that were not answered."""
+        senders = LoadSenders(self.daemon.port, forwards)
         reading = Deferred.fromCoroutine(self.acknowledge_pushes(bob, socket))
         senders.start()
-        await deferToThread(senders.wait_for_posts, self.random.randrange(10, len(stock)))
-        # Any moment in the life of a message, unless there is none left.
+        await deferToThread(senders.wait_for_posts, self.random.randrange(10, len(forwards)))
+        # At a random moment in the processing of a message, unless none is left.
         await deferToThread(senders.done.wait, self.random.uniform(0, WHOLE_MESSAGE_SECONDS))
         self.daemon.kill()
         await deferToThread(senders.join)
@@ -150,51 +152,51 @@ class KillTests(TestCase):
             await socket.closed()
         reading.cancel()
         await reading
-        self.ledger.posted(senders)
+        self.ledger.record_posts(senders)
         self.assertEqual(set(senders.markers(202, None)), {post.marker for post in senders.posts})
-        unknown = set(senders.markers(None))
-        return [letter for letter in stock if letter.marker in unknown]
+        unanswered = set(senders.markers(None))
+        return [forward for forward in forwards if forward.marker in unanswered]
 
     async def acknowledge_pushes(self, bob: DIDCommWallet, socket: DIDCommSocket | None) -> None:
-        """Acknowledge what is pushed, until the line is cut."""
+        """Acknowledge pushes until the socket closes."""
         try:
             while socket is not None:
                 batch = [await socket.pushed.get()]
                 batch += [await socket.pushed.get() for _ in range(len(socket.pushed.pending))]
-                self.ledger.delivered(bob, batch)
+                self.ledger.record_deliveries(bob, batch)
                 await self.ledger.acknowledge(socket, batch)
         except (CancelledError, SocketClosedError):
             pass
 
-    async def pick_up(self, bob: DIDCommWallet, *, everything: bool) -> None:
+    async def fetch_and_acknowledge(self, bob: DIDCommWallet, *, everything: bool) -> None:
         """Fetch, and acknowledge some or all of it."""
-        while batch := await bob.fetch(MANY):
-            self.ledger.delivered(bob, batch)
-            share = len(batch) if everything else self.random.randrange(len(batch))
-            await self.ledger.acknowledge(bob, batch[:share])
+        while batch := await bob.fetch(MAX_DELIVERY):
+            self.ledger.record_deliveries(bob, batch)
+            count = len(batch) if everything else self.random.randrange(len(batch))
+            await self.ledger.acknowledge(bob, batch[:count])
             if not everything:
                 break
 
-    async def check_books(self, bob: DIDCommWallet) -> None:
+    async def reconcile_ledgers(self, bob: DIDCommWallet) -> None:
         ledger = self.ledger
         self.assertGreater(sum(ledger.accepted.values()), self.rounds)
-        self.assertEqual(ledger.lost(), [])
-        self.assertEqual(ledger.doubled(), [])
-        self.assertEqual(ledger.vanished(), set())
+        self.assertEqual(ledger.find_lost(), [])
+        self.assertEqual(ledger.find_duplicates(), [])
+        self.assertEqual(ledger.find_vanished(), set())
         self.assertEqual(ledger.returned, [])
         self.assertEqual((await bob.status()).message_count, 0)
-        books = (await deferToThread(self.books)).didcomm
-        self.assertEqual((books.difference, books.acknowledged), (0, books.accepted))
-        self.assertEqual(books.acknowledged, sum(len(ids) for ids in ledger.ids.values()))
+        store_ledger = (await deferToThread(self.read_store_ledger)).didcomm
+        self.assertEqual((store_ledger.difference, store_ledger.acknowledged), (0, store_ledger.accepted))
+        self.assertEqual(store_ledger.acknowledged, sum(len(ids) for ids in ledger.ids.values()))
 
 
 class MongoDBKillTests(KillTests):
-    """The same with a MongoDB server, which lives on."""
+    """The same with a MongoDB server, which keeps running."""
 
     rounds = max(2, ROUNDS // 3)
 
     def storage(self) -> dict[str, Any]:
-        return fresh_storage(self)
+        return make_mongo_storage(self)
 
-    def books(self) -> StoreLedger:
-        return read_daemon_mongo_ledger(self.daemon)
+    def read_store_ledger(self) -> StoreLedger:
+        return read_shared_mongo_ledger(self.daemon)

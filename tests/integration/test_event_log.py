@@ -1,4 +1,4 @@
-"""The event log of a daemon under load: nothing is lost, and it says what the counters say (analytics 2.2, 4.2)."""
+"""The event log of a daemon under load is complete and agrees with its counters (analytics 2.2, 4.2)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.integration.message_load import (
     prepare_forwards,
 )
 from tests.integration.raw_decentrl_client import DaemonClient, RawDecentrlClient
-from tests.integration.test_lifecycle import ask
+from tests.integration.test_lifecycle import send_request
 from tests.observability.counter_oracle import (
     NAMES,
     Line,
@@ -39,10 +39,10 @@ from tests.observability.counter_oracle import (
 
 reactor: Any = _reactor
 
-LETTERS = 200
-# The daemon is looked at so often.
-LOOK_SECONDS = 0.02
-FIGURES = {
+MESSAGES = 200
+# Interval of polling.
+POLL_SECONDS = 0.02
+METRIC_NAMES = {
     "forwarded": "mediator_messages_forwarded_total",
     "stored": "mediator_messages_stored_total",
     "delivered": "mediator_messages_delivered_total",
@@ -52,8 +52,8 @@ FIGURES = {
 }
 
 
-def figures(daemon: Daemon) -> dict[str, int]:
-    """What `/metrics` says of what the event `counters` has."""
+def read_counters(daemon: Daemon) -> dict[str, int]:
+    """Values of `/metrics` for the fields of the event `counters`."""
     connection = HTTPConnection("127.0.0.1", daemon.port, timeout=60)
     try:
         connection.request("GET", "/metrics")
@@ -61,30 +61,33 @@ def figures(daemon: Daemon) -> dict[str, int]:
     finally:
         connection.close()
     samples = [sample for family in text_string_to_metric_families(page) for sample in family.samples]
-    found = {name: sum(int(one.value) for one in samples if one.name == metric) for name, metric in FIGURES.items()}
+    values = {
+        name: sum(int(sample.value) for sample in samples if sample.name == metric)
+        for name, metric in METRIC_NAMES.items()
+    }
     for outcome in ("accepted", "rejected", "failed"):
-        found[f"requests_{outcome}"] = sum(
-            int(one.value)
-            for one in samples
-            if one.name == "mediator_requests_total" and one.labels["outcome"] == outcome
+        values[f"requests_{outcome}"] = sum(
+            int(sample.value)
+            for sample in samples
+            if sample.name == "mediator_requests_total" and sample.labels["outcome"] == outcome
         )
-    return {name: found[name] for name in NAMES}
+    return {name: values[name] for name in NAMES}
 
 
-def closed_names(directory: Path) -> set[str]:
-    """Of closed segments, without suffixes."""
+def closed_segments(directory: Path) -> set[str]:
+    """Names of closed segments, without suffixes."""
     return {path.name.split(".jsonl")[0] for path in directory.glob("events-*.jsonl*")}
 
 
 class EventLogTestCase(TestCase):
-    def start(self, settings: dict[str, Any] | None = None) -> Daemon:
+    def start_daemon(self, settings: dict[str, Any] | None = None) -> Daemon:
         daemon = prepare_daemon(merge_settings(ROOMY, settings or {}))
         self.addCleanup(daemon.clean)
         daemon.start()
         return daemon
 
-    def complete(self, lines: list[Line]) -> None:
-        """Every number of a boot is there once, from the first line on."""
+    def assert_complete(self, lines: list[Line]) -> None:
+        """Sequence numbers of each boot are complete and unique."""
         boots = {line["boot"] for line in lines}
         for boot in boots:
             numbers = [line["seq"] for line in lines if line["boot"] == boot]
@@ -92,102 +95,102 @@ class EventLogTestCase(TestCase):
 
 
 class SignalTests(EventLogTestCase):
-    """Signals in the middle of traffic of both protocols."""
+    """Signals during traffic of both protocols."""
 
-    async def test_nothing_is_lost(self) -> None:
+    async def test_rotation_by_signals_loses_no_line(self) -> None:
         """
-        Segments are closed again and again by signals, the last one by SIGTERM; their names stay. All lines are there
-        once, every `counters` line is right, and they agree with /metrics and with what the clients know.
+        Signals close segments again and again, the last one is SIGTERM; their names stay. All lines are there once;
+        every `counters` line agrees with them, with /metrics and with the clients.
         """
-        daemon = self.start()
+        daemon = self.start_daemon()
         bob = await enrol_wallet(daemon, reactor)
         socket = await connect_didcomm_socket(reactor, bob)
         await socket.live()
-        senders = LoadSenders(daemon.port, prepare_forwards(bob, "m", LETTERS))
+        senders = LoadSenders(daemon.port, prepare_forwards(bob, "m", MESSAGES))
         senders.start()
         names: set[str] = set()
         for count in range(1, 5):
-            await deferToThread(senders.wait_for_answers, count * LETTERS // 8)
-            # So that there is something to close, even if all letters have been answered by now.
-            await deferToThread(ask, daemon.port, "POST", "/didcomm", b"{}")
-            closed = closed_names(daemon.log_directory)
+            await deferToThread(senders.wait_for_answers, count * MESSAGES // 8)
+            # So that there are lines to seal, even if all forwards have been answered.
+            await deferToThread(send_request, daemon.port, "POST", "/didcomm", b"{}")
+            segments_before = closed_segments(daemon.log_directory)
             os.kill(daemon.pid, signal.SIGUSR1 if count % 2 else signal.SIGHUP)
-            # Two of the same signal at once would be one.
-            while not closed_names(daemon.log_directory) - closed:
-                await deferLater(reactor, LOOK_SECONDS)
-            names |= closed_names(daemon.log_directory)
+            # Two pending signals of the same kind would be merged.
+            while not closed_segments(daemon.log_directory) - segments_before:
+                await deferLater(reactor, POLL_SECONDS)
+            names |= closed_segments(daemon.log_directory)
         await deferToThread(senders.join)
-        posted = len(senders.markers(202))
+        accepted = len(senders.markers(202))
         await socket.close()
-        await deferToThread(self.converse, daemon)
-        found = await drain_queue(bob)
-        self.assertEqual((posted, len(found)), (LETTERS, LETTERS))
-        await self.settled(daemon)
-        said = await deferToThread(figures, daemon)
-        names |= closed_names(daemon.log_directory)
+        await deferToThread(self.send_event, daemon)
+        drained = await drain_queue(bob)
+        self.assertEqual((accepted, len(drained)), (MESSAGES, MESSAGES))
+        await self.wait_until_sockets_closed(daemon)
+        counters_seen = await deferToThread(read_counters, daemon)
+        names |= closed_segments(daemon.log_directory)
         await deferToThread(daemon.stop)
-        self.assertLessEqual(names, closed_names(daemon.log_directory))
+        self.assertLessEqual(names, closed_segments(daemon.log_directory))
         self.assertFalse((daemon.log_directory / "events.jsonl").exists())
         lines = read_lines(daemon.log_directory)
-        self.complete(lines)
+        self.assert_complete(lines)
         self.assertEqual(wrong_counter_lines(lines), [])
         totals = expected_counters(lines)
-        self.assertEqual(totals, said)
-        self.assertEqual((totals["forwarded"], totals["delivered"]), (LETTERS + 1, LETTERS + 1))
+        self.assertEqual(totals, counters_seen)
+        self.assertEqual((totals["forwarded"], totals["delivered"]), (MESSAGES + 1, MESSAGES + 1))
         self.assertEqual(totals["expired"] + totals["evicted"] + totals["connections"], 0)
         segments = read_segments(daemon.log_directory)
         self.assertGreaterEqual(len(segments), 5)
-        for name, whole in segments.items():
-            first, counters, last = (json.loads(whole[number]) for number in (0, -2, -1))
+        for name, content in segments.items():
+            first, counters, last = (json.loads(content[number]) for number in (0, -2, -1))
             self.assertEqual(
                 (first["event"], counters["event"], last["event"]), ("log.open", "counters", "log.close")
             )
-            self.assertEqual((first["segment"], len(whole)), (name.split(".jsonl")[0], last["lines"]))
+            self.assertEqual((first["segment"], len(content)), (name.split(".jsonl")[0], last["lines"]))
         self.assertEqual(sum(line["event"] == "proc.reload" for line in lines), 2)
 
-    def converse(self, daemon: Daemon) -> None:
-        """One event between two identities, fetched and acknowledged."""
+    def send_event(self, daemon: Daemon) -> None:
+        """Send one event; fetch and acknowledge it."""
         daemon_client = DaemonClient(daemon)
         alice, bob = RawDecentrlClient(daemon_client, "alice"), RawDecentrlClient(daemon_client, "bob")
-        for one in (alice, bob):
-            one.register()
-        alice.befriend(bob)
-        bob.tell(alice)
-        alice.get("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[event["id"] for event in alice.pending()])
+        for identity in (alice, bob):
+            identity.register()
+        alice.permit_sender(bob)
+        bob.send_event(alice)
+        alice.execute("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[event["id"] for event in alice.pending_events()])
 
-    async def settled(self, daemon: Daemon) -> None:
-        """No socket is open any more."""
-        while (await deferToThread(figures, daemon))["connections"]:
-            await deferLater(reactor, LOOK_SECONDS, lambda: None)
+    async def wait_until_sockets_closed(self, daemon: Daemon) -> None:
+        """Return when no socket is open."""
+        while (await deferToThread(read_counters, daemon))["connections"]:
+            await deferLater(reactor, POLL_SECONDS, lambda: None)
 
 
 class KillTests(EventLogTestCase):
-    async def test_kill(self) -> None:
-        """After kill -9 at most the last line is torn, and none before it is missing; the next boot begins anew."""
-        daemon = self.start({"log": {"rotate": {"compress": False}}})
+    async def test_kill_tears_at_most_the_last_line(self) -> None:
+        """No line before it is missing; the next boot begins a new sequence."""
+        daemon = self.start_daemon({"log": {"rotate": {"compress": False}}})
         bob = await enrol_wallet(daemon, reactor)
-        senders = LoadSenders(daemon.port, prepare_forwards(bob, "m", LETTERS))
+        senders = LoadSenders(daemon.port, prepare_forwards(bob, "m", MESSAGES))
         senders.start()
-        await deferToThread(senders.wait_for_answers, LETTERS // 4)
+        await deferToThread(senders.wait_for_answers, MESSAGES // 4)
         os.kill(daemon.pid, signal.SIGUSR1)
-        await deferToThread(senders.wait_for_answers, LETTERS // 2)
+        await deferToThread(senders.wait_for_answers, MESSAGES // 2)
         daemon.kill()
         await deferToThread(senders.join)
         await deferToThread(daemon.start)
         await deferToThread(daemon.stop)
         torn = 0
         lines: list[Line] = []
-        for whole in read_segments(daemon.log_directory).values():
-            if not whole[-1].endswith(b"\n"):
+        for content in read_segments(daemon.log_directory).values():
+            if not content[-1].endswith(b"\n"):
                 torn += 1
-                whole.pop()
-            lines += map(json.loads, whole)
+                content.pop()
+            lines += map(json.loads, content)
         self.assertLessEqual(torn, 1)
         lines.sort(key=lambda line: (line["boot"], line["seq"]))
-        self.complete(lines)
+        self.assert_complete(lines)
         self.assertEqual(wrong_counter_lines(lines), [])
         self.assertEqual(len({line["boot"] for line in lines}), 2)
-        # A turn's lines are written before its answers.
+        # The lines of a reactor iteration are written before its responses.
         accepted = sum(line["event"] == "msg.accept" for line in lines)
         self.assertGreaterEqual(accepted, len(senders.markers(202)))
 
@@ -197,9 +200,9 @@ RELOADED = "configuration re"
 
 
 class ReloadTests(EventLogTestCase):
-    async def test_reload(self) -> None:
-        """SIGHUP has the file read: what can be applied is, the rest is named, and a broken file changes nothing."""
-        daemon = self.start({"log": {"rotate": {"compress": False}}})
+    async def test_reload_applies_reloadable_settings(self) -> None:
+        """SIGHUP applies what can be reloaded and names the rest; an invalid file changes nothing."""
+        daemon = self.start_daemon({"log": {"rotate": {"compress": False}}})
         values, self.directory = daemon.configuration(), daemon.log_directory
         await self.reload(
             daemon, yaml.safe_dump(merge_settings(values, {"log": {"level": "warn"}, "queue": {"ttl": "60s"}}))
@@ -211,15 +214,15 @@ class ReloadTests(EventLogTestCase):
         await self.reload(daemon, yaml.safe_dump(values))
         await deferToThread(daemon.stop)
         lines = read_lines(self.directory)
-        self.complete(lines)
-        # With level warn nothing was written of those two, nor of who enrolled in between.
+        self.assert_complete(lines)
+        # At level warn neither these reloads nor the enrolment between them is logged.
         self.assertEqual([line["reason"] for line in lines if line["event"] == "proc.reload"], ["ok"])
         self.assertEqual([line for line in lines if line["event"] == "acct.grant"], [])
 
     async def reload(self, daemon: Daemon, text: str) -> None:
-        """Have the daemon read this; it has done so when it has said one more time what became of that."""
-        before = daemon.output().count(RELOADED)
+        """Replace the configuration, send SIGHUP, and wait for the log line with the outcome."""
+        count_before = daemon.output().count(RELOADED)
         daemon.config.write_text(text, encoding="utf-8")
         os.kill(daemon.pid, signal.SIGHUP)
-        while daemon.output().count(RELOADED) == before:
-            await deferLater(reactor, LOOK_SECONDS, lambda: None)
+        while daemon.output().count(RELOADED) == count_before:
+            await deferLater(reactor, POLL_SECONDS, lambda: None)

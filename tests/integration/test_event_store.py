@@ -1,9 +1,9 @@
 """
-The published client of Decentrl against a running daemon (reference section 14).
+The published Decentrl client against a running daemon (reference section 14).
 
-Alice and Bob have a wallet of ours, which registers them and makes their contract: the published package does
-neither. What they say and keep goes through `@decentrl/event-store` by the same keys, and now and then through our
-wallet, so that both have to write and read the same.
+Alice and Bob have wallets of mediatord's client library, which register and conclude the contract, as the published
+package does neither. Events are sent and stored by `@decentrl/event-store` with the same keys, and sometimes by the
+library, so that each reads what the other wrote.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from tests.integration.daemon import Daemon
 from tests.integration.message_load import PATIENCE_SECONDS, prepare_daemon
 
 reactor: Any = _reactor
-# Text on which JSON writers differ: beyond ASCII, beyond U+FFFF, and what JavaScript once took for a line end.
+# Text that JSON writers serialise differently: non-ASCII, beyond U+FFFF, and JavaScript's former line terminators.
 TEXT = 'naïve 😀 \u2028 \x7f \\ "/"'
 
 
 def event(text: str) -> dict[str, Any]:
-    """As an application has it."""
+    """An event as applications create it."""
     return {"type": "chat.message", "data": {"chatId": "abc", "content": text}}
 
 
 class EventStoreTests(TestCase):
-    """What an application of the published client does."""
+    """Operations of the published client."""
 
     stores: ClassVar[EventStores]
     daemon: ClassVar[Daemon]
@@ -49,8 +49,8 @@ class EventStoreTests(TestCase):
         cls.daemon.__enter__()
         cls.addClassCleanup(cls.daemon.__exit__, None, None, None)
 
-    async def registered(self, alias: str) -> DecentrlWallet:
-        """A wallet of ours with a new identity."""
+    async def register_wallet(self, alias: str) -> DecentrlWallet:
+        """A registered wallet of the client library."""
         http = open_http(reactor)
         wallet = DecentrlWallet.generate(
             alias, await discover_decentrl_mediator(http, self.daemon.url), http, reactor
@@ -58,31 +58,31 @@ class EventStoreTests(TestCase):
         await wallet.register()
         return wallet
 
-    async def two(self) -> tuple[DecentrlWallet, DecentrlWallet]:
+    async def connect_alice_and_bob(self) -> tuple[DecentrlWallet, DecentrlWallet]:
         """Alice and Bob with a contract, and event stores of these names."""
-        alice, bob = await self.registered("alice"), await self.registered("bob")
+        alice, bob = await self.register_wallet("alice"), await self.register_wallet("bob")
         await make_contract(alice, bob)
         self.stores.open("alice", alice, alice.concluded)
         self.stores.open("bob", bob, bob.concluded)
         return alice, bob
 
     def query(self, name: str, **options: Any) -> list[dict[str, Any]]:
-        """Events that a store finds, which have to be all there are."""
-        found = self.stores.call(name, "queryEvents", options)
-        self.assertEqual(found["pagination"], {"page": 0, "pageSize": 100, "total": len(found["data"])})
-        data: list[dict[str, Any]] = found["data"]
+        """All events that a query finds."""
+        page = self.stores.call(name, "queryEvents", options)
+        self.assertEqual(page["pagination"], {"page": 0, "pageSize": 100, "total": len(page["data"])})
+        data: list[dict[str, Any]] = page["data"]
         return data
 
-    def fails(self, *call: Any) -> ClientFailed:
-        """What a call throws."""
+    def call_failing(self, *call: Any) -> ClientFailed:
+        """The error of a call that must fail."""
         with self.assertRaises(ClientFailed) as caught:
             self.stores.call(*call)
         failed: ClientFailed = caught.exception
         return failed
 
-    async def test_event_for_a_participant(self) -> None:
-        """Alice publishes; Bob's client fetches, checks, stores and acknowledges it; both find it again."""
-        alice, bob = await self.two()
+    async def test_publishes_event_to_participant(self) -> None:
+        """Bob's client fetches, verifies, stores and acknowledges it; both find it in queries."""
+        alice, bob = await self.connect_alice_and_bob()
         options = {"recipient": bob.did, "tags": ["chat", "chat.abc", "café"]}
         self.stores.call("alice", "publishEvent", event(TEXT), options)
         self.assertEqual((await bob.pending()).total, 1)
@@ -94,9 +94,9 @@ class EventStoreTests(TestCase):
         self.assertEqual(self.query("bob", participantDid=alice.did), [event(TEXT)])
         self.assertEqual(self.query("bob", tags=[f"participant.{alice.did}"]), [event(TEXT)])
 
-    async def test_unprocessed_events(self) -> None:
-        """What Bob received is unprocessed until he has given it tags of his own, which replace the first."""
-        alice, bob = await self.two()
+    async def test_tags_received_events(self) -> None:
+        """A received event is unprocessed until Bob replaces its tags."""
+        alice, bob = await self.connect_alice_and_bob()
         self.stores.call("alice", "publishEvent", event("hello"), {"recipient": bob.did, "tags": ["chat"]})
         self.stores.call("bob", "processPendingEvents")
         self.assertEqual(self.stores.call("alice", "queryUnprocessedEvents")["data"], [])
@@ -108,9 +108,9 @@ class EventStoreTests(TestCase):
         self.assertEqual(self.query("bob", tags=["mine"]), [event("hello")])
         self.assertEqual(self.query("bob", tags=[f"participant.{alice.did}"]), [])
 
-    async def test_notes_to_oneself(self) -> None:
-        """Without a recipient there is no contract: the client leaves members out that it has signed as undefined."""
-        await self.two()
+    async def test_stores_events_without_recipient(self) -> None:
+        """Without a contract the client leaves out members that it has signed as undefined."""
+        await self.connect_alice_and_bob()
         for text in ("one", "two", "three"):
             self.stores.call("alice", "publishEvent", event(text), {"tags": ["note"]})
         self.stores.call("alice", "publishEvent", event("gone"), {"tags": ["note"], "ephemeral": True})
@@ -119,17 +119,17 @@ class EventStoreTests(TestCase):
         found = self.stores.call("alice", "queryEvents", page)
         self.assertEqual(found, {"data": [event("three")], "pagination": {"page": 1, "pageSize": 2, "total": 3}})
 
-    async def test_numbers_are_signed_as_javascript_writes_them(self) -> None:
-        """A number that others write otherwise does not break the signature (reference section 4)."""
-        await self.two()
+    async def test_verifies_numbers_in_javascript_form(self) -> None:
+        """A number that other writers serialise differently does not break the signature (reference section 4)."""
+        await self.connect_alice_and_bob()
         self.stores.call("alice", "publishEvent", event("now"), {"tags": []})
         for after, before, expected in ((1e-7, 1e21, 1), (0.000001, 123456789012345680000, 1), (-0.0, 1.5, 0)):
             found = self.query("alice", afterTimestamp=after, beforeTimestamp=before, unprocessedOnly=False)
             self.assertEqual(len(found), expected)
 
-    async def test_both_wallets_read_each_other(self) -> None:
-        """What the published client sends, signs, tags and stores our wallet reads, and the other way round."""
-        alice, bob = await self.two()
+    async def test_client_library_and_published_client_interoperate(self) -> None:
+        """Each reads what the other sends, signs, tags and stores."""
+        alice, bob = await self.connect_alice_and_bob()
         self.stores.call("alice", "publishEvent", event("theirs"), {"recipient": bob.did, "tags": ["chat"]})
         (pending,) = (await bob.pending()).items
         self.assertIn("theirs", bob.open(pending).text)
@@ -139,9 +139,9 @@ class EventStoreTests(TestCase):
         await alice.send(bob.did, '{"type":"ours"}')
         self.assertEqual(self.stores.call("bob", "processPendingEvents"), [{"type": "ours"}])
 
-    async def test_pushed_events(self) -> None:
-        """The client takes what a socket was told as it stands, and acknowledges it over HTTP (reference 11)."""
-        _, bob = await self.two()
+    async def test_processes_pushed_events(self) -> None:
+        """The client takes a push as it is, and acknowledges it over HTTP (reference 11)."""
+        _, bob = await self.connect_alice_and_bob()
         socket = await connect_decentrl_socket(reactor, bob)
         self.addCleanup(socket.close)
         self.stores.call("alice", "publishEvent", event("now"), {"recipient": bob.did, "tags": ["chat"]})
@@ -150,9 +150,9 @@ class EventStoreTests(TestCase):
         self.assertEqual(self.stores.call("bob", "processPreFetchedPendingEvents", frame["events"]), [event("now")])
         self.assertEqual((await bob.pending()).total, 0)
 
-    async def test_rotation(self) -> None:
-        """The client sends under the contract that lasts longest and reads what comes under an older one."""
-        alice, bob = await self.two()
+    async def test_uses_newest_contract(self) -> None:
+        """The client sends under the contract that expires last, and reads events under older ones."""
+        alice, bob = await self.connect_alice_and_bob()
         newer, _ = await make_contract(alice, bob, lifetime=10**9)
         self.stores.open("alice", alice, alice.concluded)
         self.stores.open("bob", bob, bob.concluded)
@@ -162,23 +162,23 @@ class EventStoreTests(TestCase):
         await alice.send(bob.did, '{"type":"old"}', alice.concluded[0])
         self.assertEqual(self.stores.call("bob", "processPendingEvents"), [event("new"), {"type": "old"}])
 
-    async def test_events_of_strangers_wait(self) -> None:
-        """The client does not acknowledge what it cannot read, and it goes on waiting (reference section 14)."""
-        alice, bob = await self.two()
-        self.stores.open("bob", bob, await self.other_contracts(bob))
+    async def test_leaves_unreadable_events_pending(self) -> None:
+        """The client does not acknowledge what it cannot decrypt (reference section 14)."""
+        alice, bob = await self.connect_alice_and_bob()
+        self.stores.open("bob", bob, await self.contracts_with_carol(bob))
         await alice.send(bob.did, '{"type":"hello"}')
         self.assertEqual(self.stores.call("bob", "processPendingEvents"), [])
         self.assertEqual((await bob.pending()).total, 1)
 
-    async def other_contracts(self, bob: DecentrlWallet) -> list[ConcludedContract]:
-        """Contracts of Bob's with somebody else."""
-        carol = await self.registered("carol")
+    async def contracts_with_carol(self, bob: DecentrlWallet) -> list[ConcludedContract]:
+        """Contracts of Bob with Carol."""
+        carol = await self.register_wallet("carol")
         await make_contract(carol, bob)
         return bob.contracts_with(carol.did)
 
-    async def test_public_events(self) -> None:
-        """Published, read by tag and time and page, and deleted (reference section 10)."""
-        alice, _ = await self.two()
+    async def test_publishes_and_deletes_public_events(self) -> None:
+        """Read by tag, time and page, and deleted (reference section 10)."""
+        alice, _ = await self.connect_alice_and_bob()
         published = [
             self.stores.call("alice", "publishPublicEvent", TEXT, {"tags": tags})["publicEventId"]
             for tags in (["blog", "é"], ["news"], [])
@@ -194,20 +194,20 @@ class EventStoreTests(TestCase):
         paged = {**place, "pagination": {"page": 1, "pageSize": 2}, "beforeTimestamp": tagged["timestamp"] + 1000}
         (oldest,) = self.stores.call(None, "fetchPublicEvents", paged)["data"]
         self.assertEqual(oldest["id"], published[0])
-        self.assertEqual((await alice.public(alice.did)).total, 3)  # which checks the signatures
+        self.assertEqual((await alice.public(alice.did)).total, 3)  # verifies the signatures
         self.stores.call("alice", "deletePublicEvent", published[1])
         self.assertEqual((await alice.public(alice.did)).total, 2)
-        failed = self.fails("alice", "deletePublicEvent", published[1])
+        failed = self.call_failing("alice", "deletePublicEvent", published[1])
         self.assertEqual((failed.status, failed.reply), (404, {"type": "ERROR", "code": "PUBLIC_EVENT_NOT_FOUND"}))
 
-    async def test_refusals_reach_the_application(self) -> None:
-        """What the mediator refuses the client throws, with the reply in its details (reference 15.4)."""
-        alice, bob = await self.registered("alice"), await self.registered("bob")
+    async def test_raises_refusals_with_reply(self) -> None:
+        """A refusal is thrown with the reply in its details (reference 15.4)."""
+        alice, bob = await self.register_wallet("alice"), await self.register_wallet("bob")
         await alice.request_contract(bob.did)
         (request,) = (await bob.pending_requests()).items
-        await bob.respond(bob.accept(request))  # without keeping it himself
+        await bob.respond(bob.accept(request))  # without saving it himself
         self.stores.open("alice", alice, await alice.conclude())
-        failed = self.fails("alice", "publishEvent", event("hello"), {"recipient": bob.did, "tags": []})
+        failed = self.call_failing("alice", "publishEvent", event("hello"), {"recipient": bob.did, "tags": []})
         self.assertEqual(
             (failed.code, failed.status, failed.reply),
             ("PUBLISH_FAILED", 404, {"type": "ERROR", "code": "COMMUNICATION_CONTRACT_NOT_FOUND"}),

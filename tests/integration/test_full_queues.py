@@ -1,4 +1,4 @@
-"""Full queues of a real daemon: who fills one pushes out mail of its own, or is refused, and the books close."""
+"""Full queues of a real daemon: a flooding sender evicts its own messages or is refused, and the ledger balances."""
 
 from __future__ import annotations
 
@@ -22,129 +22,133 @@ from tests.observability.counter_oracle import read_lines
 
 reactor: Any = _reactor
 
-ROOM, FLOOD = 10, 30
-# What the proxy in front says of clients.
-FRIEND, FLOODER, THIRD = "198.51.100.1", "198.51.100.2", "198.51.100.3"
+CAPACITY, FLOOD = 10, 30
+# Client addresses reported by the proxy.
+USUAL, FLOODER, THIRD = "198.51.100.1", "198.51.100.2", "198.51.100.3"
 REFUSED = (429, "600", "e.m.me.res.storage")
-TAKEN = (202, None, None)
+ACCEPTED = (202, None, None)
 
-Answer = tuple[int, str | None, str | None]
+Outcome = tuple[int, str | None, str | None]
 
 
 class FullQueueTests(TestCase):
-    """With the store that the daemon has by default."""
+    """With the default store."""
 
     backend = "sqlite"
 
-    async def start(self, **queue: Any) -> None:
+    async def start_daemon(self, **queue: Any) -> None:
         settings = {"storage": {"backend": self.backend}, "trusted_proxies": ["127.0.0.1"]}
-        self.daemon = prepare_daemon({**settings, "queue": {"max_messages": ROOM, **queue}})
+        self.daemon = prepare_daemon({**settings, "queue": {"max_messages": CAPACITY, **queue}})
         self.addCleanup(self.daemon.clean)
         await deferToThread(self.daemon.start)
         self.bob = await enrol_wallet(self.daemon, reactor)
 
-    async def send(self, prefix: str, count: int, peer: str, sender: WalletIdentity | None = None) -> list[Answer]:
-        """So many letters from an address; of anybody, or of one who proves it."""
+    async def send(self, prefix: str, count: int, peer: str, sender: WalletIdentity | None = None) -> list[Outcome]:
+        """Send messages from an address, anonymously or as this sender."""
         return await deferToThread(self.post, [f"{prefix}-{n}" for n in range(count)], peer, sender)
 
-    def post(self, markers: list[str], peer: str, sender: WalletIdentity | None) -> list[Answer]:
-        """Status, Retry-After and problem code of each answer."""
+    def post(self, markers: list[str], peer: str, sender: WalletIdentity | None) -> list[Outcome]:
+        """Status, Retry-After and problem code of each response."""
         connection = HTTPConnection("127.0.0.1", self.daemon.port, timeout=PATIENCE_SECONDS)
         headers = {"Content-Type": ENCRYPTED_MEDIA_TYPE, "X-Forwarded-For": peer}
-        answers: list[Answer] = []
+        outcomes: list[Outcome] = []
         for marker in markers:
-            connection.request("POST", "/didcomm", sealed(self.bob, marker, sender), headers)
+            connection.request("POST", "/didcomm", pack_forward(self.bob, marker, sender), headers)
             response = connection.getresponse()
             body = response.read()
             code = json.loads(body)["body"]["code"] if body and sender is None else None
-            answers.append((response.status, response.getheader("Retry-After"), code))
+            outcomes.append((response.status, response.getheader("Retry-After"), code))
         connection.close()
-        return answers
+        return outcomes
 
-    async def check(self, expected: list[str], **entries: int) -> None:
-        """Just these letters wait, in this order; once they are fetched the books say so, and so does the log."""
+    async def assert_queued(self, expected: list[str], **entries: int) -> None:
+        """Exactly these messages are queued, in this order; once they are fetched, ledger and log agree."""
         self.assertEqual(list(await drain_queue(self.bob)), expected)
-        shown = await deferToThread(self.status)
-        self.assertEqual([books["difference"] for books in shown["ledger"].values()], [0, 0])
+        status = await deferToThread(self.read_status)
+        self.assertEqual([ledger["difference"] for ledger in status["ledger"].values()], [0, 0])
         await deferToThread(self.daemon.stop)
         lines = read_lines(self.daemon.log_directory)
         ledgers = [line for line in lines if line["event"] == "ledger" and line["proto"] == "didcomm"]
         self.assertEqual((ledgers[-1]["difference"], ledgers[-1]["waiting"]), (0, 0))
-        kept = {}
+        counts = {}
         for event, entry in (("msg.accept", "accepted"), ("msg.ack", "acknowledged"), ("msg.evict", "evicted")):
-            # Whoever asks for its state has the daemon send messages to itself.
-            own = sum(line.get(f"own_{entry}", 0) for line in ledgers)
-            kept[entry] = ledgers[-1][f"all_{entry}"] - own
-            self.assertEqual(sum(line["event"] == event for line in lines), kept[entry], entry)
-        self.assertEqual({**kept, **entries, "acknowledged": len(expected)}, kept)
+            # Status requests trigger probes, which the daemon sends to itself.
+            own_count = sum(line.get(f"own_{entry}", 0) for line in ledgers)
+            counts[entry] = ledgers[-1][f"all_{entry}"] - own_count
+            self.assertEqual(sum(line["event"] == event for line in lines), counts[entry], entry)
+        self.assertEqual({**counts, **entries, "acknowledged": len(expected)}, counts)
 
-    def status(self) -> Any:
-        """What `mediatord status` says, which finds nothing wrong once the daemon's first probe has ended."""
+    def read_status(self) -> Any:
+        """Output of `mediatord status`, which reports no problem once the first probe has ended."""
         command = [sys.executable, "-m", "mediatord", "status", "--url", self.daemon.url, "--over", "0", "--json"]
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            shown = json.loads(done.stdout or '{"ready": ""}')
-            # On a busy machine the probe of a daemon that was not asked before may take longer than an answer waits.
-            if not shown["ready"].startswith("error") or time.monotonic() > deadline:
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            status = json.loads(result.stdout or '{"ready": ""}')
+            # On a busy machine the first probe may take longer than a response waits for it.
+            if not status["ready"].startswith("error") or time.monotonic() > deadline:
                 break
-        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
-        return shown
+        self.assertEqual((result.returncode, result.stderr), (0, ""), result.stdout)
+        return status
 
-    async def test_one_sender_has_a_fifo(self) -> None:
-        """The oldest makes room for the newest."""
-        await self.start()
-        self.assertEqual(await self.send("only", ROOM + 5, FRIEND), [TAKEN] * (ROOM + 5))
-        await self.check([f"only-{n}" for n in range(5, ROOM + 5)], accepted=ROOM + 5, evicted=5)
+    async def test_single_sender_evicts_its_oldest(self) -> None:
+        """The oldest message makes room for the newest."""
+        await self.start_daemon()
+        self.assertEqual(await self.send("only", CAPACITY + 5, USUAL), [ACCEPTED] * (CAPACITY + 5))
+        await self.assert_queued([f"only-{n}" for n in range(5, CAPACITY + 5)], accepted=CAPACITY + 5, evicted=5)
 
-    async def test_a_flood_from_an_address(self) -> None:
-        """It pushes out what it sent itself; the mail of another address stays, old as it is."""
-        await self.start()
-        await self.send("friend", 3, FRIEND)
-        self.assertEqual(await self.send("flood", FLOOD, FLOODER), [TAKEN] * FLOOD)
-        kept = [f"flood-{n}" for n in range(FLOOD - ROOM + 3, FLOOD)]
-        await self.check([f"friend-{n}" for n in range(3)] + kept, accepted=FLOOD + 3, evicted=FLOOD + 3 - ROOM)
+    async def test_flood_from_address_evicts_its_own_messages(self) -> None:
+        """Older messages from another address stay."""
+        await self.start_daemon()
+        await self.send("friend", 3, USUAL)
+        self.assertEqual(await self.send("flood", FLOOD, FLOODER), [ACCEPTED] * FLOOD)
+        remaining = [f"flood-{n}" for n in range(FLOOD - CAPACITY + 3, FLOOD)]
+        await self.assert_queued(
+            [f"friend-{n}" for n in range(3)] + remaining, accepted=FLOOD + 3, evicted=FLOOD + 3 - CAPACITY
+        )
 
-    async def test_a_flood_of_a_did(self) -> None:
-        """The same where both come from one address, as long as the sender proves who it is."""
-        await self.start()
-        await self.send("friend", 3, FRIEND, WalletIdentity.generate())
-        answers = await self.send("flood", FLOOD, FRIEND, WalletIdentity.generate())
-        self.assertEqual({status for status, *_ in answers}, {202})
-        kept = [f"flood-{n}" for n in range(FLOOD - ROOM + 3, FLOOD)]
-        await self.check([f"friend-{n}" for n in range(3)] + kept, accepted=FLOOD + 3, evicted=FLOOD + 3 - ROOM)
+    async def test_flood_of_did_evicts_its_own_messages(self) -> None:
+        """The same from one address, if senders are authenticated."""
+        await self.start_daemon()
+        await self.send("friend", 3, USUAL, WalletIdentity.generate())
+        outcomes = await self.send("flood", FLOOD, USUAL, WalletIdentity.generate())
+        self.assertEqual({status for status, *_ in outcomes}, {202})
+        remaining = [f"flood-{n}" for n in range(FLOOD - CAPACITY + 3, FLOOD)]
+        await self.assert_queued(
+            [f"friend-{n}" for n in range(3)] + remaining, accepted=FLOOD + 3, evicted=FLOOD + 3 - CAPACITY
+        )
 
-    async def test_no_share(self) -> None:
-        """Where one sender may have all of it and there are no ranks, the oldest goes, whosever it is."""
-        await self.start(sender_share=1, reserved_for_known=0)
-        await self.send("friend", 3, FRIEND)
+    async def test_evicts_oldest_of_any_sender_without_shares(self) -> None:
+        """With sender shares and ranks disabled."""
+        await self.start_daemon(sender_share=1, reserved_for_known=0)
+        await self.send("friend", 3, USUAL)
         await self.send("flood", FLOOD, FLOODER)
-        await self.check([f"flood-{n}" for n in range(FLOOD - ROOM, FLOOD)], evicted=FLOOD + 3 - ROOM)
+        await self.assert_queued([f"flood-{n}" for n in range(FLOOD - CAPACITY, FLOOD)], evicted=FLOOD + 3 - CAPACITY)
 
-    async def test_refusing(self) -> None:
-        """429 for what is beyond the part of a sender, and for all once it is full; what waits stays, all of it."""
-        await self.start(when_full="refuse")
-        half = ROOM // 2
-        self.assertEqual(await self.send("friend", 3, FRIEND), [TAKEN] * 3)
-        self.assertEqual(await self.send("flood", FLOOD, FLOODER), [TAKEN] * half + [REFUSED] * (FLOOD - half))
-        self.assertEqual(await self.send("more", 3, THIRD), [TAKEN] * 2 + [REFUSED])
-        (packed,) = await self.send("proven", 1, THIRD, WalletIdentity.generate())
-        self.assertEqual(packed[:2], REFUSED[:2])
+    async def test_refuses_messages_when_configured(self) -> None:
+        """429 beyond a sender's share, and for all when the queue is full; queued messages stay."""
+        await self.start_daemon(when_full="refuse")
+        half = CAPACITY // 2
+        self.assertEqual(await self.send("friend", 3, USUAL), [ACCEPTED] * 3)
+        self.assertEqual(await self.send("flood", FLOOD, FLOODER), [ACCEPTED] * half + [REFUSED] * (FLOOD - half))
+        self.assertEqual(await self.send("more", 3, THIRD), [ACCEPTED] * 2 + [REFUSED])
+        (outcome,) = await self.send("proven", 1, THIRD, WalletIdentity.generate())
+        self.assertEqual(outcome[:2], REFUSED[:2])
         expected = [f"friend-{n}" for n in range(3)] + [f"flood-{n}" for n in range(half)] + ["more-0", "more-1"]
-        await self.check(expected, accepted=ROOM, evicted=0)
+        await self.assert_queued(expected, accepted=CAPACITY, evicted=0)
 
 
 class MemoryFullQueueTests(FullQueueTests):
     backend = "memory"
 
 
-def sealed(recipient: DIDCommWallet, marker: str, sender: WalletIdentity | None) -> bytes:
-    """A letter in a forward of nobody, or of a sender that proves who it is."""
-    letter = anoncrypt(
+def pack_forward(recipient: DIDCommWallet, marker: str, sender: WalletIdentity | None) -> bytes:
+    """A forward of an anonymous or authenticated sender."""
+    message_envelope = anoncrypt(
         compose_message(BASIC_MESSAGE, {"content": marker}, to=[recipient.did]), recipient.identity.document
     )
     mediator = recipient.mediator
-    message = build_forward(recipient.did, [letter], to=[mediator.did])
+    message = build_forward(recipient.did, [message_envelope], to=[mediator.did])
     if sender is None:
         return anoncrypt(message, mediator.document)
     return authcrypt({**message, "from": sender.did}, sender, mediator.document)

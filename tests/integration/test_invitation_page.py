@@ -1,4 +1,4 @@
-"""The invitation page of a running mediator in a real Chromium: on phone and desktop, light and dark, no scripts."""
+"""The invitation page in a real Chromium: phone and desktop, light and dark, with and without scripts."""
 
 from __future__ import annotations
 
@@ -41,33 +41,33 @@ def short_url(url: str) -> str:
 
 
 def qr_codes(picture: Path) -> list[str]:
-    """What a camera would read."""
+    """Texts of the QR codes in a screenshot."""
     with Image.open(picture) as image:
-        return [found.text for found in zxingcpp.read_barcodes(image)]
+        return [codes.text for codes in zxingcpp.read_barcodes(image)]
 
 
 @pytest.mark.parametrize("view", VIEW_PARAMETERS)
 @pytest.mark.parametrize("javascript", [True, False], ids=["scripts", "no-scripts"])
-def test_it_looks_right(browser: Browser, url: str, view: Viewport, javascript: bool) -> None:
-    """It fits, can be read, loads nothing, and the QR code of the screenshot is the short URL."""
+def test_page_fits_and_is_readable(browser: Browser, url: str, view: Viewport, javascript: bool) -> None:
+    """It fits, is readable and loads nothing; the QR code in the screenshot is the short URL."""
     with browser.visit(f"{url}/invitation", view, javascript=javascript) as visit:
-        look = visit.look("invitation" if javascript else "invitation-no-scripts")
+        inspection = visit.inspect("invitation" if javascript else "invitation-no-scripts")
 
-        assert look.complaints == []
-        assert look.requests == []
-        assert look.scripts == 0
-        assert look.wide == [] and look.overflow == 0
-        assert look.texts > 10 and look.faint == []
-        assert look.smallest_text >= 13
-        assert qr_codes(look.pictures[0]) == [short_url(url)]
+        assert inspection.errors == []
+        assert inspection.requests == []
+        assert inspection.scripts == 0
+        assert inspection.overflowing == [] and inspection.overflow == 0
+        assert inspection.texts > 10 and inspection.low_contrast == []
+        assert inspection.smallest_text >= 13
+        assert qr_codes(inspection.screenshots[0]) == [short_url(url)]
 
 
-def test_dark_is_dark(browser: Browser, url: str) -> None:
-    """And the code is dark on light in both, with a light margin of four modules."""
+def test_dark_mode_keeps_qr_code_light(browser: Browser, url: str) -> None:
+    """The page is dark; the code stays dark on light with a margin of four modules."""
     backgrounds = []
     for view in (PHONE_LIGHT, PHONE_DARK):
         with browser.visit(f"{url}/invitation", view) as visit:
-            backgrounds.append(visit.look("invitation-scheme").background)
+            backgrounds.append(visit.inspect("invitation-scheme").background)
             picture = visit.page.locator(".qr svg").screenshot()
             side = int(str(visit.page.locator(".qr svg").get_attribute("viewBox")).split()[2])
         assert_quiet_zone(picture, side)
@@ -75,23 +75,23 @@ def test_dark_is_dark(browser: Browser, url: str) -> None:
 
 
 def assert_quiet_zone(picture: bytes, modules: int) -> None:
-    """:param modules: of the side of the code with its margin."""
+    """:param modules: modules on a side of the code, margin included."""
     with Image.open(BytesIO(picture)) as opened:
         image = opened.convert("L")
     module = image.width / modules
-    # Its corners may be those of the box, which are round.
+    # Skip the corners, which the box rounds off.
     margin = image.crop((int(2 * module), int(module), image.width - int(2 * module), int(3.5 * module)))
     assert np.asarray(margin).min() > 250
 
 
-def test_the_button_opens_a_wallet(browser: Browser, url: str) -> None:
-    """It is the first link, big enough for a thumb, and contains the invitation by the scheme of wallets."""
+def test_button_links_to_wallet_scheme(browser: Browser, url: str) -> None:
+    """It is the first link, big enough to tap, and contains the invitation under the wallets' URI scheme."""
     with browser.visit(f"{url}/invitation", PHONE_LIGHT) as visit:
         button = visit.page.get_by_role("link", name="Open in your wallet")
         target = urlsplit(str(button.get_attribute("href")))
         box = button.bounding_box()
         assert box is not None and box["height"] >= 48 and box["width"] >= 200
-        # Without scrolling.
+        # Visible without scrolling.
         assert box["y"] + box["height"] <= PHONE_LIGHT.height
         visit.page.keyboard.press("Tab")
         assert visit.page.evaluate("document.activeElement.className") == "button"
@@ -103,8 +103,8 @@ def test_the_button_opens_a_wallet(browser: Browser, url: str) -> None:
     assert encoding.loads_object(encoding.decode_base64url(oob))["from"] == text(f"{url}/did")
 
 
-def test_it_says_what_is_where(browser: Browser, url: str) -> None:
-    """For who cannot see it: a language, one heading above the others, landmarks, a name for the code."""
+def test_page_is_accessible(browser: Browser, url: str) -> None:
+    """It has a language, one main heading, landmarks and a name for the code."""
     with browser.visit(f"{url}/invitation", DESKTOP_LIGHT, javascript=False) as visit:
         page = visit.page
         assert page.locator("html").get_attribute("lang") == "en"
@@ -119,11 +119,11 @@ def test_it_says_what_is_where(browser: Browser, url: str) -> None:
         assert page.get_by_role("region", name="Long invitation link").inner_text() == text(f"{url}/invitationOOB")
         page.get_by_text("DID of the mediator", exact=True).click()
         assert page.get_by_role("region", name="DID of the mediator").inner_text() == text(f"{url}/did")
-        assert visit.look("invitation-open").faint == []
+        assert visit.inspect("invitation-open").low_contrast == []
 
 
-def test_the_link_is_the_page(browser: Browser, url: str) -> None:
-    """Who opens what the QR code says in a browser sees the page, under a policy that allows its style alone."""
+def test_short_url_shows_the_page(browser: Browser, url: str) -> None:
+    """The URL of the QR code shows the page in a browser; its policy allows only its own style."""
     with browser.visit(short_url(url), PHONE_LIGHT) as visit:
         assert visit.response is not None
         policy = visit.response.headers["content-security-policy"]

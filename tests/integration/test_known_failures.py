@@ -1,4 +1,4 @@
-"""What other mediators are known to have done wrong, each once, at a real daemon."""
+"""Known failures of other mediators, each tested against a real daemon."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.integration.shared_daemon import SharedDaemonTestCase
 from tests.integration.sqlite_lock import lock_database
 from tests.observability.counter_oracle import read_segments
 
-# The one is the beginning of the other.
+# One DID is a prefix of the other.
 PREFIX, LONGER = "did:example:in", "did:example:inbox"
 OUTBOX = 65_536
 _OUTBOXES = 'mediator_buffer_bytes{buffer="socket_outboxes"}'
@@ -27,14 +27,14 @@ _OUTBOXES = 'mediator_buffer_bytes{buffer="socket_outboxes"}'
 
 class QueueTests(SharedDaemonTestCase):
     """
-    Failures of queues and of pickup:
+    Failures of queues and pickup:
 
     * acknowledging one message marks others;
-    * `limit` is ignored, or zero is no limit;
-    * `messages-received` deletes what is somebody else's;
-    * a DID that is the beginning of another one reads its queue;
-    * the id of a message is taken from the attachment that its sender made;
-    * a store that fails is reported as "0 messages".
+    * `limit` is ignored, or zero means no limit;
+    * `messages-received` deletes messages of others;
+    * a DID that is a prefix of another one reads its queue;
+    * the message id is taken from the sender's attachment;
+    * a store failure is reported as "0 messages".
     """
 
     settings = ROOMY
@@ -42,84 +42,95 @@ class QueueTests(SharedDaemonTestCase):
     def setUp(self) -> None:
         self.bob = DeviceWallet(self.daemon_client).enrol()
 
-    def test_acknowledging_one_id_marks_others(self) -> None:
-        """Of three that were delivered, the second goes; the others are delivered again, in order, on every way."""
-        device = LiveDevice(self.bob).live()
+    def test_acknowledging_one_id_leaves_others(self) -> None:
+        """
+        The second of three delivered messages is removed; the others are delivered again, in order, over HTTP and
+        sockets.
+        """
+        device = LiveDevice(self.bob).set_live()
         self.addCleanup(device.close)
         for text in "abc":
-            self.bob.tell(text)
-        first, second, third = (device.pushed().id for _ in "abc")
+            self.bob.send_text(text)
+        first, second, third = (device.next_push().id for _ in "abc")
         device.acknowledge(second)
         self.assertEqual([one.id for one in self.bob.fetch()], [first, third])
-        self.assertEqual(self.bob.waiting(), 2)
-        self.assertEqual(self.bob.texts(), ["a", "c"])
+        self.assertEqual(self.bob.queued_count(), 2)
+        self.assertEqual(self.bob.queued_texts(), ["a", "c"])
 
-    def test_limit_ignored_or_zero(self) -> None:
-        """It is the most that comes; what is no number above 0 is refused, and nothing comes with that."""
+    def test_limit_is_respected(self) -> None:
+        """At most that number is delivered; anything but a number above 0 is refused."""
         for text in "abc":
-            self.bob.tell(text)
+            self.bob.send_text(text)
         for limit in (1, 2, 3, 4):
             self.assertEqual(len(self.bob.fetch(limit)), min(limit, 3))
         for body in ({"limit": 0}, {"limit": -1}, {"limit": "2"}, {"limit": True}, {"limit": 1.5}, {}):
-            message = self.bob.open(self.bob.ask(f"{PICKUP}/delivery-request", body).body).message
+            message = self.bob.open(self.bob.request(f"{PICKUP}/delivery-request", body).body).message
             self.assertTrue(message.type.uri.endswith("problem-report"), message.type.uri)
             self.assertFalse(message.attachments)
 
-    def test_ids_of_another_account(self) -> None:
-        """Whoever acknowledges them, by id or by what they hash to, they stay until their own account does."""
-        self.bob.tell("mine")
+    def test_cannot_acknowledge_messages_of_another_account(self) -> None:
+        """Neither by id nor by its hash."""
+        self.bob.send_text("mine")
         (delivered,) = self.bob.fetch()
         carol = DeviceWallet(self.daemon_client).enrol()
-        carol.tell("hers")
+        carol.send_text("hers")
         carol.acknowledge(delivered.id, "unknown", *[one.id for one in carol.fetch()])
-        self.assertEqual((carol.waiting(), self.bob.texts()), (0, ["mine"]))
+        self.assertEqual((carol.queued_count(), self.bob.queued_texts()), (0, ["mine"]))
         self.bob.acknowledge(delivered.id)
-        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.bob.queued_count(), 0)
 
-    def test_a_prefix_of_another_did(self) -> None:
-        """Neither of two DIDs, of which one is the beginning of the other, has anything of the other's."""
-        short, long = DeviceWallet(self.daemon_client).enrol(PREFIX), DeviceWallet(self.daemon_client).enrol(LONGER)
-        long.tell("for the long one", to=LONGER)
-        self.assertEqual((short.texts(), long.texts()), ([], ["for the long one"]))
-        short.tell("for the short one", to=PREFIX)
-        self.assertEqual((short.texts(), long.texts()), (["for the short one"], ["for the long one"]))
-        for one, did, count in ((short, PREFIX, 1), (long, LONGER, 1)):
-            status = one.get(f"{PICKUP}/status-request", {"recipient_did": did})
+    def test_did_prefix_does_not_read_other_queue(self) -> None:
+        """Two DIDs, one a prefix of the other, have separate queues."""
+        prefix_wallet, longer_wallet = (
+            DeviceWallet(self.daemon_client).enrol(PREFIX),
+            DeviceWallet(self.daemon_client).enrol(LONGER),
+        )
+        longer_wallet.send_text("for the long one", to=LONGER)
+        self.assertEqual((prefix_wallet.queued_texts(), longer_wallet.queued_texts()), ([], ["for the long one"]))
+        prefix_wallet.send_text("for the short one", to=PREFIX)
+        self.assertEqual(
+            (prefix_wallet.queued_texts(), longer_wallet.queued_texts()),
+            (["for the short one"], ["for the long one"]),
+        )
+        for one, did, count in ((prefix_wallet, PREFIX, 1), (longer_wallet, LONGER, 1)):
+            status = one.request_message(f"{PICKUP}/status-request", {"recipient_did": did})
             self.assertEqual((status.body or {})["message_count"], count)
-        for one, did in ((short, LONGER), (long, PREFIX), (long, "did:example:")):
-            message = one.open(one.ask(f"{PICKUP}/delivery-request", {"recipient_did": did, "limit": 9}).body).message
+        for one, did in ((prefix_wallet, LONGER), (longer_wallet, PREFIX), (longer_wallet, "did:example:")):
+            message = one.open(
+                one.request(f"{PICKUP}/delivery-request", {"recipient_did": did, "limit": 9}).body
+            ).message
             self.assertEqual((message.body or {})["code"], "e.p.req.not_enroll")
 
-    def test_ids_from_the_sender(self) -> None:
-        """Two senders who call their attachments the same take nothing from each other."""
+    def test_attachment_ids_of_senders_do_not_collide(self) -> None:
+        """Two senders use the same attachment id."""
         for text in ("one", "other"):
-            message = build_forward(self.bob.did, [self.bob.letter(text)])
+            message = build_forward(self.bob.did, [self.bob.pack_message(text)])
             message["attachments"][0]["id"] = "0"
             self.assertEqual(self.bob.post(anoncrypt(message, self.bob.mediator)).status, 202)
         one, other = self.bob.fetch()
         self.assertEqual(len({one.id, other.id, "0"}), 3)
         self.bob.acknowledge("0")
-        self.assertEqual(self.bob.waiting(), 2)
+        self.assertEqual(self.bob.queued_count(), 2)
         self.bob.acknowledge(one.id)
-        self.assertEqual(self.bob.texts(), ["other"])
+        self.assertEqual(self.bob.queued_texts(), ["other"])
 
-    def test_a_store_failure_is_no_empty_queue(self) -> None:
-        """Who asks while the store does not take anything is told so, and finds everything afterwards."""
-        self.bob.tell("there")
+    def test_store_failure_is_not_reported_as_empty_queue(self) -> None:
+        """The request is refused; afterwards all messages are there."""
+        self.bob.send_text("there")
         with lock_database(self.daemon.directory / "mediator.sqlite3"):
-            answered = self.bob.ask(f"{PICKUP}/status-request")
-            self.assertEqual(answered.status, 503, answered.body)
-            self.assertGreater(int(answered.headers["retry-after"]), 0)
-        self.assertEqual((self.bob.waiting(), self.bob.texts()), (1, ["there"]))
+            response = self.bob.request(f"{PICKUP}/status-request")
+            self.assertEqual(response.status, 503, response.body)
+            self.assertGreater(int(response.headers["retry-after"]), 0)
+        self.assertEqual((self.bob.queued_count(), self.bob.queued_texts()), (1, ["there"]))
 
 
 class SocketTests(SharedDaemonTestCase):
     """
     Failures of pushes:
 
-    * a crash between a push and its acknowledgement loses the message;
+    * a crash between push and acknowledgement loses the message;
     * a second socket closes the first;
-    * a forward is answered only after a time-out of whoever it is for.
+    * a forward is answered only after a time-out of its recipient.
     """
 
     settings = {
@@ -132,75 +143,75 @@ class SocketTests(SharedDaemonTestCase):
     def setUp(self) -> None:
         self.bob = DeviceWallet(self.daemon_client).enrol()
 
-    def device(self, owner: DeviceWallet | None = None) -> LiveDevice:
-        """One that is live."""
+    def open_live_device(self, owner: DeviceWallet | None = None) -> LiveDevice:
+        """A device with live delivery."""
         device = LiveDevice(owner or self.bob)
         self.addCleanup(device.close)
-        return device.live()
+        return device.set_live()
 
-    def test_a_crash_between_push_and_acknowledgement(self) -> None:
-        """Killed with -9 right behind a push, it has the message when it is back, under the same id."""
-        device = self.device()
-        self.bob.tell("pushed")
-        pushed = device.pushed()
+    def test_kill_between_push_and_acknowledgement_keeps_message(self) -> None:
+        """Killed with SIGKILL right after a push, the daemon has the message after its restart, under the same id."""
+        device = self.open_live_device()
+        self.bob.send_text("pushed")
+        pushed = device.next_push()
         self.daemon.kill()
         self.daemon.start()
         self.assertEqual([one.id for one in self.bob.fetch()], [pushed.id])
-        self.assertEqual(self.bob.texts(), ["pushed"])
+        self.assertEqual(self.bob.queued_texts(), ["pushed"])
 
-    def test_a_second_socket(self) -> None:
+    def test_second_socket_does_not_close_the_first(self) -> None:
         """Both are served, in both protocols."""
-        devices = [self.device(), self.device()]
-        self.bob.tell("for both")
+        devices = [self.open_live_device(), self.open_live_device()]
+        self.bob.send_text("for both")
         self.assertEqual(read_next_pushes(devices), ["for both"] * 2)
         dave, eve = RawDecentrlClient(self.daemon_client, "dave"), RawDecentrlClient(self.daemon_client, "eve")
         dave.register()
-        dave.befriend(eve)
-        lines = [dave.socket(), dave.socket()]
+        dave.permit_sender(eve)
+        lines = [dave.open_socket(), dave.open_socket()]
         for line in lines:
             self.addCleanup(line.close)
-        self.assertEqual(eve.tell(dave, "for both").status, 200)
-        self.assertEqual([line.hear()["events"][0]["payload"] for line in lines], ["for both"] * 2)
+        self.assertEqual(eve.send_event(dave, "for both").status, 200)
+        self.assertEqual([line.receive()["events"][0]["payload"] for line in lines], ["for both"] * 2)
 
-    def test_a_recipient_that_does_not_read(self) -> None:
-        """It has neither read nor gone when everything for it was accepted, which is more than there is room for."""
+    def test_recipient_that_does_not_read_does_not_delay_senders(self) -> None:
+        """More is accepted than the recipient's buffers hold."""
         change = self.bob.pack(f"{PICKUP}/live-delivery-change", {"live_delivery": True})
         stuck = UnreadDevice(self.daemon_client, "/didcomm", change)
         self.addCleanup(stuck.close)
         while read_metric(self.daemon_client, _OUTBOXES) < OUTBOX:
-            self.bob.tell("x", 200_000)
+            self.bob.send_text("x", 200_000)
         for text in "abc":
-            self.bob.tell(text, 200_000)
-        self.assertEqual(self.bob.open(stuck.take(1)[0]).message.type.uri, f"{PICKUP}/delivery")
+            self.bob.send_text(text, 200_000)
+        self.assertEqual(self.bob.open(stuck.receive(1)[0]).message.type.uri, f"{PICKUP}/delivery")
 
-    def test_an_endpoint_that_does_not_answer(self) -> None:
-        """A wallet's own server has the message, and has not answered yet, when the sender is told 202."""
+    def test_silent_endpoint_does_not_delay_senders(self) -> None:
+        """The sender gets 202 before the wallet's endpoint has answered."""
         with socket.create_server(("127.0.0.1", 0)) as server:
             server.settimeout(PATIENCE_SECONDS)
             url = f"http://127.0.0.1:{server.getsockname()[1]}/"
             carol = DeviceWallet(self.daemon_client, WalletIdentity.generate(endpoint=url)).enrol()
-            carol.tell("for an endpoint")
+            carol.send_text("for an endpoint")
             connection, _ = server.accept()
             with connection:
                 connection.settimeout(PATIENCE_SECONDS)
                 self.assertEqual(connection.recv(5), b"POST ")
-                self.assertEqual(carol.waiting(), 1)
-                carol.tell("another one")
+                self.assertEqual(carol.queued_count(), 1)
+                carol.send_text("another one")
 
 
 class SurfaceTests(SharedDaemonTestCase):
     """
-    Failures at the surface:
+    Other failures:
 
-    * a health check opens something at each call;
+    * each health check leaks a resource;
     * a Content-Type with parameters is refused;
     * payloads are in the debug log.
     """
 
     settings = {**ROOMY, "log": {"level": "debug"}}
 
-    def test_a_health_check_that_leaves_something_open(self) -> None:
-        """After hundreds of them the daemon has as many descriptors as before, give or take a few."""
+    def test_health_checks_leak_no_descriptors(self) -> None:
+        """After hundreds of them the number of descriptors is about the same."""
         connection = self.daemon_client.connection()
         self.addCleanup(connection.close)
 
@@ -215,58 +226,58 @@ class SurfaceTests(SharedDaemonTestCase):
             ask()
         self.assertLess(len(os.listdir(f"/proc/{self.daemon.pid}/fd")), before + 10)
 
-    def test_content_types_with_parameters(self) -> None:
-        """Whatever stands behind it, and however it is spelled, on the short way and on the long one."""
+    def test_accepts_content_type_parameters(self) -> None:
+        """In any spelling, on the fast and the general path."""
         bob = DeviceWallet(self.daemon_client).enrol()
         spellings = ("{}; charset=utf-8", "{};charset=UTF-8", '{} ; profile="didcomm/v2"', "{};", "{}; a=b; c=d")
         kinds = [spelling.format("application/didcomm-encrypted+json") for spelling in spellings]
         kinds.append("Application/DIDComm-Encrypted+JSON; Charset=UTF-8")
         for kind in kinds:
             for more in ({}, {"X-Odd": "1"}):
-                answered = bob.post(bob.forward(bob.letter(kind)), **{"Content-Type": kind}, **more)
+                answered = bob.post(bob.pack_forward(bob.pack_message(kind)), **{"Content-Type": kind}, **more)
                 self.assertEqual((answered.status, answered.body), (202, b""), kind)
-        self.assertEqual(bob.waiting(), 2 * len(kinds))
+        self.assertEqual(bob.queued_count(), 2 * len(kinds))
         dave = RawDecentrlClient(self.daemon_client, "dave")
         for spelling in spellings:
-            members = {"type": "REQUEST_COMMUNICATION_CONTRACT", **dave.registration()}
+            members = {"type": "REQUEST_COMMUNICATION_CONTRACT", **dave.registration_request()}
             kind = spelling.format(JSON)
             self.assertEqual(
-                self.daemon_client.command(dave.command(members), **{"Content-Type": kind}).status, 200, kind
+                self.daemon_client.post_command(dave.command(members), **{"Content-Type": kind}).status, 200, kind
             )
 
-    def test_payloads_in_debug_logs(self) -> None:
-        """Nothing of what is said, of the envelopes around it or of a key is in what the daemon writes about it."""
+    def test_debug_log_contains_no_payloads(self) -> None:
+        """Nor envelopes or keys."""
         secret = "a payload that is known when it is seen"
         bob = DeviceWallet(self.daemon_client).enrol()
-        device = LiveDevice(bob).live()
+        device = LiveDevice(bob).set_live()
         self.addCleanup(device.close)
-        letter = bob.letter(secret)
-        raw = bob.forward(letter)
+        payload = bob.pack_message(secret)
+        raw = bob.pack_forward(payload)
         self.assertEqual(bob.post(raw).status, 202)
         request = bob.pack(f"{CM3}/recipient-query", {"note": secret})
         self.assertEqual(bob.post(request).status, 200)
         self.assertEqual(bob.post(request[:-40] + b'"' + b"A" * 38 + b"}").status, 400)
-        bob.acknowledge(device.pushed().id)
+        bob.acknowledge(device.next_push().id)
         dave, eve = RawDecentrlClient(self.daemon_client, "dave"), RawDecentrlClient(self.daemon_client, "eve")
         dave.register()
-        dave.befriend(eve)
-        self.assertEqual(eve.tell(dave, secret).status, 200)
-        dave.get("SAVE_EVENTS", events=[dave.event(secret)])
+        dave.permit_sender(eve)
+        self.assertEqual(eve.send_event(dave, secret).status, 200)
+        dave.execute("SAVE_EVENTS", events=[dave.stored_event(secret)])
         self.daemon.restart()
-        told = b"".join(line for lines in read_segments(self.daemon.log_directory).values() for line in lines)
-        told += self.daemon.output().encode()
-        self.assertIn(b'"msg.accept"', told)
+        log_text = b"".join(line for lines in read_segments(self.daemon.log_directory).values() for line in lines)
+        log_text += self.daemon.output().encode()
+        self.assertIn(b'"msg.accept"', log_text)
         keys = [key["d"] for key in json.loads((self.daemon.directory / "keys.jwks").read_bytes())["keys"]]
-        parts = [part for envelope in (letter, raw, request) for part in parts_of(encoding.loads_object(envelope))]
+        parts = [part for envelope in (payload, raw, request) for part in long_texts(encoding.loads_object(envelope))]
         self.assertGreater(len(parts), 12)
         for text in (secret, *keys, *parts):
-            self.assertNotIn(text.encode(), told)
+            self.assertNotIn(text.encode(), log_text)
 
 
-def parts_of(value: Any) -> Iterator[str]:
+def long_texts(value: Any) -> Iterator[str]:
     """All long texts in an envelope."""
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for one in inner:
-        yield from parts_of(one)
+    member = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for text in member:
+        yield from long_texts(text)
     if isinstance(value, str) and len(value) > 20 and not value.startswith("did:"):
         yield value

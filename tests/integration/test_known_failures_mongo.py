@@ -1,4 +1,4 @@
-"""What other mediators are known to have done wrong with their database, each once, with a real MongoDB server."""
+"""Known failures of other mediators with their database, each tested with a real MongoDB server."""
 
 from __future__ import annotations
 
@@ -14,56 +14,58 @@ from tests.integration.raw_decentrl_client import DaemonClient
 from tests.integration.single_mongod import SingleMongodTestCase, send_request
 
 CHECKS = 50
-# It is asked so often whether it is ready.
-LOOK_SECONDS = 0.05
+# Interval of readiness checks.
+POLL_SECONDS = 0.05
 
 
 class DatabaseTests(SingleMongodTestCase):
     """
-    Failures of a database that is a server:
+    Failures with a database server:
 
-    * a health check opens a client at each call;
-    * a server that is away is reported as "0 messages".
+    * each health check opens a client;
+    * an unreachable server is reported as "0 messages".
     """
 
-    def opened(self) -> int:
-        """Connections that the server has ever taken."""
+    def count_connections(self) -> int:
+        """Connections that the server has ever accepted."""
         return int(self.servers.client.admin.command("serverStatus")["connections"]["totalCreated"])
 
-    async def test_a_health_check_that_opens_a_client(self) -> None:
-        """However often it is asked, the daemon goes on with the connections that it has."""
+    async def test_health_checks_open_no_connections(self) -> None:
+        """The daemon keeps using its connections."""
 
         def check() -> tuple[int, set[int]]:
             send_request(self.daemon, "GET", "/health")
-            # The first self-test may take longer than an answer waits for it.
+            # The first probe may take longer than a response waits for it.
             deadline = time.monotonic() + PATIENCE_SECONDS
             while send_request(self.daemon, "GET", "/ready").status != 200:
                 self.assertLess(time.monotonic(), deadline)
-                time.sleep(LOOK_SECONDS)
-            before = self.opened()
+                time.sleep(POLL_SECONDS)
+            before = self.count_connections()
             statuses = {
                 send_request(self.daemon, "GET", path).status for _ in range(CHECKS) for path in ("/health", "/ready")
             }
-            return self.opened() - before, statuses
+            return self.count_connections() - before, statuses
 
         opened, statuses = await deferToThread(check)
         self.assertEqual(statuses, {200})
         self.assertLess(opened, CHECKS // 2)
 
-    async def test_a_store_failure_is_no_empty_queue(self) -> None:
-        """Neither a status nor a delivery says that nothing is there; when the server is back, it is."""
+    async def test_store_failure_is_not_reported_as_empty_queue(self) -> None:
+        """Status and delivery are refused; when the server is back, the messages are there."""
 
         def check() -> None:
             bob = DeviceWallet(DaemonClient(self.daemon)).enrol()
-            bob.tell("there")
+            bob.send_text("there")
             requests: list[tuple[str, dict[str, Any]]] = [
                 (f"{PICKUP}/status-request", {}),
                 (f"{PICKUP}/delivery-request", {"limit": 1}),
             ]
             with self.servers.failpoint("find", "aggregate", errorCode=11_600):
-                statuses = [send_request(self.daemon, "POST", "/didcomm", bob.pack(*one)).status for one in requests]
+                statuses = [
+                    send_request(self.daemon, "POST", "/didcomm", bob.pack(*message)).status for message in requests
+                ]
             self.assertEqual(statuses, [503, 503])
             self.daemon.await_health()
-            self.assertEqual((bob.waiting(), bob.texts()), (1, ["there"]))
+            self.assertEqual((bob.queued_count(), bob.queued_texts()), (1, ["there"]))
 
         await deferToThread(check)

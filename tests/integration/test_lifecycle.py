@@ -1,4 +1,4 @@
-"""Start, signals, stop, and a store in trouble: the daemon as operators and service managers see it (contract 2)."""
+"""Start, signals, stop and store failures, as operators and service managers see them (contract 2)."""
 
 from __future__ import annotations
 
@@ -50,70 +50,70 @@ from tests.notify_socket import NotifySocket
 
 reactor: Any = _reactor
 
-# As a person starts it, and as systemd/mediatord.service does.
-WAYS = {
+# Commands as typed by a person, and as in systemd/mediatord.service.
+COMMANDS = {
     "run": [sys.executable, "-m", "mediatord", "run", "--config"],
     "twistd": [str(Path(sys.executable).with_name("twistd")), "-n", "--pidfile=", "mediatord", "--config"],
 }
-ENOUGH_TO_STOP_IN = 1000
+LOAD_DURING_STOP = 1000
 DISK_BYTES = 1 << 20
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Ours without the settings of a daemon that somebody may be running, and without its service manager."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(("MEDIATORD_", "NOTIFY_"))}
-    return {**ours, **more}
+    """The environment without settings of mediatord and without a service manager."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("MEDIATORD_", "NOTIFY_"))}
+    return {**variables, **more}
 
 
-def ask(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, str | None, bytes]:
-    """One HTTP request on a connection of its own: status, Retry-After and body."""
+def send_request(port: int, method: str, path: str, body: bytes | None = None) -> tuple[int, str | None, bytes]:
+    """One HTTP request on a new connection: status, Retry-After and body."""
     connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)
     with contextlib.closing(connection):
-        return ask_on(connection, method, path, body)
+        return send_request_on(connection, method, path, body)
 
 
-def ask_on(
+def send_request_on(
     connection: HTTPConnection, method: str, path: str, body: bytes | None = None
 ) -> tuple[int, str | None, bytes]:
-    """The same on a connection that stays open."""
+    """The same on a persistent connection."""
     connection.request(method, path, body, {"Content-Type": ENCRYPTED_MEDIA_TYPE} if body else {})
     response = connection.getresponse()
     return response.status, response.getheader("Retry-After"), response.read()
 
 
 class DaemonTestCase(TestCase):
-    """With daemons that end when the test does."""
+    """Tests with daemons that end with the test."""
 
-    def a_daemon(self, settings: dict[str, Any] | None = None) -> Daemon:
-        """A running one."""
+    def start_daemon(self, settings: dict[str, Any] | None = None) -> Daemon:
+        """A running daemon."""
         daemon = prepare_daemon(settings)
         daemon.__enter__()
-        # What a test leaves running is killed: an orderly stop is a subject of its own.
+        # Killed at the end of the test: orderly stops have tests of their own.
         self.addCleanup(daemon.__exit__, AssertionError, None, None)
         return daemon
 
-    async def a_socket(self, wallet: DIDCommWallet) -> DIDCommSocket:
-        """An open one, that is closed again."""
-        opened = await connect_didcomm_socket(reactor, wallet)
-        self.addCleanup(opened.close)
-        return opened
+    async def open_socket(self, wallet: DIDCommWallet) -> DIDCommSocket:
+        """An open socket, closed at the end of the test."""
+        socket = await connect_didcomm_socket(reactor, wallet)
+        self.addCleanup(socket.close)
+        return socket
 
-    def a_connection(self, daemon: Daemon) -> HTTPConnection:
-        """One that is open, and stays so."""
+    def open_connection(self, daemon: Daemon) -> HTTPConnection:
+        """A persistent connection."""
         connection = HTTPConnection("127.0.0.1", daemon.port, timeout=PATIENCE_SECONDS)
         connection.connect()
         self.addCleanup(connection.close)
         return connection
 
     async def problem_of(self, request: Awaitable[object]) -> MediatorProblem:
-        """The refusal of a request that has to be refused."""
-        with self.assertRaises(MediatorProblem) as caught:
+        """The problem report of a request that must be refused."""
+        with self.assertRaises(MediatorProblem) as context:
             await request
-        problem: MediatorProblem = caught.exception
+        problem: MediatorProblem = context.exception
         return problem
 
     async def stop(self, daemon: Daemon) -> None:
-        """Have it end with status 0 in time, and without complaints."""
+        """Stop the daemon, which must end in time with status 0 and without a traceback."""
         await deferToThread(daemon.stop)
         self.assertNotIn("Traceback", daemon.output())
 
@@ -121,182 +121,186 @@ class DaemonTestCase(TestCase):
 class StopTests(DaemonTestCase):
     """SIGTERM."""
 
-    async def test_stop_under_load(self) -> None:
+    async def test_stop_answers_requests_sent_before(self) -> None:
         """
-        Whoever had asked before SIGTERM is answered, with 202 only if it is stored; sockets are closed with 1001, and
-        the status is 0 (reference 3.2, 11 row 33).
+        Requests sent before SIGTERM are answered, with 202 only if stored; sockets are closed with 1001, and the
+        status is 0 (reference 3.2, 11 row 33).
         """
-        daemon = self.a_daemon(ROOMY)
+        daemon = self.start_daemon(ROOMY)
         bob = await enrol_wallet(daemon, reactor)
-        live, idle = await self.a_socket(bob), await self.a_socket(bob)
+        live, idle = await self.open_socket(bob), await self.open_socket(bob)
         await live.live()
-        senders = LoadSenders(daemon.port, prepare_forwards(bob, "load", ENOUGH_TO_STOP_IN))
+        senders = LoadSenders(daemon.port, prepare_forwards(bob, "load", LOAD_DURING_STOP))
         senders.start()
         await deferToThread(senders.wait_for_answers, 100)
-        # What waits to be accepted when the daemon stops listening gets no answer.
+        # Connections not yet accepted when the daemon stops listening get no response.
         await deferToThread(senders.wait_for_connections)
-        asked_to_stop = time.monotonic()
+        stop_time = time.monotonic()
         await self.stop(daemon)
         await deferToThread(senders.join)
         self.assertEqual([await live.closed(), await idle.closed()], [1001, 1001])
-        self.assert_answered(senders, asked_to_stop)
+        self.assert_answered(senders, stop_time)
         daemon.start()
-        found = await drain_queue(bob)
+        drained = await drain_queue(bob)
         accepted = set(senders.markers(202))
-        self.assertEqual(accepted - set(found), set())
-        self.assertEqual(set(found) - accepted - set(senders.markers(None)), set())
-        self.assertEqual([marker for marker, ids in found.items() if len(ids) != 1], [])
+        self.assertEqual(accepted - set(drained), set())
+        self.assertEqual(set(drained) - accepted - set(senders.markers(None)), set())
+        self.assertEqual([marker for marker, ids in drained.items() if len(ids) != 1], [])
 
-    def assert_answered(self, senders: LoadSenders, asked_to_stop: float) -> None:
+    def assert_answered(self, senders: LoadSenders, stop_time: float) -> None:
         self.assertEqual(set(senders.markers(202, 503, None)), {post.marker for post in senders.posts})
-        unanswered = [post for post in senders.posts if post.sent < asked_to_stop and post.status is None]
+        unanswered = [post for post in senders.posts if post.sent_at < stop_time and post.status is None]
         self.assertEqual(unanswered, [])
-        refused = [post for post in senders.posts if post.status == 503]
-        self.assertEqual([post for post in refused if not (post.retry_after or "").isdigit()], [])
+        run_failing = [post for post in senders.posts if post.status == 503]
+        self.assertEqual([post for post in run_failing if not (post.retry_after or "").isdigit()], [])
 
-    async def test_stop_waits_for_a_commit(self) -> None:
-        """What was begun before SIGTERM is finished, answered 202 and stored, however long the disk takes."""
-        daemon = self.a_daemon()
+    async def test_stop_waits_for_commit(self) -> None:
+        """A request begun before SIGTERM is completed, answered 202 and stored, however slow the disk."""
+        daemon = self.start_daemon()
         bob = await enrol_wallet(daemon, reactor)
-        kept, slow = self.a_connection(daemon), self.a_connection(daemon)
-        (letter,) = prepare_forwards(bob, "slow", 1)
+        connection, slow_connection = self.open_connection(daemon), self.open_connection(daemon)
+        (forward,) = prepare_forwards(bob, "slow", 1)
         with lock_database(daemon.directory / "mediator.sqlite3"):
-            slow.request("POST", "/didcomm", letter.body, {"Content-Type": ENCRYPTED_MEDIA_TYPE})
-            self.assertEqual(ask_on(kept, "GET", "/did")[0], 200)  # by now the letter has been read as well
+            slow_connection.request("POST", "/didcomm", forward.body, {"Content-Type": ENCRYPTED_MEDIA_TYPE})
+            self.assertEqual(
+                send_request_on(connection, "GET", "/did")[0], 200
+            )  # by now the forward has been read as well
             os.kill(daemon.pid, signal.SIGTERM)
-            self.assertEqual(ask_on(kept, "GET", "/did")[0], 200)  # by now stopping has begun
-        self.assertEqual((await deferToThread(slow.getresponse)).status, 202)
+            self.assertEqual(send_request_on(connection, "GET", "/did")[0], 200)  # by now the stop has begun
+        self.assertEqual((await deferToThread(slow_connection.getresponse)).status, 202)
         await self.stop(daemon)
         daemon.start()
-        self.assertEqual(list(await drain_queue(bob)), [letter.marker])
+        self.assertEqual(list(await drain_queue(bob)), [forward.marker])
 
-    async def test_stop_with_the_deaf(self) -> None:
+    async def test_stop_ends_despite_unresponsive_clients(self) -> None:
         """
-        Neither a socket that does not answer the close frame, nor half a request, nor a second SIGTERM changes the
-        orderly end; meanwhile old connections get 503 and new ones none (reference 11 row 33).
+        Neither a socket that ignores the close frame, nor half a request, nor a second SIGTERM prevents an orderly
+        stop; meanwhile open connections get 503 and new ones are refused (reference 11 row 33).
         """
-        daemon = self.a_daemon()
+        daemon = self.start_daemon()
         bob = await enrol_wallet(daemon, reactor)
-        hearing = await self.a_socket(bob)
-        deaf = WebSocketClient(f"ws://127.0.0.1:{daemon.port}/didcomm")
-        self.addCleanup(deaf.close)
-        slow = socket.create_connection(("127.0.0.1", daemon.port))
-        self.addCleanup(slow.close)
-        slow.sendall(b"POST /didcomm HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-        kept = self.a_connection(daemon)
-        self.assertEqual(ask_on(kept, "GET", "/health")[0], 200)
-        (letter,) = prepare_forwards(bob, "late", 1)
+        responsive = await self.open_socket(bob)
+        unresponsive = WebSocketClient(f"ws://127.0.0.1:{daemon.port}/didcomm")
+        self.addCleanup(unresponsive.close)
+        half_request = socket.create_connection(("127.0.0.1", daemon.port))
+        self.addCleanup(half_request.close)
+        half_request.sendall(b"POST /didcomm HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        connection = self.open_connection(daemon)
+        self.assertEqual(send_request_on(connection, "GET", "/health")[0], 200)
+        (forward,) = prepare_forwards(bob, "late", 1)
         os.kill(daemon.pid, signal.SIGTERM)
-        self.assertEqual(await hearing.closed(), 1001)
-        # The deaf one is given some time, and that is when this happens.
-        status, retry_after, _ = ask_on(kept, "POST", "/didcomm", letter.body)
+        self.assertEqual(await responsive.closed(), 1001)
+        # While the daemon waits for the unresponsive socket:
+        status, retry_after, _ = send_request_on(connection, "POST", "/didcomm", forward.body)
         self.assertEqual((status, str(retry_after).isdigit()), (503, True))
-        status, _, body = ask_on(kept, "GET", "/health")
+        status, _, body = send_request_on(connection, "GET", "/health")
         self.assertEqual((status, json.loads(body)), (503, {"status": "error", "detail": "stopping"}))
         self.assertRaises(ConnectionRefusedError, socket.create_connection, ("127.0.0.1", daemon.port))
-        await self.stop(daemon)  # which sends the second one
+        await self.stop(daemon)  # sends the second SIGTERM
 
 
 class RestartTests(DaemonTestCase):
-    """What is there again when the daemon is."""
+    """What persists over a restart."""
 
-    async def test_stop_and_start(self) -> None:
-        """After an orderly stop everything is as before (reference 12)."""
-        await self.check_memory(Daemon.stop)
+    async def test_state_persists_over_stop(self) -> None:
+        """After an orderly stop (reference 12)."""
+        await self.check_restart(Daemon.stop)
 
-    async def test_crash_and_start(self) -> None:
-        """After kill -9 just the same (reference 12)."""
-        await self.check_memory(Daemon.kill)
+    async def test_state_persists_over_kill(self) -> None:
+        """After SIGKILL (reference 12)."""
+        await self.check_restart(Daemon.kill)
 
-    async def check_memory(self, end: Callable[[Daemon], None]) -> None:
-        daemon = self.a_daemon()
+    async def check_restart(self, end: Callable[[Daemon], None]) -> None:
+        daemon = self.start_daemon()
         bob = await enrol_wallet(daemon, reactor)
-        other = WalletIdentity.generate().did
-        self.assertEqual(await bob.register(other), ["success"])
-        queued, pushed, done = prepare_forwards(bob, "letter", 3)
-        self.assertEqual(ask(daemon.port, "POST", "/didcomm", queued.body)[0], 202)
-        lost_push = await self.pushes(daemon, bob, pushed, done)
+        other_did = WalletIdentity.generate().did
+        self.assertEqual(await bob.register(other_did), ["success"])
+        queued, pushed, acknowledged = prepare_forwards(bob, "letter", 3)
+        self.assertEqual(send_request(daemon.port, "POST", "/didcomm", queued.body)[0], 202)
+        lost_push = await self.push_and_acknowledge(daemon, bob, pushed, acknowledged)
         _, request = bob.pack(f"{PICKUP}/status-request")
         self.assertEqual((await bob.post(request)).status, 200)
         await deferToThread(end, daemon)
         daemon.start()
-        self.assertEqual(set(await bob.registered()), {bob.did, other})
+        self.assertEqual(set(await bob.registered()), {bob.did, other_did})
         self.assertEqual((await bob.status()).message_count, 2)
-        found = await drain_queue(bob)
-        self.assertEqual(list(found), [queued.marker, pushed.marker])
-        self.assertEqual(found[pushed.marker], [lost_push])
+        drained = await drain_queue(bob)
+        self.assertEqual(list(drained), [queued.marker, pushed.marker])
+        self.assertEqual(drained[pushed.marker], [lost_push])
         refusal = bob.from_mediator((await bob.post(request)).body).message
         self.assertEqual(refusal.type.uri, PROBLEM_REPORT)
         self.assertEqual((refusal.body or {})["code"], "e.p.crypto.message.dejavu")
 
-    async def pushes(self, daemon: Daemon, bob: DIDCommWallet, pushed: PreparedForward, done: PreparedForward) -> str:
-        """Have two letters pushed and the second one acknowledged; the id of the first."""
-        opened = await self.a_socket(bob)
-        await opened.live()
+    async def push_and_acknowledge(
+        self, daemon: Daemon, bob: DIDCommWallet, pushed: PreparedForward, acknowledged: PreparedForward
+    ) -> str:
+        """Push two messages and acknowledge the second; return the id of the first."""
+        socket = await self.open_socket(bob)
+        await socket.live()
         delivered = []
-        for letter in (pushed, done):
-            self.assertEqual(ask(daemon.port, "POST", "/didcomm", letter.body)[0], 202)
-            delivered.append(await opened.pushed.get())
-        self.assertEqual([read_marker(bob, one) for one in delivered], [pushed.marker, done.marker])
-        await opened.acknowledge([delivered[1]])
+        for forward in (pushed, acknowledged):
+            self.assertEqual(send_request(daemon.port, "POST", "/didcomm", forward.body)[0], 202)
+            delivered.append(await socket.pushed.get())
+        self.assertEqual([read_marker(bob, message) for message in delivered], [pushed.marker, acknowledged.marker])
+        await socket.acknowledge([delivered[1]])
         return delivered[0].id
 
-    async def test_memory_backend(self) -> None:
-        """storage.backend: memory serves as well, writes no database, and has forgotten all after a restart."""
-        daemon = self.a_daemon({"storage": {"backend": "memory"}})
+    async def test_memory_backend_loses_state_over_restart(self) -> None:
+        """storage.backend: memory serves as well and writes no database."""
+        daemon = self.start_daemon({"storage": {"backend": "memory"}})
         bob = await enrol_wallet(daemon, reactor)
-        (letter,) = prepare_forwards(bob, "letter", 1)
-        self.assertEqual(ask(daemon.port, "POST", "/didcomm", letter.body)[0], 202)
-        self.assertEqual(list(await drain_queue(bob)), [letter.marker])
+        (forward,) = prepare_forwards(bob, "letter", 1)
+        self.assertEqual(send_request(daemon.port, "POST", "/didcomm", forward.body)[0], 202)
+        self.assertEqual(list(await drain_queue(bob)), [forward.marker])
         self.assertFalse((daemon.directory / "mediator.sqlite3").exists())
         await deferToThread(daemon.restart)
         refusal = await self.problem_of(bob.status())
         self.assertEqual(refusal.code, "e.p.req.not_enroll")
 
 
-class StarvedTests(DaemonTestCase):
-    """A disk that takes no more."""
+class FullDiskTests(DaemonTestCase):
+    """Storage that cannot be written."""
 
-    async def test_writes_fail(self) -> None:
+    async def test_failing_writes_are_refused_with_503(self) -> None:
         """
-        While nothing can be written, forwards and requests get 503 and /health says so; then it goes on without a
-        restart, and has what it accepted and nothing else (reference 11 row 17).
+        Forwards and requests get 503 and /health reports it; then service resumes without a restart, with what was
+        accepted and nothing else (reference 11 row 17).
         """
-        daemon = self.a_daemon()
+        daemon = self.start_daemon()
         bob = await enrol_wallet(daemon, reactor)
-        before, meanwhile, after = prepare_forwards(bob, "letter", 3)
-        self.assertEqual(ask(daemon.port, "POST", "/didcomm", before.body)[0], 202)
-        # For the daemon, every write to a file fails with EFBIG.
+        accepted_before, refused_forward, accepted_after = prepare_forwards(bob, "letter", 3)
+        self.assertEqual(send_request(daemon.port, "POST", "/didcomm", accepted_before.body)[0], 202)
+        # Every write of the daemon to a file fails with EFBIG.
         _, hard = resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE)
         resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (0, hard))
         for _ in range(3):
-            self.assert_unavailable(daemon, meanwhile)
+            self.assert_unavailable(daemon, refused_forward)
         refusal = await self.problem_of(bob.status())
         self.assertEqual((refusal.status, refusal.code), (503, "e.p.me.res.storage"))
-        status, retry_after, body = ask(daemon.port, "GET", "/health")
+        status, retry_after, body = send_request(daemon.port, "GET", "/health")
         self.assertEqual((status, str(retry_after).isdigit()), (503, True))
         self.assertEqual(json.loads(body), {"status": "error", "detail": "store unavailable"})
         resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (hard, hard))
-        self.assertEqual(ask(daemon.port, "GET", "/health")[0], 200)
-        self.assertEqual(ask(daemon.port, "POST", "/didcomm", after.body)[0], 202)
-        self.assertEqual(list(await drain_queue(bob)), [before.marker, after.marker])
+        self.assertEqual(send_request(daemon.port, "GET", "/health")[0], 200)
+        self.assertEqual(send_request(daemon.port, "POST", "/didcomm", accepted_after.body)[0], 202)
+        self.assertEqual(list(await drain_queue(bob)), [accepted_before.marker, accepted_after.marker])
         await self.stop(daemon)
 
-    def assert_unavailable(self, daemon: Daemon, letter: PreparedForward) -> None:
-        status, retry_after, body = ask(daemon.port, "POST", "/didcomm", letter.body)
+    def assert_unavailable(self, daemon: Daemon, forward: PreparedForward) -> None:
+        status, retry_after, body = send_request(daemon.port, "POST", "/didcomm", forward.body)
         self.assertEqual((status, str(retry_after).isdigit()), (503, True))
         self.assertEqual(json.loads(body)["body"]["code"], "e.p.me.res.storage")
 
-    async def test_disk_full(self) -> None:
-        """When a real disk with database and log is full, forwards get 503, until there is room again."""
+    async def test_full_disk_is_refused_with_503(self) -> None:
+        """With database and log on a full file system, until there is space again."""
         disk = mount_small_filesystem(self, DISK_BYTES)
         storage = {"sqlite": {"path": str(disk / "mediator.sqlite3")}}
-        daemon = self.a_daemon({"storage": storage, "log": {"directory": str(disk / "log")}})
+        daemon = self.start_daemon({"storage": storage, "log": {"directory": str(disk / "log")}})
         bob = await enrol_wallet(daemon, reactor)
-        before, after = prepare_forwards(bob, "letter", 2)
-        # More than fits into the room that the database has taken already.
+        accepted_before, accepted_after = prepare_forwards(bob, "letter", 2)
+        # More than fits into the space already allocated to the database.
         large = prepare_sized_forward(bob, "large", DISK_BYTES // 4)
-        self.assertEqual(ask(daemon.port, "POST", "/didcomm", before.body)[0], 202)
+        self.assertEqual(send_request(daemon.port, "POST", "/didcomm", accepted_before.body)[0], 202)
         filler = disk / "filler"
         with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while True:
@@ -304,23 +308,23 @@ class StarvedTests(DaemonTestCase):
         for _ in range(3):
             self.assert_unavailable(daemon, large)
         filler.unlink()
-        self.assertEqual(ask(daemon.port, "POST", "/didcomm", after.body)[0], 202)
-        self.assertEqual(ask(daemon.port, "GET", "/health")[0], 200)
-        self.assertEqual(list(await drain_queue(bob)), [before.marker, after.marker])
+        self.assertEqual(send_request(daemon.port, "POST", "/didcomm", accepted_after.body)[0], 202)
+        self.assertEqual(send_request(daemon.port, "GET", "/health")[0], 200)
+        self.assertEqual(list(await drain_queue(bob)), [accepted_before.marker, accepted_after.marker])
         await self.stop(daemon)
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Path:
+def config_file(tmp_path: Path) -> Path:
     """A configuration for a free port, as `mediatord init` writes it."""
     _, path = write_initial_files(tmp_path / "m", f"http://127.0.0.1:{find_free_port()}")
     return path
 
 
-def refused(way: str, config: Path) -> tuple[int, list[str]]:
-    """Status and lines on standard error of a daemon that cannot start."""
-    done = subprocess.run(
-        [*WAYS[way], str(config)],
+def run_failing(command: str, config: Path) -> tuple[int, list[str]]:
+    """Exit status and standard error lines of a daemon that cannot start."""
+    result = subprocess.run(
+        [*COMMANDS[command], str(config)],
         cwd=config.parent,
         env=environment(),
         capture_output=True,
@@ -328,49 +332,52 @@ def refused(way: str, config: Path) -> tuple[int, list[str]]:
         timeout=PATIENCE_SECONDS,
         check=False,
     )
-    assert "Traceback" not in done.stdout + done.stderr
-    # Nobody is invited to what does not run.
-    assert "invitation" not in done.stdout
-    return done.returncode, done.stderr.splitlines()
+    assert "Traceback" not in result.stdout + result.stderr
+    # No invitation is printed.
+    assert "invitation" not in result.stdout
+    return result.returncode, result.stderr.splitlines()
 
 
 def port_of(config: Path) -> int:
-    """Where the daemon of a fresh configuration listens."""
+    """Port of the daemon of a new configuration."""
     (line,) = [line for line in config.read_text("utf-8").splitlines() if line.startswith("public_url: ")]
     return int(line.rpartition(":")[2])
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_port_taken(way: str, made: Path) -> None:
-    """Where somebody else listens, the daemon says so in one line and fails (contract 2)."""
-    port = port_of(made)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_port_in_use_is_reported_in_one_line(command: str, config_file: Path) -> None:
+    """Another process listens on the port (contract 2)."""
+    port = port_of(config_file)
     with socket.create_server(("127.0.0.1", port)):
-        status, lines = refused(way, made)
+        status, lines = run_failing(command, config_file)
     assert status == 1
     assert lines == [f"mediatord: cannot listen on tcp:{port}:interface=127.0.0.1: Address already in use"]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_unreadable_configuration(way: str, made: Path) -> None:
-    """What is no YAML costs one line with its place, and status 2 (contract 4)."""
-    made.write_text("queue:\n  ttl: [1h\nworkers: 1\n")
-    status, (line,) = refused(way, made)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_invalid_yaml_is_reported_with_position(command: str, config_file: Path) -> None:
+    """One line and status 2 (contract 4)."""
+    config_file.write_text("queue:\n  ttl: [1h\nworkers: 1\n")
+    status, (line,) = run_failing(command, config_file)
     assert status == 2
-    assert line.startswith(f"mediatord: {made}:3: ")
+    assert line.startswith(f"mediatord: {config_file}:3: ")
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_impossible_configuration(way: str, made: Path) -> None:
+@pytest.mark.parametrize("command", COMMANDS)
+def test_invalid_settings_are_reported_by_line_and_key(command: str, config_file: Path) -> None:
     """
-    An unknown key and a wrong type are found by line and key, with status 2 (contract 4); `run` keeps to one line
-    and says where the others are listed.
+    An unknown key and a wrong type, with status 2 (contract 4); `run` prints one line that says where the others are
+    listed.
     """
-    made.write_text("queue:\n  tll: 1h\nworkers: many\n")
-    first, second = f"mediatord: {made}:2: queue.tll: unknown key", f"mediatord: {made}:3: workers: expected "
-    status, lines = refused(way, made)
+    config_file.write_text("queue:\n  tll: 1h\nworkers: many\n")
+    first, second = (
+        f"mediatord: {config_file}:2: queue.tll: unknown key",
+        f"mediatord: {config_file}:3: workers: expected ",
+    )
+    status, lines = run_failing(command, config_file)
     assert status == 2
     assert lines[0].startswith(first)
-    if way == "run":
+    if command == "run":
         assert lines[0].endswith("(and 1 more; run mediatord check-config to list all)")
         assert len(lines) == 1
     else:
@@ -378,28 +385,28 @@ def test_impossible_configuration(way: str, made: Path) -> None:
         assert lines[1].startswith(second)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_open_keys(way: str, made: Path) -> None:
-    """Keys that others may read are not used; the line says what to type."""
-    keys = made.parent / "keys.jwks"
+@pytest.mark.parametrize("command", COMMANDS)
+def test_keys_readable_by_others_are_refused(command: str, config_file: Path) -> None:
+    """The line says which command corrects it."""
+    keys = config_file.parent / "keys.jwks"
     keys.chmod(0o644)
     line = f"mediatord: {keys} is accessible to other users (mode 0644); run: chmod 600 {keys}"
-    assert refused(way, made) == (1, [line])
+    assert run_failing(command, config_file) == (1, [line])
 
 
-def nowhere(path: Path) -> None:
-    """No directory for the database."""
+def missing_directory(path: Path) -> None:
+    """The directory of the database does not exist."""
     config = path.parent / "mediator.yaml"
     config.write_text(config.read_text("utf-8").replace("path: mediator.sqlite3", "path: nowhere/mediator.sqlite3"))
 
 
-def no_database(path: Path) -> None:
-    """A file of something else."""
+def invalid_file(path: Path) -> None:
+    """A file that is no database."""
     path.write_bytes(b"To be or not to be. " * 1000)
 
 
 def newer_database(path: Path) -> None:
-    """Ours, as of a version yet to come."""
+    """A database of a later schema version."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE message (id TEXT)")
         connection.execute(f"PRAGMA application_id = {int.from_bytes(b'mdrd')}")
@@ -407,7 +414,7 @@ def newer_database(path: Path) -> None:
 
 
 def foreign_database(path: Path) -> None:
-    """Of another program."""
+    """A database of another program."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE invoice (id TEXT)")
 
@@ -415,34 +422,40 @@ def foreign_database(path: Path) -> None:
 NO_DATABASE = (
     "file is not a database; restore a backup, or recover data as docs/how-to/back-up-and-restore.md describes"
 )
-TROUBLES = {
-    "No such file or directory": nowhere,
-    NO_DATABASE: no_database,
+UNUSABLE_DATABASES = {
+    "No such file or directory": missing_directory,
+    NO_DATABASE: invalid_file,
     "its schema version is 1000, at most 1 is supported; upgrade mediatord": newer_database,
     "the file is a database of another program": foreign_database,
 }
 
 
-@pytest.mark.parametrize(("way", "reason"), [*(("run", reason) for reason in TROUBLES), ("twistd", NO_DATABASE)])
-def test_unusable_database(way: str, reason: str, made: Path) -> None:
-    """A database that cannot be used is named in one line with the reason, and is not touched."""
-    path = made.parent / "mediator.sqlite3"
-    TROUBLES[reason](path)
+@pytest.mark.parametrize(
+    ("command", "reason"), [*(("run", reason) for reason in UNUSABLE_DATABASES), ("twistd", NO_DATABASE)]
+)
+def test_unusable_database_is_reported_and_unchanged(command: str, reason: str, config_file: Path) -> None:
+    """One line with its path and the reason."""
+    path = config_file.parent / "mediator.sqlite3"
+    UNUSABLE_DATABASES[reason](path)
     content = path.read_bytes() if path.exists() else None
-    status, (line,) = refused(way, made)
+    status, (line,) = run_failing(command, config_file)
     assert status == 1
-    assert line.startswith(f"mediatord: cannot use the database {made.parent}/")
+    assert line.startswith(f"mediatord: cannot use the database {config_file.parent}/")
     assert line.endswith(f"mediator.sqlite3: {reason}")
     assert (path.read_bytes() if path.exists() else None) == content
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_banner_comes_when_it_listens(workers: int, made: Path) -> None:
-    """Whoever reads in a pipe where the daemon is finds it there, with DIDs, invitation and what to try."""
-    made.write_text(made.read_text("utf-8").replace("workers: 1", f"workers: {workers}"), "utf-8")
-    port = port_of(made)
+def test_banner_is_printed_once_it_listens(workers: int, config_file: Path) -> None:
+    """With DIDs, invitation and commands to try, also into a pipe."""
+    config_file.write_text(config_file.read_text("utf-8").replace("workers: 1", f"workers: {workers}"), "utf-8")
+    port = port_of(config_file)
     process = subprocess.Popen(
-        [*WAYS["run"], str(made)], cwd=made.parent, env=environment(), stdout=subprocess.PIPE, text=True
+        [*COMMANDS["run"], str(config_file)],
+        cwd=config_file.parent,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert process.stdout is not None
@@ -450,7 +463,7 @@ def test_banner_comes_when_it_listens(workers: int, made: Path) -> None:
         while not lines or "mediatord status" not in lines[-1]:
             lines.append(process.stdout.readline())
             assert lines[-1], "it has ended"
-        assert ask(port, "GET", "/health")[0] == 200
+        assert send_request(port, "GET", "/health")[0] == 200
         process.send_signal(signal.SIGTERM)
         lines += process.communicate()[0].splitlines()
     finally:
@@ -465,8 +478,8 @@ def test_banner_comes_when_it_listens(workers: int, made: Path) -> None:
 
 
 @pytest.mark.parametrize("program", ["twist", "twistd"])
-def test_plugin_is_listed(program: str, tmp_path: Path) -> None:
-    """Twisted's own commands know the daemon (contract 2)."""
+def test_twist_and_twistd_list_the_plugin(program: str, tmp_path: Path) -> None:
+    """Both programs know the daemon (contract 2)."""
     command = [str(Path(sys.executable).with_name(program)), "--help"]
     done = subprocess.run(
         command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
@@ -476,11 +489,15 @@ def test_plugin_is_listed(program: str, tmp_path: Path) -> None:
 
 
 @contextlib.contextmanager
-def running(way: str, config: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A daemon that was started this way and is not left behind."""
+def start_process(command: str, config: Path, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A daemon started by this command, killed at the end."""
     with (config.parent / "output").open("ab") as output:
         process = subprocess.Popen(
-            [*WAYS[way], str(config)], cwd=config.parent, env=environment(**variables), stdout=output, stderr=output
+            [*COMMANDS[command], str(config)],
+            cwd=config.parent,
+            env=environment(**variables),
+            stdout=output,
+            stderr=output,
         )
     try:
         yield process
@@ -490,67 +507,69 @@ def running(way: str, config: Path, **variables: str) -> Iterator[subprocess.Pop
             process.wait()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_service_manager_is_told(way: str, made: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", COMMANDS)
+def test_notifies_service_manager(command: str, config_file: Path, tmp_path: Path) -> None:
     """
-    READY=1 means that requests are served, or a reload is done; STOPPING=1 comes with the orderly stop (systemd's
-    Type=notify and notify-reload).
+    READY=1 once requests are served or a reload is done, STOPPING=1 with the orderly stop (systemd's Type=notify and
+    notify-reload).
     """
     with NotifySocket(tmp_path, PATIENCE_SECONDS) as manager:
-        with running(way, made, NOTIFY_SOCKET=manager.address) as process:
-            assert manager.next() == "READY=1"
+        with start_process(command, config_file, NOTIFY_SOCKET=manager.address) as process:
+            assert manager.next_state() == "READY=1"
             assert manager.statuses[-1] == "serving"
-            assert ask(port_of(made), "GET", "/health")[0] == 200
+            assert send_request(port_of(config_file), "GET", "/health")[0] == 200
             process.send_signal(signal.SIGHUP)
-            assert manager.next().startswith("RELOADING=1\nMONOTONIC_USEC=")
-            assert manager.next() == "READY=1"
+            assert manager.next_state().startswith("RELOADING=1\nMONOTONIC_USEC=")
+            assert manager.next_state() == "READY=1"
             process.terminate()
-            assert manager.next() == "STOPPING=1"
+            assert manager.next_state() == "STOPPING=1"
             assert process.wait(STOP_SECONDS) == 0
-        assert manager.silent()
+        assert manager.is_empty()
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("workers", [1, 2])
-def test_service_manager_when_the_store_is_away(workers: int, made: Path, tmp_path: Path) -> None:
-    """The daemon is up all the same, which is to be said before systemd ends it: it answers 503 and keeps trying."""
+def test_is_ready_for_systemd_without_store(workers: int, config_file: Path, tmp_path: Path) -> None:
+    """The daemon runs, answers 503 and keeps connecting; without READY=1 systemd would end it."""
     storage = {"backend": "mongodb", "mongodb": {"uri": "mongodb://127.0.0.1:1/mediatord"}}
-    settings = merge_settings(yaml.safe_load(made.read_text("utf-8")), {"storage": storage, "workers": workers})
-    made.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    settings = merge_settings(
+        yaml.safe_load(config_file.read_text("utf-8")), {"storage": storage, "workers": workers}
+    )
+    config_file.write_text(yaml.safe_dump(settings), encoding="utf-8")
     with NotifySocket(tmp_path, PATIENCE_SECONDS) as manager:
-        with running("twistd", made, NOTIFY_SOCKET=manager.address) as process:
-            assert manager.next() == "READY=1"
+        with start_process("twistd", config_file, NOTIFY_SOCKET=manager.address) as process:
+            assert manager.next_state() == "READY=1"
             assert manager.statuses == ["waiting for the store"]
-            assert ask(port_of(made), "GET", "/health")[0] == 503
+            assert send_request(port_of(config_file), "GET", "/health")[0] == 503
             process.terminate()
-            assert manager.next() == "STOPPING=1"
+            assert manager.next_state() == "STOPPING=1"
             assert process.wait(STOP_SECONDS) == 0
-        assert manager.silent()
+        assert manager.is_empty()
 
 
-def test_impatient_operator(made: Path, tmp_path: Path) -> None:
-    """However often the daemon is told to stop while it stops, it does so in order, with status 0 (contract 2)."""
+def test_repeated_stop_signals_do_not_disturb_stop(config_file: Path, tmp_path: Path) -> None:
+    """It still ends in order with status 0 (contract 2)."""
     with NotifySocket(tmp_path, PATIENCE_SECONDS) as manager:
-        with running("run", made, NOTIFY_SOCKET=manager.address) as process:
-            assert manager.next() == "READY=1"
+        with start_process("run", config_file, NOTIFY_SOCKET=manager.address) as process:
+            assert manager.next_state() == "READY=1"
             process.terminate()
-            assert manager.next() == "STOPPING=1"
+            assert manager.next_state() == "STOPPING=1"
             while process.poll() is None:
                 process.terminate()
             assert process.returncode == 0
 
 
-def test_signals_rotate_the_log() -> None:
-    """SIGUSR1 and SIGHUP close a segment with events and begin another; the daemon goes on (analytics 4.2)."""
+def test_signals_rotate_event_log() -> None:
+    """SIGUSR1 and SIGHUP seal a segment and begin another; the daemon keeps running (analytics 4.2)."""
     with prepare_daemon({"log": {"rotate": {"compress": False}}}) as daemon:
         pid = daemon.pid
         segments: set[Path] = set()
         for number in (signal.SIGUSR1, signal.SIGHUP):
-            assert ask(daemon.port, "POST", "/didcomm", b"{}")[0] == 400
+            assert send_request(daemon.port, "POST", "/didcomm", b"{}")[0] == 400
             os.kill(pid, number)
-            # It takes signals before requests.
-            assert ask(daemon.port, "GET", "/health")[0] == 200
-            # One, or two when the hour strikes as well.
+            # Signals are handled before requests.
+            assert send_request(daemon.port, "GET", "/health")[0] == 200
+            # One, or two at the full hour.
             closed = set(daemon.log_directory.glob("events-*.jsonl")) - segments
             segments |= closed
             assert closed
@@ -560,5 +579,5 @@ def test_signals_rotate_the_log() -> None:
 
 
 def events(segment: Path) -> list[str]:
-    """The names of the events in a segment."""
+    """Names of the events in a segment."""
     return [json.loads(line)["event"] for line in segment.read_text("utf-8").splitlines()]

@@ -1,4 +1,4 @@
-"""What a daemon keeps of requests that it refuses, and of connections that are gone: measured from outside."""
+"""Memory of a daemon after refused requests and closed connections, measured from outside."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from twisted.trial.unittest import SynchronousTestCase
 from tests.integration.daemon import Daemon
 
 MIB = 1_048_576
-# Of the requirement: beyond the buffers that are documented.
+# Permitted growth, in addition to the documented buffers.
 SLACK = 64 * MIB
-# Ten seconds are required, of a machine that has nothing else to do.
+# Ten seconds are required on an idle machine.
 RETURN_SECONDS = 120.0
 LARGE = b"z" * 1_000_000
 DEEP = b"[" * 1000 + b"]" * 1000
@@ -42,30 +42,30 @@ class MemoryTests(SynchronousTestCase):
         self.before = self.resident()
 
     def resident(self) -> int:
-        """Bytes of memory of the daemon."""
+        """Resident memory of the daemon in bytes."""
         fields = Path(f"/proc/{self.daemon.pid}/statm").read_text("ascii").split()
         return int(fields[1]) * 4096
 
-    def assert_returned(self) -> None:
-        """Memory is about what it was, before long."""
+    def assert_memory_returned(self) -> None:
+        """Memory returns to about its former size."""
         deadline = time.monotonic() + RETURN_SECONDS
         while self.resident() > self.before + SLACK // 4 and time.monotonic() < deadline:
             time.sleep(0.1)
         self.assertLess(self.resident(), self.before + SLACK // 4)
 
-    def test_refused(self) -> None:
-        """Bodies that are refused, several times as much as may be kept."""
-        with closing(connect(self.daemon)) as line:
+    def test_refused_bodies_are_freed(self) -> None:
+        """Several times as many bytes as may be buffered."""
+        with closing(connect(self.daemon)) as connection:
             for path, kind in ((b"/didcomm", b"application/didcomm-encrypted+json"), (b"/", b"application/json")):
                 for name, body in REFUSED.items():
                     for _ in range(20):
-                        line.sendall(request(path, kind, body))
-                        self.assertIn(status_of(line), (400, 401), name)
+                        connection.sendall(request(path, kind, body))
+                        self.assertIn(status_of(connection), (400, 401), name)
                     self.assertLess(self.resident(), self.before + SLACK + MIB, name)
-        self.assert_returned()
+        self.assert_memory_returned()
 
-    def test_held(self) -> None:
-        """Unfinished requests and frames are in documented buffers, and go with their connections."""
+    def test_unfinished_input_is_bounded_and_freed(self) -> None:
+        """Unfinished requests and frames stay within documented buffers, which are freed with their connections."""
         frame = b"\x01\xfe\x03\xe8\0\0\0\0" + b"z" * 1000
         fragments = frame + (b"\x00" + frame[1:]) * 990
         whole = b"\x81\xff" + len(LARGE).to_bytes(8, "big") + b"\0\0\0\0" + LARGE
@@ -78,16 +78,16 @@ class MemoryTests(SynchronousTestCase):
                         self.assertEqual(status_of(line), 101)
                     line.sendall(data[:-1])
                 self.assertLess(self.resident(), self.before + 64 * (MIB + 65_536) + SLACK)
-            self.assert_returned()
+            self.assert_memory_returned()
 
 
 def connect(daemon: Daemon) -> socket.socket:
-    """A connection."""
+    """A TCP connection."""
     return socket.create_connection(("127.0.0.1", daemon.port), timeout=60)
 
 
 def request(path: bytes, kind: bytes, body: bytes) -> bytes:
-    """A POST."""
+    """A POST request."""
     return b"POST %b HTTP/1.1\r\nHost: a\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b" % (
         path,
         kind,
@@ -96,13 +96,13 @@ def request(path: bytes, kind: bytes, body: bytes) -> bytes:
     )
 
 
-def status_of(line: socket.socket) -> int:
-    """Of one response, which is read to its end."""
-    got = b""
-    while b"\r\n\r\n" not in got:
-        got += line.recv(65_536)
-    head, _, rest = got.partition(b"\r\n\r\n")
+def status_of(connection: socket.socket) -> int:
+    """Status of one response, which is read completely."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        received += connection.recv(65_536)
+    head, _, rest = received.partition(b"\r\n\r\n")
     length = next((int(one[15:]) for one in head.lower().split(b"\r\n") if one.startswith(b"content-length:")), 0)
     while len(rest) < length:
-        rest += line.recv(65_536)
+        rest += connection.recv(65_536)
     return int(head.split()[1])

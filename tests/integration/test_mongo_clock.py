@@ -1,4 +1,4 @@
-"""A daemon whose clock goes wrong beside a MongoDB whose clock is right."""
+"""A daemon whose clock becomes wrong while MongoDB's is right."""
 
 from __future__ import annotations
 
@@ -10,44 +10,47 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
-from tests.integration.cluster import fresh_storage
+from tests.integration.cluster import make_mongo_storage
 from tests.integration.message_load import PATIENCE_SECONDS, enrol_wallet, prepare_forwards
-from tests.integration.test_lifecycle import ask
+from tests.integration.test_lifecycle import send_request
 from tests.skewed_clock import ClockedDaemon, SkewedClock
 
 reactor: Any = _reactor
 
 DAYS = 4 * 86_400.0
-# It is asked so often.
-LOOK_SECONDS = 0.05
+# Interval of polling.
+POLL_SECONDS = 0.05
 
 
 class ClockSkewTests(TestCase):
-    async def test_set_wrong_and_right(self) -> None:
-        """Health names the clock and nothing is accepted until it is right; what waits is there all the time."""
+    async def test_refuses_messages_while_clock_is_wrong(self) -> None:
+        """Health names the clock; queued messages stay throughout."""
         clock = SkewedClock()
         self.addCleanup(clock.remove)
-        daemon = ClockedDaemon(clock, {"storage": fresh_storage(self)})
+        daemon = ClockedDaemon(clock, {"storage": make_mongo_storage(self)})
         self.addCleanup(daemon.clean)
         await deferToThread(daemon.start)
         bob = await enrol_wallet(daemon, reactor)
-        stock = iter(prepare_forwards(bob, "clock", 6))
+        forwards = iter(prepare_forwards(bob, "clock", 6))
 
         async def leave() -> int:
-            return (await bob.post(next(stock).body)).status
+            return (await bob.post(next(forwards).body)).status
 
         waiting = 0
-        for ahead, way in ((DAYS, "ahead of"), (-DAYS, "behind")):
+        for ahead, direction in ((DAYS, "ahead of"), (-DAYS, "behind")):
             self.assertEqual(await leave(), 202)
             waiting += 1
             clock.set(ahead)
-            detail = f"the clock of this host is 4 days {way} the MongoDB server's"
+            detail = f"the clock of this host is 4 days {direction} the MongoDB server's"
             deadline = reactor.seconds() + PATIENCE_SECONDS
-            # What it was asked when the clock was set may have failed for that.
-            while detail not in (found := await deferToThread(ask, daemon.port, "GET", "/health"))[2].decode():
-                self.assertLess(reactor.seconds(), deadline, found)
-                await deferLater(reactor, LOOK_SECONDS)
-            status, retry, body = found
+            # A request at the moment of the step may have failed.
+            while (
+                detail
+                not in (drained := await deferToThread(send_request, daemon.port, "GET", "/health"))[2].decode()
+            ):
+                self.assertLess(reactor.seconds(), deadline, drained)
+                await deferLater(reactor, POLL_SECONDS)
+            status, retry, body = drained
             self.assertEqual((status, retry, json.loads(body)), (503, "5", {"status": "error", "detail": detail}))
             self.assertEqual(await leave(), 503)
             clock.set(0.0)

@@ -1,4 +1,4 @@
-"""A daemon whose MongoDB server is not there, or does not let it in (UC-021 "failures")."""
+"""A daemon whose MongoDB server is missing, or refuses it (UC-021 "failures")."""
 
 from __future__ import annotations
 
@@ -24,67 +24,68 @@ from tests.replica_set import Credentials, ReplicaSet
 
 reactor: Any = _reactor
 
-# From when the server takes writes again; five on a machine that has nothing else to do.
+# Time from when the server accepts writes; five seconds on an idle machine.
 RECOVERY_SECONDS = 60.0
-# It is looked at so often.
-LOOK_SECONDS = 0.05
-AT_ONCE = 8
-# What a daemon says of a server that takes its time, as on a machine with other things to do.
-LATE = ("no connection to a primary", "no reply", "deadline exceeded")
+# Interval of polling.
+POLL_SECONDS = 0.05
+CONCURRENT_REQUESTS = 8
+# Log lines about a server that is slow, as on a busy machine.
+SLOW_SERVER_LINES = ("no connection to a primary", "no reply", "deadline exceeded")
 
 
 class OutageTests(SingleMongodTestCase):
-    """One server, which comes and goes."""
+    """One server that is stopped and started."""
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
-        """A daemon with an account, letters for it, and an identity."""
+        """A daemon with an account, forwards for it, and an identity."""
         await super().setUp()
-        self.message_count = [letter.body for letter in prepare_forwards(self.bob, "outage", AT_ONCE)]
+        self.bodies = [forward.body for forward in prepare_forwards(self.bob, "outage", CONCURRENT_REQUESTS)]
         self.alice = await deferToThread(lambda: RawDecentrlClient(DaemonClient(self.daemon), "alice"))
         await deferToThread(self.alice.register)
 
-    async def answers(self, *others: tuple[str, str, bytes | None, str]) -> list[HTTPResponse]:
-        """To all letters, and to other requests, which are handed in at the same time."""
-        requests = [("POST", "/didcomm", body, ENCRYPTED_MEDIA_TYPE) for body in self.message_count]
+    async def send_concurrently(self, *other_requests: tuple[str, str, bytes | None, str]) -> list[HTTPResponse]:
+        """Send all forwards and other requests at the same time; return the responses."""
+        requests = [("POST", "/didcomm", body, ENCRYPTED_MEDIA_TYPE) for body in self.bodies]
 
-        def at_once() -> list[HTTPResponse]:
-            with ThreadPoolExecutor(len(requests) + len(others)) as pool:
-                return list(pool.map(lambda request: send_request(self.daemon, *request), [*requests, *others]))
+        def send_all() -> list[HTTPResponse]:
+            with ThreadPoolExecutor(len(requests) + len(other_requests)) as pool:
+                return list(
+                    pool.map(lambda request: send_request(self.daemon, *request), [*requests, *other_requests])
+                )
 
-        return await deferToThread(at_once)
+        return await deferToThread(send_all)
 
     async def assert_unavailable(self) -> None:
-        """
-        Everything that needs the store is refused for now, and the daemon says that the store is why (issue:
-        faults).
-        """
-        others = [
+        """Everything that needs the store is refused for now, and health names the store (issue: faults)."""
+        other_requests = [
             ("POST", "/", self.alice.command({"type": "QUERY_EVENTS"}), JSON),
             ("POST", "/didcomm", self.bob.pack(f"{PICKUP}/status-request", {})[1], ENCRYPTED_MEDIA_TYPE),
             ("GET", f"/public/{self.alice.did}", None, ""),
             ("GET", "/health", None, ""),
         ]
         for _ in range(2):
-            for answered in (answers := await self.answers(*others)):
-                self.assertEqual(answered.status, 503, answered.body)
-                self.assertGreater(int(answered.headers["retry-after"]), 0)
-            self.assertIn("store", answers[-1].body.decode())
+            for response in (responses := await self.send_concurrently(*other_requests)):
+                self.assertEqual(response.status, 503, response.body)
+                self.assertGreater(int(response.headers["retry-after"]), 0)
+            self.assertIn("store", responses[-1].body.decode())
 
     async def assert_recovered(self) -> None:
-        """Without a restart, and with nothing of what was refused."""
+        """Without a restart, and without anything that was refused."""
         await deferToThread(self.servers.primary)
-        began = reactor.seconds()
+        start = reactor.seconds()
         await deferToThread(self.daemon.await_health)
-        self.assertLess(reactor.seconds() - began, RECOVERY_SECONDS)
-        # It may be well a moment before the last of that is undone.
+        self.assertLess(reactor.seconds() - start, RECOVERY_SECONDS)
+        # It may be healthy a moment before the last write is undone.
         while (await self.bob.status()).message_count:
-            self.assertLess(reactor.seconds() - began, RECOVERY_SECONDS)
-            await deferLater(reactor, LOOK_SECONDS)
-        self.assertEqual([answered.status for answered in await self.answers()], [202] * AT_ONCE)
-        self.assertEqual((await self.bob.status()).message_count, AT_ONCE)
+            self.assertLess(reactor.seconds() - start, RECOVERY_SECONDS)
+            await deferLater(reactor, POLL_SECONDS)
+        self.assertEqual(
+            [response.status for response in await self.send_concurrently()], [202] * CONCURRENT_REQUESTS
+        )
+        self.assertEqual((await self.bob.status()).message_count, CONCURRENT_REQUESTS)
 
-    async def test_no_server_at_start(self) -> None:
-        """The daemon comes up all the same, and keeps trying."""
+    async def test_starts_without_server(self) -> None:
+        """The daemon starts and keeps connecting."""
         await deferToThread(self.daemon.stop)
         await deferToThread(self.servers.stop, 0)
         await deferToThread(self.daemon.start, 503)
@@ -93,8 +94,8 @@ class OutageTests(SingleMongodTestCase):
         await self.assert_recovered()
         await deferToThread(self.daemon.stop)
 
-    async def test_the_server_is_killed(self) -> None:
-        """And comes back later. Its version is nothing that is complained of."""
+    async def test_recovers_from_killed_server(self) -> None:
+        """The server restarts later; its version is accepted."""
         await deferToThread(self.servers.kill, 0)
         await self.assert_unavailable()
         await deferToThread(self.servers.start, 0)
@@ -102,8 +103,8 @@ class OutageTests(SingleMongodTestCase):
         self.assertNotIn("versions this was tested with", self.daemon.output())
 
     @pytest.mark.exhaustive
-    async def test_the_server_says_nothing(self) -> None:
-        """What was asked of it meanwhile it does late, when nobody waits for it any more; it is undone."""
+    async def test_undoes_writes_of_frozen_server(self) -> None:
+        """Writes that the server carries out after the deadline are undone."""
         self.servers.freeze(0)
         await self.assert_unavailable()
         self.servers.thaw(0)
@@ -111,10 +112,10 @@ class OutageTests(SingleMongodTestCase):
 
 
 class RefusalTests(SynchronousTestCase):
-    """What ends the daemon, and what does not."""
+    """Errors that end the daemon, and errors that do not."""
 
-    def run_with(self, uri: str, command: str = "run") -> subprocess.CompletedProcess[str]:
-        """A daemon that is expected to end by itself."""
+    def run_with_uri(self, uri: str, command: str = "run") -> subprocess.CompletedProcess[str]:
+        """Run a command that is expected to end."""
         daemon = make_mongo_daemon(uri)
         self.addCleanup(daemon.clean)
         return subprocess.run(
@@ -125,22 +126,22 @@ class RefusalTests(SynchronousTestCase):
             check=False,
         )
 
-    def test_a_uri_that_would_not_be_honoured_ends_it(self) -> None:
-        """With one line that has no secret in it, whether it is to run or to be checked (issue: at start)."""
-        # What is said of a file when it is checked begins with its place.
-        for command, beginning in (("run", r"mediatord: "), ("check-config", r"\S+/mediator\.yaml:\d+: ")):
+    def test_unsupported_uri_ends_the_daemon(self) -> None:
+        """One line without secrets, for `run` and `check-config` (issue: at start)."""
+        # Errors of check-config begin with the place in the file.
+        for command, prefix in (("run", r"mediatord: "), ("check-config", r"\S+/mediator\.yaml:\d+: ")):
             for uri in (
                 "mongodb://u:s3cret@127.0.0.1:1/?authSource=admin",
                 "mongodb://127.0.0.1:1/m?tlsInsecure=true",
             ):
-                ran = self.run_with(uri, command)
-                self.assertEqual(ran.returncode, 1, ran.stderr)
-                (line,) = ran.stderr.strip().splitlines()
-                self.assertRegex(line, rf"^{beginning}storage\.mongodb\.uri: ")
-                self.assertNotIn("s3cret", ran.stdout + ran.stderr)
+                result = self.run_with_uri(uri, command)
+                self.assertEqual(result.returncode, 1, result.stderr)
+                (line,) = result.stderr.strip().splitlines()
+                self.assertRegex(line, rf"^{prefix}storage\.mongodb\.uri: ")
+                self.assertNotIn("s3cret", result.stdout + result.stderr)
 
-    def test_a_wrong_password_does_not(self) -> None:
-        """It can be put right at the server. The log says what is wrong, and nothing secret."""
+    def test_wrong_password_does_not_end_the_daemon(self) -> None:
+        """It can be corrected on the server. The log names the problem without secrets."""
         with ReplicaSet(auth=Credentials("root", "r00t")) as servers:
             daemon = make_mongo_daemon(servers.uri("mediatord", credentials="root:s3cret"))
             self.addCleanup(daemon.clean)
@@ -152,8 +153,8 @@ class RefusalTests(SynchronousTestCase):
             daemon.stop()
 
     @pytest.mark.exhaustive
-    def test_a_user_of_the_database_is_enough(self) -> None:
-        """With `readWrite` on it and nothing else: to begin, and to take over from a node that was killed."""
+    def test_read_write_role_is_sufficient(self) -> None:
+        """`readWrite` on the database, to start and to take over from a killed node."""
         with ReplicaSet(auth=Credentials("root", "r00t")) as servers:
             roles = [{"role": "readWrite", "db": "mediatord"}]
             servers.client["mediatord"].command("createUser", "m", pwd="s3cret", roles=roles)
@@ -167,10 +168,17 @@ class RefusalTests(SynchronousTestCase):
             cluster.stop()
             for node in cluster.nodes:
                 errors = [line for line in node.output().splitlines() if "#error" in line]
-                self.assertEqual([line for line in errors if not any(late in line for late in LATE)], [])
+                self.assertEqual(
+                    [
+                        line
+                        for line in errors
+                        if not any(slow_server_lines in line for slow_server_lines in SLOW_SERVER_LINES)
+                    ],
+                    [],
+                )
 
-    def test_a_server_that_is_no_member_of_a_replica_set(self) -> None:
-        """Nothing could be stored there as it must; the log says so."""
+    def test_standalone_server_is_reported(self) -> None:
+        """It cannot store durably; the log says so."""
         with ReplicaSet() as servers:
             daemon = make_mongo_daemon(servers.uri("mediatord", replicaSet="another"))
             self.addCleanup(daemon.clean)

@@ -1,4 +1,4 @@
-"""Messages that pass two mediators, each of them a process of its own (reference 4.6 to 4.8)."""
+"""Messages that pass two mediators, each a process of its own (reference 4.6 to 4.8)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ LOOPBACK = {"outbound": {"allow_private": ["127.0.0.0/8"]}}
 TEXT = "for nobody else's eyes"
 
 
-def reached_by_way_of(first: str, second: str) -> WalletIdentity:
-    """An identity whose document says: to the first mediator, for the second one, for me."""
+def identity_behind(first: str, second: str) -> WalletIdentity:
+    """An identity whose document routes through the first mediator, then the second one."""
     agreement, signing = PrivateKey.generate("X25519"), PrivateKey.generate("Ed25519")
     endpoint = {"uri": first, "accept": ["didcomm/v2"], "routing_keys": [second], "routingKeys": [second]}
     service = {"type": "DIDCommMessaging", "serviceEndpoint": endpoint}
@@ -41,44 +41,49 @@ class OnionTests(TestCase):
     """
     Two mediators: the first delivers to the second by POST, because an account of it has its endpoint there.
 
-    The last one to be wrapped for is Bob, who waits at the second mediator on a live socket.
+    The final recipient is Bob, with a live socket at the second mediator.
     """
 
-    async def start(self, endpoints: dict[str, str] | None = None, **didcomm: Any) -> None:
+    async def start_mediators(self, endpoints: dict[str, str] | None = None, **didcomm: Any) -> None:
         """
-        Start both.
+        Start both mediators.
 
-        :param endpoints: of the first mediator; where the value is empty, it is the URL of the second.
+        :param endpoints: endpoints of the first mediator; an empty value stands for the URL of the second.
         """
         self.http = open_http(reactor)
-        self.last = self.daemon(Daemon())
-        self.second = await discover_mediator(self.http, self.last.url)
+        self.second_daemon = self.start_daemon(Daemon())
+        self.second = await discover_mediator(self.http, self.second_daemon.url)
         urls = {did: endpoint or self.second.http_uri for did, endpoint in (endpoints or {}).items()}
-        self.entry = self.daemon(Daemon({"didcomm": {"endpoints": urls, **didcomm}, **LOOPBACK}))
-        self.first = await discover_mediator(self.http, self.entry.url)
+        self.first_daemon = self.start_daemon(Daemon({"didcomm": {"endpoints": urls, **didcomm}, **LOOPBACK}))
+        self.first = await discover_mediator(self.http, self.first_daemon.url)
 
-    def daemon(self, daemon: Daemon) -> Daemon:
-        """Start a daemon for as long as the test lasts."""
+    def start_daemon(self, daemon: Daemon) -> Daemon:
+        """Start a daemon for the duration of the test."""
         daemon.__enter__()
         self.addCleanup(daemon.__exit__, None, None, None)
         return daemon
 
-    async def enrolled(self, identity: WalletIdentity, mediator: DIDCommMediator, *dids: str) -> DIDCommWallet:
+    async def enrol_wallet(self, identity: WalletIdentity, mediator: DIDCommMediator, *dids: str) -> DIDCommWallet:
         """A wallet with an account, and these DIDs or its own registered."""
         wallet = DIDCommWallet(identity, self.http, reactor, mediator)
         await wallet.enrol()
         self.assertEqual(set(await wallet.register(*dids)), {"success"})
         return wallet
 
-    async def live(self, wallet: DIDCommWallet) -> DIDCommSocket:
-        """A socket on which messages are pushed."""
+    async def open_live_socket(self, wallet: DIDCommWallet) -> DIDCommSocket:
+        """A socket with live delivery."""
         socket = await connect_didcomm_socket(reactor, wallet)
         self.addCleanup(socket.close)
         await socket.live()
         return socket
 
-    async def post(self, to: DIDCommMediator, recipient: WalletIdentity, hops: tuple[str, ...]) -> tuple[str, bytes]:
-        """A stranger sends something by way of `hops`: its DID, and the message as the recipient shall get it."""
+    async def post_by_hops(
+        self, to: DIDCommMediator, recipient: WalletIdentity, hops: tuple[str, ...]
+    ) -> tuple[str, bytes]:
+        """
+        An unregistered sender posts a message through `hops`: its DID, and the envelope that the recipient should
+        get.
+        """
         sender = DIDCommWallet(WalletIdentity.generate(), self.http, reactor, to)
         sender.documents.add(self.second.document)
         message = compose_message(BASIC_MESSAGE, {"content": TEXT}, to=[recipient.did], **from_header(sender.did))
@@ -87,14 +92,16 @@ class OnionTests(TestCase):
         self.assertEqual((response.status, response.body), (202, b""))
         return sender.did, inner
 
-    def assert_intact(self, wallet: DIDCommWallet, delivered: DeliveredMessage, sender: str, inner: bytes) -> None:
-        """Exactly what the sender made, byte for byte, and it opens."""
+    def assert_delivered_unchanged(
+        self, wallet: DIDCommWallet, delivered: DeliveredMessage, sender: str, inner: bytes
+    ) -> None:
+        """The delivered envelope is unchanged and opens."""
         self.assertEqual(delivered.payload, inner)
         opened = wallet.open(delivered)
         self.assertEqual((opened.text, opened.sender), (TEXT, sender))
 
-    def assert_ignorant(self, daemon: Daemon, *names: str) -> None:
-        """Nothing in the files of a mediator, events and database, has one of these names or the text."""
+    def assert_files_lack(self, daemon: Daemon, *names: str) -> None:
+        """No file of the mediator contains one of these names or the text."""
         daemon.stop()
         files = [path for path in daemon.directory.rglob("*") if path.is_file()]
         self.assertTrue(any(path.suffix == ".sqlite3" for path in files))
@@ -103,63 +110,63 @@ class OnionTests(TestCase):
                 self.assertNotIn(name.encode(), path.read_bytes(), path.name)
 
     def events(self, daemon: Daemon, name: str) -> str:
-        """All lines of one event, as text."""
+        """All lines of one event."""
         lines = "".join(path.read_text("utf-8") for path in Path(daemon.log_directory).glob("*.jsonl"))
         return "\n".join(line for line in lines.splitlines() if f'"event":"{name}"' in line)
 
-    async def test_two_hops_of_an_onion(self) -> None:
+    async def test_sender_wraps_for_both_mediators(self) -> None:
         """
-        The sender wraps for both mediators, as the recipient's document says (reference 4.8). The first one knows
-        that something is for the second one, the second that something is for Bob, and neither knows the sender.
+        As the recipient's document says (reference 4.8). The first one learns the second, the second one learns Bob,
+        and neither learns the sender.
         """
-        courier = WalletIdentity.generate()
-        await self.start({courier.did: ""}, failover="configured")
-        await self.enrolled(courier, self.first, self.second.did)
-        bob = await self.enrolled(reached_by_way_of(self.first.did, self.second.did), self.second)
-        socket = await self.live(bob)
+        relay = WalletIdentity.generate()
+        await self.start_mediators({relay.did: ""}, failover="configured")
+        await self.enrol_wallet(relay, self.first, self.second.did)
+        bob = await self.enrol_wallet(identity_behind(self.first.did, self.second.did), self.second)
+        socket = await self.open_live_socket(bob)
         route = find_route(bob.identity.document, bob.documents.resolve)
         self.assertEqual(route.uri, self.first.http_uri)
         self.assertEqual(route.hops, (self.first.did, self.second.did))
-        sender, inner = await self.post(self.first, bob.identity, route.hops)
-        self.assert_intact(bob, await socket.pushed.get(), sender, inner)
+        sender, inner = await self.post_by_hops(self.first, bob.identity, route.hops)
+        self.assert_delivered_unchanged(bob, await socket.pushed.get(), sender, inner)
         await socket.close()
-        self.assertNotIn('"sender"', self.events(self.entry, "msg.accept"))
-        self.assertNotIn('"sender"', self.events(self.last, "msg.accept"))
-        keys = [name_of(did) for did in (sender, bob.did)]
-        self.assert_ignorant(self.entry, *keys)
-        self.assert_ignorant(self.last, keys[0], name_of(courier.did))
+        self.assertNotIn('"sender"', self.events(self.first_daemon, "msg.accept"))
+        self.assertNotIn('"sender"', self.events(self.second_daemon, "msg.accept"))
+        keys = [distinctive_part(did) for did in (sender, bob.did)]
+        self.assert_files_lack(self.first_daemon, *keys)
+        self.assert_files_lack(self.second_daemon, keys[0], distinctive_part(relay.did))
 
-    async def test_an_endpoint_that_is_a_did(self) -> None:
+    async def test_mediator_wraps_for_endpoint_did(self) -> None:
         """
-        The sender wraps for the first mediator only, where Bob's account names the second one by its DID: the first
-        wraps for that one's keys (reference 4.7).
+        The sender wraps for the first mediator only, where Bob's account has the second one's DID as endpoint: the
+        first one wraps for it (reference 4.7).
         """
-        await self.start(failover="account-did")
+        await self.start_mediators(failover="account-did")
         identity = WalletIdentity.generate(endpoint=self.second.did)
-        await self.enrolled(identity, self.first)
-        bob = await self.enrolled(identity, self.second)
-        socket = await self.live(bob)
-        sender, inner = await self.post(self.first, identity, (self.first.did,))
-        self.assert_intact(bob, await socket.pushed.get(), sender, inner)
+        await self.enrol_wallet(identity, self.first)
+        bob = await self.enrol_wallet(identity, self.second)
+        socket = await self.open_live_socket(bob)
+        sender, inner = await self.post_by_hops(self.first, identity, (self.first.did,))
+        self.assert_delivered_unchanged(bob, await socket.pushed.get(), sender, inner)
         await socket.close()
-        self.assert_ignorant(self.entry, name_of(sender))
-        self.assert_ignorant(self.last, name_of(sender))
+        self.assert_files_lack(self.first_daemon, distinctive_part(sender))
+        self.assert_files_lack(self.second_daemon, distinctive_part(sender))
 
-    async def test_the_second_mediator_is_away(self) -> None:
-        """The first one has it until the second one is back, and then delivers it (reference 4.7)."""
-        courier = WalletIdentity.generate()
-        await self.start({courier.did: ""}, failover="configured")
-        account = await self.enrolled(courier, self.first, self.second.did)
-        bob = await self.enrolled(WalletIdentity.generate(), self.second)
-        self.last.stop()
-        sender, inner = await self.post(self.first, bob.identity, (self.first.did, self.second.did))
+    async def test_delivers_when_second_mediator_returns(self) -> None:
+        """The first one queues the message until then (reference 4.7)."""
+        relay = WalletIdentity.generate()
+        await self.start_mediators({relay.did: ""}, failover="configured")
+        account = await self.enrol_wallet(relay, self.first, self.second.did)
+        bob = await self.enrol_wallet(WalletIdentity.generate(), self.second)
+        self.second_daemon.stop()
+        sender, inner = await self.post_by_hops(self.first, bob.identity, (self.first.did, self.second.did))
         self.assertEqual((await account.status()).message_count, 1)
-        self.last.start()
-        socket = await self.live(bob)
+        self.second_daemon.start()
+        socket = await self.open_live_socket(bob)
         delivered = await bob.fetch() or [await socket.pushed.get()]
-        self.assert_intact(bob, delivered[0], sender, inner)
+        self.assert_delivered_unchanged(bob, delivered[0], sender, inner)
 
 
-def name_of(did: str) -> str:
-    """The part of a did:peer:2 that is nobody else's: its first key."""
+def distinctive_part(did: str) -> str:
+    """The first key of a did:peer:2, which occurs in no other DID."""
     return did.split(".")[1]

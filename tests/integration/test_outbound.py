@@ -23,12 +23,12 @@ from tests.net.outbound_test_case import FakeResolver
 reactor: Any = _reactor
 LOOPBACK = ip_network("127.0.0.0/8")
 NAME = "wallet.example"
-# For a request, however busy the machine is.
+# Upper bound for a request, generous for busy machines.
 PATIENCE_SECONDS = 60.0
 
 
 class NamedReactor:
-    """The real reactor, with names of our own."""
+    """The real reactor with another name resolver."""
 
     def __init__(self, names: FakeResolver) -> None:
         self.nameResolver = names
@@ -37,8 +37,8 @@ class NamedReactor:
         return getattr(reactor, name)
 
 
-class Documents(Resource):
-    """Answers by path, and notes what it was asked."""
+class RecordingResource(Resource):
+    """Answers by path, and records requests."""
 
     isLeaf = True
 
@@ -65,8 +65,10 @@ class Documents(Resource):
         return body or b"{}"
 
 
-def a_certificate(name: str, issuer: tuple[x509.Certificate, ec.EllipticCurvePrivateKey] | None) -> tuple[Any, Any]:
-    """A certificate for a name or an address, valid for an hour, signed by its issuer or (a CA) by itself."""
+def make_certificate(
+    name: str, issuer: tuple[x509.Certificate, ec.EllipticCurvePrivateKey] | None
+) -> tuple[Any, Any]:
+    """A certificate for a name or an address, valid for an hour, signed by its issuer or self-signed."""
     key = ec.generate_private_key(ec.SECP256R1())
     now = datetime.now(UTC)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
@@ -94,15 +96,15 @@ class HTTPSTests(TestCase):
     """GET over TLS."""
 
     def setUp(self) -> None:
-        self.authority = a_certificate("authority.example", None)
+        self.authority = make_certificate("authority.example", None)
         self.trust_root = Certificate.loadPEM(self.authority[0].public_bytes(serialization.Encoding.PEM))
-        self.documents = Documents()
-        self.indications: list[bytes | None] = []
+        self.documents = RecordingResource()
+        self.server_names: list[bytes | None] = []
         self.names = FakeResolver({NAME: ["127.0.0.1"], "other.example": ["127.0.0.1"]})
-        self.outbound = self.an_outbound()
+        self.outbound = self.make_client()
 
-    def an_outbound(self, trust_root: Any = None) -> OutboundHTTPClient:
-        """One that may connect to loopback and trusts our authority, or that of `trust_root`."""
+    def make_client(self, trust_root: Any = None) -> OutboundHTTPClient:
+        """A client that may connect to loopback and trusts the test authority, or `trust_root`."""
         outbound = OutboundHTTPClient(
             NamedReactor(self.names), allow_private=[LOOPBACK], trust_root=trust_root or self.trust_root
         )
@@ -110,48 +112,48 @@ class HTTPSTests(TestCase):
         return outbound
 
     def serve(self, name: str = NAME) -> int:
-        """Serve the documents with a certificate for `name`; returns the port."""
-        certificate, key = a_certificate(name, self.authority)
+        """Serve the documents with a certificate for `name`; return the port."""
+        certificate, key = make_certificate(name, self.authority)
         pem = certificate.public_bytes(serialization.Encoding.PEM) + key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
         options = PrivateCertificate.loadPEM(pem).options()
-        options.getContext().set_tlsext_servername_callback(self.note_indication)
+        options.getContext().set_tlsext_servername_callback(self.record_server_name)
         site = Site(self.documents, timeout=None)
         port = reactor.listenSSL(0, site, options, interface="127.0.0.1")
         self.addCleanup(port.stopListening)
         number: int = port.getHost().port
         return number
 
-    def note_indication(self, connection: SSL.Connection) -> None:
-        """Note the name that the client asks for in its TLS hello."""
-        self.indications.append(connection.get_servername())
+    def record_server_name(self, connection: SSL.Connection) -> None:
+        """Record the server name of the TLS hello."""
+        self.server_names.append(connection.get_servername())
 
-    async def test_document(self) -> None:
-        """The name is checked against the certificate and sent as SNI, though the connection goes to an address."""
+    async def test_checks_certificate_by_name(self) -> None:
+        """The name is checked and sent as SNI, although the connection goes to an address."""
         port = self.serve()
         response = await self.outbound.get(f"https://{NAME}:{port}/document", limit=1000, timeout=PATIENCE_SECONDS)
         self.assertEqual(
             (response.status, response.content_type, response.body), (200, b"application/did+json", b"{}")
         )
-        self.assertEqual(self.indications, [NAME.encode()])
+        self.assertEqual(self.server_names, [NAME.encode()])
 
-    async def test_no_cookies(self) -> None:
-        """A cookie that was set does not come back."""
+    async def test_sends_no_cookies(self) -> None:
+        """A cookie of an earlier response is not sent."""
         port = self.serve()
         for _ in range(2):
             await self.outbound.get(f"https://{NAME}:{port}/document", limit=1000, timeout=PATIENCE_SECONDS)
         self.assertEqual(self.documents.requests, [(b"GET", b"/document", None)] * 2)
 
-    async def test_redirect(self) -> None:
-        """A redirect is not followed: it is the answer."""
+    async def test_follows_no_redirect(self) -> None:
+        """The redirect is returned as response."""
         port = self.serve()
         response = await self.outbound.get(f"https://{NAME}:{port}/elsewhere", limit=1000, timeout=PATIENCE_SECONDS)
         self.assertEqual(response.status, 302)
         self.assertEqual([request[1] for request in self.documents.requests], [b"/elsewhere"])
 
-    async def test_no_way_back_to_http(self) -> None:
-        """A POST that began over TLS is not redirected out of it."""
+    async def test_post_is_not_redirected_to_http(self) -> None:
+        """A POST over TLS is not sent again without it."""
         port = self.serve()
         with self.assertRaises(OutboundAddressError):
             await self.outbound.post(
@@ -159,8 +161,8 @@ class HTTPSTests(TestCase):
             )
         self.assertEqual(self.names.asked, [NAME])
 
-    async def test_limit(self) -> None:
-        """A body over the limit is a failure, with or without a length; one that just fits is not."""
+    async def test_response_size_is_limited(self) -> None:
+        """With or without a length; a body of exactly the limit is accepted."""
         port = self.serve()
         for path, size in (("chunks", 2000), ("document", 2)):
             url = f"https://{NAME}:{port}/{path}"
@@ -169,48 +171,48 @@ class HTTPSTests(TestCase):
             self.assertEqual(caught.exception.reason, "TooLong")
             self.assertEqual(len((await self.outbound.get(url, limit=size, timeout=PATIENCE_SECONDS)).body), size)
 
-    async def test_certificate_for_an_address(self) -> None:
+    async def test_accepts_certificate_for_address(self) -> None:
         """A host that is an address needs a certificate for that address."""
         port = self.serve("127.0.0.1")
         self.names.known = {"127.0.0.1": ["127.0.0.1"]}
         response = await self.outbound.get(f"https://127.0.0.1:{port}/document", limit=1000, timeout=PATIENCE_SECONDS)
         self.assertEqual(response.status, 200)
 
-    async def test_certificate_for_another_name(self) -> None:
-        """A certificate for another name is a failure, and nothing is asked."""
+    async def test_refuses_certificate_for_another_name(self) -> None:
+        """Nothing is requested."""
         port = self.serve("other.example")
         with self.assertRaises(OutboundRequestError):
             await self.outbound.get(f"https://{NAME}:{port}/document", limit=1000, timeout=PATIENCE_SECONDS)
         self.assertEqual(self.documents.requests, [])
 
-    async def test_certificate_of_another_authority(self) -> None:
-        """A certificate of an authority that is not trusted is a failure, and nothing is asked."""
+    async def test_refuses_certificate_of_another_authority(self) -> None:
+        """Nothing is requested."""
         port = self.serve()
-        stranger = a_certificate("stranger.example", None)[0].public_bytes(serialization.Encoding.PEM)
-        outbound = self.an_outbound(Certificate.loadPEM(stranger))
+        other_authority = make_certificate("stranger.example", None)[0].public_bytes(serialization.Encoding.PEM)
+        outbound = self.make_client(Certificate.loadPEM(other_authority))
         with self.assertRaises(OutboundRequestError):
             await outbound.get(f"https://{NAME}:{port}/document", limit=1000, timeout=PATIENCE_SECONDS)
         self.assertEqual(self.documents.requests, [])
 
 
-class DisguiseTests(TestCase):
-    """Hosts that mean loopback, written in every way the platform's resolver understands."""
+class LoopbackSpellingTests(TestCase):
+    """Hosts that denote loopback, in every spelling that the system resolver accepts."""
 
     def setUp(self) -> None:
-        self.documents = Documents()
+        self.documents = RecordingResource()
         port = reactor.listenTCP(0, Site(self.documents, timeout=None), interface="127.0.0.1")
         self.addCleanup(port.stopListening)
         self.port: int = port.getHost().port
 
-    def an_outbound(self, *allowed: Any) -> OutboundHTTPClient:
-        """One on the real reactor, with its own resolver."""
+    def make_client(self, *allowed: Any) -> OutboundHTTPClient:
+        """A client on the real reactor, with the system resolver."""
         outbound = OutboundHTTPClient(reactor, allow_private=allowed)
         self.addCleanup(outbound.close)
         return outbound
 
-    async def test_disguises_are_refused(self) -> None:
-        """What counts is the address that a host turns out to be, however it is written (8.5)."""
-        outbound = self.an_outbound()
+    async def test_refuses_every_spelling(self) -> None:
+        """The resolved address counts (8.5)."""
+        outbound = self.make_client()
         for host in (
             "127.0.0.1",
             "127.1",
@@ -237,9 +239,9 @@ class DisguiseTests(TestCase):
                 await outbound.post(f"http://{host}:{self.port}/", b"sealed", b"text/plain", timeout=PATIENCE_SECONDS)
         self.assertEqual(self.documents.requests, [])
 
-    async def test_they_do_mean_loopback(self) -> None:
-        """The same hosts reach the server when loopback is allowed: it is the guard that stops them."""
-        outbound = self.an_outbound(LOOPBACK, ip_network("::1"))
+    async def test_spellings_reach_loopback_if_allowed(self) -> None:
+        """So the address guard refuses them otherwise."""
+        outbound = self.make_client(LOOPBACK, ip_network("::1"))
         hosts = ("127.0.0.1", "127.1", "2130706433", "0x7f000001", "0177.0.0.1", "[::ffff:127.0.0.1]")
         for host in hosts:
             response = await outbound.post(
@@ -248,11 +250,11 @@ class DisguiseTests(TestCase):
             self.assertEqual((response.status, response.body), (200, b"sealed"))
         self.assertEqual(len(self.documents.requests), len(hosts))
 
-    async def test_nobody_there(self) -> None:
-        """A port that nobody listens on is a failure."""
+    async def test_refused_connection_is_a_failure(self) -> None:
+        """No process listens on the port."""
         port = reactor.listenTCP(0, Site(self.documents), interface="127.0.0.1")
         number = port.getHost().port
         await port.stopListening()
-        outbound = self.an_outbound(LOOPBACK)
+        outbound = self.make_client(LOOPBACK)
         with self.assertRaises(OutboundRequestError):
             await outbound.post(f"http://127.0.0.1:{number}/", b"sealed", b"text/plain", timeout=PATIENCE_SECONDS)

@@ -1,4 +1,4 @@
-"""A wallet proves over the network that another DID is its own, to a daemon that asks for that."""
+"""Ownership proofs over the network, with a daemon that requires them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ reactor: Any = _reactor
 
 
 class OwnershipTests(TestCase):
-    async def test_registered_with_a_proof(self) -> None:
-        """Without it not; with it mail comes for it."""
+    async def test_registers_did_only_with_proof(self) -> None:
+        """With the proof its messages are queued; without it registration is refused."""
         daemon = Daemon({"didcomm": {"require_ownership": True}})
         self.addCleanup(daemon.clean)
         await deferToThread(daemon.start)
@@ -35,7 +35,11 @@ class OwnershipTests(TestCase):
         self.assertEqual(await bob.register(alias.did, proofs=[proof]), ["success"])
         self.assertEqual(await bob.registered(), [bob.did, alias.did])
         self.assertEqual(await bob.register(alias.did), ["no_change"])
-        letter = anoncrypt(compose_message(BASIC_MESSAGE, {"content": "hello"}, to=[alias.did]), alias.document)
-        sealed = anoncrypt(build_forward(alias.did, [letter], to=[bob.mediator.did]), bob.mediator.document)
-        self.assertEqual((await bob.post(sealed)).status, 202)
+        message_envelope = anoncrypt(
+            compose_message(BASIC_MESSAGE, {"content": "hello"}, to=[alias.did]), alias.document
+        )
+        forward = anoncrypt(
+            build_forward(alias.did, [message_envelope], to=[bob.mediator.did]), bob.mediator.document
+        )
+        self.assertEqual((await bob.post(forward)).status, 202)
         self.assertEqual((await bob.status()).message_count, 1)

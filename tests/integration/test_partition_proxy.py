@@ -1,4 +1,4 @@
-"""The network that kill tests cut: it lets through, drops, or keeps silent."""
+"""The partition proxy passes, drops or holds back data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PATIENCE_SECONDS = 120.0
 
 
 class EchoServer(Protocol):
-    """Says what it is told."""
+    """Sends back what it receives."""
 
     def dataReceived(self, data: bytes) -> None:
         assert self.transport is not None
@@ -29,30 +29,30 @@ class EchoServer(Protocol):
 
 
 class RecordingClient(Protocol):
-    """Keeps what it is told, one piece at a time; None is the end."""
+    """Records received data, a chunk at a time; None is the end."""
 
     def __init__(self) -> None:
-        self.told: DeferredQueue[bytes | None] = DeferredQueue()
+        self.received: DeferredQueue[bytes | None] = DeferredQueue()
 
-    def say(self, data: bytes) -> None:
-        """Send."""
+    def send(self, data: bytes) -> None:
+        """Send data."""
         assert self.transport is not None
         self.transport.write(data)
 
-    async def hear(self) -> bytes | None:
-        """The next piece."""
-        waiting: Deferred[bytes | None] = self.told.get()
-        return await waiting.addTimeout(PATIENCE_SECONDS, reactor)
+    async def receive(self) -> bytes | None:
+        """The next chunk."""
+        chunk: Deferred[bytes | None] = self.received.get()
+        return await chunk.addTimeout(PATIENCE_SECONDS, reactor)
 
     def dataReceived(self, data: bytes) -> None:
-        self.told.put(data)
+        self.received.put(data)
 
     def connectionLost(self, reason: Failure = Failure(ConnectionError())) -> None:  # noqa: B008  Twisted's own default
-        self.told.put(None)
+        self.received.put(None)
 
 
 class PartitionProxyTests(TestCase):
-    """An echo, and ways to it."""
+    """An echo server behind the proxy."""
 
     def setUp(self) -> None:
         listening = reactor.listenTCP(0, Factory.forProtocol(EchoServer), interface="127.0.0.1")
@@ -60,60 +60,60 @@ class PartitionProxyTests(TestCase):
         self.port = listening.getHost().port
         self.network = PartitionProxy(reactor)
         self.addCleanup(self.network.close)
-        self.way = self.network.way_to(self.port)
+        self.proxy_port = self.network.route_to(self.port)
 
-    async def call(self) -> RecordingClient:
-        """A connection through the network."""
-        caller = RecordingClient()
-        await connectProtocol(TCP4ClientEndpoint(reactor, "127.0.0.1", self.way), caller)
+    async def connect(self) -> RecordingClient:
+        """A connection through the proxy."""
+        client = RecordingClient()
+        await connectProtocol(TCP4ClientEndpoint(reactor, "127.0.0.1", self.proxy_port), client)
         self.addCleanup(self.network.close)
-        return caller
+        return client
 
-    async def test_what_is_said_arrives(self) -> None:
-        """In both directions."""
-        caller = await self.call()
-        caller.say(b"a")
-        self.assertEqual(await caller.hear(), b"a")
+    async def test_passes_data_in_both_directions(self) -> None:
+        """Without a cut."""
+        client = await self.connect()
+        client.send(b"a")
+        self.assertEqual(await client.receive(), b"a")
 
-    async def test_a_cut_ends_connections(self) -> None:
-        """Those that are there, and those that are made; later ones are none of its business."""
-        caller = await self.call()
+    async def test_cut_closes_connections(self) -> None:
+        """Open and new ones; later connections are not affected."""
+        client = await self.connect()
         with self.network.cut(self.port):
-            self.assertIsNone(await caller.hear())
-            self.assertIsNone(await (await self.call()).hear())
-        caller = await self.call()
-        caller.say(b"b")
-        self.assertEqual(await caller.hear(), b"b")
+            self.assertIsNone(await client.receive())
+            self.assertIsNone(await (await self.connect()).receive())
+        client = await self.connect()
+        client.send(b"b")
+        self.assertEqual(await client.receive(), b"b")
 
-    async def test_a_silent_cut_keeps_everything_back(self) -> None:
-        """Nobody is told of it; what was sent meanwhile arrives when it is over, on connections old and new."""
-        old = await self.call()
-        old.say(b"1")
-        self.assertEqual(await old.hear(), b"1")
+    async def test_silent_cut_holds_data_back(self) -> None:
+        """Until it ends, on old and new connections."""
+        old = await self.connect()
+        old.send(b"1")
+        self.assertEqual(await old.receive(), b"1")
         with self.network.cut(self.port, silently=True):
-            old.say(b"2")
-            new = await self.call()
-            new.say(b"3")
-            other = await self.call()
-            other.say(b"4")
-            self.assertEqual([len(one.told.pending) for one in (old, new, other)], [0, 0, 0])
-        self.assertEqual([await one.hear() for one in (old, new, other)], [b"2", b"3", b"4"])
+            old.send(b"2")
+            new = await self.connect()
+            new.send(b"3")
+            other = await self.connect()
+            other.send(b"4")
+            self.assertEqual([len(one.received.pending) for one in (old, new, other)], [0, 0, 0])
+        self.assertEqual([await one.receive() for one in (old, new, other)], [b"2", b"3", b"4"])
 
-    async def test_a_cut_may_concern_some_processes_only(self) -> None:
-        """Connections of others go on, as do those to other servers."""
-        caller = await self.call()
+    async def test_cut_affects_only_given_processes(self) -> None:
+        """Connections of others, and to other servers, are not affected."""
+        client = await self.connect()
         with self.network.cut(self.port, of=[os.getppid()]), self.network.cut(self.port + 1):
-            caller.say(b"a")
-            self.assertEqual(await caller.hear(), b"a")
+            client.send(b"a")
+            self.assertEqual(await client.receive(), b"a")
         with self.network.cut(self.port, of=[os.getpid()]):
-            self.assertIsNone(await caller.hear())
+            self.assertIsNone(await client.receive())
 
-    async def test_a_way_can_be_closed(self) -> None:
-        """Connections are refused then; the entrance stays the same."""
-        await self.network.close_way(self.port)
+    async def test_closed_route_refuses_connections(self) -> None:
+        """The proxy port stays the same."""
+        await self.network.close_route(self.port)
         with self.assertRaises(ConnectionRefused):
-            await self.call()
-        self.network.open_way(self.port)
-        caller = await self.call()
-        caller.say(b"a")
-        self.assertEqual(await caller.hear(), b"a")
+            await self.connect()
+        self.network.open_route(self.port)
+        client = await self.connect()
+        client.send(b"a")
+        self.assertEqual(await client.receive(), b"a")

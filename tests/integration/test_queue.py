@@ -1,4 +1,4 @@
-"""`mediatord queue` beside a running daemon and after it, on every backend that keeps something."""
+"""`mediatord queue` beside a running daemon and on its stopped store, for every durable backend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mediatord.probe.identities_and_recognition import ProbeIdentities
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.wallet.didcomm_client import DIDCommWallet
 from mediatord.wallet.didcomm_socket import connect_didcomm_socket
-from tests.integration.cluster import fresh_storage
+from tests.integration.cluster import make_mongo_storage
 from tests.integration.daemon import Daemon
 from tests.integration.database_counters import find_miscounts
 from tests.integration.message_load import (
@@ -40,141 +40,147 @@ from tests.observability.counter_oracle import read_lines, wrong_counter_lines
 
 reactor: Any = _reactor
 
-# More than is taken out at a time, and more than that by an odd number.
-MANY = 237
+# More than one batch, and not a multiple of it.
+QUEUE_SIZE = 237
 ENDS = ("msg.ack", "msg.remove", "msg.expire", "msg.evict")
 
 
 class QueueTests(TestCase):
     def settings(self) -> dict[str, Any]:
-        """Of the daemon, beside those of a large queue."""
+        """Settings of the daemon, besides large queues."""
         return {}
 
-    async def test_beside_a_daemon(self) -> None:
-        """Only what is named goes; what is being delivered stays so, and every message is in the books."""
-        # Until they are looked at, messages that were pushed stay so, however long the commands in between take.
+    async def test_lists_shows_and_purges_queues(self) -> None:
+        """Only named messages are purged; pushed ones stay marked, and the ledger counts every message."""
+        # Pushed messages must stay marked until they are checked, however slow the commands are.
         queue = {"queue": {**ROOMY["queue"], "delivered_timeout": "1h"}}
         self.daemon = daemon = prepare_daemon({**queue, **self.settings()})
         self.addCleanup(daemon.clean)
         await deferToThread(daemon.start)
         bob, carol = await enrol_wallet(daemon, reactor), await enrol_wallet(daemon, reactor)
-        dave, erin = await deferToThread(self.friends)
-        hears = await connect_didcomm_socket(reactor, bob)
-        await hears.live()
-        await self.post(bob, "pushed", 2)
-        await self.post(carol, "kept", MANY)
-        pushed = [await hears.pushed.get() for _ in range(2)]
-        await deferToThread(self.tell, dave, erin, 3)
+        dave, erin = await deferToThread(self.register_identities)
+        socket = await connect_didcomm_socket(reactor, bob)
+        await socket.live()
+        await self.post_forwards(bob, "pushed", 2)
+        await self.post_forwards(carol, "kept", QUEUE_SIZE)
+        pushed = [await socket.pushed.get() for _ in range(2)]
+        await deferToThread(self.send_events, dave, erin, 3)
 
-        listed = await self.asked("list")
+        listing = await self.run_command("list")
         self.assertEqual(
-            [(one["protocol"], one["did"], one["messages"]) for one in listed["queues"]],
-            [("didcomm", carol.did, MANY), ("decentrl", erin.did, 3), ("didcomm", bob.did, 2)],
+            [(entry["protocol"], entry["did"], entry["messages"]) for entry in listing["queues"]],
+            [("didcomm", carol.did, QUEUE_SIZE), ("decentrl", erin.did, 3), ("didcomm", bob.did, 2)],
         )
-        self.assertEqual(listed["totals"]["messages"], MANY + 5)
-        kept = [one["id"] for one in (await self.asked("show", carol.did, "--top", "1000"))["shown"]]
-        self.assertEqual(len(kept), MANY)
+        self.assertEqual(listing["totals"]["messages"], QUEUE_SIZE + 5)
+        ids_of_carol = [
+            entry["id"] for entry in (await self.run_command("show", carol.did, "--top", "1000"))["shown"]
+        ]
+        self.assertEqual(len(ids_of_carol), QUEUE_SIZE)
 
-        ids = [word for id in kept[:5] for word in ("--id", id)]
-        planned = await self.asked("purge", carol.did, *ids)
-        self.assertEqual((planned["messages"], planned["ids"], planned["dry_run"]), (5, kept[:5], True))
-        self.assertEqual((await self.asked("purge", carol.did, *ids, "--yes"))["messages"], 5)
-        self.assertEqual((await self.asked("purge", erin.did, "--yes"))["protocols"], {"decentrl": 3})
-        self.assertEqual(await deferToThread(erin.pending), [])
+        ids = [word for id in ids_of_carol[:5] for word in ("--id", id)]
+        dry_run = await self.run_command("purge", carol.did, *ids)
+        self.assertEqual((dry_run["messages"], dry_run["ids"], dry_run["dry_run"]), (5, ids_of_carol[:5], True))
+        self.assertEqual((await self.run_command("purge", carol.did, *ids, "--yes"))["messages"], 5)
+        self.assertEqual((await self.run_command("purge", erin.did, "--yes"))["protocols"], {"decentrl": 3})
+        self.assertEqual(await deferToThread(erin.pending_events), [])
 
-        shown = (await self.asked("show", bob.did))["shown"]
-        self.assertEqual([(one["status"], one["pushes"]) for one in shown], [("delivered", 1)] * 2)
-        await hears.acknowledge(pushed[:1])
-        self.assertEqual((await self.asked("purge", bob.did, "--yes"))["messages"], 1)
-        await hears.acknowledge(pushed)
-        await hears.close()
-        self.assertEqual(len(await self.fetched(carol, 10)), 10)
-        await self.post(carol, "more", 1)
+        entries = (await self.run_command("show", bob.did))["shown"]
+        self.assertEqual([(entry["status"], entry["pushes"]) for entry in entries], [("delivered", 1)] * 2)
+        await socket.acknowledge(pushed[:1])
+        self.assertEqual((await self.run_command("purge", bob.did, "--yes"))["messages"], 1)
+        await socket.acknowledge(pushed)
+        await socket.close()
+        self.assertEqual(len(await self.fetch_and_acknowledge(carol, 10)), 10)
+        await self.post_forwards(carol, "more", 1)
 
-        await deferToThread(self.check_refusals)
+        await deferToThread(self.assert_refusals)
         await deferToThread(daemon.stop)
-        left = await self.asked("show", carol.did, "--top", "1000")
-        self.assertEqual(left["messages"], MANY - 5 - 10 + 1)
-        self.assertEqual((await self.asked("purge", carol.did, "--older-than", "0s", "--yes"))["messages"], 223)
-        left = await self.asked("list")
-        # The daemon may have ended while a message of its self-test was under way.
-        self.assertLessEqual({(one["self_test"], one["messages"]) for one in left["queues"]}, {(True, 1)})
-        self.assertEqual(left["totals"]["messages"], len(left["queues"]))
-        self.assertEqual(left["totals"]["bytes"], sum(one["bytes"] for one in left["queues"]))
-        self.check_books(Counter({"msg.accept": MANY + 6, "msg.ack": 11, "msg.remove": 5 + 3 + 1 + 223}))
+        remaining = await self.run_command("show", carol.did, "--top", "1000")
+        self.assertEqual(remaining["messages"], QUEUE_SIZE - 5 - 10 + 1)
+        self.assertEqual((await self.run_command("purge", carol.did, "--older-than", "0s", "--yes"))["messages"], 223)
+        remaining = await self.run_command("list")
+        # The daemon may have ended during a probe.
+        self.assertLessEqual({(entry["self_test"], entry["messages"]) for entry in remaining["queues"]}, {(True, 1)})
+        self.assertEqual(remaining["totals"]["messages"], len(remaining["queues"]))
+        self.assertEqual(remaining["totals"]["bytes"], sum(entry["bytes"] for entry in remaining["queues"]))
+        self.assert_ledger_matches_log(
+            Counter({"msg.accept": QUEUE_SIZE + 6, "msg.ack": 11, "msg.remove": 5 + 3 + 1 + 223})
+        )
         await deferToThread(daemon.start)
         self.assertEqual(await drain_queue(carol), {})
 
-    def friends(self) -> tuple[RawDecentrlClient, RawDecentrlClient]:
-        """Two identities of which the first may write to the other."""
+    def register_identities(self) -> tuple[RawDecentrlClient, RawDecentrlClient]:
+        """Two identities of which the first may send to the other."""
         daemon_client = DaemonClient(self.daemon)
         dave, erin = RawDecentrlClient(daemon_client, "dave"), RawDecentrlClient(daemon_client, "erin")
-        for one in (dave, erin):
-            one.register()
-        erin.befriend(dave)
+        for identity in (dave, erin):
+            identity.register()
+        erin.permit_sender(dave)
         return dave, erin
 
-    def tell(self, sender: RawDecentrlClient, recipient: RawDecentrlClient, count: int) -> None:
+    def send_events(self, sender: RawDecentrlClient, recipient: RawDecentrlClient, count: int) -> None:
         for _ in range(count):
-            self.assertEqual(sender.tell(recipient).status, 200)
+            self.assertEqual(sender.send_event(recipient).status, 200)
 
-    async def post(self, wallet: DIDCommWallet, prefix: str, count: int) -> None:
-        """Send letters that are all accepted."""
+    async def post_forwards(self, wallet: DIDCommWallet, prefix: str, count: int) -> None:
+        """Post forwards, which must all be accepted."""
         senders = LoadSenders(self.daemon.port, prepare_forwards(wallet, prefix, count))
         senders.start()
         await deferToThread(senders.join)
         self.assertEqual(len(senders.markers(202)), count)
 
-    async def fetched(self, wallet: DIDCommWallet, count: int) -> list[Any]:
-        """What was fetched, and acknowledged."""
+    async def fetch_and_acknowledge(self, wallet: DIDCommWallet, count: int) -> list[Any]:
+        """Fetch and acknowledge messages."""
         batch = list(await wallet.fetch(count))
         await wallet.acknowledge(batch)
         return batch
 
-    async def asked(self, *arguments: str) -> Any:
-        """What the command prints."""
-        return await deferToThread(self.ask, *arguments)
+    async def run_command(self, *arguments: str) -> Any:
+        """JSON output of the command."""
+        return await deferToThread(self.run_command_blocking, *arguments)
 
-    def ask(self, *arguments: str) -> Any:
+    def run_command_blocking(self, *arguments: str) -> Any:
         command = [sys.executable, "-m", "mediatord", "queue", *arguments, "--json"]
-        done = subprocess.run(
+        result = subprocess.run(
             [*command, "--config", str(self.daemon.config)], capture_output=True, text=True, check=False
         )
-        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
-        return json.loads(done.stdout)
+        self.assertEqual((result.returncode, result.stderr), (0, ""), result.stdout)
+        return json.loads(result.stdout)
 
-    def check_refusals(self) -> None:
-        """Nobody's queue is not looked into, and that of the daemon's self-test is not purged."""
+    def assert_refusals(self) -> None:
+        """The queue of an unknown DID cannot be shown, nor that of the probe purged."""
         for command in (("show", "did:web:nobody.example"), ("purge", "did:web:nobody.example", "--yes")):
-            self.assertEqual(self.refused(*command), "did:web:nobody.example is not a registered DID")
+            self.assertEqual(self.run_refused(*command), "did:web:nobody.example is not a registered DID")
         config = load_config(self.daemon.config, {})
         if config.workers > 1:
-            return  # each has a DID of its own
-        # It has an account once it has succeeded, which it may not at first where a message takes long.
-        with closing(ReadinessClient(self.daemon)) as asking:
-            asking.until(200)
-        own = ProbeIdentities(read_identity(config).root_secret).identity(config.node_name).did
-        self.assertEqual(self.ask("show", own)["self_test"], True)
-        self.assertIn("belongs to the daemon's own self-test", self.refused("purge", own, "--yes"))
+            return  # each worker has its own probe DID
+        # It has an account after its first success, which may take a while on a slow store.
+        with closing(ReadinessClient(self.daemon)) as client:
+            client.await_verdict(200)
+        probe_did = ProbeIdentities(read_identity(config).root_secret).identity(config.node_name).did
+        self.assertEqual(self.run_command_blocking("show", probe_did)["self_test"], True)
+        self.assertIn("belongs to the daemon's own self-test", self.run_refused("purge", probe_did, "--yes"))
 
-    def refused(self, *arguments: str) -> str:
-        """The one line that the command ends with."""
+    def run_refused(self, *arguments: str) -> str:
+        """The line with which the command fails."""
         command = [sys.executable, "-m", "mediatord", "-c", str(self.daemon.config), "queue", *arguments, "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        self.assertEqual((done.returncode, done.stdout, done.stderr.count("\n")), (1, "", 1), done.stderr)
-        return done.stderr.removeprefix("mediatord: ").rstrip("\n")
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        self.assertEqual((result.returncode, result.stdout, result.stderr.count("\n")), (1, "", 1), result.stderr)
+        return result.stderr.removeprefix("mediatord: ").rstrip("\n")
 
-    def check_books(self, expected: Counter[str]) -> None:
-        """Each message has one acceptance and one end, whoever wrote them, and all counters agree with the lines."""
+    def assert_ledger_matches_log(self, expected: Counter[str]) -> None:
+        """Each message has one acceptance and one end, and counters agree with the event log."""
         log = self.daemon.log_directory
         lines = [
-            line for folder in (log, *sorted(filter(_is_of_worker, log.iterdir()))) for line in read_lines(folder)
+            line
+            for directory in (log, *sorted(filter(_is_of_worker, log.iterdir())))
+            for line in read_lines(directory)
         ]
-        told = Counter(line["event"] for line in lines if line["event"] in ("msg.accept", *ENDS))
-        self.assertEqual(told, expected)
+        counters = Counter(line["event"] for line in lines if line["event"] in ("msg.accept", *ENDS))
+        self.assertEqual(counters, expected)
         accepted = [line["msg"] for line in lines if line["event"] == "msg.accept"]
-        ended = [line["msg"] for line in lines if line["event"] in ENDS]
-        self.assertEqual(sorted(accepted), sorted(ended))
+        ends = [line["msg"] for line in lines if line["event"] in ENDS]
+        self.assertEqual(sorted(accepted), sorted(ends))
         self.assertEqual(wrong_counter_lines(lines), [])
         self.assertEqual(sorted(path.name for path in log.iterdir() if path.name.startswith(".")), [])
 
@@ -184,8 +190,8 @@ def _is_of_worker(path: Any) -> bool:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_no_control_socket(workers: int) -> None:
-    """Where its socket cannot be made a daemon runs without one, and commands say what to do about it."""
+def test_runs_without_control_socket(workers: int) -> None:
+    """If it cannot be created; commands say what to do."""
     with Daemon({"control_socket": "/proc/control.sock", "workers": workers}) as daemon:
         lines = [line for line in daemon.output().splitlines() if "control_socket" in line]
         assert len(lines) == 1, daemon.output()
@@ -195,17 +201,17 @@ def test_no_control_socket(workers: int) -> None:
         )
         assert "Traceback" not in daemon.output()
         command = [sys.executable, "-m", "mediatord", "-c", str(daemon.config), "queue", "list"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
-        assert done.stderr.startswith(
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (result.returncode, result.stdout, result.stderr.count("\n")) == (1, "", 1), result.stderr
+        assert result.stderr.startswith(
             f"mediatord: a daemon uses {daemon.directory}/mediator.sqlite3; no daemon listens "
         )
         daemon.stop()
         daemon.start()
 
 
-def test_control_socket_of_another_daemon() -> None:
-    """It keeps a daemon from starting, and stays as it is."""
+def test_refuses_start_if_control_socket_is_in_use() -> None:
+    """The socket is left as it is."""
     with Daemon() as daemon:
         path = daemon.directory / "control.sock"
         other = prepare_daemon({"control_socket": str(path)})
@@ -228,12 +234,12 @@ class MongoDBQueueTests(QueueTests):
         skip = "there is no MongoDB server"
 
     def settings(self) -> dict[str, Any]:
-        self.storage = fresh_storage(self)
+        self.storage = make_mongo_storage(self)
         return {"storage": self.storage}
 
-    def check_books(self, expected: Counter[str]) -> None:
-        """So do those of the store."""
-        super().check_books(expected)
+    def assert_ledger_matches_log(self, expected: Counter[str]) -> None:
+        """The stored ledger agrees too."""
+        super().assert_ledger_matches_log(expected)
         database = parse_mongo_uri(self.storage["mongodb"]["uri"]).database
         client = shared_replica_set().client
         self.assertEqual(find_miscounts(client, database), [])

@@ -1,4 +1,4 @@
-"""All sockets go at once and come back at once: each message comes once, with one id."""
+"""All sockets close and reconnect at once: each message is delivered once, under one id."""
 
 from __future__ import annotations
 
@@ -9,62 +9,65 @@ from unittest import TestCase
 from mediatord.bench.wallet_group import enrol_group
 from tests.integration.message_load import LoadSenders, PreparedForward, prepare_daemon
 from tests.ledger_checks import read_sqlite_ledger
-from tests.torture.connection_storm import run_storm, wait_for
+from tests.torture.connection_storm import run_storm, with_timeout
 from tests.torture.live_wallets import LiveWalletPool
 
 SOCKETS = 100
-LETTERS = 3 * SOCKETS
+MESSAGES = 3 * SOCKETS
 
 
 class StormTests(TestCase):
-    """`python -m tests.torture --kind storm` has 5 000."""
+    """`python -m tests.torture --kind storm` uses 5 000 sockets."""
 
     def setUp(self) -> None:
         self.daemon = prepare_daemon()
         self.daemon.__enter__()
         self.addCleanup(self.daemon.__exit__, None, None, None)
         group = enrol_group(self.daemon.url, SOCKETS, short=True)
-        self.stock = [PreparedForward(tag, body) for body, tag in group.forwards(500, LETTERS)]
-        self.in_memory = LiveWalletPool(group.wallets, self.daemon.port)
-        self.addCleanup(self.in_memory.close)
-        self.until(lambda: self.in_memory.live == SOCKETS)
+        self.forwards = [PreparedForward(tag, body) for body, tag in group.forwards(500, MESSAGES)]
+        self.pool = LiveWalletPool(group.wallets, self.daemon.port)
+        self.addCleanup(self.pool.close)
+        self.run_until(lambda: self.pool.live == SOCKETS)
 
-    def test_what_came_meanwhile_comes_once(self) -> None:
-        """Nothing was under way when they went: so nothing comes twice, neither after the network nor the daemon."""
-        half = LETTERS // 2
-        self.in_memory.leave()
-        self.post(self.stock[:half])
-        self.in_memory.storm()
-        self.all_come(self.stock[:half])
+    def test_messages_sent_meanwhile_are_delivered_once(self) -> None:
+        """
+        Nothing was in flight when the sockets closed, so nothing is duplicated, whether the network or the daemon
+        failed.
+        """
+        half = MESSAGES // 2
+        self.pool.disconnect_all()
+        self.post_all(self.forwards[:half])
+        self.pool.reconnect_all()
+        self.wait_until_delivered(self.forwards[:half])
         self.daemon.kill()
-        self.until(lambda: not self.in_memory.live)
+        self.run_until(lambda: not self.pool.live)
         self.daemon.start()
-        self.in_memory.leave()
-        self.post(self.stock[half:])
-        self.in_memory.storm()
-        self.all_come(self.stock)
-        self.assertEqual(self.in_memory.arrivals.repeated, 0)
-        self.assertEqual({len(ids) for ids in self.in_memory.arrivals.ids.values()}, {1})
+        self.pool.disconnect_all()
+        self.post_all(self.forwards[half:])
+        self.pool.reconnect_all()
+        self.wait_until_delivered(self.forwards)
+        self.assertEqual(self.pool.received.repeated, 0)
+        self.assertEqual({len(ids) for ids in self.pool.received.ids.values()}, {1})
 
-    def post(self, stock: list[PreparedForward]) -> None:
-        senders = LoadSenders(self.daemon.port, stock)
+    def post_all(self, forwards: list[PreparedForward]) -> None:
+        senders = LoadSenders(self.daemon.port, forwards)
         senders.start()
         senders.join()
-        self.assertEqual(len(senders.markers(202)), len(stock))
+        self.assertEqual(len(senders.markers(202)), len(forwards))
 
-    def all_come(self, stock: list[PreparedForward]) -> None:
-        markers = {letter.marker for letter in stock}
-        self.until(lambda: self.in_memory.live == SOCKETS)
-        self.until(lambda: self.in_memory.arrivals.ids.keys() == markers)
-        self.until(lambda: read_sqlite_ledger(self.daemon.directory / "mediator.sqlite3").didcomm.waiting == 0)
+    def wait_until_delivered(self, forwards: list[PreparedForward]) -> None:
+        markers = {forward.marker for forward in forwards}
+        self.run_until(lambda: self.pool.live == SOCKETS)
+        self.run_until(lambda: self.pool.received.ids.keys() == markers)
+        self.run_until(lambda: read_sqlite_ledger(self.daemon.directory / "mediator.sqlite3").didcomm.waiting == 0)
 
-    def until(self, reached: Callable[[], bool]) -> None:
-        self.in_memory.run(wait_for(reached))
+    def run_until(self, reached: Callable[[], bool]) -> None:
+        self.pool.run(with_timeout(reached))
 
 
 class UnderLoadTests(TestCase):
-    def test_nothing_is_lost(self) -> None:
-        """What was under way may come twice, with the id that it had; the store's ledger agrees."""
-        stormed = run_storm(SOCKETS, LETTERS, random.SystemRandom().randrange(1_000_000))
-        self.assertGreater(stormed.accepted, LETTERS // 2)
-        self.assertEqual((stormed.lost, stormed.doubled, stormed.difference), (0, 0, 0), stormed)
+    def test_messages_in_flight_are_not_lost(self) -> None:
+        """They may be delivered twice, under the same id; the store's ledger agrees."""
+        result = run_storm(SOCKETS, MESSAGES, random.SystemRandom().randrange(1_000_000))
+        self.assertGreater(result.accepted, MESSAGES // 2)
+        self.assertEqual((result.lost, result.doubled, result.difference), (0, 0, 0), result)

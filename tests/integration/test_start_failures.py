@@ -1,4 +1,4 @@
-"""Starts that fail, with twistd in the foreground and as a daemon: exit status, standard error and log."""
+"""Failing starts, with twistd in the foreground and as a daemon: exit status, standard error and log."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ TWISTD = str(Path(sys.executable).with_name("twistd"))
 
 @dataclass
 class InitializedMediator:
-    """A mediator whose files are there. :ivar directory: where they are."""
+    """Files of a mediator. :ivar directory: their directory."""
 
     directory: Path
     port: int
 
     @property
     def config(self) -> Path:
-        """The configuration."""
+        """Configuration file."""
         return self.directory / "mediator.yaml"
 
     @property
     def log(self) -> str:
-        """What twistd has written to its log."""
+        """Log of twistd."""
         path = self.directory / "twistd.log"
         return path.read_text("utf-8") if path.exists() else ""
 
     @property
     def pid(self) -> Path:
-        """Where twistd notes its process."""
+        """Pid file of twistd."""
         return self.directory / "twistd.pid"
 
-    def set(self, **settings: object) -> None:
-        """Write these into the configuration."""
+    def update_configuration(self, **settings: object) -> None:
+        """Change settings in the configuration file."""
         now = yaml.safe_load(self.config.read_text("utf-8"))
         self.config.write_text(yaml.safe_dump({**now, **settings}), "utf-8")
 
-    def start(self, *options: str) -> subprocess.CompletedProcess[str]:
+    def run_twistd(self, *options: str) -> subprocess.CompletedProcess[str]:
         """Run twistd until it returns."""
         files = ["--pidfile", str(self.pid), "--logfile", str(self.directory / "twistd.log")]
         return subprocess.run(
@@ -70,64 +70,66 @@ class InitializedMediator:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> InitializedMediator:
-    """As `mediatord init` makes it."""
+def initialized_mediator(tmp_path: Path) -> InitializedMediator:
+    """As `mediatord init` creates it."""
     port = find_free_port()
     write_initial_files(tmp_path / "m", f"http://127.0.0.1:{port}")
     return InitializedMediator(tmp_path / "m", port)
 
 
-def port_in_use(made: InitializedMediator) -> AbstractContextManager[object]:
-    """By somebody else."""
-    return socket.create_server(("127.0.0.1", made.port))
+def port_in_use(initialized_mediator: InitializedMediator) -> AbstractContextManager[object]:
+    """Another process listens on the port."""
+    return socket.create_server(("127.0.0.1", initialized_mediator.port))
 
 
 @contextlib.contextmanager
-def store_in_use(made: InitializedMediator) -> Iterator[None]:
-    """By another daemon."""
-    use = DatabaseFileLock(made.directory / "mediator.sqlite3")
+def store_in_use(initialized_mediator: InitializedMediator) -> Iterator[None]:
+    """Another daemon uses the store."""
+    use = DatabaseFileLock(initialized_mediator.directory / "mediator.sqlite3")
     use.take()
     yield
     use.release()
 
 
-def bad_configuration(made: InitializedMediator) -> AbstractContextManager[object]:
-    """A value that is none."""
-    made.set(workers="many")
+def bad_configuration(initialized_mediator: InitializedMediator) -> AbstractContextManager[object]:
+    """An invalid value."""
+    initialized_mediator.update_configuration(workers="many")
     return nullcontext()
 
 
-def open_keys(made: InitializedMediator) -> AbstractContextManager[object]:
+def readable_keys(initialized_mediator: InitializedMediator) -> AbstractContextManager[object]:
     """Keys that others may read."""
-    (made.directory / "keys.jwks").chmod(0o644)
+    (initialized_mediator.directory / "keys.jwks").chmod(0o644)
     return nullcontext()
 
 
-def bad_certificate(made: InitializedMediator) -> AbstractContextManager[object]:
-    """A file that is none."""
-    path = made.directory / "certificate.pem"
+def bad_certificate(initialized_mediator: InitializedMediator) -> AbstractContextManager[object]:
+    """A file that is no certificate."""
+    path = initialized_mediator.directory / "certificate.pem"
     path.write_text("none")
-    made.set(listen=[f"ssl:{made.port}:privateKey={path}:certKey={path}"])
+    initialized_mediator.update_configuration(
+        listen=[f"ssl:{initialized_mediator.port}:privateKey={path}:certKey={path}"]
+    )
     return nullcontext()
 
 
-def no_log_directory(made: InitializedMediator) -> AbstractContextManager[object]:
-    """A file where it would be."""
-    (made.directory / "log").write_text("")
+def no_log_directory(initialized_mediator: InitializedMediator) -> AbstractContextManager[object]:
+    """A file in place of the directory."""
+    (initialized_mediator.directory / "log").write_text("")
     return nullcontext()
 
 
-def workers_without_log_directory(made: InitializedMediator) -> AbstractContextManager[object]:
-    """The same, which each worker finds out for itself, when twistd has long considered the daemon started."""
-    made.set(workers=2)
-    return no_log_directory(made)
+def workers_without_log_directory(initialized_mediator: InitializedMediator) -> AbstractContextManager[object]:
+    """Each worker fails itself, after twistd considers the daemon started."""
+    initialized_mediator.update_configuration(workers=2)
+    return no_log_directory(initialized_mediator)
 
 
 FAILURES: dict[Callable[[InitializedMediator], AbstractContextManager[object]], tuple[int, str]] = {
     port_in_use: (1, "Address already in use"),
     store_in_use: (1, "another daemon uses it"),
     bad_configuration: (2, "workers: expected"),
-    open_keys: (1, "keys.jwks is accessible to other users"),
+    readable_keys: (1, "keys.jwks is accessible to other users"),
     bad_certificate: (1, "cannot use its key or certificate"),
     no_log_directory: (1, "/log: "),
     workers_without_log_directory: (1, "/log/"),
@@ -135,59 +137,65 @@ FAILURES: dict[Callable[[InitializedMediator], AbstractContextManager[object]], 
 
 
 @pytest.mark.parametrize("failure", FAILURES)
-def test_daemon_that_cannot_start(
-    failure: Callable[[InitializedMediator], AbstractContextManager[object]], made: InitializedMediator
+def test_failing_daemon_reports_the_reason(
+    failure: Callable[[InitializedMediator], AbstractContextManager[object]],
+    initialized_mediator: InitializedMediator,
 ) -> None:
-    """The command ends with a status other than 0, and says why, as the log does; nothing is left behind."""
+    """Exit status other than 0, the reason on standard error and in the log, nothing left behind."""
     status, reason = FAILURES[failure]
-    with failure(made):
-        done = made.start()
-    assert (done.returncode, made.pid.exists()) == (status, False), done.stderr + made.log
-    assert done.stderr.startswith("mediatord: ")
-    assert reason in done.stderr.splitlines()[0]
-    assert reason in made.log
-    assert "Traceback" not in done.stderr + made.log
+    with failure(initialized_mediator):
+        result = initialized_mediator.run_twistd()
+    assert (result.returncode, initialized_mediator.pid.exists()) == (status, False), (
+        result.stderr + initialized_mediator.log
+    )
+    assert result.stderr.startswith("mediatord: ")
+    assert reason in result.stderr.splitlines()[0]
+    assert reason in initialized_mediator.log
+    assert "Traceback" not in result.stderr + initialized_mediator.log
 
 
 @pytest.mark.parametrize("failure", [port_in_use, store_in_use, bad_configuration])
-def test_foreground_that_cannot_start(
-    failure: Callable[[InitializedMediator], AbstractContextManager[object]], made: InitializedMediator
+def test_failing_foreground_start_reports_the_reason(
+    failure: Callable[[InitializedMediator], AbstractContextManager[object]],
+    initialized_mediator: InitializedMediator,
 ) -> None:
     """Likewise, in one line on standard error."""
     status, reason = FAILURES[failure]
-    with failure(made):
-        done = made.start("--nodaemon")
-    assert (done.returncode, made.pid.exists()) == (status, False), done.stderr + made.log
-    (line,) = done.stderr.splitlines()
+    with failure(initialized_mediator):
+        result = initialized_mediator.run_twistd("--nodaemon")
+    assert (result.returncode, initialized_mediator.pid.exists()) == (status, False), (
+        result.stderr + initialized_mediator.log
+    )
+    (line,) = result.stderr.splitlines()
     assert line.startswith("mediatord: ") and reason in line
-    assert reason in made.log
-    assert "Traceback" not in done.stdout + made.log
+    assert reason in initialized_mediator.log
+    assert "Traceback" not in result.stdout + initialized_mediator.log
 
 
-def test_another_user(made: InitializedMediator) -> None:
-    """One that may open nothing, or that it may not become, which Twisted finds out after it has bound the ports."""
-    done = made.start("--uid", "nobody")
-    assert done.returncode == 1
+def test_unusable_user_is_reported(initialized_mediator: InitializedMediator) -> None:
+    """A user without access, or that it may not switch to, which Twisted notices after binding the ports."""
+    result = initialized_mediator.run_twistd("--uid", "nobody")
+    assert result.returncode == 1
     reason = "Permission denied" if os.getuid() == 0 else "ended before it was up"
-    assert done.stderr.startswith("mediatord: ")
-    assert reason in done.stderr.splitlines()[0]
-    assert reason in made.log
+    assert result.stderr.startswith("mediatord: ")
+    assert reason in result.stderr.splitlines()[0]
+    assert reason in initialized_mediator.log
 
 
-def test_daemon_that_starts(made: InitializedMediator) -> None:
-    """The command returns when the daemon serves, and has nothing to say."""
-    done = made.start()
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), made.log
-    pid = int(made.pid.read_bytes())
+def test_successful_start_returns_when_serving(initialized_mediator: InitializedMediator) -> None:
+    """Without output."""
+    result = initialized_mediator.run_twistd()
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", ""), initialized_mediator.log
+    pid = int(initialized_mediator.pid.read_bytes())
     try:
-        connection = HTTPConnection("127.0.0.1", made.port, timeout=PATIENCE_SECONDS)
+        connection = HTTPConnection("127.0.0.1", initialized_mediator.port, timeout=PATIENCE_SECONDS)
         connection.request("GET", "/health")
         assert connection.getresponse().status == 200
         connection.close()
     finally:
         descriptor = os.pidfd_open(pid)
         os.kill(pid, signal.SIGTERM)
-        # It is no child of ours.
+        # It is no child of this process.
         assert select.select([descriptor], [], [], PATIENCE_SECONDS)[0]
         os.close(descriptor)
-    assert not made.pid.exists()
+    assert not initialized_mediator.pid.exists()

@@ -1,8 +1,8 @@
 """
-Wallets of other authors against a running daemon (reference 10.2 to 10.4).
+Third-party wallets against a running daemon (reference 10.2 to 10.4).
 
-Each library runs all of its themes once, in an environment of its own; the tests below read its step log. The steps
-themselves are in tests/foreign/themes.py and in the driver of the library.
+Each library runs all of its scenarios once, in its own environment; the tests read its step log. The steps are in
+tests/foreign/themes.py and in the driver of the library.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMMON = (
     "authcrypted-forward",
     "refusals",
 )
-OWN = {
+LIBRARY_THEMES = {
     "sicpa": (
         "pickup-old-key-ids",
         "nesting",
@@ -49,7 +49,7 @@ OWN = {
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
-    """One mediator for all of them; it has to stop in an orderly way after all that."""
+    """One mediator for all of them; it must stop cleanly afterwards."""
     with Daemon() as running:
         yield running
 
@@ -60,40 +60,42 @@ Log = list[dict[str, Any]]
 def step_log(library: str, url: str, *themes: str) -> Log:
     """What `library` did with the mediator at `url`: theme, name, ok and detail of each step."""
     environment, program, *arguments = DRIVERS[library]
-    ran = run_driver(environment, program, *arguments, url, *themes)
-    assert ran.returncode == 0, ran.stderr
-    return [json.loads(line) for line in ran.stdout.splitlines()]
+    result = run_driver(environment, program, *arguments, url, *themes)
+    assert result.returncode == 0, result.stderr
+    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 @pytest.fixture(scope="module")
 def full_log(daemon: Daemon) -> Callable[[str], Log]:
-    """The log of all themes of a library, in one run."""
-    return cache(lambda library: step_log(library, daemon.url, *COMMON, *OWN[library]))
+    """Returns the log of all themes of a library, from one run."""
+    return cache(lambda library: step_log(library, daemon.url, *COMMON, *LIBRARY_THEMES[library]))
 
 
 def assert_complete(log: Log, theme: str) -> None:
-    """No step of the theme failed, and it got to its end."""
+    """All steps of the theme succeeded, up to its end."""
     steps = [step for step in log if step["theme"] == theme]
     assert [step for step in steps if not step["ok"]] == []
     assert [step["name"] for step in steps][-1:] == ["end"]
 
 
-@pytest.mark.parametrize(("library", "theme"), [(name, theme) for name in DRIVERS for theme in COMMON + OWN[name]])
-def test_round_trip(library: str, theme: str, request: pytest.FixtureRequest) -> None:
-    """Each step of the theme succeeds, by the foreign library's own packing, unpacking, routing and resolution."""
-    python_of(DRIVERS[library][0])  # skips before there is a daemon
+@pytest.mark.parametrize(
+    ("library", "theme"), [(name, theme) for name in DRIVERS for theme in COMMON + LIBRARY_THEMES[name]]
+)
+def test_every_step_succeeds(library: str, theme: str, request: pytest.FixtureRequest) -> None:
+    """With the library's own packing, unpacking, routing and resolution."""
+    python_of(DRIVERS[library][0])  # skips before a daemon is started
     assert_complete(request.getfixturevalue("full_log")(library), theme)
 
 
-def test_raw_push() -> None:
-    """A client that does not know deliveries gets the envelopes themselves by live_push: raw (reference 6.3)."""
+def test_raw_push_reaches_client_without_deliveries() -> None:
+    """live_push: raw pushes the envelopes themselves (reference 6.3)."""
     python_of(DRIVERS["indicio-askar"][0])
     with Daemon({"didcomm": {"live_push": "raw"}}) as daemon:
         assert_complete(step_log("indicio-askar", daemon.url, "raw-push"), "raw-push")
 
 
-def test_rewrapped() -> None:
-    """SICPA's library unwraps the forward to itself that rewrap: true puts around its messages (reference 4.6)."""
+def test_library_unwraps_rewrapped_forwards() -> None:
+    """SICPA's library unwraps forwards to itself, sent with rewrap: true (reference 4.6)."""
     python_of(DRIVERS["sicpa"][0])
     with Daemon({"didcomm": {"rewrap": True}}) as daemon:
         assert_complete(step_log("sicpa", daemon.url, "rewrapped"), "rewrapped")

@@ -1,4 +1,4 @@
-"""Connections over the limit of an address at listeners that speak TLS, which a real daemon has to close."""
+"""Connections beyond the limit of an address at TLS listeners of a real daemon."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from mediatord.wallet.temporary_daemon import find_free_port
 from tests.certificate_authority import CertificateAuthority
 from tests.integration.message_load import PATIENCE_SECONDS, prepare_daemon
 
-ALLOWED, OF_OPERATORS, TOO_MANY = 4, 64, 6
-# Not the address that the daemon is asked from whether it is there.
+ALLOWED, ADMIN_ALLOWED, EXCESS = 4, 64, 6
+# Another address than that of health checks.
 SOURCE = ("127.0.0.2", 0)
 
 
@@ -27,8 +27,8 @@ class TLSLimitTests(unittest.TestCase):
         self.keys = f"interface=127.0.0.1:privateKey={certificate}:certKey={certificate}"
         self.context = ssl.create_default_context(cafile=self.directory / "Test-Authority.pem")
 
-    def test_closed_at_once(self) -> None:
-        """Whether or not they begin a handshake; those within the limit are served, and nothing fails in the log."""
+    def test_closes_excess_connections_at_once(self) -> None:
+        """With or without a handshake; those within the limit are served, and no failure is logged."""
         clients, operators = find_free_port(), find_free_port()
         daemon = prepare_daemon(
             {
@@ -43,31 +43,31 @@ class TLSLimitTests(unittest.TestCase):
         text = text.replace("listen:\n", f"listen:\n- ssl:{clients}:{self.keys}\n", 1)
         daemon.config.write_text(text, "utf-8")
         with daemon:
-            for port, limit in ((clients, ALLOWED), (operators, OF_OPERATORS)):
+            for port, limit in ((clients, ALLOWED), (operators, ADMIN_ALLOWED)):
                 self.assert_limited(port, limit)
             self.assertNotIn("Traceback", daemon.output())
 
     def assert_limited(self, port: int, limit: int) -> None:
-        """More connections than there may be; none of those that are served has said anything by then."""
+        """Open more connections than permitted, of which none sends data."""
         with ExitStack() as stack:
-            lines = [
+            connections = [
                 stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_SECONDS, SOURCE))
-                for _ in range(limit + TOO_MANY)
+                for _ in range(limit + EXCESS)
             ]
-            for line in lines[limit:]:
-                self.assertEqual(self.heard(line), b"")
-            for line in lines[:limit]:
-                self.assertTrue(self.asked(line).startswith(b"HTTP/1.1 "))
+            for connection in connections[limit:]:
+                self.assertEqual(self.read_until_close(connection), b"")
+            for connection in connections[:limit]:
+                self.assertTrue(self.request_over_tls(connection).startswith(b"HTTP/1.1 "))
 
-    def heard(self, line: socket.socket) -> bytes:
-        """What comes before the connection is closed; time-outs are failures."""
+    def read_until_close(self, connection: socket.socket) -> bytes:
+        """Data before the connection closes; a time-out is a failure."""
         try:
-            return line.recv(1)
+            return connection.recv(1)
         except ConnectionResetError:
             return b""
 
-    def asked(self, line: socket.socket) -> bytes:
-        """The answer to a request over TLS."""
-        with self.context.wrap_socket(line, server_hostname="127.0.0.1") as wrapped:
+    def request_over_tls(self, connection: socket.socket) -> bytes:
+        """Response to a request over TLS."""
+        with self.context.wrap_socket(connection, server_hostname="127.0.0.1") as wrapped:
             wrapped.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             return wrapped.recv(1 << 16)

@@ -1,4 +1,4 @@
-"""A short slice of `make torture`: every kind of fault on every store that has it, once."""
+"""A small run of `make torture`: every kind of fault on every store that supports it, once."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ import pytest
 from tests.torture.faults import KINDS
 
 ROOT = Path(__file__).parents[2]
-# Everything ends by itself before that.
-PATIENCE_SECONDS = 1200
-# In which half of the rounds have messages wait for wallets that come after the fault.
-FORGETFUL_SEED = 4
+# Longer than any run takes.
+RUN_SECONDS = 1200
+# Seed with which half of the rounds queue messages until after the fault.
+QUEUEING_SEED = 4
 
 
-def torture(file: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """The exit status, and the figures."""
+def run_torture(file: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Exit status and figures of a run."""
     command = [sys.executable, "-m", "tests.torture", "--json", str(file), "--keep", str(file.parent), *arguments]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
-    print(ran.stdout, ran.stderr, sep="\n")  # noqa: T201  pytest shows it when the test fails
-    return ran.returncode, json.loads(file.read_text(encoding="utf-8"))
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=RUN_SECONDS, check=False)
+    print(result.stdout, result.stderr, sep="\n")  # noqa: T201  pytest shows it when the test fails
+    return result.returncode, json.loads(file.read_text(encoding="utf-8"))
 
 
-def test_nothing_is_lost(tmp_path: Path) -> None:
-    """What was accepted is delivered and acknowledged once, and the store's own ledger says the same."""
+def test_every_fault_loses_nothing(tmp_path: Path) -> None:
+    """Accepted messages are delivered and acknowledged once, and the store's ledger agrees."""
     seed = os.environ.get("TORTURE_SEED", str(random.SystemRandom().randrange(1_000_000)))
-    status, figures = torture(tmp_path / "figures.json", "--once", "--seed", seed)
-    *kinds, everything = figures["summary"]
-    assert (status, everything["failed"], everything["difference"]) == (0, 0, 0)
-    assert everything["lost"] == everything["doubled"] == everything["expired"] == everything["evicted"] == 0
+    status, figures = run_torture(tmp_path / "figures.json", "--once", "--seed", seed)
+    *kinds, total = figures["summary"]
+    assert (status, total["failed"], total["difference"]) == (0, 0, 0)
+    assert total["lost"] == total["doubled"] == total["expired"] == total["evicted"] == 0
     stores = {row["store"] for row in kinds}
     assert {(row["store"], row["kind"]) for row in kinds} == {
         (store, kind) for store in stores for kind in KINDS[store]
@@ -46,20 +46,22 @@ def test_nothing_is_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["clock", "halfopen", "reload"])
-def test_in_memory(tmp_path: Path, kind: str) -> None:
-    """What a daemon that keeps nothing has to live through; nobody but itself can read its books."""
-    status, figures = torture(tmp_path / "figures.json", "--store", "memory", "--kind", kind, "--faults", "1")
+def test_faults_of_memory_store(tmp_path: Path, kind: str) -> None:
+    """Faults that a daemon without persistence must survive; only the daemon can read its ledger."""
+    status, figures = run_torture(tmp_path / "figures.json", "--store", "memory", "--kind", kind, "--faults", "1")
     assert (status, figures["summary"][-1]["delivered"]) == (0, figures["summary"][-1]["accepted"])
 
 
-def test_a_disk_that_forgets_to_sync(tmp_path: Path) -> None:
-    """A power cut loses messages there, and the books show it: so all the others can fail."""
-    status, figures = torture(
+def test_disk_without_sync_loses_messages(tmp_path: Path) -> None:
+    """A power cut loses messages, and the ledger shows it: so the other tests can fail."""
+    status, figures = run_torture(
         tmp_path / "figures.json",
-        *("--store", "sqlite", "--kind", "powercut", "--faults", "2", "--lanes", "1"),
-        *("--seed", str(FORGETFUL_SEED), "--forget-syncs"),
+        *("--store", "sqlite", "--kind", "powercut", "--faults", "2", "--workers", "1"),
+        *("--seed", str(QUEUEING_SEED), "--forget-syncs"),
     )
-    everything = figures["summary"][-1]
-    assert (status, everything["failed"]) == (1, 2)
-    assert everything["lost"] > 0
-    assert any("were stored" in complaint for one in figures["rounds"] for complaint in one["complaints"])
+    total = figures["summary"][-1]
+    assert (status, total["failed"]) == (1, 2)
+    assert total["lost"] > 0
+    assert any(
+        "were stored" in complaint for figure_line in figures["rounds"] for complaint in figure_line["complaints"]
+    )

@@ -1,4 +1,4 @@
-"""`mediatord whois` beside a running daemon, on every backend that keeps something."""
+"""`mediatord whois` beside a running daemon, on every durable backend."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from twisted.trial.unittest import TestCase
 
 from mediatord.app.pseudonym_key_rotation import to_utc_day
 from mediatord.observability.pseudonyms import Pseudonymizer, load_pseudonym_key, start_key_epoch
-from tests.integration.cluster import fresh_storage
+from tests.integration.cluster import make_mongo_storage
 from tests.integration.daemon import Daemon
 from tests.integration.message_load import enrol_wallet, prepare_daemon
 from tests.integration.raw_decentrl_client import DaemonClient, RawDecentrlClient
@@ -25,16 +25,16 @@ reactor: Any = _reactor
 
 class WhoisTests(TestCase):
     def storage(self) -> dict[str, Any]:
-        """Where the daemon keeps everything."""
+        """Storage settings of the daemon."""
         return {}
 
-    async def test_registered(self) -> None:
-        """Accounts and identities are found by their pseudonyms of every epoch, strangers are not."""
+    async def test_finds_registered_dids_by_pseudonym(self) -> None:
+        """Accounts and identities by their pseudonyms of every epoch; unknown DIDs are not found."""
         daemon = prepare_daemon({"storage": self.storage()})
         self.addCleanup(daemon.clean)
         await deferToThread(daemon.start)
         bob = await enrol_wallet(daemon, reactor)
-        carol = await deferToThread(self.new_identity, daemon)
+        carol = await deferToThread(self.register_identity, daemon)
         path = daemon.directory / "log.key"
         first = Pseudonymizer("keyed", load_pseudonym_key(path))
         start_key_epoch(path, to_utc_day(0))
@@ -46,25 +46,25 @@ class WhoisTests(TestCase):
             (Pseudonymizer("plain", load_pseudonym_key(path)).did(bob.did), (0, f"1  {bob.did}\n2  {bob.did}\n")),
             (first.did("did:web:stranger.example"), (1, "")),
         ):
-            self.assertEqual(await deferToThread(self.ask, daemon, pseudonym), expected)
+            self.assertEqual(await deferToThread(self.run_whois, daemon, pseudonym), expected)
         pseudonym = Pseudonymizer("plain", load_pseudonym_key(path)).did(bob.did)
-        status, text = await deferToThread(self.ask, daemon, pseudonym, "--json")
+        status, text = await deferToThread(self.run_whois, daemon, pseudonym, "--json")
         dids = [{"epoch": epoch, "did": bob.did} for epoch in (1, 2)]
         self.assertEqual((status, json.loads(text)), (0, {"pseudonym": pseudonym, "dids": dids}))
 
-    def new_identity(self, daemon: Daemon) -> str:
+    def register_identity(self, daemon: Daemon) -> str:
         """The DID of a registered identity."""
-        resident = RawDecentrlClient(DaemonClient(daemon), "carol")
-        resident.register()
-        return resident.did
+        identity = RawDecentrlClient(DaemonClient(daemon), "carol")
+        identity.register()
+        return identity.did
 
-    def ask(self, daemon: Daemon, pseudonym: str, *options: str) -> tuple[int, str]:
+    def run_whois(self, daemon: Daemon, pseudonym: str, *options: str) -> tuple[int, str]:
         """Exit status and output."""
         command = [sys.executable, "-m", "mediatord", "whois", pseudonym, *options, "--config", str(daemon.config)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
         missing = f"mediatord: no registered DID has the pseudonym {pseudonym}\n"
-        self.assertEqual(done.stderr, missing if done.returncode else "")
-        return done.returncode, done.stdout
+        self.assertEqual(result.stderr, missing if result.returncode else "")
+        return result.returncode, result.stdout
 
 
 @pytest.mark.exhaustive
@@ -73,4 +73,4 @@ class MongoDBWhoisTests(WhoisTests):
         skip = "there is no MongoDB server"
 
     def storage(self) -> dict[str, Any]:
-        return fresh_storage(self)
+        return make_mongo_storage(self)

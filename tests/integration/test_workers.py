@@ -1,4 +1,4 @@
-"""Several processes behind one address: the daemon with `workers` above 1, as wallets and operators see it."""
+"""A daemon with several workers behind one address, as wallets and operators see it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from mediatord.wallet.didcomm_client import DIDCommWallet
 from mediatord.wallet.didcomm_socket import DIDCommSocket
 from mediatord.wallet.temporary_daemon import find_free_port
 from tests.certificate_authority import CertificateAuthority
-from tests.integration.cluster import fresh_storage
+from tests.integration.cluster import make_mongo_storage
 from tests.integration.daemon import STOP_SECONDS, Daemon, merge_settings
 from tests.integration.message_load import (
     PATIENCE_SECONDS,
@@ -38,22 +38,29 @@ from tests.integration.message_load import (
     prepare_forwards,
     read_marker,
 )
-from tests.integration.test_lifecycle import DaemonTestCase, ask, made, port_of, refused, running
+from tests.integration.test_lifecycle import (
+    DaemonTestCase,
+    config_file,
+    port_of,
+    run_failing,
+    send_request,
+    start_process,
+)
 from tests.notify_socket import NotifySocket
 
-__all__ = ["made"]
+__all__ = ["config_file"]
 
 reactor: Any = _reactor
 
-# What is waited for is looked for so often.
-LOOK_SECONDS = 0.05
-# Sockets that are opened at most until every worker has one; all on one side are a chance of one in a billion.
-ENOUGH_SOCKETS = 32
+# Interval of polling.
+POLL_SECONDS = 0.05
+# Sockets to open until every worker has one; all on one worker has a probability of one in a billion.
+MAX_SOCKETS = 32
 BEFORE_THE_KILL, BEFORE_THE_END = 100, 600
 
 
 def metrics(text: bytes) -> dict[str, float]:
-    """The sum of each metric over its labels."""
+    """Each metric summed over its labels."""
     sums: dict[str, float] = {}
     for family in text_string_to_metric_families(text.decode()):
         for sample in family.samples:
@@ -62,22 +69,18 @@ def metrics(text: bytes) -> dict[str, float]:
 
 
 def metrics_at(port: int) -> dict[str, float]:
-    """Those of a daemon; none where its workers do not answer each other in time."""
-    status, _, text = ask(port, "GET", "/metrics")
+    """Metrics of a daemon; empty if its workers do not answer in time."""
+    status, _, text = send_request(port, "GET", "/metrics")
     return metrics(text) if status == 200 else {}
 
 
 def workers_of(pid: int) -> set[int]:
-    """Pids of the processes below a process."""
+    """Child processes of a process."""
     return {int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()}
 
 
-def is_there(pid: int) -> bool:
-    """
-    Whether a process runs.
-
-    One that has ended may wait for somebody to ask for its status; its first thread does so before the others end.
-    """
+def is_running(pid: int) -> bool:
+    """Whether a process runs. A zombie counts as ended, once its other threads have ended too."""
     try:
         threads = len(os.listdir(f"/proc/{pid}/task"))
         return threads > 1 or Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[0] != "Z"
@@ -85,29 +88,29 @@ def is_there(pid: int) -> bool:
         return False
 
 
-def listeners(port: int) -> int:
-    """How many sockets listen on a port of the loopback."""
+def count_listeners(port: int) -> int:
+    """Number of sockets that listen on a port."""
     lines = Path("/proc/net/tcp").read_text("ascii").splitlines()
     return sum(1 for line in lines if line.split()[1].endswith(f":{port:04X}") and line.split()[3] == "0A")
 
 
-def await_gone(*pids: int) -> None:
+def wait_until_ended(*pids: int) -> None:
     """
     Wait until none of these processes runs.
 
     :raise AssertionError: one still does.
     """
     deadline = time.monotonic() + STOP_SECONDS
-    while left := [pid for pid in pids if is_there(pid)]:
-        assert time.monotonic() < deadline, f"still there: {left}"
-        time.sleep(LOOK_SECONDS)
+    while running := [pid for pid in pids if is_running(pid)]:
+        assert time.monotonic() < deadline, f"still there: {running}"
+        time.sleep(POLL_SECONDS)
 
 
 def await_workers(daemon: Daemon, count: int) -> None:
     """
-    Wait until so many workers serve.
+    Wait until `count` workers serve.
 
-    :raise AssertionError: they do not.
+    :raise AssertionError: they do not in time.
     """
     await_metrics(daemon.port, mediator_workers_answered=count)
 
@@ -120,14 +123,14 @@ def await_metrics(port: int, **expected: float) -> dict[str, float]:
     :raise AssertionError: they have not.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while (found := metrics_at(port)) | expected != found:
-        assert time.monotonic() < deadline, {name: found.get(name) for name in expected}
-        time.sleep(LOOK_SECONDS)
-    return found
+    while (values := metrics_at(port)) | expected != values:
+        assert time.monotonic() < deadline, {name: values.get(name) for name in expected}
+        time.sleep(POLL_SECONDS)
+    return values
 
 
-def opened(daemon: Daemon) -> dict[str, int]:
-    """How many connections were opened at each node, as its event log says."""
+def count_connections(daemon: Daemon) -> dict[str, int]:
+    """Connections opened at each node, from its event log."""
     counts: dict[str, int] = {}
     for path in daemon.log_directory.glob("*/events*.jsonl"):
         lines = path.read_text("utf-8").splitlines()
@@ -135,60 +138,62 @@ def opened(daemon: Daemon) -> dict[str, int]:
     return counts
 
 
-def did_at(daemon: Daemon) -> bytes | None:
-    """What whichever worker it is serves as its DID; None where that has just ended."""
+def try_read_did(daemon: Daemon) -> bytes | None:
+    """The DID served by any worker; None if that has just ended."""
     with contextlib.suppress(OSError, HTTPException):
-        return ask(daemon.port, "GET", "/did")[2]
+        return send_request(daemon.port, "GET", "/did")[2]
     return None
 
 
 def pid_of(daemon: Daemon, node: str) -> int:
-    """Of the worker that has this name now, as the supervisor says."""
+    """Process id of the current worker of this name, from the supervisor's output."""
     lines = [line for line in daemon.output().splitlines() if f"worker {node} is process " in line]
     return int(lines[-1].rpartition(" ")[2])
 
 
 class WorkersTests(DaemonTestCase):
-    def a_crew(self, settings: dict[str, Any] | None = None) -> Daemon:
+    def start_workers(self, settings: dict[str, Any] | None = None) -> Daemon:
         """A daemon of two workers that serve."""
-        # The logs are counted, which a child process must not compress meanwhile.
-        ours = {"workers": 2, "node": "n", "log": {"rotate": {"compress": False}}}
-        daemon = self.a_daemon(merge_settings(ours, settings or {}))
+        # Event logs are read, so they must not be compressed meanwhile.
+        defaults = {"workers": 2, "node": "n", "log": {"rotate": {"compress": False}}}
+        daemon = self.start_daemon(merge_settings(defaults, settings or {}))
         await_workers(daemon, 2)
         return daemon
 
-    async def live_on_each(self, daemon: Daemon, *wallets: DIDCommWallet) -> dict[str, DIDCommSocket]:
-        """A live socket for each wallet, every one on another worker, by the name of its node."""
-        found: dict[str, DIDCommSocket] = {}
-        for _ in range(ENOUGH_SOCKETS):
-            before = opened(daemon)
-            fresh = await self.a_socket(wallets[len(found)])
-            await fresh.live()
-            (node,) = [node for node, count in opened(daemon).items() if count > before.get(node, 0)]
-            if node in found:
-                await fresh.close()
+    async def open_socket_at_each_worker(self, daemon: Daemon, *wallets: DIDCommWallet) -> dict[str, DIDCommSocket]:
+        """A live socket for each wallet, on different workers, by node name."""
+        sockets: dict[str, DIDCommSocket] = {}
+        for _ in range(MAX_SOCKETS):
+            counts_before = count_connections(daemon)
+            socket = await self.open_socket(wallets[len(sockets)])
+            await socket.live()
+            (node,) = [
+                node for node, count in count_connections(daemon).items() if count > counts_before.get(node, 0)
+            ]
+            if node in sockets:
+                await socket.close()
             else:
-                found[node] = fresh
-            if len(found) == len(wallets):
-                return found
-        raise AssertionError(f"all on one worker: {opened(daemon)}")
+                sockets[node] = socket
+            if len(sockets) == len(wallets):
+                return sockets
+        raise AssertionError(f"all on one worker: {count_connections(daemon)}")
 
-    async def test_live_messages_between_workers(self) -> None:
-        """Two wallets on different workers converse as if there were one process, and the metrics tell the whole."""
-        daemon = self.a_crew()
+    async def test_pushes_between_workers(self) -> None:
+        """Wallets on different workers exchange messages, and the metrics cover all workers."""
+        daemon = self.start_workers()
         alice, bob = await enrol_wallet(daemon, reactor), await enrol_wallet(daemon, reactor)
-        sockets = await self.live_on_each(daemon, alice, bob)
-        hers, his = sockets.values()
-        for turn in range(3):
-            for sender, letter, recipient in (
-                (hers, prepare_forwards(bob, f"to bob {turn}", 1)[0], his),
-                (his, prepare_forwards(alice, f"to alice {turn}", 1)[0], hers),
+        sockets = await self.open_socket_at_each_worker(daemon, alice, bob)
+        alice_socket, bob_socket = sockets.values()
+        for number in range(3):
+            for sender, forward, recipient in (
+                (alice_socket, prepare_forwards(bob, f"to bob {number}", 1)[0], bob_socket),
+                (bob_socket, prepare_forwards(alice, f"to alice {number}", 1)[0], alice_socket),
             ):
-                sender.send_frame(letter.body)
+                sender.send_frame(forward.body)
                 delivered = await recipient.pushed.get().addTimeout(PATIENCE_SECONDS, reactor)
-                self.assertEqual(read_marker(recipient.wallet, delivered), letter.marker)
+                self.assertEqual(read_marker(recipient.wallet, delivered), forward.marker)
                 await recipient.acknowledge([delivered])
-        for _ in range(4):  # whichever worker is asked
+        for _ in range(4):  # any worker may answer
             await_metrics(
                 daemon.port,
                 mediator_messages_forwarded_total=6,
@@ -198,124 +203,124 @@ class WorkersTests(DaemonTestCase):
                 mediator_build_info=1,
             )
         await self.stop(daemon)
-        self.assertEqual([await hers.closed(), await his.closed()], [1001, 1001])
+        self.assertEqual([await alice_socket.closed(), await bob_socket.closed()], [1001, 1001])
 
-    async def test_live_messages_on_mongodb(self) -> None:
-        """The same where workers share a MongoDB database."""
-        daemon = self.a_crew({"storage": fresh_storage(self)})
+    async def test_pushes_between_workers_on_mongodb(self) -> None:
+        """Workers share a MongoDB database."""
+        daemon = self.start_workers({"storage": make_mongo_storage(self)})
         alice, bob = await enrol_wallet(daemon, reactor), await enrol_wallet(daemon, reactor)
-        hers, his = (await self.live_on_each(daemon, alice, bob)).values()
-        for sender, recipient in ((hers, his), (his, hers)):
-            (letter,) = prepare_forwards(recipient.wallet, "pushed", 1)
-            sender.send_frame(letter.body)
+        alice_socket, bob_socket = (await self.open_socket_at_each_worker(daemon, alice, bob)).values()
+        for sender, recipient in ((alice_socket, bob_socket), (bob_socket, alice_socket)):
+            (forward,) = prepare_forwards(recipient.wallet, "pushed", 1)
+            sender.send_frame(forward.body)
             delivered = await recipient.pushed.get().addTimeout(PATIENCE_SECONDS, reactor)
-            self.assertEqual(read_marker(recipient.wallet, delivered), letter.marker)
+            self.assertEqual(read_marker(recipient.wallet, delivered), forward.marker)
             await recipient.acknowledge([delivered])
         await self.stop(daemon)
 
-    def test_the_database_is_in_use(self) -> None:
-        """By a daemon with workers or without, whose sockets need not be in sight: one line, and no harm is done."""
-        for daemon, numbers in ((self.a_crew(), (1, 2)), (self.a_daemon(), (1,))):
-            other = prepare_daemon()
-            self.addCleanup(other.clean)
+    def test_refuses_database_in_use(self) -> None:
+        """By a daemon with or without workers, even if its sockets are not visible: one line, and no harm is done."""
+        for daemon, numbers in ((self.start_workers(), (1, 2)), (self.start_daemon(), (1,))):
+            second_daemon = prepare_daemon()
+            self.addCleanup(second_daemon.clean)
             database = daemon.directory / "mediator.sqlite3"
-            settings = merge_settings(other.configuration(), {"storage": {"sqlite": {"path": str(database)}}})
-            other.config.write_text(yaml.safe_dump(settings), "utf-8")
+            settings = merge_settings(second_daemon.configuration(), {"storage": {"sqlite": {"path": str(database)}}})
+            second_daemon.config.write_text(yaml.safe_dump(settings), "utf-8")
             for number in numbers:
-                status, lines = refused("run", several(other.config, workers=number))
+                status, lines = run_failing("run", with_two_workers(second_daemon.config, workers=number))
                 line = f"mediatord: cannot use the database {database}: another daemon uses it"
                 self.assertEqual((status, lines), (1, [line]))
-            self.assertFalse(other.log_directory.exists(), other.log_directory)
+            self.assertFalse(second_daemon.log_directory.exists(), second_daemon.log_directory)
             daemon.await_health()
             daemon.stop()
 
-    def test_beside_another_daemon(self) -> None:
-        """On one MongoDB database: one line that says whose it is, since there is no secret to be set right."""
-        storage = fresh_storage(self)
-        self.a_crew({"storage": storage})
-        other = prepare_daemon({"storage": storage})
-        self.addCleanup(other.clean)
-        status, lines = refused("run", several(other.config, node="q"))
+    def test_names_the_daemon_that_uses_the_database(self) -> None:
+        """On one MongoDB database: the line names it, as no cluster secret could be corrected."""
+        storage = make_mongo_storage(self)
+        self.start_workers({"storage": storage})
+        second_daemon = prepare_daemon({"storage": storage})
+        self.addCleanup(second_daemon.clean)
+        status, lines = run_failing("run", with_two_workers(second_daemon.config, node="q"))
         line = "mediatord: workers: processes other than the workers of this daemon use this database: n-1, n-2"
         self.assertEqual((status, lines), (1, [line]))
 
-    def test_other_keys(self) -> None:
-        """Should the file have changed, who replaces a worker is all the same who the others are."""
-        daemon = self.a_crew()
-        did = ask(daemon.port, "GET", "/did")[2]
+    def test_replacement_worker_keeps_keys(self) -> None:
+        """Even if the key file has changed."""
+        daemon = self.start_workers()
+        did = send_request(daemon.port, "GET", "/did")[2]
         keys = daemon.directory / "keys.jwks"
         keys.unlink()
         create_keys(keys)
         os.kill(pid_of(daemon, "n-1"), signal.SIGKILL)
         daemon.await_output("was killed by SIGKILL")
         await_workers(daemon, 2)
-        self.assertEqual({did_at(daemon) for _ in range(ENOUGH_SOCKETS)} - {None}, {did})
+        self.assertEqual({try_read_did(daemon) for _ in range(MAX_SOCKETS)} - {None}, {did})
 
-    async def test_a_worker_is_killed(self) -> None:
+    async def test_killed_worker_loses_nothing(self) -> None:
         """
-        Its sockets are cut and come back, its replacement serves, nothing that was accepted is lost or there twice,
-        and no counter falls.
+        Its sockets close and reconnect, its replacement serves, no accepted message is lost or duplicated, and no
+        counter decreases.
         """
-        daemon = self.a_crew(ROOMY)
+        daemon = self.start_workers(ROOMY)
         alice, bob = await enrol_wallet(daemon, reactor), await enrol_wallet(daemon, reactor)
-        stock = prepare_forwards(bob, "load", BEFORE_THE_END)
-        sockets = await self.live_on_each(daemon, alice, bob)
-        (stays, hers), (falls, his) = sockets.items()
-        victim = pid_of(daemon, falls)
-        senders = LoadSenders(daemon.port, stock)
+        forwards = prepare_forwards(bob, "load", BEFORE_THE_END)
+        sockets = await self.open_socket_at_each_worker(daemon, alice, bob)
+        (staying_socket, alice_socket), (closing_socket, bob_socket) = sockets.items()
+        victim = pid_of(daemon, closing_socket)
+        senders = LoadSenders(daemon.port, forwards)
         senders.start()
         await deferToThread(senders.wait_for_answers, BEFORE_THE_KILL)
         before = await deferToThread(await_metrics, daemon.port, mediator_workers_answered=2)
         os.kill(victim, signal.SIGKILL)
-        self.assertEqual(await his.closed().addTimeout(PATIENCE_SECONDS, reactor), 1006)
+        self.assertEqual(await bob_socket.closed().addTimeout(PATIENCE_SECONDS, reactor), 1006)
         await deferToThread(senders.join)
         await deferToThread(await_workers, daemon, 2)
-        self.assertNotEqual(pid_of(daemon, falls), victim)
+        self.assertNotEqual(pid_of(daemon, closing_socket), victim)
         self.assertEqual(len(workers_of(daemon.pid)), 2)
-        self.assertIsNone(hers.close_code)
+        self.assertIsNone(alice_socket.close_code)
         after = await deferToThread(await_metrics, daemon.port, mediator_workers_answered=2)
-        fallen = [name for name in before if name.endswith("_total") and after[name] < before[name]]
-        self.assertEqual(fallen, [])
-        found = await drain_queue(bob)
+        decreased = [name for name in before if name.endswith("_total") and after[name] < before[name]]
+        self.assertEqual(decreased, [])
+        drained = await drain_queue(bob)
         accepted = set(senders.markers(202))
         self.assertGreaterEqual(len(accepted), BEFORE_THE_KILL)
-        self.assertEqual(accepted - set(found), set())
-        self.assertEqual(set(found) - accepted - set(senders.markers(None)), set())
-        self.assertEqual([marker for marker, ids in found.items() if len(ids) != 1], [])
+        self.assertEqual(accepted - set(drained), set())
+        self.assertEqual(set(drained) - accepted - set(senders.markers(None)), set())
+        self.assertEqual([marker for marker, ids in drained.items() if len(ids) != 1], [])
         self.assertIn("was killed by SIGKILL", daemon.output())
-        again = await self.live_on_each(daemon, alice, bob)
-        self.assertEqual(set(again), {stays, falls})
+        socket_again = await self.open_socket_at_each_worker(daemon, alice, bob)
+        self.assertEqual(set(socket_again), {staying_socket, closing_socket})
         await self.stop(daemon)
 
-    async def test_the_supervisor_is_killed(self) -> None:
-        """No process outlives it, and the next daemon finds nothing in its way."""
-        daemon = self.a_crew()
+    async def test_killed_supervisor_leaves_no_process(self) -> None:
+        """The next daemon starts without obstacles."""
+        daemon = self.start_workers()
         pids = workers_of(daemon.pid)
         wallet = await enrol_wallet(daemon, reactor)
-        idle = await self.a_socket(wallet)
-        (letter,) = prepare_forwards(wallet, "kept", 1)
-        self.assertEqual(ask(daemon.port, "POST", "/didcomm", letter.body)[0], 202)
+        idle = await self.open_socket(wallet)
+        (forward,) = prepare_forwards(wallet, "kept", 1)
+        self.assertEqual(send_request(daemon.port, "POST", "/didcomm", forward.body)[0], 202)
         (directory,) = self.socket_directories(daemon)
         await deferToThread(daemon.kill)
-        await deferToThread(await_gone, *pids)
+        await deferToThread(wait_until_ended, *pids)
         self.assertEqual(await idle.closed().addTimeout(PATIENCE_SECONDS, reactor), 1006)
-        self.assertEqual(listeners(daemon.port), 0)
+        self.assertEqual(count_listeners(daemon.port), 0)
         self.assertFalse(directory.exists())
         daemon.start()
         await deferToThread(await_workers, daemon, 2)
-        self.assertEqual(list(await drain_queue(wallet)), [letter.marker])
+        self.assertEqual(list(await drain_queue(wallet)), [forward.marker])
         await self.stop(daemon)
 
     def socket_directories(self, daemon: Daemon) -> set[Path]:
-        """Where its workers have their node-to-node sockets."""
+        """Directories of the workers' node-to-node sockets."""
         lines = Path("/proc/net/unix").read_text("ascii").splitlines()
         paths = {Path(line.split()[-1]) for line in lines if "mediatord-workers-" in line}
         mine = {f"worker n-{number}" for number in (1, 2)}
         assert all(name in daemon.output() for name in mine)
-        return {path.parent for path in paths if path.name == "1.sock" and is_of(path, workers_of(daemon.pid))}
+        return {path.parent for path in paths if path.name == "1.sock" and is_bound_by(path, workers_of(daemon.pid))}
 
-    async def test_listeners_and_signals(self) -> None:
-        """TCP, TLS and a UNIX socket, all served by all; SIGHUP rotates every log; SIGTERM ends all in order."""
+    async def test_all_workers_serve_listeners_and_obey_signals(self) -> None:
+        """TCP, TLS and a UNIX socket; SIGHUP rotates every log; SIGTERM ends all in order."""
         directory = Path(tempfile.mkdtemp(prefix="mediatord-workers-test-"))
         self.addCleanup(shutil.rmtree, directory)
         certificate = CertificateAuthority(directory).issue("localhost", ["127.0.0.1"])
@@ -324,7 +329,9 @@ class WorkersTests(DaemonTestCase):
         daemon = prepare_daemon()
         self.addCleanup(daemon.clean)
         plain = f"tcp:{daemon.port}:interface=127.0.0.1"
-        several(daemon.config, listen=[plain, f"ssl:{tls}:interface=127.0.0.1:{keys}", f"unix:{path}:mode=600"])
+        with_two_workers(
+            daemon.config, listen=[plain, f"ssl:{tls}:interface=127.0.0.1:{keys}", f"unix:{path}:mode=600"]
+        )
         daemon.start()
         await deferToThread(await_workers, daemon, 2)
         context = ssl.create_default_context(cafile=directory / "Test-Authority.pem")
@@ -340,14 +347,14 @@ class WorkersTests(DaemonTestCase):
         self.assertEqual(path.stat().st_mode & 0o777, 0o600)
         os.kill(daemon.pid, signal.SIGHUP)
         while not all(list((daemon.log_directory / node).glob("events-*.gz")) for node in ("n-1", "n-2")):
-            await deferLater(reactor, LOOK_SECONDS, lambda: None)
+            await deferLater(reactor, POLL_SECONDS, lambda: None)
         pids = workers_of(daemon.pid)
         (sockets,) = self.socket_directories(daemon)
-        idle = await self.a_socket(await enrol_wallet(daemon, reactor))
+        idle = await self.open_socket(await enrol_wallet(daemon, reactor))
         await self.stop(daemon)
         self.assertEqual(await idle.closed(), 1001)
-        self.assertEqual((len(pids), [pid for pid in pids if is_there(pid)]), (2, []))
-        self.assertEqual((listeners(daemon.port), path.exists(), sockets.exists()), (0, False, False))
+        self.assertEqual((len(pids), [pid for pid in pids if is_running(pid)]), (2, []))
+        self.assertEqual((count_listeners(daemon.port), path.exists(), sockets.exists()), (0, False, False))
         self.assertNotIn("ended with status", daemon.output())
         for node in ("n-1", "n-2"):
             segment = max((daemon.log_directory / node).glob("events*.jsonl"))
@@ -356,7 +363,7 @@ class WorkersTests(DaemonTestCase):
             self.assertIn("proc.stop", events)
 
 
-def is_of(path: Path, pids: set[int]) -> bool:
+def is_bound_by(path: Path, pids: set[int]) -> bool:
     """Whether a UNIX socket was bound by one of these processes."""
     lines = Path("/proc/net/unix").read_text("ascii").splitlines()
     inodes = {f"socket:[{line.split()[6]}]" for line in lines if line.endswith(str(path))}
@@ -377,62 +384,62 @@ def health_over(connection: socket.socket) -> int:
     return http.getresponse().status
 
 
-def several(config: Path, **more: Any) -> Path:
-    """The same configuration with two workers."""
+def with_two_workers(config: Path, **more: Any) -> Path:
+    """The configuration with two workers."""
     settings = merge_settings(yaml.safe_load(config.read_text("utf-8")), {"workers": 2, "node": "n", **more})
     config.write_text(yaml.safe_dump(settings), "utf-8")
     return config
 
 
-def test_port_taken(made: Path) -> None:
+def test_port_in_use_is_reported_once(config_file: Path) -> None:
     """One line, from one process, before there are others."""
-    port = port_of(made)
+    port = port_of(config_file)
     with socket.create_server(("127.0.0.1", port)):
-        status, lines = refused("run", several(made))
+        status, lines = run_failing("run", with_two_workers(config_file))
     assert status == 1
     assert lines == [f"mediatord: cannot listen on tcp:{port}:interface=127.0.0.1: Address already in use"]
 
 
-def test_no_worker_can_start(made: Path) -> None:
-    """What every worker stumbles over is said once."""
-    status, lines = refused("twistd", several(made, log={"directory": "mediator.yaml"}))
+def test_common_start_failure_is_reported_once(config_file: Path) -> None:
+    """The same error of every worker."""
+    status, lines = run_failing("twistd", with_two_workers(config_file, log={"directory": "mediator.yaml"}))
     assert status == 1
     (line,) = lines
-    assert line.startswith(f"mediatord: {made}/") and line.endswith(": Not a directory")
+    assert line.startswith(f"mediatord: {config_file}/") and line.endswith(": Not a directory")
 
 
-def test_memory_cannot_be_shared(made: Path) -> None:
-    """Bad configurations cost a line and status 2, as ever."""
-    status, (line,) = refused("run", several(made, storage={"backend": "memory"}))
+def test_memory_backend_refuses_workers(config_file: Path) -> None:
+    """One line and status 2."""
+    status, (line,) = run_failing("run", with_two_workers(config_file, storage={"backend": "memory"}))
     assert status == 2
     assert line.endswith("workers: expected 1 with storage.backend memory, which processes cannot share")
 
 
-def test_service_manager_is_told(made: Path, tmp_path: Path) -> None:
-    """READY=1 once all serve, STOPPING=1 once, by the one process that systemd knows."""
+def test_supervisor_notifies_service_manager(config_file: Path, tmp_path: Path) -> None:
+    """READY=1 once all serve, STOPPING=1 once, by the supervisor."""
     with NotifySocket(tmp_path, PATIENCE_SECONDS) as manager:
-        with running("twistd", several(made), NOTIFY_SOCKET=manager.address) as process:
-            assert manager.next() == "READY=1"
+        with start_process("twistd", with_two_workers(config_file), NOTIFY_SOCKET=manager.address) as process:
+            assert manager.next_state() == "READY=1"
             assert manager.statuses[-1] == "serving"
-            await_metrics(port_of(made), mediator_workers=2, mediator_workers_answered=2)
+            await_metrics(port_of(config_file), mediator_workers=2, mediator_workers_answered=2)
             process.terminate()
-            assert manager.next() == "STOPPING=1"
+            assert manager.next_state() == "STOPPING=1"
             assert process.wait(STOP_SECONDS) == 0
-        assert manager.silent()
+        assert manager.is_empty()
 
 
-def test_interrupted_at_the_terminal(made: Path) -> None:
-    """What goes to all processes of the terminal ends all in order: the workers wait to be told."""
-    with running("run", several(made)) as process:
+def test_interrupt_of_process_group_ends_all_in_order(config_file: Path) -> None:
+    """Workers wait for the supervisor."""
+    with start_process("run", with_two_workers(config_file)) as process:
         deadline = time.monotonic() + PATIENCE_SECONDS
         while len(workers_of(process.pid)) < 2:
             assert time.monotonic() < deadline
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         pids = workers_of(process.pid)
         while any(os.getpgid(pid) != pid for pid in pids):
             assert time.monotonic() < deadline
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         assert all(os.getpgid(pid) != os.getpgid(process.pid) for pid in pids)
         process.send_signal(signal.SIGINT)
         assert process.wait(STOP_SECONDS) == 0
-        assert not [pid for pid in pids if is_there(pid)]
+        assert not [pid for pid in pids if is_running(pid)]

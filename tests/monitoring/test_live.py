@@ -26,7 +26,7 @@ from mediatord.wallet.didcomm_socket import connect_didcomm_socket
 from tests.analytics.busy_day import BUSY, known
 from tests.certificate_authority import CertificateAuthority
 from tests.external_programs import find_program
-from tests.integration.cluster import say_to_listener, wallet_at_node
+from tests.integration.cluster import send_to_peer_listener, wallet_at_node
 from tests.integration.cluster_test_case import ClusterTestCase
 from tests.integration.daemon import Daemon
 from tests.integration.message_load import PATIENCE_SECONDS, prepare_forwards
@@ -204,7 +204,9 @@ class NodesTests(ClusterTestCase):
         bob = DIDCommWallet.generate(await discover_mediator(http, a.url), http, reactor)
         bobs = [wallet_at_node(bob, node.port, reactor) for node in (a, b)]
         await converse(bobs, keep=0)
-        self.assertEqual(await deferToThread(say_to_listener, self.cluster.port_of(a), b"who is there"), bytes(4))
+        self.assertEqual(
+            await deferToThread(send_to_peer_listener, self.cluster.port_of(a), b"who is there"), bytes(4)
+        )
         wanted = [each for each in panel_queries(BETWEEN_NODES) if "mediator_workers" not in each]
         asked = {name for rule in load_alert_rules().values() for name in metric_names(rule["expr"])}
         wanted += sorted(name for name in asked if "_cluster_" in name)

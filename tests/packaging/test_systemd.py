@@ -230,7 +230,7 @@ def test_nobody_is_refused_behind_the_socket(pristine: BootedDebianMachine) -> N
 def test_tls(pristine: BootedDebianMachine) -> None:
     """Shown to clients by the daemon itself, and spoken by it as a client: it asks itself over its own listener."""
     authority = CertificateAuthority(pristine.path("/root"))
-    between = CertificateAuthority(pristine.path("/root"), "Between", above=authority)
+    between = CertificateAuthority(pristine.path("/root"), "Between", parent=authority)
     # As an ACME client's hook puts them there.
     pristine.do("install", "-d", "-o", "root", "-g", "mediatord", "-m", "0750", "/etc/mediatord/tls")
     issued = between.issue("mediator", ["localhost"]).read_bytes() + between.path.read_bytes()

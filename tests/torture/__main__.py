@@ -1,14 +1,14 @@
-"""``python -m tests.torture``: see :mod:`tests.torture.cli`. Forked daemons do not import what is in here."""
+"""``python -m tests.torture``: see :mod:`tests.torture.cli`. Forked daemons must not import it."""
 
 from __future__ import annotations
 
 import sys
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["lane"]:
-        from tests.torture.round_worker import main as lane
+    if sys.argv[1:2] == ["worker"]:
+        from tests.torture.round_worker import main as run_worker
 
-        lane(sys.argv[2])
+        run_worker(sys.argv[2])
     else:
         from tests.torture.cli import main
 

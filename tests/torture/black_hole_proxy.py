@@ -1,4 +1,4 @@
-"""Ways to the daemon that go dead: nothing comes through, and nobody is told."""
+"""Proxy whose connections can become half open: data is dropped and neither side is told."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ from tests.partition_proxy import PartitionProxy
 
 
 class BlackHoleProxy(PartitionProxy):
-    """:ivar swallowed: what the daemon has written to connections that were dead, a connection each."""
+    """:ivar swallowed: data that the daemon wrote to dead connections, one item each."""
 
     def __init__(self, reactor: Any) -> None:
         super().__init__(reactor)
         self.swallowed: list[bytes] = []
 
-    def entrance(self, port: int) -> int:
+    def proxy_port(self, port: int) -> int:
         """Where the way to this port begins."""
-        return self._ways[port].entrance
+        return self._routes[port].proxy_port
 
     @contextlib.contextmanager
-    def dead(self, port: int, *, one_way: bool) -> Iterator[None]:
+    def black_hole(self, port: int, *, one_way: bool) -> Iterator[None]:
         """
-        Inside, connections through here are half open; afterwards they are gone.
+        Connections are half open within this context, and closed afterwards.
 
-        :param one_way: only what goes to the daemon is swallowed.
+        :param one_way: drop only what is sent to the daemon.
         """
-        halves = list(self._ways[port].halves)
+        halves = list(self._routes[port].halves)
         for half in halves:
             if one_way:
                 half.silent = True
             else:
-                half.hush()
+                half.silence()
         self.swallowed = []
         try:
             yield
         finally:
             for half in halves:
                 self.swallowed.append(b"".join(getattr(half.peer, "_held", ())))
-                half.sever()
+                half.abort()
 
 
 def parse_pushes(data: bytes, wallets: list[DIDCommWallet]) -> list[tuple[DIDCommWallet, DeliveredMessage]]:
-    """What was pushed in these frames, as far as they begin and end in them, by whom it was for."""
-    found = []
-    while (parsed := _parsed(data)) is not None:
+    """Complete pushes among these frames, with their wallets."""
+    pushes = []
+    while (parsed := _parse_frame(data)) is not None:
         opcode, payload, size = parsed
         data = data[size:]
         if opcode == TEXT_OPCODE:
-            found += [one for wallet in wallets for one in _deliveries(wallet, payload)]
-    return found
+            pushes += [delivered for wallet in wallets for delivered in _deliveries(wallet, payload)]
+    return pushes
 
 
-def _parsed(data: bytes) -> tuple[int, bytes, int] | None:
+def _parse_frame(data: bytes) -> tuple[int, bytes, int] | None:
     try:
         return parse_frame(data)
     except ValueError:
@@ -65,7 +65,7 @@ def _parsed(data: bytes) -> tuple[int, bytes, int] | None:
 
 def _deliveries(wallet: DIDCommWallet, payload: bytes) -> list[tuple[DIDCommWallet, DeliveredMessage]]:
     try:
-        opened = wallet.open(payload)
-        return [(wallet, one) for one in read_delivery(opened.message)]
+        message = wallet.open(payload)
+        return [(wallet, delivered) for delivered in read_delivery(message.message)]
     except (UnreadableMessage, ValueError):
         return []

@@ -1,7 +1,7 @@
 """
-Faults without number: ``python -m tests.torture --faults 1000 --seed 7``.
+Injects random faults: ``python -m tests.torture --faults 1000 --seed 7``.
 
-Exit status 1 if anything is owed that was promised, and how to play that round again.
+Exit status 1 means that a promise was broken; the output says how to repeat that round.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from tests.torture.rounds import FaultRound, RoundOutcome, failed_round_director
 from tests.torture.summary import format_summary, summary_rows
 
 KEEP = Path(__file__).parents[2] / "var" / "torture"
-# Of how many it is said how far it is, and how many lines of what is wrong.
-_TOLD = 25
-_LETTERS_PER_SOCKET = 4
+# Rounds between progress lines, and lines printed of each error.
+_REPORTED = 25
+_MESSAGES_PER_SOCKET = 4
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit status."""
+    """Run the command; return the exit status."""
     options = _options(arguments)
     seed = random.SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
     if options.kind == ["storm"]:
-        return _storm(options, seed)
-    chosen = _chosen(options, seed)
-    run = _TortureRun(options, seed, len(chosen))
-    print(f"seed {seed}, {len(chosen)} faults")  # noqa: T201  this is a program
-    RoundPool(chosen, {"keep": str(options.keep), "syncs": not options.forget_syncs}, run.tell).run(options.lanes)
-    return run.close()
+        return _run_storm(options, seed)
+    rounds = _plan(options, seed)
+    run = _TortureRun(options, seed, len(rounds))
+    print(f"seed {seed}, {len(rounds)} faults")  # noqa: T201  this is a program
+    RoundPool(rounds, {"keep": str(options.keep), "syncs": not options.forget_syncs}, run.report).run(options.workers)
+    return run.finish()
 
 
 class _TortureRun:
-    """What has come of it so far."""
+    """Progress and results of a run."""
 
     def __init__(self, options: argparse.Namespace, seed: int, faults: int) -> None:
         self._options = options
@@ -54,35 +54,41 @@ class _TortureRun:
         self._began = time.monotonic()
         self._outcomes: list[RoundOutcome] = []
 
-    def tell(self, outcome: RoundOutcome) -> None:
-        """One more."""
+    def report(self, outcome: RoundOutcome) -> None:
+        """Record and print the outcome of a round."""
         self._outcomes.append(outcome)
         if outcome.complaints:
-            _say(f"round {outcome.number}, {outcome.kind} on {outcome.store}, FAILED {outcome.marks}:")
-            _say("\n".join(line for one in outcome.complaints for line in one.splitlines()[-_TOLD:]))
-            left = self._options.keep / failed_round_directory(self._seed, outcome.number)
-            _say(f"again: {self._again(outcome)}\nwhat is left of it: {left}")
+            _print_progress(f"round {outcome.number}, {outcome.kind} on {outcome.store}, FAILED {outcome.marks}:")
+            _print_progress(
+                "\n".join(line for error in outcome.complaints for line in error.splitlines()[-_REPORTED:])
+            )
+            directory = self._options.keep / failed_round_directory(self._seed, outcome.number)
+            _print_progress(f"repeat with: {self._repeat_command(outcome)}\nfiles of the round: {directory}")
         elif self._options.verbose:
-            _say(json.dumps({name: value for name, value in outcome.values.items() if value}))
-        if len(self._outcomes) % _TOLD == 0:
-            failed = sum(bool(one.complaints) for one in self._outcomes)
-            _say(f"{len(self._outcomes)} of {self._faults}, {failed} failed, {time.monotonic() - self._began:.0f} s")
+            _print_progress(json.dumps({name: value for name, value in outcome.values.items() if value}))
+        if len(self._outcomes) % _REPORTED == 0:
+            failed = sum(bool(error.complaints) for error in self._outcomes)
+            _print_progress(
+                f"{len(self._outcomes)} of {self._faults}, {failed} failed, {time.monotonic() - self._began:.0f} s"
+            )
 
-    def close(self) -> int:
-        """The summary; the exit status."""
-        found = summary_rows(self._outcomes)
+    def finish(self) -> int:
+        """Print the summary; return the exit status."""
+        rows = summary_rows(self._outcomes)
         seconds = round(time.monotonic() - self._began, 1)
-        print(format_summary(found))  # noqa: T201
-        print(f"seed {self._seed}, {seconds} s with {self._options.lanes} lanes")  # noqa: T201
+        print(format_summary(rows))  # noqa: T201
+        print(f"seed {self._seed}, {seconds} s with {self._options.workers} workers")  # noqa: T201
         if self._options.json is not None:
-            self._options.json.write_text(json.dumps(self._document(found, seconds), indent=1), encoding="utf-8")
+            self._options.json.write_text(json.dumps(self._document(rows, seconds), indent=1), encoding="utf-8")
         return int(any(outcome.complaints for outcome in self._outcomes))
 
-    def _document(self, found: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
-        rounds = [outcome.values for outcome in sorted(self._outcomes, key=lambda one: one.number)]
-        return {"seed": self._seed, "seconds": seconds, "summary": found, "rounds": rounds}
+    def _document(self, rows: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+        rounds = [
+            outcome.values for outcome in sorted(self._outcomes, key=lambda round_outcome: round_outcome.number)
+        ]
+        return {"seed": self._seed, "seconds": seconds, "summary": rows, "rounds": rounds}
 
-    def _again(self, outcome: RoundOutcome) -> str:
+    def _repeat_command(self, outcome: RoundOutcome) -> str:
         parts = [f"--seed {self._seed} --only {outcome.number}"]
         parts += [f"--store {store}" for store in self._options.store]
         parts += [f"--kind {kind}" for kind in self._options.kind]
@@ -91,61 +97,63 @@ class _TortureRun:
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description=(__doc__ or "").strip())
-    kinds = sorted({kind for some in KINDS.values() for kind in some})
-    parser.add_argument("--faults", type=int, default=None, metavar="N", help="1000, unless each kind once is enough")
-    parser.add_argument("--seed", type=int, help="decides about everything that chance has a part in")
-    parser.add_argument("--store", action="append", choices=sorted(KINDS), help="sqlite and mongodb; may be repeated")
+    kinds = sorted({kind for store_kinds in KINDS.values() for kind in store_kinds})
+    parser.add_argument("--faults", type=int, default=None, metavar="N", help="number of faults (default: 1000)")
+    parser.add_argument("--seed", type=int, help="seed of all random choices")
+    parser.add_argument(
+        "--store", action="append", choices=sorted(KINDS), help="default: sqlite and mongodb; may be repeated"
+    )
     parser.add_argument(
         *("--kind", "-k"),
         action="append",
         default=[],
         choices=[*kinds, "storm"],
-        help="all but storm; may be repeated",
+        help="default: all but storm; may be repeated",
     )
-    parser.add_argument("--sockets", type=int, default=5000, help="of --kind storm, which is for itself")
-    parser.add_argument("--once", action="store_true", help="each kind on each store once")
-    parser.add_argument("--only", type=int, metavar="ROUND", help="play this round alone")
-    parser.add_argument("--lanes", type=int, default=2, help="rounds that are played at the same time")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there as well")
-    parser.add_argument("--keep", type=Path, default=KEEP, help="where the remains of failed rounds go")
-    parser.add_argument("--verbose", action="store_true", help="tell of every round")
+    parser.add_argument("--sockets", type=int, default=5000, help="number of sockets of --kind storm")
+    parser.add_argument("--once", action="store_true", help="inject each kind of fault once on each store")
+    parser.add_argument("--only", type=int, metavar="ROUND", help="run only this round")
+    parser.add_argument("--workers", type=int, default=2, help="rounds to run at the same time")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all results to FILE as JSON")
+    parser.add_argument("--keep", type=Path, default=KEEP, help="directory for files of failed rounds")
+    parser.add_argument("--verbose", action="store_true", help="print every round")
     parser.add_argument(
-        "--forget-syncs", action="store_true", help="disks that promise and forget: a power cut must lose messages"
+        "--forget-syncs", action="store_true", help="ignore syncs of the disk: a power cut must lose messages"
     )
     options = parser.parse_args(arguments)
-    options.store = options.store or ["sqlite", *_mongodb()]
+    options.store = options.store or ["sqlite", *_mongodb_stores()]
     return options
 
 
-def _mongodb() -> list[str]:
-    """If there is a server to run."""
+def _mongodb_stores() -> list[str]:
+    """The MongoDB store, if there is a server."""
     try:
         mongod_binary()
     except SkipTest as reason:
-        _say(f"nothing on MongoDB: {reason}")
+        _print_progress(f"skipping MongoDB: {reason}")
         return []
     return ["mongodb"]
 
 
-def _storm(options: argparse.Namespace, seed: int) -> int:
-    """Another thing altogether: one daemon, and more sockets than it has at other times."""
+def _run_storm(options: argparse.Namespace, seed: int) -> int:
+    """Run the reconnect storm: one daemon with thousands of sockets."""
     print(f"seed {seed}, {options.sockets} sockets")  # noqa: T201  this is a program
-    stormed = run_storm(options.sockets, _LETTERS_PER_SOCKET * options.sockets, seed)
-    found = {"seed": seed, **asdict(stormed), "complaints": stormed.complaints}
-    print("\n".join(f"{name:12}{value}" for name, value in found.items()))  # noqa: T201
+    result = run_storm(options.sockets, _MESSAGES_PER_SOCKET * options.sockets, seed)
+    values = {"seed": seed, **asdict(result), "complaints": result.complaints}
+    print("\n".join(f"{name:12}{value}" for name, value in values.items()))  # noqa: T201
     if options.json is not None:
-        options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
-    return int(bool(stormed.complaints))
+        options.json.write_text(json.dumps(values, indent=1), encoding="utf-8")
+    return int(bool(result.complaints))
 
 
-def _chosen(options: argparse.Namespace, seed: int) -> list[FaultRound]:
-    pairs = sum(not options.kind or kind in options.kind for store in options.store for kind in KINDS[store])
-    faults = pairs if options.once else options.faults or 1000
+def _plan(options: argparse.Namespace, seed: int) -> list[FaultRound]:
+    kind_count = sum(not options.kind or kind in options.kind for store in options.store for kind in KINDS[store])
+    faults = kind_count if options.once else options.faults or 1000
     rounds = plan_rounds(seed, options.store, options.kind)
     if options.only is not None:
         return list(islice(rounds, options.only, options.only + 1))
     return list(islice(rounds, faults))
 
 
-def _say(text: str) -> None:
+def _print_progress(text: str) -> None:
     print(text, file=sys.stderr, flush=True)  # noqa: T201

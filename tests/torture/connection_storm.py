@@ -1,7 +1,7 @@
 """
-Thousands of live sockets that all go and come back at once while messages arrive: who gets one twice, by which id.
+Thousands of live sockets that all close and reconnect at once while messages arrive.
 
-The first time it is the network that was away, the second time the daemon, by ``kill -9``.
+First the network fails, then the daemon is killed.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from tests.integration.message_load import PATIENCE_SECONDS, LoadSenders, Prepar
 from tests.ledger_checks import read_sqlite_ledger
 from tests.torture.live_wallets import LiveWalletPool
 
-# Of all deliveries, those that may be of something that was delivered before.
+# Permitted share of repeated deliveries.
 MOST_REPEATED = 0.001
 _CONNECTIONS = 4
-_LETTER_BYTES = 1_000
+_MESSAGE_BYTES = 1_000
 _SPARE_FILES = 200
 
 
 @dataclass(frozen=True, slots=True)
 class StormResult:
     """
-    :param letters: that were posted.
-    :param accepted: answered 202.
-    :param messages: that came, by id.
-    :param repeated: deliveries of one that had come before.
-    :param lost: accepted, and did not come.
-    :param doubled: ids beyond one for a letter.
-    :param difference: of the store's ledger.
+    :param message_count: messages that were posted.
+    :param accepted: posts answered 202.
+    :param messages: messages received, by id.
+    :param repeated: deliveries of messages delivered before.
+    :param lost: accepted messages that were not delivered.
+    :param doubled: further ids of the same message.
+    :param difference: difference of the store's ledger.
     :param back: seconds until all were live again, after each storm.
     """
 
@@ -53,77 +53,77 @@ class StormResult:
 
     @property
     def complaints(self) -> list[str]:
-        """What is wrong."""
+        """Violations of the requirements."""
         share = self.repeated / max(1, self.messages)
-        found = [
-            (self.accepted > 0, "nothing was accepted"),
-            (share <= MOST_REPEATED, f"{share:.2%} of the messages came again"),
+        checks = [
+            (self.accepted > 0, "no message was accepted"),
+            (share <= MOST_REPEATED, f"{share:.2%} of the messages were delivered again"),
             (not self.lost, f"{self.lost} were lost"),
-            (not self.doubled, f"{self.doubled} came under another id"),
+            (not self.doubled, f"{self.doubled} were delivered under another id"),
             (self.difference == 0, f"difference {self.difference}"),
         ]
-        return [complaint for well, complaint in found if not well]
+        return [complaint for is_met, complaint in checks if not is_met]
 
 
 class _ForwardSender:
-    """Posts messages as fast as they are answered; after a crash of the daemon it continues with the next."""
+    """Posts messages in a closed loop; after a crash of the daemon it continues with the next one."""
 
-    def __init__(self, port: int, stock: list[PreparedForward]) -> None:
+    def __init__(self, port: int, forwards: list[PreparedForward]) -> None:
         self._port = port
-        self._stock: Iterator[PreparedForward] = iter(stock)
+        self._forwards: Iterator[PreparedForward] = iter(forwards)
         self._loads: list[LoadSenders] = []
         self.resume()
 
     def resume(self) -> None:
-        """Begin, or go on."""
-        self._loads.append(LoadSenders(self._port, cast(Any, self._stock), _CONNECTIONS))
+        """Start or continue sending."""
+        self._loads.append(LoadSenders(self._port, cast(Any, self._forwards), _CONNECTIONS))
         self._loads[-1].start()
 
     @property
     def done(self) -> bool:
-        """Whether nobody sends any more."""
+        """Whether all senders have ended."""
         return self._loads[-1].done.is_set()
 
     def reached(self, accepted: int) -> bool:
-        """Whether so many were accepted, or nobody sends any more."""
+        """Whether `accepted` posts were accepted, or all senders have ended."""
         return self.done or len(self.markers(202)) >= accepted
 
     def markers(self, *statuses: int | None) -> list[str]:
-        """Of the posts with one of these outcomes."""
+        """Markers of posts with one of these statuses."""
         return [marker for load in self._loads for marker in load.markers(*statuses)]
 
 
 class ConnectionStorm:
     """
-    One daemon and its guests.
+    One daemon and its wallets.
 
-    :param letters: how many come meanwhile.
+    :param message_count: messages to send meanwhile.
     """
 
     def __init__(self, daemon: Daemon, sockets: int, message_count: int, chance: random.Random) -> None:
         self._daemon = daemon
         self._sockets = sockets
         group = enrol_group(daemon.url, sockets, short=True)
-        self._stock = [PreparedForward(tag, body) for body, tag in group.forwards(_LETTER_BYTES, message_count)]
-        chance.shuffle(self._stock)
-        self._moments = (chance.uniform(0.1, 0.3), chance.uniform(0.5, 0.7))
-        self._in_memory = LiveWalletPool(group.wallets, daemon.port)
-        self._post: _ForwardSender | None = None
+        self._forwards = [PreparedForward(tag, body) for body, tag in group.forwards(_MESSAGE_BYTES, message_count)]
+        chance.shuffle(self._forwards)
+        self._storm_points = (chance.uniform(0.1, 0.3), chance.uniform(0.5, 0.7))
+        self._pool = LiveWalletPool(group.wallets, daemon.port)
+        self._sender: _ForwardSender | None = None
         self._back: list[float] = []
 
     def run(self) -> StormResult:
-        """Both storms, and the reconciliation."""
+        """Run both storms and reconcile."""
         try:
-            self._blow()
+            self._run_storms()
         except TimeoutError:
-            pass  # then something is lost
+            pass  # the result shows what was lost
         finally:
-            self._in_memory.close()
-        accepted = set(self._post.markers(202)) if self._post is not None else set()
-        arrivals = self._in_memory.arrivals
+            self._pool.close()
+        accepted = set(self._sender.markers(202)) if self._sender is not None else set()
+        arrivals = self._pool.received
         return StormResult(
             sockets=self._sockets,
-            message_count=len(self._stock),
+            message_count=len(self._forwards),
             accepted=len(accepted),
             messages=len(arrivals.times),
             repeated=arrivals.repeated,
@@ -133,28 +133,32 @@ class ConnectionStorm:
             back=tuple(self._back),
         )
 
-    def _blow(self) -> None:
-        """:raise TimeoutError: something that is to happen does not."""
-        in_memory, everybody = self._in_memory, self._sockets
-        in_memory.run(wait_for(lambda: in_memory.live == everybody))
-        post = self._post = _ForwardSender(self._daemon.port, self._stock)
-        for moment, strike in zip(self._moments, (in_memory.storm, self._kill), strict=True):
-            in_memory.run(wait_for(partial(post.reached, int(moment * len(self._stock)))))
-            strike()
-            began = time.monotonic()
-            in_memory.run(wait_for(lambda: in_memory.live == everybody))
-            self._back.append(round(time.monotonic() - began, 1))
-        in_memory.run(wait_for(lambda: post.done))
-        accepted = set(post.markers(202))
-        in_memory.run(wait_for(lambda: accepted <= in_memory.arrivals.ids.keys()))
-        in_memory.run(wait_for(lambda: self._ledger().waiting == 0))
+    def _run_storms(self) -> None:
+        """
+        :raise TimeoutError: an expected event does not happen in time.
+
+        :raise TimeoutError: something that is to happen does not.
+        """
+        pool, count = self._pool, self._sockets
+        pool.run(with_timeout(lambda: pool.live == count))
+        sender = self._sender = _ForwardSender(self._daemon.port, self._forwards)
+        for point, disconnect in zip(self._storm_points, (pool.reconnect_all, self._kill), strict=True):
+            pool.run(with_timeout(partial(sender.reached, int(point * len(self._forwards)))))
+            disconnect()
+            start = time.monotonic()
+            pool.run(with_timeout(lambda: pool.live == count))
+            self._back.append(round(time.monotonic() - start, 1))
+        pool.run(with_timeout(lambda: sender.done))
+        accepted = set(sender.markers(202))
+        pool.run(with_timeout(lambda: accepted <= pool.received.ids.keys()))
+        pool.run(with_timeout(lambda: self._ledger().waiting == 0))
 
     def _kill(self) -> None:
         self._daemon.kill()
-        self._in_memory.run(wait_for(lambda: not self._in_memory.live))
+        self._pool.run(with_timeout(lambda: not self._pool.live))
         self._daemon.start()
-        assert self._post is not None
-        self._post.resume()
+        assert self._sender is not None
+        self._sender.resume()
 
     def _ledger(self) -> MessageLedger:
         return read_sqlite_ledger(self._daemon.directory / "mediator.sqlite3").didcomm
@@ -167,15 +171,15 @@ def run_storm(sockets: int, message_count: int, seed: int) -> StormResult:
         return ConnectionStorm(daemon, sockets, message_count, random.Random(seed)).run()
 
 
-def wait_for(reached: Callable[[], bool]) -> Callable[[], bool]:
-    """The same, for a while. :raise TimeoutError: it was not reached."""
+def with_timeout(condition: Callable[[], bool]) -> Callable[[], bool]:
+    """The condition, with a time-out. :raise TimeoutError: it did not become true in time."""
     deadline = time.monotonic() + PATIENCE_SECONDS
 
-    def look() -> bool:
-        if reached():
+    def check() -> bool:
+        if condition():
             return True
         if time.monotonic() > deadline:
             raise TimeoutError
         return False
 
-    return look
+    return check

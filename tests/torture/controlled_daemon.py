@@ -1,4 +1,4 @@
-"""The daemon under torture: on a disk and by a clock that somebody else has in hand."""
+"""Daemon with a controllable disk and clock."""
 
 from __future__ import annotations
 
@@ -18,50 +18,50 @@ _DATABASE = "mediator.sqlite3"
 
 class ControlledDaemon(Daemon):
     """
-    One daemon, started over and over again.
+    A daemon that is restarted many times.
 
-    :ivar dial: what its disk is like.
-    :ivar clock: what it goes by.
+    :ivar disk_control: state of its disk.
+    :ivar clock: offset of its clock.
     """
 
     def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
         super().__init__(settings)
-        self.disk_control = DiskControl.make(self._root / "dial")
-        self.clock = SharedClockOffset.make(self._root / "clock")
-        self.trace = self._root / "tape"
+        self.disk_control = DiskControl.create(self._root / "disk-control")
+        self.clock = SharedClockOffset.create(self._root / "clock")
+        self.trace = self._root / "trace"
         self.base = self._root / "base"
         self.syncs = True
         self._tracing = False
 
     @property
     def database(self) -> Path:
-        """The file of SQLite, if that is what it keeps everything in."""
+        """The SQLite file, if that is its store."""
         return self.directory / _DATABASE
 
     def start_trace(self) -> None:
-        """From the next start on everything that is written is noted; what is there now is on disk."""
-        assert not self.running, "what it has written so far is not known"
+        """From the next start on record all writes; the current files count as synced."""
+        assert not self.running, "earlier writes were not recorded"
         shutil.rmtree(self.base, ignore_errors=True)
         self.base.mkdir()
         for file in self.directory.glob(f"{_DATABASE}*"):
             if file.suffix == ".sqlite3" or file.name.endswith(("-wal", "-journal")):
                 shutil.copy(file, self.base)
-        DiskTrace.blank(self.trace)
+        DiskTrace.create(self.trace)
         self._tracing = True
 
     def stop_trace(self) -> None:
-        """Nothing is noted any more, from the next start on."""
+        """Record nothing from the next start on."""
         self._tracing = False
         self.trace.unlink(missing_ok=True)
 
     def start(self, health: int = 200) -> None:
-        """As any other."""
+        """As :meth:`Daemon.start`."""
         assert self._process is None, "the daemon is running"
         if not self.config.exists():
             self.initialise()
-        disk = DiskSpec(self._root / "dial", self.trace if self._tracing else None, self.syncs)
-        world = ProcessEnvironment(disk, self._root / "clock")
+        disk = DiskSpec(self._root / "disk-control", self.trace if self._tracing else None, self.syncs)
+        environment = ProcessEnvironment(disk, self._root / "clock")
         self._process = ForkedDaemonProcess(
-            self.config, self._root, self._root / "output", clean_environment(), world
+            self.config, self._root, self._root / "output", clean_environment(), environment
         )
         self.await_health(health)

@@ -1,4 +1,4 @@
-"""A daemon on one store with its wallets, which lives through many rounds."""
+"""A daemon on one store, with wallets, that is used for many rounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from twisted.internet.threads import deferToThread
 from mediatord.store.interfaces.messages import StoreLedger
 from mediatord.wallet.didcomm_client import DIDCommWallet
 from tests.integration.delivery_ledger import DeliveryLedger
-from tests.integration.message_load import MANY, ROOMY, enrol_wallet
+from tests.integration.message_load import MAX_DELIVERY, ROOMY, enrol_wallet
 from tests.integration.raw_decentrl_client import DaemonClient
 from tests.integration.retrying_clients import ReconnectingRecipient, RetryingSenders, SendTask
 from tests.ledger_checks import read_sqlite_ledger
@@ -28,13 +28,13 @@ from tests.torture.event_load import ContractedIdentities
 StoreName = Literal["sqlite", "mongodb", "memory"]
 
 WALLETS = 2
-# Bytes of the file system that a daemon on SQLite has for itself.
-ROOM_BYTES = 64 << 20
+# Size of the file system of a daemon on SQLite.
+FILE_SYSTEM_BYTES = 64 << 20
 _DATABASE = "mediatord"
-# So that a push that is not acknowledged is soon pending again; and whatever a clock says, nothing expires.
+# Unacknowledged pushes are soon requeued, and nothing expires under any clock.
 _SETTINGS: dict[str, Any] = {
     "queue": {**ROOMY["queue"], "delivered_timeout": 2, "ttl": 2_592_000},
-    "didcomm": {"delivery_limit": MANY},
+    "didcomm": {"delivery_limit": MAX_DELIVERY},
     "decentrl": {"timestamp_window": 86_400},
     "drain_timeout": 2,
 }
@@ -43,9 +43,9 @@ _SETTINGS: dict[str, Any] = {
 @dataclass(frozen=True, slots=True)
 class MessageLoad:
     """
-    Senders with what they are to send.
+    Senders and their tasks.
 
-    :param ledger: in which all is entered.
+    :param ledger: records attempts and deliveries.
     """
 
     ledger: DeliveryLedger
@@ -54,7 +54,7 @@ class MessageLoad:
 
     @property
     def message_count(self) -> int:
-        """How many."""
+        """Number of messages."""
         return len(self.send_tasks)
 
     def start(self) -> None:
@@ -66,15 +66,15 @@ class DaemonFixture:
     """
     Runs between :meth:`open` and :meth:`close`.
 
-    :param mounts: whether file systems can be mounted where only this process sees them.
-    :ivar daemon: the one that is tortured.
-    :ivar servers: of MongoDB, if those are its store.
-    :ivar relay: another way to the daemon, which may go dead.
-    :ivar small: whether all that the daemon writes is on a small file system of its own.
+    :param mounts: whether file systems can be mounted in a private namespace.
+    :ivar daemon: the daemon that gets the faults.
+    :ivar servers: MongoDB servers, if they are its store.
+    :ivar relay: proxy to the daemon whose connections can become half open.
+    :ivar small: whether all files of the daemon are on a small file system.
     """
 
     daemon: ControlledDaemon
-    friends: ContractedIdentities
+    identities: ContractedIdentities
 
     def __init__(self, reactor: Any, store: StoreName, *, mounts: bool) -> None:
         self.reactor = reactor
@@ -88,7 +88,7 @@ class DaemonFixture:
         """
         Start the store and the daemon, and enrol the wallets.
 
-        :param syncs: whether the disk does as it is told.
+        :param syncs: whether the disk honours syncs.
         """
         if self.servers is not None:
             await deferToThread(self.servers.open)
@@ -99,14 +99,14 @@ class DaemonFixture:
             _mount(self.daemon.directory)
         await deferToThread(self.daemon.start)
         self.wallets = [await enrol_wallet(self.daemon, self.reactor) for _ in range(WALLETS)]
-        self.friends = await deferToThread(lambda: ContractedIdentities(DaemonClient(self.daemon)))
-        self.relay.way_to(self.daemon.port)
+        self.identities = await deferToThread(lambda: ContractedIdentities(DaemonClient(self.daemon)))
+        self.relay.route_to(self.daemon.port)
 
     async def close(self, keep: Path | None = None) -> None:
         """
         End everything.
 
-        :param keep: a directory for what it leaves; nothing is left unless given.
+        :param keep: directory for files of a failed round; all files are deleted unless given.
         """
         if hasattr(self, "daemon"):
             if self.daemon.running:
@@ -120,36 +120,36 @@ class DaemonFixture:
         if self.servers is not None:
             await deferToThread(self.servers.close)
 
-    def recipients(self, ledger: DeliveryLedger, port: int | None = None) -> list[ReconnectingRecipient]:
-        """The wallets, yet to be started. :param port: where they reach the daemon, unless directly."""
+    def make_recipients(self, ledger: DeliveryLedger, port: int | None = None) -> list[ReconnectingRecipient]:
+        """Recipients for the wallets, not started. :param port: port to use instead of the daemon's."""
         return [
             ReconnectingRecipient(wallet, [port or self.daemon.port], ledger, self.reactor) for wallet in self.wallets
         ]
 
-    def load(self, prefix: str, number: int) -> MessageLoad:
-        """Yet to be started: so many messages to each wallet."""
+    def prepare_load(self, prefix: str, number: int) -> MessageLoad:
+        """A load of `number` messages to each wallet, not started."""
         send_tasks = [
-            SendTask(wallet, f"{prefix}-{who}-{letter}")
-            for letter in range(number)
-            for who, wallet in enumerate(self.wallets)
+            SendTask(wallet, f"{prefix}-{index}-{message_number}")
+            for message_number in range(number)
+            for index, wallet in enumerate(self.wallets)
         ]
         ledger = DeliveryLedger()
-        ledger.due(send_task.letter for send_task in send_tasks)
+        ledger.expect(send_task.message for send_task in send_tasks)
         return MessageLoad(ledger, RetryingSenders([self.daemon.port], ledger), send_tasks)
 
-    def books(self) -> StoreLedger | None:
-        """What the store says; None of one that nobody else can read."""
+    def read_ledger(self) -> StoreLedger | None:
+        """The store's ledger; None if only the daemon can read it."""
         if self.servers is not None:
             return ledger_checks.read_mongo_ledger(self.servers.client, _DATABASE)
         return read_sqlite_ledger(self.daemon.database) if self.store == "sqlite" else None
 
-    def left(self) -> int:
-        """Messages that wait, as far as somebody else can know."""
-        books = self.books()
-        return 0 if books is None else cast(int, books.didcomm.waiting)
+    def count_queued(self) -> int:
+        """Number of queued messages; 0 if only the daemon can read it."""
+        ledger = self.read_ledger()
+        return 0 if ledger is None else cast(int, ledger.didcomm.waiting)
 
-    async def recovered(self) -> None:
-        """Returns when the daemon is well again."""
+    async def wait_until_recovered(self) -> None:
+        """Return when the daemon is healthy."""
         if self.servers is not None:
             await deferToThread(self.servers.primary)
         await deferToThread(self.daemon.await_health)
@@ -172,5 +172,5 @@ class DaemonFixture:
 
 
 def _mount(directory: Path) -> None:
-    command = ["mount", "-t", "tmpfs", "-o", f"size={ROOM_BYTES},mode=0700", "tmpfs", str(directory)]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={FILE_SYSTEM_BYTES},mode=0700", "tmpfs", str(directory)]
     subprocess.run(command, check=True)

@@ -1,7 +1,7 @@
 """
-What a process did to its files, and what of it is on disk when the power fails.
+Records file operations of a process, and reconstructs the disk after a power cut.
 
-A trace is memory that its writer shares with a file, so that all of it is there when the writer is killed.
+A trace is a memory-mapped file, so it is complete even when its writer is killed.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from threading import Lock
 SECTOR = 512
 _HEAD = struct.Struct("<Q")
 _ENTRY = struct.Struct("<BHqI")
-# The file has holes: it takes as much room as there is on it.
+# The file is sparse.
 _CAPACITY = 1 << 29
 
 
 class DiskOperation(IntEnum):
     """
-    What was done to a file.
+    An operation on a file.
 
-    A sync makes durable what was written before it began, and that is known when it has ended. That of the directory,
-    whose name is empty, does so for what was deleted.
+    A sync makes writes durable that completed before it began; this is certain once it has ended. A sync of the
+    directory, whose name is empty, does so for deletions.
     """
 
     WRITE, TRUNCATE, SYNC_BEGUN, SYNC_DONE, DELETE = range(5)
@@ -36,20 +36,20 @@ class DiskOperation(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TraceEntry:
-    """:param at: where it was written, the size it was cut to, or which sync it is; 0 of what was deleted."""
+    """:param at: offset of a write, size of a truncation, or number of a sync; 0 for a deletion."""
 
-    act: DiskOperation
+    operation: DiskOperation
     name: str
     at: int
     data: bytes = field(default=b"", repr=False)
 
 
 class DiskTraceFull(Exception):
-    """There is no more room on it."""
+    """The trace has no space left."""
 
 
 class DiskTrace:
-    """To be appended to; threads may do so at the same time. What is on it stays."""
+    """Append-only trace, safe for threads. Entries persist."""
 
     def __init__(self, path: Path) -> None:
         with open(path, "r+b") as file:
@@ -58,33 +58,33 @@ class DiskTrace:
         self._lock = Lock()
 
     @staticmethod
-    def blank(path: Path) -> None:
-        """Make one."""
+    def create(path: Path) -> None:
+        """Create an empty trace."""
         with open(path, "wb") as file:
             file.truncate(_CAPACITY)
             file.write(_HEAD.pack(_HEAD.size))
 
     def append(self, entry: TraceEntry) -> None:
         """
-        Note it.
+        Append an entry.
 
-        :raise TapeFull: nothing was noted.
+        :raise DiskTraceFull: nothing was appended.
         """
         name = entry.name.encode()
-        head = _ENTRY.pack(entry.act, len(name), entry.at, len(entry.data))
-        noted = head + name + entry.data
+        head = _ENTRY.pack(entry.operation, len(name), entry.at, len(entry.data))
+        entry_bytes = head + name + entry.data
         with self._lock:
-            end = self._end + len(noted)
+            end = self._end + len(entry_bytes)
             if end > len(self._memory):
                 raise DiskTraceFull
-            self._memory[self._end : end] = noted
-            # Whoever is killed before this has not noted it.
+            self._memory[self._end : end] = entry_bytes
+            # A writer killed before this has not appended it.
             _HEAD.pack_into(self._memory, 0, end)
             self._end = end
 
 
 def read_trace(path: Path) -> Iterator[TraceEntry]:
-    """The entries of a trace, in order."""
+    """Entries of a trace, in order."""
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
         (end,) = _HEAD.unpack_from(memory)
         at = _HEAD.size
@@ -98,75 +98,79 @@ def read_trace(path: Path) -> Iterator[TraceEntry]:
 
 class _File:
     """
-    One file.
+    State of one file.
 
-    :ivar durable: what is certainly on disk; None when it may be that there is no such file.
-    :ivar pending: what may be there or not, any part of it, with its place in the trace.
+    :ivar durable: content that is certainly on disk; None if the file may not exist.
+    :ivar pending: later operations, any part of which may be on disk, with their positions in the trace.
     """
 
     def __init__(self, durable: bytearray | None = None) -> None:
         self.durable = durable
         self.pending: list[tuple[int, TraceEntry]] = []
 
-    def synced(self, until: int) -> None:
-        """All that was done before this place in the trace is on disk."""
-        count = sum(place < until for place, _ in self.pending)
-        done, self.pending = self.pending[:count], self.pending[count:]
+    def apply_sync(self, until: int) -> None:
+        """Everything before this position of the trace is on disk."""
+        count = sum(position < until for position, _ in self.pending)
+        applied, self.pending = self.pending[:count], self.pending[count:]
         content = bytearray() if self.durable is None else self.durable
-        for _, entry in done:
+        for _, entry in applied:
             _apply(content, entry)
         self.durable = content
 
-    def deleted(self, until: int) -> None:
-        """If it was deleted before this place, that is certain now."""
-        places = [place for place, entry in self.pending if entry.act is DiskOperation.DELETE and place < until]
-        if places:
+    def apply_deletion(self, until: int) -> None:
+        """A deletion before this position is certain."""
+        positions = [
+            position
+            for position, entry in self.pending
+            if entry.operation is DiskOperation.DELETE and position < until
+        ]
+        if positions:
             self.durable = None
-            self.pending = [one for one in self.pending if one[0] > places[-1]]
+            self.pending = [item for item in self.pending if item[0] > positions[-1]]
 
     def after_power_cut(self, chance: random.Random, kept: float) -> bytes | None:
-        """What is found afterwards. :param kept: the chance of each sector that was not synced."""
-        found = None if self.durable is None else bytearray(self.durable)
+        """Content after a power cut. :param kept: probability of each unsynced sector."""
+        content = None if self.durable is None else bytearray(self.durable)
         for _, entry in self.pending:
-            for part in _sectors(entry) if entry.act is DiskOperation.WRITE else (entry,):
+            for part in _sectors(entry) if entry.operation is DiskOperation.WRITE else (entry,):
                 if chance.random() < kept:
-                    if part.act is DiskOperation.DELETE:
-                        found = None
+                    if part.operation is DiskOperation.DELETE:
+                        content = None
                     else:
-                        found = bytearray() if found is None else found
-                        _apply(found, part)
-        return None if found is None else bytes(found)
+                        content = bytearray() if content is None else content
+                        _apply(content, part)
+        return None if content is None else bytes(content)
 
 
 class _Directory:
-    """All files of a trace. :param files: those that were there, and durable, when it began."""
+    """All files of a trace. :param files: durable files at its beginning."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = {name: _File(bytearray(content)) for name, content in files.items()}
-        self._begun: dict[int, int] = {}
+        self._sync_starts: dict[int, int] = {}
 
-    def take(self, place: int, entry: TraceEntry) -> None:
-        """Follow what was done."""
-        if entry.act is DiskOperation.SYNC_BEGUN:
-            self._begun[entry.at] = place
-        elif entry.act is DiskOperation.SYNC_DONE:
-            begun = self._begun.pop(entry.at)
+    def apply(self, position: int, entry: TraceEntry) -> None:
+        """Apply an entry."""
+        if entry.operation is DiskOperation.SYNC_BEGUN:
+            self._sync_starts[entry.at] = position
+        elif entry.operation is DiskOperation.SYNC_DONE:
+            start = self._sync_starts.pop(entry.at)
             if entry.name:
-                self.files.setdefault(entry.name, _File()).synced(begun)
+                self.files.setdefault(entry.name, _File()).apply_sync(start)
             else:
                 for file in self.files.values():
-                    file.deleted(begun)
+                    file.apply_deletion(start)
         else:
-            self.files.setdefault(entry.name, _File()).pending.append((place, entry))
+            self.files.setdefault(entry.name, _File()).pending.append((position, entry))
 
 
 @dataclass(frozen=True, slots=True)
 class DiskState:
     """
-    What is on disk after a power cut.
+    Files on disk after a power cut.
 
-    :param base: a directory with copies of the files that were there, and durable, when the trace began.
-    :param kept: the chance of each sector that was not synced.
+    :param base: directory with copies of the durable files at the beginning of the trace.
+    :param kept: probability of each unsynced sector.
     """
 
     base: Path
@@ -176,25 +180,25 @@ class DiskState:
 
     def replace(self, target: Path) -> int:
         """
-        Replace the files of the trace, all of which lie in one directory.
+        Replace the files of the trace, which are in one directory.
 
-        :return: how many writes had not been synced.
+        :return: number of unsynced writes.
         """
-        directory = _Directory({one.name: one.read_bytes() for one in self.base.iterdir()})
-        for place, entry in enumerate(read_trace(self.trace)):
-            directory.take(place, entry)
+        directory = _Directory({path.name: path.read_bytes() for path in self.base.iterdir()})
+        for position, entry in enumerate(read_trace(self.trace)):
+            directory.apply(position, entry)
         for name, file in directory.files.items():
-            found = file.after_power_cut(self.chance, self.kept)
+            content = file.after_power_cut(self.chance, self.kept)
             path = target / name
             path.unlink(missing_ok=True)
-            if found is not None:
-                with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
-                    opened.write(found)
+            if content is not None:
+                with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as target_file:
+                    target_file.write(content)
         return sum(len(file.pending) for file in directory.files.values())
 
 
 def _apply(content: bytearray, entry: TraceEntry) -> None:
-    if entry.act is not DiskOperation.WRITE:
+    if entry.operation is not DiskOperation.WRITE:
         content[entry.at :] = b""
         return
     content.extend(bytes(max(0, entry.at - len(content))))
@@ -202,7 +206,7 @@ def _apply(content: bytearray, entry: TraceEntry) -> None:
 
 
 def _sectors(entry: TraceEntry) -> Iterator[TraceEntry]:
-    """A write in parts, each of which a disk writes as a whole."""
+    """Parts of a write, each of which a disk writes atomically."""
     begin, end = entry.at, entry.at + len(entry.data)
     while begin < end:
         until = min(end, (begin // SECTOR + 1) * SECTOR)

@@ -1,4 +1,4 @@
-"""What happens to a daemon under load. When a fault is over, everything runs again."""
+"""Faults of a daemon under load. When a fault is over, everything runs again."""
 
 from __future__ import annotations
 
@@ -22,187 +22,189 @@ from tests.torture.daemon_fixture import DaemonFixture, MessageLoad, StoreName
 from tests.torture.disk_trace import DiskState
 from tests.torture.faulty_disk import DiskMode
 
-# Longer than anything that the daemon does for one message.
+# Longer than the daemon takes for one message.
 WHOLE_MESSAGE_SECONDS = 0.05
-# By how much a clock is set, at most.
+# Largest clock step in seconds.
 LARGEST_STEP = 600.0
-_LOOK_SECONDS = 0.05
-# Left on a small file system until it is to be full, and then at most.
-_ROOM_BEFORE_BYTES, _SPARE_BYTES = 8 << 20, 1 << 14
+_POLL_SECONDS = 0.05
+# Free bytes before the disk becomes full, and at most afterwards.
+_FREE_BEFORE_BYTES, _SPARE_BYTES = 8 << 20, 1 << 14
 
 
 @dataclass(slots=True)
 class FaultContext:
     """
-    A load in the middle of which something is to happen.
+    A load during which a fault is injected.
 
-    :param chance: decides what.
-    :param load: is under way.
-    :param recipients: listen; they are stopped when all is over.
-    :ivar marks: what was seen, for the summary.
+    :param chance: source of random choices.
+    :param load: the running load.
+    :param recipients: the running recipients, stopped at the end.
+    :ivar marks: observations for the summary.
     """
 
-    stage: DaemonFixture
+    fixture: DaemonFixture
     chance: random.Random
     load: MessageLoad
     recipients: list[ReconnectingRecipient]
     marks: list[str] = field(default_factory=list)
 
-    async def moment(self, most: float = 0.4) -> None:
-        """Any moment in the life of a message. :param most: before this part of the messages is sent."""
+    async def wait_for_random_moment(self, most: float = 0.4) -> None:
+        """
+        A random moment in the processing of a message. :param most: share of messages that may be sent before it.
+        """
         await deferToThread(
             self.load.senders.wait_for_answers, self.chance.randrange(int(most * self.load.message_count))
         )
         await self.pause(0, WHOLE_MESSAGE_SECONDS)
 
     async def pause(self, least: float, most: float) -> None:
-        """Some time, in seconds."""
-        await deferLater(self.stage.reactor, self.chance.uniform(least, most))
+        """Wait for a random number of seconds."""
+        await deferLater(self.fixture.reactor, self.chance.uniform(least, most))
 
 
-async def kill9(scene: FaultContext) -> None:
-    """The daemon dies."""
-    daemon = scene.stage.daemon
-    await scene.moment()
+async def kill_daemon(context: FaultContext) -> None:
+    """SIGKILL, then restart."""
+    daemon = context.fixture.daemon
+    await context.wait_for_random_moment()
     await deferToThread(daemon.kill)
     await deferToThread(daemon.start)
 
 
-async def trace_disk(stage: DaemonFixture) -> None:
-    """From now on it is known what is on disk and what is not."""
-    await deferToThread(stage.daemon.stop)
-    stage.daemon.start_trace()
-    await deferToThread(stage.daemon.start)
+async def trace_disk(fixture: DaemonFixture) -> None:
+    """Record writes and syncs from now on."""
+    await deferToThread(fixture.daemon.stop)
+    fixture.daemon.start_trace()
+    await deferToThread(fixture.daemon.start)
 
 
-async def powercut(scene: FaultContext) -> None:
-    """The host dies; now and then the daemon has died shortly before."""
-    if scene.chance.random() < 0.3:
-        await kill9(scene)
-    daemon = scene.stage.daemon
-    await scene.moment()
+async def cut_power(context: FaultContext) -> None:
+    """Kill the daemon and drop unsynced writes; sometimes after a kill shortly before."""
+    if context.chance.random() < 0.3:
+        await kill_daemon(context)
+    daemon = context.fixture.daemon
+    await context.wait_for_random_moment()
     await deferToThread(daemon.kill)
-    # Of what a disk has forgotten to sync nothing is left.
-    kept = scene.chance.choice((0.0, 0.3, 0.7, 1.0)) if daemon.syncs else 0.0
-    found = DiskState(daemon.base, daemon.trace, scene.chance, kept)
-    unsynced = await deferToThread(found.replace, daemon.directory)
-    scene.marks.append(f"{unsynced} writes not synced")
+    # A disk that ignores syncs keeps none of those writes.
+    kept = context.chance.choice((0.0, 0.3, 0.7, 1.0)) if daemon.syncs else 0.0
+    disk = DiskState(daemon.base, daemon.trace, context.chance, kept)
+    unsynced = await deferToThread(disk.replace, daemon.directory)
+    context.marks.append(f"{unsynced} writes not synced")
     daemon.stop_trace()
     await deferToThread(daemon.start)
 
 
-async def servers_killed(scene: FaultContext) -> None:
-    """All servers die at once; what they have is their journal."""
-    servers = _servers(scene)
+async def kill_servers(context: FaultContext) -> None:
+    """Kill all MongoDB servers at once; they recover from their journals."""
+    servers = _servers(context)
     members = range(len(servers.members))
-    await scene.moment()
+    await context.wait_for_random_moment()
     for member in members:
         servers.members[member].send_kill()
     for member in members:
         await deferToThread(servers.kill, member)
-    await scene.pause(0, 1)
+    await context.pause(0, 1)
     for member in members:
         await deferToThread(servers.start, member)
 
 
-async def diskfull(scene: FaultContext) -> None:
-    """There is no room on the disk, or SQLite is told so."""
-    if scene.stage.small and scene.chance.random() < 0.5:
-        scene.marks.append("the file system is full")
-        with _DiskFiller(scene.stage.daemon.directory) as filler:
-            # Most of it beforehand: when the moment has come, it takes no time.
-            await deferToThread(filler.fill, _ROOM_BEFORE_BYTES)
-            await scene.moment(0.1)  # what is sent later has to be more than there is room for
-            await deferToThread(_use_up, filler, scene)
-            await _trouble(scene)
+async def fill_disk(context: FaultContext) -> None:
+    """Fill the file system, or make SQLite believe it is full."""
+    if context.fixture.small and context.chance.random() < 0.5:
+        context.marks.append("the file system is full")
+        with _DiskFiller(context.fixture.daemon.directory) as filler:
+            # Fill most of it beforehand, so that little time is needed later.
+            await deferToThread(filler.fill, _FREE_BEFORE_BYTES)
+            await context.wait_for_random_moment(0.1)  # later messages must exceed the free space
+            await deferToThread(_fill_completely, filler, context)
+            await _wait_for_refusals(context)
     else:
-        await scene.moment()
-        await _disk(scene, DiskMode.FULL)
+        await context.wait_for_random_moment()
+        await _set_disk_mode(context, DiskMode.FULL)
 
 
-async def readonly(scene: FaultContext) -> None:
-    """Nothing can be written to the disk, in one way or another."""
-    await scene.moment()
-    await _disk(scene, scene.chance.choice((DiskMode.READ_ONLY, DiskMode.BROKEN)))
+async def fail_writes(context: FaultContext) -> None:
+    """Make writes fail with EROFS or EIO."""
+    await context.wait_for_random_moment()
+    await _set_disk_mode(context, context.chance.choice((DiskMode.READ_ONLY, DiskMode.BROKEN)))
 
 
-async def locked(scene: FaultContext) -> None:
-    """Somebody else has the database for himself, for longer than a write waits or not."""
-    await scene.moment()
-    database = scene.stage.daemon.database
-    with contextlib.closing(sqlite3.connect(database, isolation_level=None, timeout=PATIENCE_SECONDS)) as other:
-        other.execute("BEGIN EXCLUSIVE")
-        await scene.pause(0.2, 4)
-        other.execute("ROLLBACK")
+async def lock_database(context: FaultContext) -> None:
+    """Hold the database lock, for less or longer than writes wait."""
+    await context.wait_for_random_moment()
+    database = context.fixture.daemon.database
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None, timeout=PATIENCE_SECONDS)) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
+        await context.pause(0.2, 4)
+        connection.execute("ROLLBACK")
 
 
-async def server_stopped(scene: FaultContext) -> None:
-    """The primary stands still for a while, or ends and comes back."""
-    servers = _servers(scene)
-    await scene.moment()
+async def stop_primary(context: FaultContext) -> None:
+    """Suspend the primary, or kill and restart it."""
+    servers = _servers(context)
+    await context.wait_for_random_moment()
     primary = await deferToThread(servers.primary)
-    if scene.chance.random() < 0.5:
+    if context.chance.random() < 0.5:
         await deferToThread(servers.freeze, primary)
         try:
-            await scene.pause(0.2, 5)
+            await context.pause(0.2, 5)
         finally:
             servers.thaw(primary)
     else:
         await deferToThread(servers.kill, primary)
-        await scene.pause(0, 3)
+        await context.pause(0, 3)
         await deferToThread(servers.start, primary)
 
 
-async def stepdown(scene: FaultContext) -> None:
-    """The primary is none any more, and says so."""
-    await scene.moment()
-    await deferToThread(_servers(scene).step_down)
+async def step_down_primary(context: FaultContext) -> None:
+    """Make the primary step down."""
+    await context.wait_for_random_moment()
+    await deferToThread(_servers(context).step_down)
 
 
-async def clock(scene: FaultContext) -> None:
-    """The clock of the host is set, and set right again, both while messages arrive."""
-    await scene.moment(0.2)
-    ahead = scene.chance.choice((-1, 1)) * scene.chance.uniform(30, LARGEST_STEP)
-    scene.marks.append(f"set by {ahead:.0f} s")
-    await _set(scene, ahead)
-    await scene.moment(0.2)
-    await _set(scene, 0.0)
+async def step_clock(context: FaultContext) -> None:
+    """Step the host's clock, and correct it, both while messages arrive."""
+    await context.wait_for_random_moment(0.2)
+    ahead = context.chance.choice((-1, 1)) * context.chance.uniform(30, LARGEST_STEP)
+    context.marks.append(f"set by {ahead:.0f} s")
+    await _set_clock(context, ahead)
+    await context.wait_for_random_moment(0.2)
+    await _set_clock(context, 0.0)
 
 
-async def halfopen(scene: FaultContext) -> None:
+async def break_connections(context: FaultContext) -> None:
     """
-    The sockets of the wallets go dead without a word, or hear and are not heard. The wallets come on other ones, and
-    the messages with the same ids.
+    Make the wallets' sockets half open, in both directions or in one. The wallets connect again and get the messages
+    under the same ids.
     """
-    stage = scene.stage
-    await scene.moment()
-    with stage.relay.dead(stage.daemon.port, one_way=scene.chance.random() < 0.5):
-        await scene.moment(0.2)
-        others = stage.recipients(scene.load.ledger)
-        for recipient in others:
+    fixture = context.fixture
+    await context.wait_for_random_moment()
+    with fixture.relay.black_hole(fixture.daemon.port, one_way=context.chance.random() < 0.5):
+        await context.wait_for_random_moment(0.2)
+        new_recipients = fixture.make_recipients(context.load.ledger)
+        for recipient in new_recipients:
             recipient.start()
-        scene.recipients += others
-        await deferToThread(scene.load.senders.join)
-        await _all_gone(scene)
-    pushed = [one for data in stage.relay.swallowed for one in parse_pushes(data, stage.wallets)]
+        context.recipients += new_recipients
+        await deferToThread(context.load.senders.join)
+        await _wait_until_drained(context)
+    pushed = [push for data in fixture.relay.swallowed for push in parse_pushes(data, fixture.wallets)]
     for wallet, delivered in pushed:
-        scene.load.ledger.delivered_unseen(wallet, delivered)
-    scene.marks.append(f"{len(pushed)} pushes swallowed")
+        context.load.ledger.record_unread_push(wallet, delivered)
+    context.marks.append(f"{len(pushed)} pushes swallowed")
 
 
-async def term(scene: FaultContext) -> None:
-    """The daemon is asked to end, and started again."""
-    daemon = scene.stage.daemon
-    await scene.moment()
+async def restart_daemon(context: FaultContext) -> None:
+    """SIGTERM, then restart."""
+    daemon = context.fixture.daemon
+    await context.wait_for_random_moment()
     await deferToThread(daemon.stop)
     await deferToThread(daemon.start)
 
 
-async def reload(scene: FaultContext) -> None:
-    """The daemon reads its settings again and begins another segment of its log, several times."""
-    for _ in range(scene.chance.randrange(1, 4)):
-        await scene.moment(0.2)
-        os.kill(scene.stage.daemon.pid, signal.SIGHUP)
+async def reload_daemon(context: FaultContext) -> None:
+    """SIGHUP several times: reload the configuration and rotate the log."""
+    for _ in range(context.chance.randrange(1, 4)):
+        await context.wait_for_random_moment(0.2)
+        os.kill(context.fixture.daemon.pid, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,60 +212,64 @@ class FaultKind:
     """
     One kind of fault.
 
-    :param strike: has it happen, and returns when it is over.
-    :param prepare: before the load begins.
-    :param relayed: whether the wallets are to take the way that may go dead.
+    :param inject: injects it, and returns when it is over.
+    :param prepare: called before the load starts.
+    :param relayed: whether the wallets connect through the proxy.
     """
 
-    strike: Callable[[FaultContext], Awaitable[None]]
+    inject: Callable[[FaultContext], Awaitable[None]]
     prepare: Callable[[DaemonFixture], Awaitable[None]] | None = None
     relayed: bool = False
 
 
-_EVERYWHERE = {"clock": FaultKind(clock), "halfopen": FaultKind(halfopen, relayed=True), "reload": FaultKind(reload)}
-_DURABLE = {"kill9": FaultKind(kill9), "term": FaultKind(term)}
+_EVERYWHERE = {
+    "clock": FaultKind(step_clock),
+    "halfopen": FaultKind(break_connections, relayed=True),
+    "reload": FaultKind(reload_daemon),
+}
+_DURABLE = {"kill9": FaultKind(kill_daemon), "term": FaultKind(restart_daemon)}
 KINDS: dict[StoreName, dict[str, FaultKind]] = {
     "sqlite": {
         **_EVERYWHERE,
         **_DURABLE,
-        "powercut": FaultKind(powercut, trace_disk),
-        "diskfull": FaultKind(diskfull),
-        "readonly": FaultKind(readonly),
-        "stopped": FaultKind(locked),
+        "powercut": FaultKind(cut_power, trace_disk),
+        "diskfull": FaultKind(fill_disk),
+        "readonly": FaultKind(fail_writes),
+        "stopped": FaultKind(lock_database),
     },
     "mongodb": {
         **_EVERYWHERE,
         **_DURABLE,
-        "powercut": FaultKind(servers_killed),
-        "stopped": FaultKind(server_stopped),
-        "stepdown": FaultKind(stepdown),
+        "powercut": FaultKind(kill_servers),
+        "stopped": FaultKind(stop_primary),
+        "stepdown": FaultKind(step_down_primary),
     },
     "memory": dict(_EVERYWHERE),
 }
 
 
-async def _disk(scene: FaultContext, mode: DiskMode) -> None:
-    disk_control = scene.stage.daemon.disk_control
+async def _set_disk_mode(context: FaultContext, mode: DiskMode) -> None:
+    disk_control = context.fixture.daemon.disk_control
     disk_control.mode = mode
     try:
-        await _trouble(scene)
+        await _wait_for_refusals(context)
     finally:
         disk_control.mode = DiskMode.WELL
 
 
-async def _trouble(scene: FaultContext) -> None:
-    await deferToThread(scene.load.senders.wait_for_refused, scene.chance.randrange(1, 25))
+async def _wait_for_refusals(context: FaultContext) -> None:
+    await deferToThread(context.load.senders.wait_for_refused, context.chance.randrange(1, 25))
 
 
 class _DiskFiller:
-    """A file that takes the room on a file system, until it is closed."""
+    """A file that fills a file system until it is closed."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "filler"
         self._file = open(self._path, "wb", buffering=0)
 
     def fill(self, spare: int) -> None:
-        """Take all room. :param spare: bytes that are left."""
+        """Use all space. :param spare: bytes to leave free."""
         with contextlib.suppress(OSError):
             while True:
                 self._file.write(bytes(1 << 20))
@@ -278,35 +284,36 @@ class _DiskFiller:
         self._path.unlink()
 
 
-def _use_up(filler: _DiskFiller, scene: FaultContext) -> None:
+def _fill_completely(filler: _DiskFiller, context: FaultContext) -> None:
     filler.fill(0)
-    # The next commits would fit into the write-ahead log as it is. Emptied, it needs room that is no longer there.
-    with contextlib.closing(sqlite3.connect(scene.stage.daemon.database, timeout=PATIENCE_SECONDS)) as other:
+    # The next commits would fit into the existing write-ahead log. After truncation it needs space that is no longer
+    # there.
+    with contextlib.closing(sqlite3.connect(context.fixture.daemon.database, timeout=PATIENCE_SECONDS)) as connection:
         with contextlib.suppress(sqlite3.OperationalError):
-            other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    filler.fill(scene.chance.randrange(_SPARE_BYTES))
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    filler.fill(context.chance.randrange(_SPARE_BYTES))
 
 
-async def _set(scene: FaultContext, ahead: float) -> None:
-    """Returns when the daemon goes by it."""
-    daemon, reactor = scene.stage.daemon, scene.stage.reactor
-    said = len(daemon.output())
+async def _set_clock(context: FaultContext, ahead: float) -> None:
+    """Return when the daemon has noticed the step."""
+    daemon, reactor = context.fixture.daemon, context.fixture.reactor
+    read_until = len(daemon.output())
     daemon.clock.ahead = ahead
     deadline = reactor.seconds() + PATIENCE_SECONDS
-    while "the system clock was set" not in daemon.output()[said:]:
-        assert reactor.seconds() < deadline, "the clock was set, and the daemon does not see it"
-        await deferLater(reactor, _LOOK_SECONDS)
+    while "the system clock was set" not in daemon.output()[read_until:]:
+        assert reactor.seconds() < deadline, "the daemon did not notice the clock step"
+        await deferLater(reactor, _POLL_SECONDS)
 
 
-async def _all_gone(scene: FaultContext) -> None:
-    """Nobody has to ask for what was accepted: it comes, is acknowledged, and nothing waits any more."""
-    reactor = scene.stage.reactor
+async def _wait_until_drained(context: FaultContext) -> None:
+    """Return when every accepted message was pushed and acknowledged, and none is queued."""
+    reactor = context.fixture.reactor
     deadline = reactor.seconds() + PATIENCE_SECONDS
-    while awaited := await deferToThread(scene.stage.left) or scene.load.ledger.awaited():
-        assert reactor.seconds() < deadline, f"{awaited} were accepted, and do not come"
-        await deferLater(reactor, _LOOK_SECONDS)
+    while remaining := await deferToThread(context.fixture.count_queued) or context.load.ledger.undelivered():
+        assert reactor.seconds() < deadline, f"accepted messages are not delivered: {remaining}"
+        await deferLater(reactor, _POLL_SECONDS)
 
 
-def _servers(scene: FaultContext) -> Any:
-    assert scene.stage.servers is not None, "there are no servers"
-    return scene.stage.servers
+def _servers(context: FaultContext) -> Any:
+    assert context.fixture.servers is not None, "there are no servers"
+    return context.fixture.servers

@@ -1,8 +1,7 @@
 """
-A disk under SQLite that can be filled, write-protected and broken, and whose trace shows what was synced.
+Fault-injecting disk for SQLite: it can be full, read-only or broken, and its trace shows what was synced.
 
-It lies between SQLite and the files of this process: the functions of SQLite's own way to the operating system are
-replaced by ours, which call them.
+It wraps the functions of SQLite's default VFS.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from typing import Any
 
 from tests.torture.disk_trace import DiskOperation, DiskTrace, TraceEntry
 
-# What a disk takes for a sync, seconds at most: a file system in memory would take no time at all.
+# Longest duration of a sync in seconds; a memory file system would need none.
 SYNC_SECONDS = 0.008
-# Database, rollback journal, write-ahead log.
+# Open flags of database, rollback journal and write-ahead log.
 _DATABASE = 0x00000100
-_OURS = _DATABASE | 0x00000800 | 0x00080000
+_TRACED = _DATABASE | 0x00000800 | 0x00080000
 _CREATE = 0x00000004
 _SQLITE_OK, _SQLITE_IOERR = 0, sqlite3.SQLITE_IOERR
-# What SQLite makes of EROFS in a file that it has opened before, and of EIO.
+# SQLite's errors for EROFS in an open file, and for EIO.
 _SQLITE_IOERR_WRITE = sqlite3.SQLITE_IOERR_WRITE
 
 
 class DiskMode(IntEnum):
-    """What the disk is like."""
+    """State of the disk."""
 
     WELL, FULL, READ_ONLY, BROKEN = range(4)
 
@@ -51,15 +50,15 @@ _REFUSALS = {
 
 
 class DiskControl:
-    """What a disk is to be like, for it and for whoever decides so. :param path: of a file that both share."""
+    """Shared state of a disk. :param path: file shared by the processes."""
 
     def __init__(self, path: Path) -> None:
         with open(path, "r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 1)
 
     @staticmethod
-    def make(path: Path) -> DiskControl:
-        """A disk that is well."""
+    def create(path: Path) -> DiskControl:
+        """A disk that works."""
         path.write_bytes(bytes((DiskMode.WELL,)))
         return DiskControl(path)
 
@@ -75,11 +74,11 @@ class DiskControl:
 @dataclass(frozen=True, slots=True)
 class DiskSpec:
     """
-    Which disk a process is to have.
+    Disk of a process.
 
-    :param dial: the file of its :class:`DiskControl`.
-    :param trace: file of the trace; None for none.
-    :param syncs: whether syncs are noted; a disk that forgets them loses what was promised.
+    :param disk_control: file of its :class:`DiskControl`.
+    :param trace: trace file; None for no trace.
+    :param syncs: whether syncs are traced; a disk that ignores them loses data.
     """
 
     disk_control: Path
@@ -87,15 +86,15 @@ class DiskSpec:
     syncs: bool = True
 
     def mount(self) -> None:
-        """Put it under all databases that this process opens from now on."""
-        # Each write of a commit waits for the interpreter.
+        """Use it for all databases that this process opens from now on."""
+        # Each write of a commit calls into the interpreter.
         sys.setswitchinterval(0.0005)
         trace = DiskTrace(self.trace) if self.trace is not None else None
         _VFSShim(DiskControl(self.disk_control), trace, syncs=self.syncs).install()
 
 
 class _Methods(Structure):
-    """`sqlite3_io_methods`, as far as it is called by name here; the rest goes where it went."""
+    """`sqlite3_io_methods`, as far as used here; other functions are unchanged."""
 
     _fields_ = (
         ("iVersion", c_int),
@@ -125,7 +124,7 @@ class _VFS(Structure):
     )
 
 
-# Names are addresses: SQLite keeps them, and there is more behind a name.
+# Names are passed as addresses: SQLite keeps them, and further data follows a name.
 _OPEN = (c_int, c_void_p, c_void_p, POINTER(_File), c_int, c_void_p)
 _DELETE = (c_int, c_void_p, c_void_p, c_int)
 _WRITE = (c_int, c_void_p, c_void_p, c_int, c_int64)
@@ -134,21 +133,21 @@ _SYNC = (c_int, c_void_p, c_int)
 
 
 class _VFSShim:
-    """Between SQLite and the operating system. Nothing of it may ever be freed."""
+    """Wrapper of the VFS. It must never be freed."""
 
     def __init__(self, disk_control: DiskControl, trace: DiskTrace | None, *, syncs: bool) -> None:
-        self._dial = disk_control
+        self._disk_control = disk_control
         self._trace = trace
         self._syncs = syncs
         self._numbers = itertools.count()
         self._names: dict[int, str] = {}
         self._new: set[int] = set()
         self._wrapped: dict[int, Any] = {}
-        self._kept: list[Any] = []
+        self._references: list[Any] = []
         self._lock = threading.Lock()
 
     def install(self) -> None:
-        """Replace what opens and deletes files."""
+        """Replace the functions that open and delete files."""
         import _sqlite3  # noqa: PLC0415  the library that this process uses, whichever it is
 
         library = ctypes.CDLL(_sqlite3.__file__)
@@ -156,96 +155,96 @@ class _VFSShim:
         vfs = library.sqlite3_vfs_find(None).contents
         self._replace(vfs, "xOpen", _OPEN, self._open)
         self._replace(vfs, "xDelete", _DELETE, self._delete)
-        self._kept.append(self)
-        _layers.append(self)
+        self._references.append(self)
+        _installed_shims.append(self)
 
-    def _replace(self, structure: Structure, name: str, kind: Any, ours: Callable[..., int]) -> None:
-        """Have `ours` called, with the function that was there before its arguments."""
+    def _replace(self, structure: Structure, name: str, kind: Any, wrapper: Callable[..., int]) -> None:
+        """Replace a function by `wrapper`, which gets the original function as first argument."""
         address = getattr(structure, name)
-        # A sync waits for the disk, and others work meanwhile; the rest is over before that was worth it.
+        # Only a sync waits long enough to release the interpreter.
         original = (CFUNCTYPE if name in ("xSync", "xOpen") else PYFUNCTYPE)(*kind)(address)
-        callback = CFUNCTYPE(*kind)(_guarded(partial(ours, original)))
-        self._kept += [original, callback]
+        callback = CFUNCTYPE(*kind)(_guarded(partial(wrapper, original)))
+        self._references += [original, callback]
         setattr(structure, name, ctypes.cast(callback, c_void_p))
 
     def _open(self, original: Any, vfs: int, name: int | None, file: Any, flags: int, out: int) -> int:
-        answer = int(original(vfs, name, file, flags, out))
-        if answer == _SQLITE_OK and flags & _OURS and name:
+        code = int(original(vfs, name, file, flags, out))
+        if code == _SQLITE_OK and flags & _TRACED and name:
             with self._lock:
                 address = ctypes.addressof(file.contents)
                 self._names[address] = _base_name(name)
-                # At its first sync SQLite syncs the directory of such a file as well.
-                (self._new.add if flags & _OURS & ~_DATABASE and flags & _CREATE else self._new.discard)(address)
+                # SQLite also syncs the directory at the first sync of such a file.
+                (self._new.add if flags & _TRACED & ~_DATABASE and flags & _CREATE else self._new.discard)(address)
                 file.contents.methods = self._methods(file.contents.methods)
-        return answer
+        return code
 
-    def _methods(self, theirs: Any) -> Any:
-        address = ctypes.addressof(theirs.contents)
+    def _methods(self, original: Any) -> Any:
+        address = ctypes.addressof(original.contents)
         if address not in self._wrapped:
-            ours = _Methods.from_buffer_copy(theirs.contents)
-            self._replace(ours, "xWrite", _WRITE, self._write)
-            self._replace(ours, "xTruncate", _TRUNCATE, self._truncate)
-            self._replace(ours, "xSync", _SYNC, self._sync)
-            self._wrapped[address] = ours
+            methods = _Methods.from_buffer_copy(original.contents)
+            self._replace(methods, "xWrite", _WRITE, self._write)
+            self._replace(methods, "xTruncate", _TRUNCATE, self._truncate)
+            self._replace(methods, "xSync", _SYNC, self._sync)
+            self._wrapped[address] = methods
         return ctypes.pointer(self._wrapped[address])
 
     def _delete(self, original: Any, vfs: int, name: int, synced: int) -> int:
-        answer = int(original(vfs, name, synced))
-        if answer == _SQLITE_OK:
-            self._note(TraceEntry(DiskOperation.DELETE, _base_name(name), 0))
+        code = int(original(vfs, name, synced))
+        if code == _SQLITE_OK:
+            self._append(TraceEntry(DiskOperation.DELETE, _base_name(name), 0))
             if synced:
-                self._note_sync("", lambda: _SQLITE_OK)
-        return answer
+                self._trace_sync("", lambda: _SQLITE_OK)
+        return code
 
     def _write(self, original: Any, file: int, data: int, size: int, at: int) -> int:
-        if (refusal := _REFUSALS.get(self._dial.mode)) is not None:
+        if (refusal := _REFUSALS.get(self._disk_control.mode)) is not None:
             return int(refusal)
-        answer = int(original(file, data, size, at))
-        if answer == _SQLITE_OK and self._trace is not None:
-            self._note(TraceEntry(DiskOperation.WRITE, self._names[file], at, ctypes.string_at(data, size)))
-        return answer
+        code = int(original(file, data, size, at))
+        if code == _SQLITE_OK and self._trace is not None:
+            self._append(TraceEntry(DiskOperation.WRITE, self._names[file], at, ctypes.string_at(data, size)))
+        return code
 
     def _truncate(self, original: Any, file: int, size: int) -> int:
-        answer = int(original(file, size))
-        if answer == _SQLITE_OK:
-            self._note(TraceEntry(DiskOperation.TRUNCATE, self._names[file], size))
-        return answer
+        code = int(original(file, size))
+        if code == _SQLITE_OK:
+            self._append(TraceEntry(DiskOperation.TRUNCATE, self._names[file], size))
+        return code
 
     def _sync(self, original: Any, file: int, flags: int) -> int:
-        answer = self._note_sync(self._names[file], lambda: _synced(original, file, flags))
-        if answer == _SQLITE_OK and file in self._new:
+        code = self._trace_sync(self._names[file], lambda: _sync_with_delay(original, file, flags))
+        if code == _SQLITE_OK and file in self._new:
             self._new.discard(file)
-            self._note_sync("", lambda: _SQLITE_OK)
-        return answer
+            self._trace_sync("", lambda: _SQLITE_OK)
+        return code
 
-    def _note_sync(self, name: str, sync: Callable[[], int]) -> int:
+    def _trace_sync(self, name: str, sync: Callable[[], int]) -> int:
         number = next(self._numbers)
         if self._syncs:
-            self._note(TraceEntry(DiskOperation.SYNC_BEGUN, name, number))
-        answer = sync()
-        if answer == _SQLITE_OK and self._syncs:
-            self._note(TraceEntry(DiskOperation.SYNC_DONE, name, number))
-        return answer
+            self._append(TraceEntry(DiskOperation.SYNC_BEGUN, name, number))
+        code = sync()
+        if code == _SQLITE_OK and self._syncs:
+            self._append(TraceEntry(DiskOperation.SYNC_DONE, name, number))
+        return code
 
-    def _note(self, entry: TraceEntry) -> None:
+    def _append(self, entry: TraceEntry) -> None:
         if self._trace is not None:
             self._trace.append(entry)
 
 
-_layers: list[_VFSShim] = []
+_installed_shims: list[_VFSShim] = []
 
 
 def _base_name(path: int) -> str:
     return os.path.basename(ctypes.string_at(path).decode())
 
 
-def _synced(original: Any, file: int, flags: int) -> int:
+def _sync_with_delay(original: Any, file: int, flags: int) -> int:
     time.sleep(random.uniform(0, SYNC_SECONDS))
     return int(original(file, flags))
 
 
 def _guarded(work: Callable[..., int]) -> Callable[..., int]:
-    """What C calls must not raise."""
+    """Callbacks from C must not raise."""
 
     def guarded(*arguments: Any) -> int:
         try:

@@ -1,4 +1,4 @@
-"""The ledger of a store, compared with what its clients know."""
+"""Compares the store's ledger with the clients' ledger."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ _ROWS = {"didcomm": MESSAGES.name, "decentrl": PENDING_EVENTS.name}
 
 
 def read_mongo_ledger(client: MongoClient[dict[str, Any]], database: str) -> StoreLedger:
-    """All of one moment."""
+    """Read the ledger in one snapshot."""
     with client.start_session(snapshot=True) as session:
         pages = list(client[database][LEDGER.name].find({}, session=session))
         protocols = []
         for protocol, collection in _ROWS.items():
             counted = client[database][collection].aggregate([{"$count": "n"}], session=session)
-            waiting = sum(one["n"] for one in counted)
+            waiting = sum(row["n"] for row in counted)
             sums = {entry: sum(page.get(protocol, {}).get(entry, 0) for page in pages) for entry in LEDGER_ENTRIES}
             protocols.append(MessageLedger(**sums, waiting=waiting))
     return StoreLedger(*protocols)
 
 
-def read_daemon_mongo_ledger(daemon: Daemon) -> StoreLedger:
-    """Of one whose database is on the servers that all tests of this process share."""
+def read_shared_mongo_ledger(daemon: Daemon) -> StoreLedger:
+    """Read the ledger of a daemon on the shared MongoDB servers."""
     uri = str(daemon.configuration()["storage"]["mongodb"]["uri"])
     return read_mongo_ledger(shared_replica_set().client, urlsplit(uri).path.strip("/"))
 
 
 def subtract_ledger(before: MessageLedger, after: MessageLedger) -> MessageLedger:
-    """What was entered between two looks; `waiting` is that of the second one."""
-    entered = {one.name: getattr(after, one.name) - getattr(before, one.name) for one in fields(MessageLedger)[:-1]}
+    """Entries between two readings; `waiting` is that of the second one."""
+    entered = {
+        field.name: getattr(after, field.name) - getattr(before, field.name) for field in fields(MessageLedger)[:-1]
+    }
     return MessageLedger(**entered, waiting=after.waiting)
 
 
@@ -46,14 +48,14 @@ def find_ledger_mismatches(
     balance: LedgerBalance, after: MessageLedger, entered: MessageLedger, *, withdraws: bool
 ) -> list[str]:
     """
-    What clients know of one load and the store does not, or the other way round. Everything was acknowledged.
+    Differences between the ledgers of clients and store after a load. Everything was acknowledged.
 
-    :param after: the ledger at the end.
-    :param entered: what was entered during the load.
-    :param withdraws: whether the store may have taken back what it had refused.
+    :param after: ledger at the end.
+    :param entered: entries of the load.
+    :param withdraws: whether the store may have undone refused messages.
     """
     unknown = balance.cut + (balance.refused if withdraws else 0)
-    found = [
+    checks = [
         (after.difference == 0, f"difference {after.difference}"),
         (after.waiting == 0, f"{after.waiting} still wait"),
         (
@@ -70,4 +72,4 @@ def find_ledger_mismatches(
         (withdraws or entered.withdrawn == 0, f"{entered.withdrawn} were taken back"),
         (withdraws or balance.doubtful == 0, f"{balance.doubtful} were refused and stored all the same"),
     ]
-    return [complaint for well, complaint in found if not well]
+    return [complaint for is_met, complaint in checks if not is_met]

@@ -1,4 +1,4 @@
-"""Wallets by the thousand, each on a live socket: they acknowledge what they get, and come back if they lose it."""
+"""Thousands of wallets with live sockets: they acknowledge what they get, and reconnect."""
 
 from __future__ import annotations
 
@@ -18,51 +18,51 @@ from mediatord.protocol.didcomm.message import Message
 from mediatord.wallet.didcomm_client import PICKUP, DIDCommWallet, read_delivery
 from mediatord.wallet.didcomm_messages import UnreadableMessage
 
-_HELLO = (
+_HANDSHAKE = (
     "GET /didcomm HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     "Sec-WebSocket-Key: bWVkaWF0b3JkLWJlbmNoIQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
 )
-# In one delivery.
-_MANY = 100
-# Before somebody who was refused tries again, and at most between two looks at the time.
-_AGAIN_SECONDS, _LOOK_SECONDS = 0.2, 0.1
+# Limit of a delivery.
+_MAX_DELIVERY = 100
+# Delay before a refused wallet reconnects, and longest time between checks.
+_RECONNECT_SECONDS, _POLL_SECONDS = 0.2, 0.1
 _ABORTED = struct.pack("ii", 1, 0)
 
 
 class ReceivedMessages:
     """
-    What has come to all of them.
+    Deliveries to all wallets.
 
-    :ivar ids: by the tag of the envelope, by which a message is known.
-    :ivar times: how often each id was delivered.
+    :ivar ids: by the tag of the envelope, which identifies a message.
+    :ivar times: number of deliveries of each id.
     """
 
     def __init__(self) -> None:
         self.ids: dict[str, set[str]] = {}
         self.times: Counter[str] = Counter()
 
-    def enter(self, id_: str, tag: str) -> None:
-        """One was delivered."""
+    def record(self, id_: str, tag: str) -> None:
+        """Record a delivery."""
         self.ids.setdefault(tag, set()).add(id_)
         self.times[id_] += 1
 
     @property
     def repeated(self) -> int:
-        """Deliveries of what had been delivered before."""
+        """Deliveries of messages delivered before."""
         return self.times.total() - len(self.times)
 
 
 class LiveWallet:
-    """One wallet. :ivar live: whether it is where it wants to be."""
+    """One wallet. :ivar live: whether live delivery is on."""
 
     def __init__(self, wallet: DIDCommWallet, port: int, arrivals: ReceivedMessages) -> None:
         self._wallet = wallet
         self._port = port
-        self._arrivals = arrivals
+        self._received_messages = arrivals
         self.live = False
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self.live = self._open = False
         self._received = b""
         self.socket = socket.socket()
@@ -70,30 +70,30 @@ class LiveWallet:
 
     def connect(self) -> None:
         """
-        Begin to.
+        Begin to connect.
 
-        :raise OSError: there is nobody.
+        :raise OSError: the connection is refused.
         """
-        self._begin()
+        self._reset()
         if (error := self.socket.connect_ex(("127.0.0.1", self._port))) not in (0, errno.EINPROGRESS):
             raise OSError(error, "no connection")
 
-    def greet(self) -> None:
-        """It is connected. :raise OSError: it is not."""
-        self._send(_HELLO.format(port=self._port).encode())
+    def send_handshake(self) -> None:
+        """Send the handshake once connected. :raise OSError: connecting failed."""
+        self._send(_HANDSHAKE.format(port=self._port).encode())
 
-    def vanish(self) -> None:
-        """As if the network was gone: nobody says goodbye."""
+    def abort(self) -> None:
+        """Reset the connection without a close frame."""
         with contextlib.suppress(OSError):
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORTED)
         self.socket.close()
         self.live = False
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         """
-        Take what has come.
+        Read what has arrived.
 
-        :raise OSError: the connection is gone.
+        :raise OSError: the connection has ended.
         """
         data = self.socket.recv(1 << 16)
         if not data:
@@ -106,32 +106,34 @@ class LiveWallet:
             if not head.startswith(b"HTTP/1.1 101"):
                 raise ConnectionError("no WebSocket")
             self._open, self._received = True, rest
-            self._ask("live-delivery-change", {"live_delivery": True})
+            self._request("live-delivery-change", {"live_delivery": True})
         while (parsed := parse_frame(self._received)) is not None:
             opcode, payload, size = parsed
             self._received = self._received[size:]
             if opcode == TEXT_OPCODE:
-                self._take(self._wallet.from_mediator(payload).message)
+                self._process(self._wallet.from_mediator(payload).message)
             elif opcode == PING_OPCODE:
                 self._send(encode_frame(payload, PONG_OPCODE))
 
-    def _take(self, message: Message) -> None:
+    def _process(self, message: Message) -> None:
         kind = message.type.uri.rpartition("/")[2]
         if kind == "status":
             self.live = True
             if (message.body or {})["message_count"]:
-                self._ask("delivery-request", {"limit": _MANY})
+                self._request("delivery-request", {"limit": _MAX_DELIVERY})
         elif kind == "delivery":
-            found = read_delivery(message)
-            for one in found:
-                self._arrivals.enter(one.id, encoding.loads_object(one.payload)["tag"])
-            self._ask("messages-received", {"message_id_list": [one.id for one in found]}, route="none")
-            if len(found) == _MANY:
-                self._ask("delivery-request", {"limit": _MANY})
+            messages = read_delivery(message)
+            for delivered in messages:
+                self._received_messages.record(delivered.id, encoding.loads_object(delivered.payload)["tag"])
+            self._request(
+                "messages-received", {"message_id_list": [delivered.id for delivered in messages]}, route="none"
+            )
+            if len(messages) == _MAX_DELIVERY:
+                self._request("delivery-request", {"limit": _MAX_DELIVERY})
         else:
             raise UnreadableMessage(f"a {kind}")
 
-    def _ask(self, name: str, body: dict[str, object], route: str = "all") -> None:
+    def _request(self, name: str, body: dict[str, object], route: str = "all") -> None:
         self._send(encode_frame(self._wallet.pack(f"{PICKUP}/{name}", body, return_route=route)[1], TEXT_OPCODE))
 
     def _send(self, data: bytes) -> None:
@@ -140,73 +142,73 @@ class LiveWallet:
 
 
 class LiveWalletPool:
-    """All of them."""
+    """All wallets."""
 
     def __init__(self, wallets: Sequence[DIDCommWallet], port: int) -> None:
-        self.arrivals = ReceivedMessages()
-        self._guests = [LiveWallet(wallet, port, self.arrivals) for wallet in wallets]
+        self.received = ReceivedMessages()
+        self._wallets = [LiveWallet(wallet, port, self.received) for wallet in wallets]
         self._by_number: dict[int, LiveWallet] = {}
-        self._later: list[tuple[float, int]] = [(0.0, number) for number in range(len(self._guests))]
+        self._reconnects: list[tuple[float, int]] = [(0.0, number) for number in range(len(self._wallets))]
         self._epoll = select.epoll()
 
     @property
     def live(self) -> int:
-        """How many are where they want to be."""
-        return sum(guest.live for guest in self._guests)
+        """Number of wallets with live delivery."""
+        return sum(wallet.live for wallet in self._wallets)
 
-    def leave(self) -> None:
-        """All lose their connection at once, and do not come back before a storm."""
-        for guest in self._guests:
-            guest.vanish()
-        self._by_number, self._later = {}, []
+    def disconnect_all(self) -> None:
+        """Reset all connections; the wallets reconnect only in a storm."""
+        for wallet in self._wallets:
+            wallet.abort()
+        self._by_number, self._reconnects = {}, []
 
-    def storm(self) -> None:
-        """All lose their connection at once, and come back at once."""
-        self.leave()
-        self._later = [(0.0, number) for number in range(len(self._guests))]
+    def reconnect_all(self) -> None:
+        """Reset all connections, and reconnect all at once."""
+        self.disconnect_all()
+        self._reconnects = [(0.0, number) for number in range(len(self._wallets))]
 
-    def run(self, until: Callable[[], bool]) -> None:
-        """Returns when that holds."""
-        while not until():
-            self._come_back()
-            for number, event in self._epoll.poll(_LOOK_SECONDS):
+    def run(self, condition: Callable[[], bool]) -> None:
+        """Run until the condition holds."""
+        while not condition():
+            self._reconnect()
+            for number, event in self._epoll.poll(_POLL_SECONDS):
                 self._serve(number, event)
 
     def close(self) -> None:
-        """Everybody leaves."""
-        for guest in self._guests:
-            guest.vanish()
+        """Close all sockets."""
+        for wallet in self._wallets:
+            wallet.abort()
         self._epoll.close()
 
     def _serve(self, number: int, event: int) -> None:
-        guest = self._by_number.get(number)
-        if guest is None:
+        wallet = self._by_number.get(number)
+        if wallet is None:
             return
         try:
             if event & select.EPOLLOUT and not event & (select.EPOLLERR | select.EPOLLHUP):
-                guest.greet()
+                wallet.send_handshake()
                 self._epoll.modify(number, select.EPOLLIN)
             else:
-                guest.hear()
+                wallet.receive()
         except OSError:
             del self._by_number[number]
-            guest.vanish()
-            heapq.heappush(self._later, (time.monotonic() + _AGAIN_SECONDS, self._guests.index(guest)))
+            wallet.abort()
+            heapq.heappush(self._reconnects, (time.monotonic() + _RECONNECT_SECONDS, self._wallets.index(wallet)))
 
-    def _come_back(self) -> None:
+    def _reconnect(self) -> None:
         for place in list(self._due()):
-            guest = self._guests[place]
+            wallet = self._wallets[place]
             try:
-                guest.connect()
+                wallet.connect()
             except OSError:
-                guest.vanish()
-                heapq.heappush(self._later, (time.monotonic() + _AGAIN_SECONDS, place))
+                wallet.abort()
+                heapq.heappush(self._reconnects, (time.monotonic() + _RECONNECT_SECONDS, place))
                 continue
-            number = guest.socket.fileno()
-            self._by_number[number] = guest
+            number = wallet.socket.fileno()
+            self._by_number[number] = wallet
             self._epoll.register(number, select.EPOLLOUT)
 
     def _due(self) -> Iterator[int]:
         now = time.monotonic()
-        while self._later and self._later[0][0] <= now:
-            yield heapq.heappop(self._later)[1]
+        while self._reconnects and self._reconnects[0][0] <= now:
+            yield heapq.heappop(self._reconnects)[1]

@@ -1,4 +1,4 @@
-"""What a process finds when it begins: a disk, and a clock. Nothing here may make a reactor."""
+"""Disk and clock of a process, installed at its start. Nothing here may install a reactor."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _AHEAD = struct.Struct("<d")
 
 
 class SharedClockOffset:
-    """By how much a clock is ahead, in memory that processes share. :param path: of the file that it is."""
+    """Clock offset in shared memory. :param path: its file."""
 
     def __init__(self, path: Path) -> None:
         with open(path, "r+b") as file:
             self._memory = mmap.mmap(file.fileno(), _AHEAD.size)
 
     @staticmethod
-    def make(path: Path) -> SharedClockOffset:
-        """One that is right."""
+    def create(path: Path) -> SharedClockOffset:
+        """An offset of zero."""
         path.write_bytes(_AHEAD.pack(0.0))
         return SharedClockOffset(path)
 
@@ -35,8 +35,8 @@ class SharedClockOffset:
     def ahead(self, seconds: float) -> None:
         _AHEAD.pack_into(self._memory, 0, seconds)
 
-    def hang_up(self) -> None:
-        """Have this process go by it; it must not have read the time before."""
+    def install(self) -> None:
+        """Use it in this process, which must not have read the time before."""
         true = time.time  # noqa: TID251  what is set is the clock of the host
         steady = mediatord.runtime.reactor_clock.MonotonicReactorClock.__init__
         assert steady.__defaults__ == (true, time.monotonic), "MonotonicReactorClock reads the time in another way"
@@ -45,11 +45,11 @@ class SharedClockOffset:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnvironment:
-    """What a process finds when it begins. :param clock: the file of its :class:`SharedClockOffset`."""
+    """Disk and clock of a process. :param clock: the file of its :class:`SharedClockOffset`."""
 
     disk: DiskSpec
     clock: Path
 
     def __call__(self) -> None:
         self.disk.mount()
-        SharedClockOffset(self.clock).hang_up()
+        SharedClockOffset(self.clock).install()

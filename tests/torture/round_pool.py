@@ -1,4 +1,4 @@
-"""Processes that play rounds at the same time; each keeps its stages for as long as it can."""
+"""Runs rounds in parallel processes; each keeps its daemons as long as possible."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from typing import Any
 
 from tests.torture.rounds import FaultRound, RoundOutcome
 
-# A round that takes so long will not end.
+# Longer than any round takes.
 STUCK_SECONDS = 400.0
 
 
 class RoundPool:
     """
-    :param rounds: what is to be played.
-    :param options: of each lane, beside whether it can mount.
-    :param tell: called with each outcome, by one thread at a time.
+    :param rounds: rounds to run.
+    :param options: options of each worker, except whether it can mount file systems.
+    :param report: called with each outcome, by one thread at a time.
     """
 
     def __init__(
-        self, rounds: Sequence[FaultRound], options: dict[str, Any], tell: Callable[[RoundOutcome], None]
+        self, rounds: Sequence[FaultRound], options: dict[str, Any], report: Callable[[RoundOutcome], None]
     ) -> None:
         self._rounds = list(rounds)
         self._options = {**options, "mounts": bool(mount_namespace_prefix())}
-        self._tell = tell
+        self._report = report
         self._lock = Lock()
 
     def run(self, workers: int) -> None:
-        """Returns when all rounds are over."""
-        stores = list(dict.fromkeys(this.store for this in self._rounds))
+        """Return when all rounds are over."""
+        stores = list(dict.fromkeys(fault_round.store for fault_round in self._rounds))
         threads = [
             Thread(target=self._start_worker, args=(stores[number % len(stores)],)) for number in range(workers)
         ]
@@ -46,32 +46,32 @@ class RoundPool:
 
     def _start_worker(self, store: str) -> None:
         process = None
-        while (this := self._next(store)) is not None:
-            store = this.store
-            process = process if process is not None and process.poll() is None else self._begin()
-            outcome = _read_outcome(process, this)
+        while (fault_round := self._next(store)) is not None:
+            store = fault_round.store
+            process = process if process is not None and process.poll() is None else self._start_process()
+            outcome = _read_outcome(process, fault_round)
             with self._lock:
-                self._tell(outcome)
+                self._report(outcome)
         if process is not None:
             assert process.stdin is not None
             process.stdin.close()
             process.wait()
 
     def _next(self, store: str) -> FaultRound | None:
-        """One on the store that is there already, if there is any."""
+        """A round on the store that the worker already uses, if there is one."""
         with self._lock:
             if not self._rounds:
                 return None
-            place = next((place for place, this in enumerate(self._rounds) if this.store == store), 0)
-            return self._rounds.pop(place)
+            index = next((index for index, fault_round in enumerate(self._rounds) if fault_round.store == store), 0)
+            return self._rounds.pop(index)
 
-    def _begin(self) -> subprocess.Popen[str]:
+    def _start_process(self) -> subprocess.Popen[str]:
         command = [
             *mount_namespace_prefix(),
             sys.executable,
             "-m",
             "tests.torture",
-            "lane",
+            "worker",
             json.dumps(self._options),
         ]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -79,7 +79,7 @@ class RoundPool:
 
 @cache
 def mount_namespace_prefix() -> tuple[str, ...]:
-    """What to begin a command with, so that it can mount file systems that nobody else sees; nothing if it cannot."""
+    """Command prefix that permits mounting file systems in a private namespace; empty if not possible."""
     for command in (("unshare", "--mount"), ("unshare", "--user", "--map-root-user", "--mount")):
         if shutil.which(command[0]) and _works([*command, "mount", "-t", "tmpfs", "tmpfs", "/mnt"]):
             return command
@@ -90,18 +90,20 @@ def _works(command: Sequence[str]) -> bool:
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
-def _read_outcome(process: subprocess.Popen[str], this: FaultRound) -> RoundOutcome:
+def _read_outcome(process: subprocess.Popen[str], fault_round: FaultRound) -> RoundOutcome:
     assert process.stdin is not None and process.stdout is not None
     stuck = Timer(STUCK_SECONDS, process.kill)
     stuck.start()
     try:
-        process.stdin.write(json.dumps(asdict(this)) + "\n")
+        process.stdin.write(json.dumps(asdict(fault_round)) + "\n")
         process.stdin.flush()
-        said = process.stdout.readline()
+        line = process.stdout.readline()
     except BrokenPipeError:
-        said = ""
+        line = ""
     finally:
         stuck.cancel()
-    if said:
-        return RoundOutcome(**json.loads(said))
-    return RoundOutcome(this.number, this.store, this.kind, complaints=["the process that played it has died"])
+    if line:
+        return RoundOutcome(**json.loads(line))
+    return RoundOutcome(
+        fault_round.number, fault_round.store, fault_round.kind, complaints=["the process that played it has died"]
+    )

@@ -1,7 +1,7 @@
 """
-Plays rounds, one after the other; each is a line of JSON on standard input, and its outcome one on standard output.
+Runs rounds; each is a line of JSON on standard input, and its outcome one on standard output.
 
-What fails leaves what it can, and the next round on the same store begins with everything new.
+A failed round keeps its files, and the next round on the same store starts a new daemon.
 """
 
 from __future__ import annotations
@@ -30,66 +30,68 @@ T = TypeVar("T")
 
 class RoundWorker:
     """
-    :param keep: where the remains of failed rounds go.
+    :param keep: directory for files of failed rounds.
     :param mounts: as of :class:`~tests.torture.daemon_fixture.DaemonFixture`.
-    :param syncs: whether disks do as they are told.
+    :param syncs: whether disks honour syncs.
     """
 
     def __init__(self, keep: Path, *, mounts: bool, syncs: bool) -> None:
         self._keep = keep
         self._mounts = mounts
         self._syncs = syncs
-        self._stages: dict[str, DaemonFixture] = {}
+        self._fixtures: dict[str, DaemonFixture] = {}
 
-    async def play(self, this: FaultRound) -> RoundOutcome:
-        """One round."""
-        outcome = RoundOutcome(this.number, this.store, this.kind)
+    async def run_round(self, fault_round: FaultRound) -> RoundOutcome:
+        """Run one round."""
+        outcome = RoundOutcome(fault_round.number, fault_round.store, fault_round.kind)
         try:
-            outcome = await run_round(await self._stage(this), this)
+            outcome = await run_round(await self._open_fixture(fault_round), fault_round)
         except Exception:
             outcome.complaints.append(traceback.format_exc())
-        if outcome.complaints and (stage := self._stages.pop(this.store, None)) is not None:
-            await stage.close(self._keep / failed_round_directory(this.seed, this.number))
+        if outcome.complaints and (fixture := self._fixtures.pop(fault_round.store, None)) is not None:
+            await fixture.close(self._keep / failed_round_directory(fault_round.seed, fault_round.number))
         return outcome
 
     async def close(self) -> None:
         """End everything."""
-        while self._stages:
-            await self._stages.popitem()[1].close()
+        while self._fixtures:
+            await self._fixtures.popitem()[1].close()
 
-    async def _stage(self, this: FaultRound) -> DaemonFixture:
-        if this.store not in self._stages:
-            self._stages[this.store] = stage = DaemonFixture(reactor, this.store, mounts=self._mounts)
-            await stage.open(syncs=self._syncs)
-        return self._stages[this.store]
+    async def _open_fixture(self, fault_round: FaultRound) -> DaemonFixture:
+        if fault_round.store not in self._fixtures:
+            self._fixtures[fault_round.store] = fixture = DaemonFixture(
+                reactor, fault_round.store, mounts=self._mounts
+            )
+            await fixture.open(syncs=self._syncs)
+        return self._fixtures[fault_round.store]
 
 
 def main(options: str) -> None:
-    """Until standard input ends. :param options: JSON, as of :class:`Lane`."""
+    """Run rounds until standard input ends. :param options: JSON, as of :class:`RoundWorker`."""
     arguments: dict[str, Any] = json.loads(options)
-    # What libraries print is not an outcome.
-    said = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    # Output of libraries must not mix with outcomes.
+    output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     worker = RoundWorker(Path(arguments["keep"]), mounts=arguments["mounts"], syncs=arguments["syncs"])
-    reactor.callWhenRunning(reactor.callInThread, _work, worker, said)
+    reactor.callWhenRunning(reactor.callInThread, _work, worker, output)
     reactor.run()
 
 
-def _work(worker: RoundWorker, said: TextIO) -> None:
+def _work(worker: RoundWorker, output: TextIO) -> None:
     try:
         for line in sys.stdin:
-            this = FaultRound(**json.loads(line))
-            outcome: RoundOutcome = _done(partial(worker.play, this))
-            said.write(json.dumps(outcome.values) + "\n")
-            said.flush()
+            fault_round = FaultRound(**json.loads(line))
+            outcome: RoundOutcome = _run_in_reactor(partial(worker.run_round, fault_round))
+            output.write(json.dumps(outcome.values) + "\n")
+            output.flush()
     finally:
         with contextlib.suppress(Exception):
-            _done(worker.close)
+            _run_in_reactor(worker.close)
         reactor.callFromThread(reactor.stop)
 
 
-def _done(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """What comes of it in the thread of the reactor."""
+def _run_in_reactor(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Run a coroutine in the reactor thread; return its result."""
     begin: Callable[[], Any] = lambda: Deferred.fromCoroutine(work())  # noqa: E731  it has no type otherwise
     result: T = blockingCallFromThread(reactor, begin)
     return result

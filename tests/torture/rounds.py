@@ -1,4 +1,4 @@
-"""One load with a fault in the middle, and the reconciliation afterwards."""
+"""One load with a fault in its middle, and the reconciliation afterwards."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.torture.event_load import EventLoad
 from tests.torture.faults import KINDS, FaultContext, FaultKind
 from tests.torture.ledger_checks import find_ledger_mismatches, subtract_ledger
 
-# To each wallet, and of Decentrl to one.
+# Messages to each wallet, and Decentrl events to one identity.
 MESSAGES: dict[StoreName, tuple[int, int]] = {"sqlite": (40, 120), "mongodb": (20, 60), "memory": (40, 120)}
 EVENTS = (5, 20)
 
 
 @dataclass(frozen=True, slots=True)
 class FaultRound:
-    """What is to happen. :param number: decides, with the seed, about all that chance has a part in."""
+    """A round. :param number: determines all random choices, with the seed."""
 
     number: int
     store: StoreName
@@ -39,19 +39,19 @@ class FaultRound:
 @dataclass(slots=True)
 class RoundOutcome:
     """
-    What came of one round, both protocols together.
+    Outcome of a round, both protocols together.
 
-    :param accepted: answered 202 or 200.
-    :param refused: answered 503.
-    :param cut: not answered.
+    :param accepted: posts answered 202 or 200.
+    :param refused: posts answered 503.
+    :param cut: posts without a response.
     :param delivered: messages by id.
-    :param acknowledged: as the store says, like what follows.
-    :param lost: accepted, and did not come.
-    :param doubled: came under an id too many.
-    :param difference: of the store's ledger; None where nobody else can read it.
-    :param slowest: seconds that an answer took.
-    :param complaints: what is wrong.
-    :param marks: what is worth knowing.
+    :param acknowledged: from the store's ledger, as are the next fields.
+    :param lost: accepted, but not delivered.
+    :param doubled: delivered under a further id.
+    :param difference: difference of the store's ledger; None if only the daemon can read it.
+    :param slowest: longest response time in seconds.
+    :param complaints: broken promises.
+    :param marks: observations.
     """
 
     number: int
@@ -78,8 +78,8 @@ class RoundOutcome:
     def values(self) -> dict[str, Any]:
         return asdict(self)
 
-    def enter(self, protocol: str, balance: LedgerBalance) -> None:
-        """What clients know."""
+    def add_balance(self, protocol: str, balance: LedgerBalance) -> None:
+        """Add the ledger of the clients."""
         self.posts += balance.posts
         self.accepted += balance.accepted
         self.refused += balance.refused
@@ -89,14 +89,14 @@ class RoundOutcome:
         self.doubled += balance.doubled
         self.slowest = max(self.slowest, balance.slowest)
         if protocol == "didcomm" and balance.posts != balance.accepted + balance.refused + balance.cut:
-            self.complaints.append(f"{protocol}: an answer that is neither 202 nor 503")
-        if balance.owed:
+            self.complaints.append(f"{protocol}: a response that is neither 202 nor 503")
+        if balance.discrepancy:
             self.complaints.append(f"{protocol}: {balance}")
 
-    def compare(
+    def compare_ledgers(
         self, protocol: str, balance: LedgerBalance, before: MessageLedger, after: MessageLedger, *, withdraws: bool
     ) -> None:
-        """What the store knows."""
+        """Compare with the ledger of the store."""
         entered = subtract_ledger(before, after)
         self.acknowledged += entered.acknowledged
         self.expired += entered.expired
@@ -104,15 +104,15 @@ class RoundOutcome:
         self.withdrawn += entered.withdrawn
         if after.difference is not None:
             self.difference = (self.difference or 0) + abs(after.difference)
-        wrong = find_ledger_mismatches(balance, after, entered, withdraws=withdraws)
-        self.complaints += [f"{protocol}: {complaint}" for complaint in wrong]
+        mismatches = find_ledger_mismatches(balance, after, entered, withdraws=withdraws)
+        self.complaints += [f"{protocol}: {complaint}" for complaint in mismatches]
 
 
 def plan_rounds(seed: int, stores: Sequence[StoreName], kinds: Sequence[str]) -> Iterator[FaultRound]:
     """
-    Rounds without end: every kind on every store as often as the others, in any order.
+    Rounds without end: every kind on every store equally often, in random order.
 
-    :param kinds: none for all.
+    :param kinds: empty for all.
     """
     pairs = [(store, kind) for store in stores for kind in KINDS[store] if not kinds or kind in kinds]
     assert pairs, "none of these stores has a fault of these kinds"
@@ -124,58 +124,64 @@ def plan_rounds(seed: int, stores: Sequence[StoreName], kinds: Sequence[str]) ->
 
 
 def failed_round_directory(seed: int, number: int) -> str:
-    """The directory that is left of a round that failed."""
+    """Name of the directory with files of a failed round."""
     return f"seed-{seed}-round-{number}"
 
 
-async def run_round(stage: DaemonFixture, this: FaultRound) -> RoundOutcome:
+async def run_round(fixture: DaemonFixture, fault_round: FaultRound) -> RoundOutcome:
     """
-    Play one round on a stage.
+    Run one round.
 
-    :raise AssertionError: it could not be played to its end.
+    :raise AssertionError: it could not be completed.
     """
-    began = time.monotonic()
-    chance, kind = this.chance, KINDS[this.store][this.kind]
+    start_time = time.monotonic()
+    chance, kind = fault_round.chance, KINDS[fault_round.store][fault_round.kind]
     if kind.prepare is not None:
-        await kind.prepare(stage)
-    before = await deferToThread(stage.books)
-    load = stage.load(str(this.number), chance.randrange(*MESSAGES[this.store]))
-    events = EventLoad(stage.friends, [f"{this.number}-{one}" for one in range(chance.randrange(*EVENTS))])
-    recipients = stage.recipients(load.ledger, stage.relay.entrance(stage.daemon.port) if kind.relayed else None)
-    scene = FaultContext(stage, chance, load, recipients)
-    # In every other round all waits for wallets that come later.
+        await kind.prepare(fixture)
+    before = await deferToThread(fixture.read_ledger)
+    load = fixture.prepare_load(str(fault_round.number), chance.randrange(*MESSAGES[fault_round.store]))
+    events = EventLoad(
+        fixture.identities, [f"{fault_round.number}-{index}" for index in range(chance.randrange(*EVENTS))]
+    )
+    recipients = fixture.make_recipients(
+        load.ledger, fixture.relay.proxy_port(fixture.daemon.port) if kind.relayed else None
+    )
+    context = FaultContext(fixture, chance, load, recipients)
+    # In every other round messages are queued until the recipients start after the fault.
     if kind.relayed or chance.random() < 0.5:
         for recipient in recipients:
             recipient.start()
     else:
-        scene.marks.append("nobody listens")
+        context.marks.append("recipients start afterwards")
     load.start()
     events.start()
     try:
-        await _strike(kind, scene, events)
+        await _inject_fault(kind, context, events)
     finally:
         load.senders.stop()
         events.stop()
-        for recipient in scene.recipients:
+        for recipient in context.recipients:
             await recipient.stop()
-    outcome = RoundOutcome(this.number, this.store, this.kind, marks=scene.marks)
-    after = await deferToThread(stage.books)
-    _close(outcome, (load.ledger.balance(await deferToThread(stage.left)), events.balance()), before, after)
-    outcome.seconds = time.monotonic() - began
+    outcome = RoundOutcome(fault_round.number, fault_round.store, fault_round.kind, marks=context.marks)
+    after = await deferToThread(fixture.read_ledger)
+    _reconcile(
+        outcome, (load.ledger.balance(await deferToThread(fixture.count_queued)), events.balance()), before, after
+    )
+    outcome.seconds = time.monotonic() - start_time
     return outcome
 
 
-async def _strike(kind: FaultKind, scene: FaultContext, events: EventLoad) -> None:
-    await kind.strike(scene)
-    await deferToThread(scene.load.senders.join)
+async def _inject_fault(kind: FaultKind, context: FaultContext, events: EventLoad) -> None:
+    await kind.inject(context)
+    await deferToThread(context.load.senders.join)
     await deferToThread(events.join)
-    await scene.stage.recovered()
-    for recipient in scene.recipients:
-        await recipient.settle()
-    await deferToThread(events.settle)
+    await context.fixture.wait_until_recovered()
+    for recipient in context.recipients:
+        await recipient.drain()
+    await deferToThread(events.drain)
 
 
-def _close(
+def _reconcile(
     outcome: RoundOutcome,
     balances: tuple[LedgerBalance, LedgerBalance],
     before: StoreLedger | None,
@@ -183,7 +189,7 @@ def _close(
 ) -> None:
     withdraws = outcome.store == "mongodb"
     for protocol, balance in zip(("didcomm", "decentrl"), balances, strict=True):
-        outcome.enter(protocol, balance)
+        outcome.add_balance(protocol, balance)
         if before is not None and after is not None:
             ledgers = getattr(before, protocol), getattr(after, protocol)
-            outcome.compare(protocol, balance, *ledgers, withdraws=withdraws)
+            outcome.compare_ledgers(protocol, balance, *ledgers, withdraws=withdraws)

@@ -1,4 +1,4 @@
-"""What a run comes to: a line for each kind of fault on each store."""
+"""Summary of a run: a line for each kind of fault on each store."""
 
 from __future__ import annotations
 
@@ -17,29 +17,30 @@ Row = dict[str, Any]
 
 
 def summary_rows(outcomes: Iterable[RoundOutcome]) -> list[Row]:
-    """By kind and store; the last one is of all."""
+    """By kind and store; the last row is the total."""
     by_name: dict[tuple[str, str], list[RoundOutcome]] = {}
     for outcome in outcomes:
         by_name.setdefault((outcome.kind, outcome.store), []).append(outcome)
-    everything = [outcome for some in by_name.values() for outcome in some]
-    found = [_row(kind, store, by_name[kind, store]) for kind, store in sorted(by_name)]
-    return [*found, _row("all", "", everything)]
+    all_outcomes = [outcome for group in by_name.values() for outcome in group]
+    rows = [_row(kind, store, by_name[kind, store]) for kind, store in sorted(by_name)]
+    return [*rows, _row("all", "", all_outcomes)]
 
 
-def format_summary(found: Sequence[Row]) -> str:
-    """For people; the two times are seconds, the slowest answer and all rounds together."""
-    lines = [COLUMNS, *[[_text(row[column]) for column in COLUMNS] for row in found]]
-    widths = [max(len(line[place]) for line in lines) for place in range(len(COLUMNS))]
+def format_summary(rows: Sequence[Row]) -> str:
+    """As a table; the two times are seconds: the slowest response and the sum of all rounds."""
+    lines = [COLUMNS, *[[_text(row[column]) for column in COLUMNS] for row in rows]]
+    widths = [max(len(line[column_number]) for line in lines) for column_number in range(len(COLUMNS))]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if place < 2 else cell.rjust(width) for place, cell, width in _placed(line, widths)
+            cell.ljust(width) if column_number < 2 else cell.rjust(width)
+            for column_number, cell, width in _cells(line, widths)
         )
         for line in lines
     )
 
 
-def _placed(line: Sequence[str], widths: Sequence[int]) -> Iterable[tuple[int, str, int]]:
-    return ((place, cell, widths[place]) for place, cell in enumerate(line))
+def _cells(line: Sequence[str], widths: Sequence[int]) -> Iterable[tuple[int, str, int]]:
+    return ((column_number, cell, widths[column_number]) for column_number, cell in enumerate(line))
 
 
 def _row(kind: str, store: str, outcomes: Sequence[RoundOutcome]) -> Row:
