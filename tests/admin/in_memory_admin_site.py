@@ -34,25 +34,25 @@ class InMemoryAdminSite(InMemoryMediator):
         test.addCleanup(self.watch.stopService)
         self.site = build_admin_site(self.base, self.config, TOKEN.encode(), self.watch)
 
-    def line(self, peer: str = PEER) -> InMemoryTransport:
+    def connect(self, peer: str = PEER) -> InMemoryTransport:
         """A new connection."""
-        line = InMemoryTransport(self.clock, peer)
-        line.protocol = self.site.buildProtocol(line.getPeer())
-        line.protocol.makeConnection(line)
-        return line
+        transport = InMemoryTransport(self.clock, peer)
+        transport.protocol = self.site.buildProtocol(transport.getPeer())
+        transport.protocol.makeConnection(transport)
+        return transport
 
-    def settle(self) -> None:
+    def run_due_calls(self) -> None:
         """Let everything happen that is to happen at once."""
         while any(call.getTime() <= self.clock.seconds() for call in self.clock.getDelayedCalls()):
             self.clock.advance(0)
 
     def raw(self, request: bytes, peer: str = PEER) -> bytes:
         """All that comes back."""
-        line = self.line(peer)
-        line.feed(request)
-        self.settle()
-        answer = line.taken()
-        line.hang_up()
+        transport = self.connect(peer)
+        transport.feed(request)
+        self.run_due_calls()
+        answer = transport.take_output()
+        transport.disconnect()
         return answer
 
     def request(
@@ -61,10 +61,10 @@ class InMemoryAdminSite(InMemoryMediator):
         """The response to a request on a connection of its own."""
         if authorization is not None:
             headers["Authorization"] = authorization
-        (answer,) = parse_responses(
+        (response,) = parse_responses(
             self.raw(encode_request(method, path, None, headers), peer), head=method == "HEAD"
         )
-        return answer
+        return response
 
     def page(self) -> str:
         """The page as it is now."""

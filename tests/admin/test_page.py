@@ -127,14 +127,14 @@ class DaemonPageTests(SynchronousTestCase):
 
     def ask(self, place: int, authorization: str = BEARER) -> int:
         """The status of the page on one of the listeners."""
-        line = InMemoryTransport(self.reactor, PEER)
-        line.protocol = self.reactor.tcpServers[place][1].buildProtocol(line.getPeer())
-        line.protocol.makeConnection(line)
-        line.feed(encode_request("GET", "/admin", None, {"Authorization": authorization}))
+        transport = InMemoryTransport(self.reactor, PEER)
+        transport.protocol = self.reactor.tcpServers[place][1].buildProtocol(transport.getPeer())
+        transport.protocol.makeConnection(transport)
+        transport.feed(encode_request("GET", "/admin", None, {"Authorization": authorization}))
         self.reactor.advance(0)
-        (answer,) = parse_responses(line.taken())
-        line.hang_up()
-        return answer.status
+        (response,) = parse_responses(transport.take_output())
+        transport.disconnect()
+        return response.status
 
     def test_off(self) -> None:
         """Nobody listens, and nothing is read, unless it is asked for."""
@@ -372,11 +372,11 @@ class SeveralTests(SynchronousTestCase):
 
     def test_two_at_once(self) -> None:
         """They share what is being made, and a fault is told to both."""
-        asked: list[Deferred[Any]] = []
+        response: list[Deferred[Any]] = []
 
         def processes() -> Deferred[Any]:
-            asked.append(Deferred())
-            return asked[-1]
+            response.append(Deferred())
+            return response[-1]
 
         unused: Any = None
         overviews = StatusCollector(
@@ -393,13 +393,13 @@ class SeveralTests(SynchronousTestCase):
             is_own=unused,
             reports=None,
         )
-        answers = [overviews.latest(), overviews.latest()]
-        self.assertEqual(len(asked), 1)
-        asked[0].errback(RuntimeError("boom"))
-        for answer in answers:
+        responses = [overviews.latest(), overviews.latest()]
+        self.assertEqual(len(response), 1)
+        response[0].errback(RuntimeError("boom"))
+        for answer in responses:
             self.failureResultOf(answer, RuntimeError)
         overviews.latest()
-        self.assertEqual(len(asked), 2)
+        self.assertEqual(len(response), 2)
 
 
 def test_rates_of_a_young_daemon() -> None:

@@ -91,16 +91,16 @@ class AccessTests(AdminCase):
     def test_without(self) -> None:
         """Every path, whatever is there, is answered the same, and browsers ask their user for the token."""
         self.in_memory.a_report("2026-01-01")
-        answers = [
+        responses = [
             self.in_memory.request(path, authorization, method)
             for path in self.PATHS
             for authorization, method in ((None, "GET"), (None, "POST"), (None, "OPTIONS"), (None, "PURGE"))
         ]
-        self.assertEqual({(one.status, one.body) for one in answers}, {(401, b"unauthorized\n")})
+        self.assertEqual({(one.status, one.body) for one in responses}, {(401, b"unauthorized\n")})
         self.assertEqual(
-            {one.headers["www-authenticate"] for one in answers}, {'Basic realm="status", charset="UTF-8"'}
+            {one.headers["www-authenticate"] for one in responses}, {'Basic realm="status", charset="UTF-8"'}
         )
-        headers = {name: value for name, value in answers[0].headers.items() if name != "date"}
+        headers = {name: value for name, value in responses[0].headers.items() if name != "date"}
         self.assertNotIn("access-control-allow-origin", headers)
         self.assertNotIn(__version__, str(headers))
 
@@ -128,8 +128,8 @@ class AccessTests(AdminCase):
         ):
             self.assertEqual(self.in_memory.request("/admin", right).status, 200, right)
         for path, place in (("/", "admin"), ("/admin/", "../admin")):
-            answer = self.in_memory.request(path)
-            self.assertEqual((answer.status, answer.headers["location"]), (302, place))
+            response = self.in_memory.request(path)
+            self.assertEqual((response.status, response.headers["location"]), (302, place))
         for path in ("/x", "/admin/x", "/admin/status.json/", "/admin/report", "//admin", "/admin//status.json"):
             self.assertEqual(self.in_memory.request(path).status, 404, path)
 
@@ -138,8 +138,8 @@ class AccessTests(AdminCase):
         for _ in range(10):
             self.assertEqual(self.in_memory.request("/admin", "Bearer guess").status, 401)
             self.in_memory.clock.advance(1)
-        answer = self.in_memory.request("/admin")
-        self.assertEqual((answer.status, answer.headers["retry-after"]), (429, "50"))
+        response = self.in_memory.request("/admin")
+        self.assertEqual((response.status, response.headers["retry-after"]), (429, "50"))
         self.assertEqual(self.in_memory.request("/admin", peer="198.51.100.1").status, 200)
         self.in_memory.clock.advance(50)
         self.assertEqual(self.in_memory.request("/admin").status, 200)
@@ -162,8 +162,8 @@ class AccessTests(AdminCase):
     def test_other_methods(self) -> None:
         """There is nothing to be changed."""
         for method in ("POST", "PUT", "DELETE", "OPTIONS"):
-            answer = self.in_memory.request("/admin", method=method)
-            self.assertEqual((answer.status, answer.headers["allow"]), (405, "GET, HEAD"))
+            response = self.in_memory.request("/admin", method=method)
+            self.assertEqual((response.status, response.headers["allow"]), (405, "GET, HEAD"))
         head = self.in_memory.request("/admin", method="HEAD")
         self.assertEqual((head.status, head.body), (200, b""))
         self.assertGreater(int(head.headers["content-length"]), 1000)
@@ -174,25 +174,25 @@ class AccessTests(AdminCase):
 
     def test_large_bodies(self) -> None:
         """Nobody has them in memory."""
-        line = self.in_memory.line()
-        line.feed(encode_request("POST", "/admin", None, {"Content-Length": "9999999", "Authorization": BEARER}))
-        line.feed(b"x" * 200_000)
-        self.in_memory.settle()
-        self.assertTrue(line.lost)
+        transport = self.in_memory.connect()
+        transport.feed(encode_request("POST", "/admin", None, {"Content-Length": "9999999", "Authorization": BEARER}))
+        transport.feed(b"x" * 200_000)
+        self.in_memory.run_due_calls()
+        self.assertTrue(transport.lost)
 
     def test_connections(self) -> None:
         """There are only so many, and who hangs up makes room."""
-        lines = [self.in_memory.line() for _ in range(64)]
-        self.assertIsNone(self.in_memory.site.buildProtocol(lines[0].getPeer()))
-        lines[0].hang_up()
-        self.assertIsNotNone(self.in_memory.site.buildProtocol(lines[0].getPeer()))
+        transports = [self.in_memory.connect() for _ in range(64)]
+        self.assertIsNone(self.in_memory.site.buildProtocol(transports[0].getPeer()))
+        transports[0].disconnect()
+        self.assertIsNotNone(self.in_memory.site.buildProtocol(transports[0].getPeer()))
 
     def test_silence(self) -> None:
         """A connection on which nothing happens is closed."""
-        line = self.in_memory.line()
-        line.feed(b"GET /admin HTTP/1.1\r\n")
+        transport = self.in_memory.connect()
+        transport.feed(b"GET /admin HTTP/1.1\r\n")
         self.in_memory.clock.pump([30] * 5)
-        self.assertTrue(line.lost)
+        self.assertTrue(transport.lost)
 
 
 class PageTests(AdminCase):
@@ -200,8 +200,8 @@ class PageTests(AdminCase):
 
     def test_headers(self) -> None:
         """Nobody keeps it, frames it, or runs anything in it; its style is the one whose hash is told."""
-        answer = self.in_memory.request("/admin")
-        headers = answer.headers
+        response = self.in_memory.request("/admin")
+        headers = response.headers
         self.assertEqual(headers["content-type"], "text/html; charset=utf-8")
         self.assertEqual(headers["cache-control"], "no-store")
         self.assertEqual(headers["x-content-type-options"], "nosniff")
@@ -210,7 +210,7 @@ class PageTests(AdminCase):
         self.assertIn("default-src 'none'; style-src 'sha256-", policy)
         self.assertIn("frame-ancestors 'none'", policy)
         self.assertNotIn("script", policy)
-        style = answer.body.decode().partition("<style>")[2].partition("</style>")[0]
+        style = response.body.decode().partition("<style>")[2].partition("</style>")[0]
         (digest,) = re.findall(r"'sha256-([^']+)'", policy)
         self.assertEqual(b64decode(digest), sha256(style.encode()).digest())
 
@@ -253,24 +253,26 @@ class PageTests(AdminCase):
 
     def test_store_hangs(self) -> None:
         """Nobody waits for it for long, and it is not asked again before it has answered."""
-        asked: list[Deferred[QueueBacklog]] = []
+        pending_reads: list[Deferred[QueueBacklog]] = []
 
         def hang(bounds: Sequence[float], top: int) -> Deferred[QueueBacklog]:
-            asked.append(Deferred())
-            return asked[-1]
+            pending_reads.append(Deferred())
+            return pending_reads[-1]
 
         backlog = self.in_memory.store.read_backlog
         self.patch(self.in_memory.store, "read_backlog", hang)
-        line = self.in_memory.line()
-        line.feed(encode_request("GET", "/admin/status.json", None, {"Authorization": BEARER}))
+        transport = self.in_memory.connect()
+        transport.feed(encode_request("GET", "/admin/status.json", None, {"Authorization": BEARER}))
         self.in_memory.clock.advance(4.9)
-        self.assertEqual(line.taken(), b"")
+        self.assertEqual(transport.take_output(), b"")
         self.in_memory.clock.advance(0.1)
-        (answer,) = parse_responses(line.taken())
-        self.assertEqual((answer.status, answer.json["store"]["answers"], answer.json["ok"]), (200, False, False))
+        (response,) = parse_responses(transport.take_output())
+        self.assertEqual(
+            (response.status, response.json["store"]["answers"], response.json["ok"]), (200, False, False)
+        )
         self.assertIsNone(self.in_memory.status()["waiting"])
-        self.assertEqual(len(asked), 1)
-        backlog([], 0).chainDeferred(asked[0])
+        self.assertEqual(len(pending_reads), 1)
+        backlog([], 0).chainDeferred(pending_reads[0])
         self.patch(self.in_memory.store, "read_backlog", backlog)
         self.assertIsNotNone(self.in_memory.status()["waiting"])
 
@@ -290,8 +292,8 @@ class PageTests(AdminCase):
     def test_fault(self) -> None:
         """What should not happen is logged without its text, and told as nothing."""
         with self.in_memory.failing("read_backlog", ValueError("secret")):
-            answer = self.in_memory.request("/admin")
-        self.assertEqual((answer.status, answer.body), (500, b"internal error\n"))
+            response = self.in_memory.request("/admin")
+        self.assertEqual((response.status, response.body), (500, b"internal error\n"))
         (logged,) = self.flushLoggedErrors(ValueError)
         self.assertNotIn("secret", str(logged.value))
         self.in_memory.clock.advance(3)
@@ -299,28 +301,28 @@ class PageTests(AdminCase):
 
     def test_fresh(self) -> None:
         """However many look, the store is asked once in two seconds."""
-        asked: list[int] = []
+        response: list[int] = []
         backlog = self.in_memory.store.read_backlog
 
         def counted(bounds: Sequence[float], top: int) -> Deferred[QueueBacklog]:
-            asked.append(top)
+            response.append(top)
             return backlog(bounds, top)
 
         self.patch(self.in_memory.store, "read_backlog", counted)
         for _ in range(3):
             self.in_memory.request("/admin")
             self.in_memory.request("/admin/status.json")
-        self.assertEqual(len(asked), 1)
+        self.assertEqual(len(response), 1)
         self.in_memory.clock.advance(2)
         self.in_memory.request("/admin")
-        self.assertEqual(len(asked), 2)
+        self.assertEqual(len(response), 2)
 
     def test_client_gone(self) -> None:
         """Who does not wait for the answer gets none."""
-        line = self.in_memory.line()
-        line.feed(encode_request("GET", "/admin", None, {"Authorization": BEARER}))
-        line.hang_up()
-        self.in_memory.settle()
+        transport = self.in_memory.connect()
+        transport.feed(encode_request("GET", "/admin", None, {"Authorization": BEARER}))
+        transport.disconnect()
+        self.in_memory.run_due_calls()
         self.assertEqual(self.in_memory.request("/admin").status, 200)
 
     def test_pipelined(self) -> None:
@@ -517,13 +519,13 @@ class ReportTests(AdminCase):
             ("traffic.csv", "text/csv; charset=utf-8"),
             ("summary.json", "application/json"),
         ):
-            answer = self.in_memory.request(f"/admin/report/2026-01-01/{name}")
-            self.assertEqual((answer.status, answer.headers["content-type"]), (200, kind))
-            self.assertEqual(answer.body, (self.in_memory.reports / "2026-01-01" / name).read_bytes())
-            policy = answer.headers["content-security-policy"]
+            response = self.in_memory.request(f"/admin/report/2026-01-01/{name}")
+            self.assertEqual((response.status, response.headers["content-type"]), (200, kind))
+            self.assertEqual(response.body, (self.in_memory.reports / "2026-01-01" / name).read_bytes())
+            policy = response.headers["content-security-policy"]
             self.assertIn("default-src 'none'; img-src data:; style-src 'unsafe-inline'", policy)
-            self.assertEqual(answer.headers["x-content-type-options"], "nosniff")
-            self.assertEqual(answer.headers["cache-control"], "no-store")
+            self.assertEqual(response.headers["x-content-type-options"], "nosniff")
+            self.assertEqual(response.headers["cache-control"], "no-store")
         folder = self.in_memory.request("/admin/report/2026-01-01/")
         self.assertEqual((folder.status, folder.body), (200, b"<h1>2026-01-01</h1>"))
         head = self.in_memory.request("/admin/report/2026-01-01/traffic.csv", method="HEAD")
@@ -532,28 +534,28 @@ class ReportTests(AdminCase):
     def test_large_file(self) -> None:
         """It is read as fast as its client reads."""
         self.in_memory.a_report("2026-01-01", big__csv="x" * 3_000_000)
-        line = self.in_memory.line()
-        line.stuck = True
-        line.feed(encode_request("GET", "/admin/report/2026-01-01/big.csv", None, {"Authorization": BEARER}))
-        self.in_memory.settle()
-        self.assertLess(line.unsent, 500_000)
-        got = line.taken()
-        while line.unsent:
-            line.stuck = False
-            line.unstick()
-            self.in_memory.settle()
-            got += line.taken()
-        (answer,) = parse_responses(got)
-        self.assertEqual((answer.status, len(answer.body)), (200, 3_000_000))
+        transport = self.in_memory.connect()
+        transport.peer_stalled = True
+        transport.feed(encode_request("GET", "/admin/report/2026-01-01/big.csv", None, {"Authorization": BEARER}))
+        self.in_memory.run_due_calls()
+        self.assertLess(transport.unsent, 500_000)
+        output = transport.take_output()
+        while transport.unsent:
+            transport.peer_stalled = False
+            transport.resume_peer()
+            self.in_memory.run_due_calls()
+            output += transport.take_output()
+        (response,) = parse_responses(output)
+        self.assertEqual((response.status, len(response.body)), (200, 3_000_000))
 
     def test_client_gone(self) -> None:
         """The file is closed."""
         path = self.in_memory.a_report("2026-01-01", big__csv="x" * 3_000_000) / "big.csv"
-        line = self.in_memory.line()
-        line.stuck = True
-        line.feed(encode_request("GET", "/admin/report/2026-01-01/big.csv", None, {"Authorization": BEARER}))
+        transport = self.in_memory.connect()
+        transport.peer_stalled = True
+        transport.feed(encode_request("GET", "/admin/report/2026-01-01/big.csv", None, {"Authorization": BEARER}))
         self.assertEqual(times_open(path), 1)
-        line.hang_up(cleanly=False)
+        transport.disconnect(cleanly=False)
         self.assertEqual(times_open(path), 0)
 
     def test_traversal(self) -> None:
@@ -604,8 +606,8 @@ class ReportTests(AdminCase):
                 "2026-01-01/" + "x" * 5000,
             ),
         ):
-            answer = self.in_memory.request(f"/admin/report/{path}")
-            self.assertEqual((answer.status, answer.body), (404, b"not found\n"), path)
+            response = self.in_memory.request(f"/admin/report/{path}")
+            self.assertEqual((response.status, response.body), (404, b"not found\n"), path)
         self.assertEqual(self.in_memory.request("/admin/report/2026-01-01/%69ndex.html").status, 200)
 
     def test_none(self) -> None:

@@ -25,7 +25,7 @@ from mediatord.protocol.didcomm.did_document import parse_did_document
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from tests.certificate_authority import CertificateAuthority
 from tests.http.in_memory_site import InMemorySite
-from tests.http.test_websocket import PLENTY, SocketTestCase
+from tests.http.test_websocket import HIGH_LIMITS, SocketTestCase
 from tests.in_memory_mediator import CM3, MP, PING, InMemoryWallet, pack_forward
 
 
@@ -192,7 +192,7 @@ class KeysTests(SocketTestCase):
 
 
 class LimitsTests(SocketTestCase):
-    settings = {"limits": PLENTY}
+    settings = {"limits": HIGH_LIMITS}
 
     def limit(self, **limits: int) -> None:
         """Reload with other limits."""
@@ -247,13 +247,13 @@ class LimitsTests(SocketTestCase):
         websocket_client = self.site_fixture.websocket_client()
         websocket_client.send(self.bob.pack(f"{MP}/live-delivery-change", {"live_delivery": True}))
         websocket_client.texts()
-        websocket_client.line.stuck = True
+        websocket_client.transport.peer_stalled = True
 
         def kept() -> int:
             for _ in range(20):
                 letter = self.bob.letter("x" * 20_000)
                 self.site_fixture.receive(pack_forward(self.site_fixture, self.bob.did, letter), peer="203.0.113.9")
-            return int(websocket_client.line.protocol._send_queue.queued_bytes)  # type: ignore[attr-defined]
+            return int(websocket_client.transport.protocol._send_queue.queued_bytes)  # type: ignore[attr-defined]
 
         before = kept()
         self.assertGreater(before, 300_000)

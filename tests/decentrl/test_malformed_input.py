@@ -25,7 +25,7 @@ from tests.http.in_memory_site import InMemorySite
 from tests.in_memory_identities import PRIVATE, PUBLIC, InMemoryDecentrlSocket, InMemoryIdentity
 from tests.in_memory_mediator import PEER, InMemoryMediator
 from tests.integration.daemon import PLENTY
-from tests.protocol.decentrl.mutations import at, places, replaced, spelled, variants, without
+from tests.protocol.decentrl.mutations import dumps_leniently, paths_of, replaced, value_at, variants, without
 
 # Some are, some are almost, some only to Python.
 NUMBERS = (
@@ -193,7 +193,7 @@ class BodyTests(FuzzTestCase):
 
     def test_good_ones(self) -> None:
         """What all the others are made of is carried out, but for what is not there to be deleted."""
-        replies = [self.send(spelled(self.resigned(one))) for one in self.good]
+        replies = [self.send(dumps_leniently(self.resigned(one))) for one in self.good]
         self.assertEqual([reply.status for reply in replies], [200] * 14 + [404])
 
     def test_oddities(self) -> None:
@@ -202,15 +202,15 @@ class BodyTests(FuzzTestCase):
         for good, part in self.parts():
             for variant in variants(part):
                 document = {**copy.deepcopy(good), **variant} if part is not good else variant
-                seen.add(self.send(spelled(self.resigned(document))).status)
+                seen.add(self.send(dumps_leniently(self.resigned(document))).status)
         self.assertEqual(seen, {200, 400, 401, 404})
 
     def test_long_texts(self) -> None:
         """A megabyte in place of every text."""
         for good, part in self.parts():
-            for path in places(part):
-                if isinstance(at(good, path), str):
-                    self.send(spelled(self.resigned(replaced(good, path, "x" * MEBIBYTE))))
+            for path in paths_of(part):
+                if isinstance(value_at(good, path), str):
+                    self.send(dumps_leniently(self.resigned(replaced(good, path, "x" * MEBIBYTE))))
 
     def parts(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """All commands, each with the part of it that is like that of no other: what is around it is alike."""
@@ -223,19 +223,19 @@ class BodyTests(FuzzTestCase):
     def test_many(self) -> None:
         """Ten thousand of everything that there may be several of."""
         for good in self.good:
-            for path in places(good):
-                found = at(good, path)
+            for path in paths_of(good):
+                found = value_at(good, path)
                 if isinstance(found, list):
-                    reply = self.send(spelled(self.resigned(replaced(good, path, found[:1] * 10_000))))
+                    reply = self.send(dumps_leniently(self.resigned(replaced(good, path, found[:1] * 10_000))))
                     self.assertEqual(reply.status, 400, path)
 
     def test_as_many_as_there_may_be(self) -> None:
         """A thousand of them are taken."""
         for good in self.good:
-            for path in places(good):
-                found = at(good, path)
+            for path in paths_of(good):
+                found = value_at(good, path)
                 if isinstance(found, list):
-                    reply = self.send(spelled(self.resigned(replaced(good, path, found[:1] * 1000))))
+                    reply = self.send(dumps_leniently(self.resigned(replaced(good, path, found[:1] * 1000))))
                     self.assertEqual(reply.status, 200, path)
 
     def test_depth(self) -> None:
@@ -253,19 +253,19 @@ class BodyTests(FuzzTestCase):
     def test_twice(self) -> None:
         """An object with two members of one name means nothing, wherever it stands."""
         for good in self.good:
-            for path in places(good):
+            for path in paths_of(good):
                 if isinstance(path[-1], str):
-                    doubled = replaced(good, (*path[:-1], "\0twin\0"), at(good, path))
-                    raw = spelled(doubled).replace(b'"\\u0000twin\\u0000"', spelled(path[-1]))
+                    doubled = replaced(good, (*path[:-1], "\0twin\0"), value_at(good, path))
+                    raw = dumps_leniently(doubled).replace(b'"\\u0000twin\\u0000"', dumps_leniently(path[-1]))
                     self.assertEqual(self.send(raw).status, 400, path)
 
     def test_surrogates(self) -> None:
         """Half of a pair is refused anywhere; a pair written as two escapes is one character."""
         for good in self.good:
-            raw = spelled({**good, "unknown": "HERE"})
+            raw = dumps_leniently({**good, "unknown": "HERE"})
             for half in (b"\\ud800", b"\\udc00", b"\\ud800x", b"\\udc00\\ud800", b"\xed\xa0\x80"):
                 self.assertEqual(self.send(raw.replace(b"HERE", half)).status, 400)
-        whole = spelled({**self.alice_says({"type": "QUERY_EVENTS", "note": "\U0001f600"}), "unknown": 1})
+        whole = dumps_leniently({**self.alice_says({"type": "QUERY_EVENTS", "note": "\U0001f600"}), "unknown": 1})
         self.assertIn(b"\\ud83d\\ude00", whole)
         self.assertEqual(self.send(whole).status, 200)
 
@@ -303,7 +303,7 @@ class BodyTests(FuzzTestCase):
         """A command of Alice's, spelled so that anything can be in it."""
         signable = {"header": self.alice.header("DIRECT_AUTHENTICATED", self.alice.mediator)}
         signable["payload"] = {"type": type_, **members}
-        return spelled({**signable, "signature": sign_json(signable, self.alice.seed)})
+        return dumps_leniently({**signable, "signature": sign_json(signable, self.alice.seed)})
 
     def newest_contract(self) -> Any:
         """The contract that Alice has kept last."""
@@ -365,7 +365,7 @@ class BodyTests(FuzzTestCase):
     @given(anything)
     def test_values(self, value: Any) -> None:
         """JSON of any kind."""
-        self.send(spelled(value))
+        self.send(dumps_leniently(value))
 
     @few
     @given(st.data())
@@ -373,19 +373,19 @@ class BodyTests(FuzzTestCase):
         """A good command in which up to three places are something else, signed all the same."""
         document = data.draw(st.sampled_from(self.good))
         for _ in range(data.draw(st.integers(1, 3))):
-            path = data.draw(st.sampled_from(list(places(document))))
+            path = data.draw(st.sampled_from(list(paths_of(document))))
             document = (
                 replaced(document, path, data.draw(anything)) if data.draw(st.booleans()) else without(document, path)
             )
             if not document:
                 break
-        self.send(spelled(self.resigned(document)))
+        self.send(dumps_leniently(self.resigned(document)))
 
     @few
     @given(st.data())
     def test_random_damage(self, data: st.DataObject) -> None:
         """A good command of which some bytes are others, or are missing, or are there twice."""
-        raw = bytearray(spelled(self.resigned(data.draw(st.sampled_from(self.good)))))
+        raw = bytearray(dumps_leniently(self.resigned(data.draw(st.sampled_from(self.good)))))
         dice = random.Random(data.draw(st.integers(0, 1 << 32)))
         for _ in range(data.draw(st.integers(1, 4))):
             start = dice.randrange(len(raw))
@@ -429,12 +429,12 @@ class SocketTests(FuzzTestCase):
             message = {**message, "signature": sign_json(signable, self.alice.seed)}
         except (KeyError, TypeError, ValueError):
             pass
-        return spelled(message)
+        return dumps_leniently(message)
 
     def test_oddities(self) -> None:
         """Everything odd in every member, signed all the same where it can be."""
         told = set()
-        for path in places(self.greeting()):
+        for path in paths_of(self.greeting()):
             for variant in self.changed(path):
                 told.add(self.say(self.signed(variant)))
         self.assertGreaterEqual(told, {"AUTH_SUCCESS", "INVALID_MESSAGE", "DID_NOT_FOUND", "SIGNING_KEY_NOT_FOUND"})
@@ -447,7 +447,7 @@ class SocketTests(FuzzTestCase):
             yield {**message, **variant}
 
     @few
-    @given(st.binary(max_size=200) | anything.map(spelled), st.booleans())
+    @given(st.binary(max_size=200) | anything.map(dumps_leniently), st.booleans())
     def test_anything(self, frame: bytes, binary: bool) -> None:
         """Bytes, and JSON of any kind."""
         self.assertEqual(self.say(frame, binary=binary), "INVALID_MESSAGE")
@@ -467,7 +467,7 @@ class SocketTests(FuzzTestCase):
             self.say(raw)
 
     @few
-    @given(st.lists(st.binary(max_size=100) | anything.map(spelled), max_size=5))
+    @given(st.lists(st.binary(max_size=100) | anything.map(dumps_leniently), max_size=5))
     def test_chatter(self, frames: list[bytes]) -> None:
         """Whatever is said after the authentication is not answered, and pushes come all the same."""
         dialogue = self.alice.connect()

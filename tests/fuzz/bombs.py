@@ -13,7 +13,7 @@ from tests.fuzz.targets.http import statuses
 from tests.http.in_memory_site import HTTPResponse, InMemorySite, InMemoryTransport
 from tests.in_memory_mediator import PING, InMemoryWallet
 from tests.integration.daemon import PLENTY
-from tests.protocol.didcomm.foreign_jwe import Writing
+from tests.protocol.didcomm.foreign_jwe import JWEWriter
 
 # Functions that a usual message has called, thrice: about 1000.
 USUAL = 3_000
@@ -52,7 +52,7 @@ class BombTestCase(SynchronousTestCase):
 
     def foreign(self, plaintext: bytes = b"{}", **writing: Any) -> dict[str, Any]:
         """An envelope written in any way."""
-        return Writing(**writing).write(plaintext, self.to[0])
+        return JWEWriter(**writing).write(plaintext, self.to[0])
 
     def post(self, body: bytes, *, most_calls: int = USUAL, most: int = 0, **headers: str) -> HTTPResponse:
         """
@@ -61,30 +61,30 @@ class BombTestCase(SynchronousTestCase):
         :param most: bytes of memory; 20 times what was sent and some more unless given.
         """
         self.site_fixture.post(self.anoncrypted(b"{}"))  # what is only done once is done now
-        answers: list[HTTPResponse] = []
-        work = measure_cost(lambda: answers.append(self.site_fixture.post(body, **headers)))
+        responses: list[HTTPResponse] = []
+        work = measure_cost(lambda: responses.append(self.site_fixture.post(body, **headers)))
         self.bounded(work, most_calls, most or ROOM + COPIES * len(body))
-        return answers[0]
+        return responses[0]
 
     def refused(self, body: bytes, status: int = 400, **options: Any) -> str:
         """The code that an envelope is refused with, in the clear."""
         waiting = self.guest.waiting()
-        answer = self.post(body, **options)
-        self.assertEqual(answer.status, status, answer.body)
+        response = self.post(body, **options)
+        self.assertEqual(response.status, status, response.body)
         self.assertEqual(self.guest.waiting(), waiting)
-        return problem_code(answer.body)
+        return problem_code(response.body)
 
     def told(self, *pieces: bytes, most_calls: int, most: int) -> tuple[list[int], InMemoryTransport]:
         """The statuses of what is answered on one connection."""
-        line = self.site_fixture.line()
+        transport = self.site_fixture.connect()
 
         def feed() -> None:
             for piece in pieces:
-                line.feed(piece)
-            self.site_fixture.settle()
+                transport.feed(piece)
+            self.site_fixture.run_due_calls()
 
         self.bounded(measure_cost(feed), most_calls, most)
-        return statuses(line.taken()), line
+        return statuses(transport.take_output()), transport
 
     def bounded(self, work: MeasuredCost, most_calls: int, most: int) -> None:
         """It has cost no more than that."""

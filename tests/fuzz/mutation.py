@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any
 
-from tests.protocol.decentrl.mutations import ODDITIES, Path, at, nested, places
+from tests.protocol.decentrl.mutations import ODDITIES, Path, nested, paths_of, value_at
 
 _MORE_ODDITIES: tuple[Any, ...] = (
     *ODDITIES,
@@ -44,7 +44,7 @@ def _as_json(data: bytes, dice: Random) -> bytes | None:
         return None
     try:
         value = json.loads(data)
-        found = [path for path, _ in zip(places(value), range(_PLACES), strict=False)]
+        found = [path for path, _ in zip(paths_of(value), range(_PLACES), strict=False)]
         if not found:
             return None
         value = _changed(value, dice.choice(found), dice)
@@ -55,7 +55,7 @@ def _as_json(data: bytes, dice: Random) -> bytes | None:
 
 
 def _changed(value: Any, path: Path, dice: Random) -> Any:
-    container, name = at(value, path[:-1]), path[-1]
+    container, name = value_at(value, path[:-1]), path[-1]
     what = dice.randrange(8)
     if what == 0:
         del container[name]
@@ -66,7 +66,7 @@ def _changed(value: Any, path: Path, dice: Random) -> Any:
     elif what == 3 and isinstance(container[name], str):
         container[name] = _text(container[name], dice)
     elif what == 4:
-        container[name] = at(value, dice.choice(list(places(value))))
+        container[name] = value_at(value, dice.choice(list(paths_of(value))))
         json.dumps(value)  # a value within itself is none
     else:
         container[name] = dice.choice(_MORE_ODDITIES)

@@ -82,32 +82,32 @@ class FrameTests(BombTestCase):
                 + encode_masked_frame(b"x" * size, 0, final=False) * 2_000
             )
             # A fragment is about 95 calls, as each piece waits for its turn.
-            self.bounded(measure_cost(websocket_client.line.feed, sent), 220_000, 2 * len(sent) + MEGABYTE)
+            self.bounded(measure_cost(websocket_client.transport.feed, sent), 220_000, 2 * len(sent) + MEGABYTE)
             self.assertEqual(websocket_client.close_code(), 1009)
-            websocket_client.line.hang_up()
+            websocket_client.transport.disconnect()
 
     def test_lengths(self) -> None:
         """A frame that says it is longer than any message is refused before it is there."""
         for length in (2**63 - 1, 2**32, 1_048_577):
             websocket_client = self.site_fixture.websocket_client()
             start = b"\x81\xff" + length.to_bytes(8, "big") + b"\0\0\0\0"
-            self.bounded(measure_cost(websocket_client.line.feed, start), 1_000, 100_000)
+            self.bounded(measure_cost(websocket_client.transport.feed, start), 1_000, 100_000)
             self.assertEqual(websocket_client.close_code(), 1009)
-            websocket_client.line.hang_up()
+            websocket_client.transport.disconnect()
 
     def test_pings_of_one_who_does_not_read(self) -> None:
         """Only the last of them is answered, once there is somebody to read it (RFC 6455 section 5.5.3)."""
         websocket_client = self.site_fixture.websocket_client()
-        websocket_client.line.stuck = True
+        websocket_client.transport.peer_stalled = True
         flood = encode_masked_frame(b"x" * 125, PING) * MANY
         self.bounded(
-            measure_cost(websocket_client.line.feed, flood + encode_masked_frame(b"last", PING)),
+            measure_cost(websocket_client.transport.feed, flood + encode_masked_frame(b"last", PING)),
             600_000,
             5 * MEGABYTE,
         )
-        self.assertLess(websocket_client.line.unsent, 100_000)
+        self.assertLess(websocket_client.transport.unsent, 100_000)
         self.assertLess(len(websocket_client.frames()), MANY // 10)
-        websocket_client.line.unstick()
+        websocket_client.transport.resume_peer()
         self.assertEqual(websocket_client.frames(), [(PONG, b"last")])
         websocket_client.send(b"again", PING)
         self.assertEqual(websocket_client.frames(), [(PONG, b"again")])
@@ -122,11 +122,13 @@ class FrameTests(BombTestCase):
     def test_messages_of_one_who_does_not_read(self) -> None:
         """A socket that does not take its answers is not read any more."""
         websocket_client = self.site_fixture.websocket_client()
-        websocket_client.line.stuck = True
+        websocket_client.transport.peer_stalled = True
         for _ in range(20):
-            websocket_client.line.feed(encode_masked_frame(self.authcrypted(self.message(return_route="all"))) * 10)
-        self.assertLess(websocket_client.line.unsent, 100_000)
-        self.assertGreater(websocket_client.line.unread, 100_000)
+            websocket_client.transport.feed(
+                encode_masked_frame(self.authcrypted(self.message(return_route="all"))) * 10
+            )
+        self.assertLess(websocket_client.transport.unsent, 100_000)
+        self.assertGreater(websocket_client.transport.unread, 100_000)
 
     def test_compressed(self) -> None:
         """No extension is agreed on, so a frame that says it is compressed breaks the rules."""
@@ -134,5 +136,5 @@ class FrameTests(BombTestCase):
         _, response, _ = self.site_fixture.upgrade(**offered)
         self.assertNotIn("sec-websocket-extensions", response.headers)
         websocket_client = self.site_fixture.websocket_client(**offered)
-        websocket_client.line.feed(b"\xc1\x84\0\0\0\0\xf2H\xcd\xc9")
+        websocket_client.transport.feed(b"\xc1\x84\0\0\0\0\xf2H\xcd\xc9")
         self.assertEqual(websocket_client.close_code(), 1002)

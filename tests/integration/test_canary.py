@@ -38,7 +38,7 @@ from tests.http.in_memory_site import (
     parse_responses,
 )
 from tests.http.in_memory_site import PING as PING_FRAME
-from tests.http.test_websocket import PLENTY
+from tests.http.test_websocket import HIGH_LIMITS
 from tests.in_memory_mediator import CM2, CM3, MP, PING, InMemoryWallet, from_header
 from tests.integration.daemon import Daemon
 from tests.integration.message_load import PATIENCE_SECONDS
@@ -302,13 +302,13 @@ class MemoryTests(SynchronousTestCase):
 
     def open(self, dids: str = "plain") -> None:
         """Begin with a mediator at its most talkative."""
-        self.site_fixture = InMemorySite(self, limits=PLENTY, log={"level": "debug", "dids": dids})
+        self.site_fixture = InMemorySite(self, limits=HIGH_LIMITS, log={"level": "debug", "dids": dids})
         self.bob = InMemoryWallet(self.site_fixture).enrol()
         self.salvo = MarkedRequests(self.bob.identity, self.site_fixture.document, self.site_fixture.did)
 
     def websocket_client(self, old: InMemoryWebSocketClient | None = None) -> InMemoryWebSocketClient:
         """A socket that is open still."""
-        if old is not None and not old.line.disconnecting and old.line.protocol.state == 3:  # type: ignore[attr-defined]
+        if old is not None and not old.transport.disconnecting and old.transport.protocol.state == 3:  # type: ignore[attr-defined]
             return old
         return self.site_fixture.websocket_client(**MARKED_HEADERS)
 
@@ -323,14 +323,14 @@ class MemoryTests(SynchronousTestCase):
         for raw in self.salvo.envelopes():
             answers.append(self.site_fixture.post(raw, **MARKED_HEADERS).body)
             websocket_client = self.websocket_client(websocket_client)
-            websocket_client.line.feed(encode_masked_frame(raw))
+            websocket_client.transport.feed(encode_masked_frame(raw))
             answers += [payload for _, payload in websocket_client.frames()]
         return answers
 
     def assert_untold(self, answers: list[bytes]) -> None:
         """No trace of what was said is in any log line, event, metric or answer; nor of a key of ours."""
         self.site_fixture.clock.advance(100)
-        self.site_fixture.settle()
+        self.site_fixture.run_due_calls()
         places = {f"line {number}": line.encode() for number, line in enumerate(self.lines)}
         places |= {f"answer {number}": answer for number, answer in enumerate(answers)}
         places |= {path.name: path.read_bytes() for path in self.site_fixture.config.log.directory.glob("events*")}
@@ -353,17 +353,17 @@ class MemoryTests(SynchronousTestCase):
         self.open()
         answers = []
         for raw in BAD_HTTP + BAD_HANDSHAKES:
-            line = self.site_fixture.line("127.0.0.1")
+            line = self.site_fixture.connect("127.0.0.1")
             line.feed(raw)
-            self.site_fixture.settle()
-            answers.append(line.taken())
+            self.site_fixture.run_due_calls()
+            answers.append(line.take_output())
         for raw in BAD_FRAMES:
             websocket_client = self.websocket_client()
-            websocket_client.line.feed(raw)
-            self.site_fixture.settle()
+            websocket_client.transport.feed(raw)
+            self.site_fixture.run_due_calls()
             pong = encode_masked_frame(SECRET.encode(), PING_FRAME)
             if raw != pong and raw[0] & 0x0F != CLOSE:  # whose payloads are to be repeated
-                answers.append(websocket_client.line.taken())
+                answers.append(websocket_client.transport.take_output())
         self.assert_untold(answers)
 
     def test_a_store_that_is_away(self) -> None:
@@ -391,7 +391,7 @@ class MemoryTests(SynchronousTestCase):
         for operation in ("mark_delivered", "mark_pending", "acknowledge"):
             with self.site_fixture.failing(operation, ValueError(SECRET)):
                 answers = self.post_messages()
-                websocket_client.line.hang_up()
+                websocket_client.transport.disconnect()
         self.assert_untold(answers)
         self.flushLoggedErrors(ValueError)
 

@@ -22,14 +22,14 @@ from tests.in_memory_mediator import MP, PING, InMemoryWallet, pack_forward
 from tests.store.builders import NOON, make_database_path, make_payload, make_sqlite_store
 
 LIMITS = Path(__file__).parents[2] / "docs/reference/limits.md"
-PLENTY = {"ip_per_minute": 100_000, "did_per_minute": 100_000, "account_per_minute": 100_000}
+HIGH_LIMITS = {"ip_per_minute": 100_000, "did_per_minute": 100_000, "account_per_minute": 100_000}
 # Only where there are other nodes.
 CLUSTERED = {"cluster_hints", "presence_lookups"}
 
 
 class BuffersTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.site_fixture = InMemorySite(self, limits=PLENTY)
+        self.site_fixture = InMemorySite(self, limits=HIGH_LIMITS)
         self.bob = InMemoryWallet(self.site_fixture).enrol()
         self.websocket_client: InMemoryWebSocketClient = self.site_fixture.websocket_client()
         self.websocket_client.send(self.bob.pack(f"{MP}/live-delivery-change", {"live_delivery": True}))
@@ -59,40 +59,42 @@ class BuffersTests(SynchronousTestCase):
     def test_a_peer_that_does_not_read(self) -> None:
         """Its outbox fills up to its cap, and is empty when it is gone."""
         self.assertEqual(self.held("socket_outboxes"), (0, 0))
-        self.websocket_client.line.stuck = True
+        self.websocket_client.transport.peer_stalled = True
         for _ in range(150):
             self.forward("x" * 20_000)
         entries, size = self.held("socket_outboxes")
         assert entries is not None and size is not None
         self.assertTrue(0 < entries <= 64)
         self.assertTrue(500_000 < size <= 1_048_576 + 65_536 + 40_000)
-        self.websocket_client.line.hang_up()
+        self.websocket_client.transport.disconnect()
         self.assertEqual(self.held("socket_outboxes"), (0, 0))
 
     def test_a_message_that_is_not_complete(self) -> None:
         """Its bytes count as soon as they are there, the fragments as well as the part of a frame."""
-        self.websocket_client.line.feed(encode_masked_frame(b"x" * 500, final=False))
+        self.websocket_client.transport.feed(encode_masked_frame(b"x" * 500, final=False))
         self.assertEqual(self.held("socket_inboxes"), (0, 500))
-        self.websocket_client.line.feed(encode_masked_frame(b"x" * 300, 0)[:100])
+        self.websocket_client.transport.feed(encode_masked_frame(b"x" * 300, 0)[:100])
         _, size = self.held("socket_inboxes")
         assert size is not None
         self.assertTrue(500 < size <= 900)
 
     def test_requests_in_progress(self) -> None:
         """While the store is slow, no more are parsed than may take what an address may have; the others wait."""
-        lines = [self.site_fixture.line() for _ in range(20)]
+        transports = [self.site_fixture.connect() for _ in range(20)]
         with HeldStoreOperation(self.site_fixture, "claim_nonce") as held:
-            for line in lines:
+            for transport in transports:
                 raw = self.bob.pack(PING, {"response_requested": True, "comment": "x" * 200_000})
-                line.feed(encode_request("POST", "/didcomm", raw, {"Content-Type": ENCRYPTED.decode()}))
-            self.site_fixture.settle()
+                transport.feed(encode_request("POST", "/didcomm", raw, {"Content-Type": ENCRYPTED.decode()}))
+            self.site_fixture.run_due_calls()
             entries, size = self.held("requests_in_progress")
             self.assertEqual(entries, len(held.waiting))
             self.assertEqual(entries, 5)
             assert size is not None
             self.assertLess(size, 67_108_864)
             held.release_all()
-        self.assertEqual([one.status for line in lines for one in parse_responses(line.taken())], [200] * 20)
+        self.assertEqual(
+            [one.status for transport in transports for one in parse_responses(transport.take_output())], [200] * 20
+        )
         self.site_fixture.request("POST", "/", b"{}", {"Content-Type": "application/json"})
         self.assertEqual(self.held("requests_in_progress"), (0, 0))
 
@@ -102,7 +104,7 @@ class BuffersTests(SynchronousTestCase):
         self.forward("two")
         self.assertEqual(self.held("live_pushes"), (2, None))
         self.assertEqual(self.held("counted_pushes"), (2, None))
-        self.websocket_client.line.hang_up()
+        self.websocket_client.transport.disconnect()
         self.assertEqual(self.held("live_pushes"), (0, None))
 
     def test_pushes_are_capped(self) -> None:

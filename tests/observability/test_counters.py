@@ -115,14 +115,14 @@ class CountersTests(SynchronousTestCase):
         one.send(GARBAGE)
         one.send(self.bob.pack(PING, return_route="all"))
         two.send(GARBAGE)
-        self.in_memory.settle()
-        one.line.hang_up()
-        two.line.hang_up()
+        self.in_memory.run_due_calls()
+        one.transport.disconnect()
+        two.transport.disconnect()
         now = self.grown(now, connections=-2)
         self.in_memory.upgrade(**{"Sec-WebSocket-Version": "7"})
         self.grown(now)
         closed = self.lines("conn.close")[0]
-        self.assertEqual((closed["did"], closed["n_in"]), (self.in_memory.tag(self.bob.did), 2))
+        self.assertEqual((closed["did"], closed["n_in"]), (self.in_memory.pseudonym(self.bob.did), 2))
 
     def test_decentrl(self) -> None:
         """Events that are pushed and polled, commands that are refused, sockets that do not authenticate."""
@@ -162,7 +162,7 @@ class CountersTests(SynchronousTestCase):
 
     def lines(self, event: str) -> list[dict[str, Any]]:
         """Of one kind."""
-        self.in_memory.settle()
+        self.in_memory.run_due_calls()
         return [line for line in read_lines(self.in_memory.config.log.directory) if line["event"] == event]
 
     def test_rotation_in_the_middle(self) -> None:

@@ -107,7 +107,7 @@ class InMemoryConnectors:
             written = False
             for pair in self._ends:
                 for end, other in (pair, pair[::-1]):
-                    data = end.taken()
+                    data = end.take_output()
                     written |= bool(data)
                     if data:
                         other.feed(data)

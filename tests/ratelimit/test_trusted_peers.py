@@ -99,18 +99,18 @@ class TrustedTests(SynchronousTestCase):
 
     def test_reloading(self) -> None:
         """Who is trusted, and with how much, is read again, and every connection is still counted right."""
-        lines = [self.site_fixture.line(STRANGER) for _ in range(8)]
-        self.assertRaises(AttributeError, self.site_fixture.line, STRANGER)
+        lines = [self.site_fixture.connect(STRANGER) for _ in range(8)]
+        self.assertRaises(AttributeError, self.site_fixture.connect, STRANGER)
         self.limit(trusted_peers=["198.51.101.0/24"], trusted_per_minute=LIMIT + 2)
-        lines.append(self.site_fixture.line(STRANGER))
+        lines.append(self.site_fixture.connect(STRANGER))
         for line in lines:
-            line.hang_up()
+            line.disconnect()
         self.assertEqual(self.anonymous(STRANGER, LIMIT + 3), [202] * (LIMIT + 2) + [429])
         self.assertEqual(self.anonymous(FRIEND, LIMIT + 1), [202] * LIMIT + [429])
         self.limit(trusted_peers=[])
         for _ in range(8):
-            self.site_fixture.line(STRANGER)
-        self.assertRaises(AttributeError, self.site_fixture.line, STRANGER)
+            self.site_fixture.connect(STRANGER)
+        self.assertRaises(AttributeError, self.site_fixture.connect, STRANGER)
 
     def test_the_event(self) -> None:
         """Says whose limit it was, as of any address."""

@@ -119,12 +119,14 @@ class WorkerTests(SynchronousTestCase):
         self.hears("ping")
         self.assertEqual(self.said(), [("pong", None)])
         producer.resumeProducing()
-        *lines, (_, (level, _, complaint)) = self.said()
-        kept = len(lines)
-        self.assertEqual([content[2].split()[0] for _, content in lines], [str(number) for number in range(kept)])
+        *transports, (_, (level, _, complaint)) = self.said()
+        kept = len(transports)
+        self.assertEqual(
+            [content[2].split()[0] for _, content in transports], [str(number) for number in range(kept)]
+        )
         self.assertTrue(
             MAX_BUFFERED_LOG_BYTES - 11_000
-            < sum(len(encode_control_message(*line)) for line in lines)
+            < sum(len(encode_control_message(*line)) for line in transports)
             <= MAX_BUFFERED_LOG_BYTES
         )
         self.assertEqual((level, complaint.split()[0]), ("warn", str(300 - kept)))
@@ -275,9 +277,9 @@ class ControlChannelTests(SynchronousTestCase):
     def test_end(self) -> None:
         """Whoever has asked is told that there is nobody any more."""
         channel = Channel()
-        asked = channel.ask("a", timeout=1.0)
+        response = channel.ask("a", timeout=1.0)
         channel.fail_asked()
-        self.failureResultOf(asked, ConnectionLost)
+        self.failureResultOf(response, ConnectionLost)
         self.assertEqual(channel._clock.getDelayedCalls(), [])
 
 
@@ -313,27 +315,28 @@ class ScrapeTests(SynchronousTestCase):
 
     def test_page_of_all(self) -> None:
         """The page is what the supervisor says."""
-        line = self.ask()
+        transport = self.ask()
         self.worker.dataReceived(encode_control_message("answer", [1, "a_total 1.0\n"]))
-        (response,) = parse_responses(line.taken())
+        (response,) = parse_responses(transport.take_output())
         self.assertEqual((response.status, response.body), (200, b"a_total 1.0\n"))
 
     def test_no_supervisor(self) -> None:
         """One that says nothing costs the scrape, and no more time than that."""
-        line = self.ask()
+        transport = self.ask()
         self.reactor.advance(REPLY_TIMEOUT)
-        (response,) = parse_responses(line.taken())
+        (response,) = parse_responses(transport.take_output())
         self.assertEqual((response.status, response.json["detail"]), (503, "workers do not answer"))
 
     def ask(self) -> InMemoryTransport:
         """A connection on which somebody does."""
-        line = self.site_fixture.line("127.0.0.1")
-        line.feed(written_request("GET", "/metrics"))
-        self.site_fixture.settle()
+        transport = self.site_fixture.connect("127.0.0.1")
+        transport.feed(written_request("GET", "/metrics"))
+        self.site_fixture.run_due_calls()
         self.assertEqual(
-            (line.taken(), self.transport.value()), (b"", encode_control_message("ask", [1, "all metrics", None]))
+            (transport.take_output(), self.transport.value()),
+            (b"", encode_control_message("ask", [1, "all metrics", None])),
         )
-        return line
+        return transport
 
 
 class Store:

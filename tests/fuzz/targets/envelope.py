@@ -14,7 +14,7 @@ from tests.fuzz.fuzz_mediator import STATUSES, FuzzMediator, problem_code
 from tests.fuzz.targets import filled_in
 from tests.http.in_memory_site import InMemorySite
 from tests.in_memory_mediator import CM2, CM3, MP, PING, InMemoryWallet
-from tests.protocol.didcomm.foreign_jwe import Writing
+from tests.protocol.didcomm.foreign_jwe import JWEWriter
 
 PROBLEM = "https://didcomm.org/report-problem/2.0/problem-report"
 FORWARD = "https://didcomm.org/routing/2.0/forward"
@@ -88,7 +88,7 @@ class EnvelopeTarget:
         """What the foreign writer makes of its orders; None if it cannot follow them."""
         try:
             orders = json.loads(rest)
-            writing = Writing(
+            writing = JWEWriter(
                 sender=sender if orders.get("sender") else None,
                 enc=orders.get("enc", "A256CBC-HS512"),
                 draft03=bool(orders.get("draft03")),

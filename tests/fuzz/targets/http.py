@@ -47,7 +47,7 @@ class HTTPTarget:
         self._timers = 0
 
     def _move_in(self, site_fixture: InMemorySite) -> None:
-        site_fixture.settle()
+        site_fixture.run_due_calls()
         self._timers = len(site_fixture.clock.getDelayedCalls())
 
     def close(self) -> None:
@@ -67,13 +67,13 @@ class HTTPTarget:
 
     def _talk(self, site_fixture: InMemorySite, pieces: list[bytes]) -> list[int]:
         """The statuses of the answers on one connection, which leaves nothing behind."""
-        line: InMemoryTransport = site_fixture.line()
+        transport: InMemoryTransport = site_fixture.connect()
         for piece in pieces:
-            line.feed(piece)
-        site_fixture.settle()
-        found = statuses(line.taken())
-        line.hang_up()
-        site_fixture.settle()
+            transport.feed(piece)
+        site_fixture.run_due_calls()
+        found = statuses(transport.take_output())
+        transport.disconnect()
+        site_fixture.run_due_calls()
         self._grounds.calm()
         assert set(found) <= STATUSES, found
         site = site_fixture.site

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable
 
 from tests.protocol.didcomm import foreign_jwe
-from tests.protocol.didcomm.foreign_jwe import Writing
-from tests.protocol.didcomm.test_fast_forward_parser import INNER, KEY, agree, forward, sealed
-from tests.protocol.didcomm.test_jwe import BOB, flattened
+from tests.protocol.didcomm.foreign_jwe import JWEWriter
+from tests.protocol.didcomm.test_fast_forward_parser import INNER, KEY, assert_parsers_agree, encrypt, forward
+from tests.protocol.didcomm.test_jwe import BOB, flatten
 
 
 class UsualTarget:
@@ -35,29 +35,29 @@ class UsualTarget:
         """Both read the same, or only the long way reads it."""
         way, rest = data[:1], data[1:]
         if way == b"r":
-            agree(rest.replace(b"@KID@", BOB.encode()))
+            assert_parsers_agree(rest.replace(b"@KID@", BOB.encode()))
         elif way == b"w":
             self._foreign(rest)
         else:
-            raw = sealed(rest)
+            raw = encrypt(rest)
             if way == b"f":
-                raw = json.dumps(flattened(json.loads(raw)), separators=(",", ":")).encode()
+                raw = json.dumps(flatten(json.loads(raw)), separators=(",", ":")).encode()
             elif way == b"i":
                 raw = json.dumps(json.loads(raw), indent=2).encode()
-            agree(raw)
+            assert_parsers_agree(raw)
 
     def _foreign(self, rest: bytes) -> None:
         try:
             orders = json.loads(rest)
             change, headers = orders.get("change", {}), orders.get("headers", {})
             moved = tuple(orders.get("moved", ()))
-            writing = Writing(change=lambda header: header.update(change), headers=headers, moved=moved)
+            writing = JWEWriter(change=lambda header: header.update(change), headers=headers, moved=moved)
             jwe = writing.write(foreign_jwe.compact(forward()), (BOB, KEY.public))
             jwe.update(orders.get("outer", {}))
             raw = json.dumps(jwe).encode()
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
             return
-        agree(raw)
+        assert_parsers_agree(raw)
 
     def seeds(self) -> Iterable[bytes]:
         """Usual forwards, and some that are nearly that."""

@@ -38,7 +38,7 @@ class WebSocketTarget:
     most_memory = (4_000_000, 300)
 
     def __init__(self) -> None:
-        self._grounds = FuzzMediator(lambda site_fixture: site_fixture.settle(), listen=["tcp:0"])
+        self._grounds = FuzzMediator(lambda site_fixture: site_fixture.run_due_calls(), listen=["tcp:0"])
 
     def close(self) -> None:
         """Take the mediator down."""
@@ -60,7 +60,7 @@ class WebSocketTarget:
         """The opcodes of what is answered, and the code at the end; the socket leaves nothing behind."""
         websocket_client: InMemoryWebSocketClient = site_fixture.websocket_client(path)
         for piece in pieces:
-            websocket_client.line.feed(piece)
+            websocket_client.transport.feed(piece)
         frames = websocket_client.frames()
         assert {opcode for opcode, _ in frames} <= {TEXT, CLOSE, PONG}, frames
         code = None
@@ -69,8 +69,8 @@ class WebSocketTarget:
             if opcode == CLOSE:
                 code = int.from_bytes(payload[:2], "big") if payload else 1000
                 assert code in CODES, code
-        websocket_client.line.hang_up()
-        site_fixture.settle()
+        websocket_client.transport.disconnect()
+        site_fixture.run_due_calls()
         self._grounds.calm()
         assert not site_fixture.site._per_host, "a connection that is still counted"
         return [opcode for opcode, _ in frames], code
