@@ -43,7 +43,7 @@ from tests.integration.raw_decentrl_client import (
 from tests.integration.refusal_test_case import REQUEST, RESPOND, SAVE
 from tests.integration.test_canary import MARKED_HEADERS, SECRET, STORED, secrets_of, traces
 from tests.observability.counter_oracle import read_segments
-from tests.protocol.decentrl.mutations import dumps_leniently, replaced, without
+from tests.protocol.decentrl.mutations import replaced, to_json, without
 
 # All nonces begin like this.
 NONCES = "caca0b1e-7f3a-4e0e-9a37"
@@ -200,15 +200,15 @@ class MarkedRequests:
 
     def _no_commands(self) -> Iterator[bytes]:
         good = json.loads(self._secret())
-        yield from (SECRET.encode(), b"\xff" + SECRET.encode(), dumps_leniently(SECRET), dumps_leniently([SECRET]), dumps_leniently({}))
-        yield dumps_leniently({SECRET: SECRET})
-        yield dumps_leniently(good)[:-1]
-        yield dumps_leniently(good).replace(b'"header"', b'"header":{},"header"')
-        yield dumps_leniently({**good, SECRET: "\ud800"})
+        yield from (SECRET.encode(), b"\xff" + SECRET.encode(), to_json(SECRET), to_json([SECRET]), to_json({}))
+        yield to_json({SECRET: SECRET})
+        yield to_json(good)[:-1]
+        yield to_json(good).replace(b'"header"', b'"header":{},"header"')
+        yield to_json({**good, SECRET: "\ud800"})
         for path in (("header",), ("payload",), ("signature",), *(("header", name) for name in good["header"])):
-            yield dumps_leniently(without(good, path))
+            yield to_json(without(good, path))
             for odd in (f"not {SECRET}", None, [SECRET], {SECRET: SECRET}):
-                yield dumps_leniently(replaced(good, path, odd))
+                yield to_json(replaced(good, path, odd))
         for type_ in (REQUEST, RESPOND, SAVE, "SAVE_EVENTS", "QUERY_EVENTS", "ACKNOWLEDGE_PENDING_EVENTS", SECRET):
             for none in (SECRET, [{SECRET: SECRET}], None):
                 members = dict.fromkeys(("signed_communication_contract", "events", "filter", "event_ids"), none)
@@ -222,8 +222,8 @@ class MarkedRequests:
         """Not who they say, or not now."""
         alice, bob, carol = self.alice, self.bob, self.carol
         good = json.loads(self._secret())
-        yield dumps_leniently({**good, "signature": SECRET})
-        yield dumps_leniently({**good, "payload": f"{SECRET} {SECRET}"})
+        yield to_json({**good, "signature": SECRET})
+        yield to_json({**good, "payload": f"{SECRET} {SECRET}"})
         yield self._secret(timestamp_ms=1)
         yield self._secret(sender_did=f"did:web:{SECRET}", sender_signing_key_id=SECRET)
         yield self._secret(sender_signing_key_id=f"{alice.did}#{SECRET}")
@@ -278,24 +278,24 @@ class MarkedRequests:
         """What a socket may begin with, and as which kind of frame."""
         alice = self.alice
         good = alice.greeting()
-        yield dumps_leniently(good), BINARY
-        yield dumps_leniently(good), TEXT_OPCODE
-        yield dumps_leniently(good), TEXT_OPCODE
+        yield to_json(good), BINARY
+        yield to_json(good), TEXT_OPCODE
+        yield to_json(good), TEXT_OPCODE
         for name in ("type", "did", "signing_key_id", "timestamp", "nonce", "signature"):
-            yield dumps_leniently({**alice.greeting(), name: SECRET}), TEXT_OPCODE
-        yield dumps_leniently(alice.greeting(timestamp_ms=1)), TEXT_OPCODE
-        yield dumps_leniently(alice.greeting(did=f"did:web:{SECRET}", signing_key_id=SECRET)), TEXT_OPCODE
-        yield dumps_leniently(alice.greeting(signing_key_id=f"{alice.did}#{SECRET}")), TEXT_OPCODE
-        yield dumps_leniently(self.carol.greeting()), TEXT_OPCODE
+            yield to_json({**alice.greeting(), name: SECRET}), TEXT_OPCODE
+        yield to_json(alice.greeting(timestamp_ms=1)), TEXT_OPCODE
+        yield to_json(alice.greeting(did=f"did:web:{SECRET}", signing_key_id=SECRET)), TEXT_OPCODE
+        yield to_json(alice.greeting(signing_key_id=f"{alice.did}#{SECRET}")), TEXT_OPCODE
+        yield to_json(self.carol.greeting()), TEXT_OPCODE
         yield SECRET.encode(), TEXT_OPCODE
         yield b"\xff" + SECRET.encode(), BINARY
-        yield dumps_leniently({"protected": SECRET, "ciphertext": SECRET}), TEXT_OPCODE
+        yield to_json({"protected": SECRET, "ciphertext": SECRET}), TEXT_OPCODE
 
     def chatter(self) -> Iterator[bytes]:
         """What an authenticated socket may go on with."""
         yield SECRET.encode()
-        yield dumps_leniently({"type": "PONG", "timestamp": SECRET})
-        yield dumps_leniently(self.bob.greeting())
+        yield to_json({"type": "PONG", "timestamp": SECRET})
+        yield to_json(self.bob.greeting())
         yield self._secret()
 
     def addresses(self) -> Iterator[str]:
@@ -425,7 +425,7 @@ class MemoryTests(SynchronousTestCase):
     def test_every_message(self) -> None:
         """All that can be said, good and bad, while a socket listens; the good twice, so that something is there."""
         listening = self.site_fixture.websocket_client("/ws")
-        listening.send(dumps_leniently(self.volley.bob.greeting()))
+        listening.send(to_json(self.volley.bob.greeting()))
         statuses = self.post(self.volley.good())
         self.assertEqual(statuses, [200] * 17 + [404])
         self.assertEqual(self.post(self.volley.good()), statuses)
@@ -462,7 +462,7 @@ class MemoryTests(SynchronousTestCase):
     def talk_in_vain(self, code: int) -> None:
         """Nobody can authenticate."""
         websocket_client = self.site_fixture.websocket_client("/ws")
-        websocket_client.send(dumps_leniently(self.volley.alice.greeting()))
+        websocket_client.send(to_json(self.volley.alice.greeting()))
         frames = websocket_client.frames()
         self.findings.frames(payload for _, payload in frames)
         self.assertEqual(int.from_bytes(frames[-1][1][:2], "big"), code)

@@ -17,7 +17,7 @@ from tests.http.in_memory_site import encode_request
 from tests.in_memory_identities import bad_dids
 from tests.integration.raw_decentrl_client import JSON, MANY, RawDecentrlClient, send_request_on, unix_time
 from tests.integration.refusal_test_case import ELSEWHERE, REQUEST, RESPOND, SAVE, SEALED, WAYS, RefusalDaemonTestCase
-from tests.protocol.decentrl.mutations import dumps_leniently, nested, paths_of, replaced, without
+from tests.protocol.decentrl.mutations import nested, paths_of, replaced, to_json, without
 
 LIMIT = 1 << 20
 NONCE = "6f1c1d52-6a0b-4e0e-9a37-0d6f3a1b2c{:02x}"
@@ -64,23 +64,23 @@ class CodeTests(RefusalDaemonTestCase):
         """400 INVALID_COMMAND, whatever it is labelled with (reference 12)."""
         good = json.loads(self.alice.command("sealed", to=self.bob.did, channel=PRIVATE_CHANNEL))
         bodies = [b"", b"{", b"null", b"[]", b'"x"', b"7", b"\xff", b"{}", b"\xef\xbb\xbf{}", b"[" * 100_000]
-        bodies += [dumps_leniently(without(good, path)) for path in paths_of(good)]
+        bodies += [to_json(without(good, path)) for path in paths_of(good)]
         for path in paths_of(good):
             if path != ("signature",):  # any text is one, if not a right one
                 odd: tuple[Any, ...] = (None, True, {}, [], nested(70))
-                bodies += [dumps_leniently(replaced(good, path, one)) for one in odd]
+                bodies += [to_json(replaced(good, path, one)) for one in odd]
         bodies += [
-            dumps_leniently(replaced(good, ("header", "channel"), "THREE_WAY")),
-            dumps_leniently(replaced(good, ("header", "timestamp"), "1")),
-            dumps_leniently(replaced(good, ("header", "timestamp"), float("nan"))),
-            dumps_leniently(replaced(good, ("header", "timestamp"), 10**400)),
-            dumps_leniently(replaced(good, ("header", "nonce"), "not-a-uuid")),
-            dumps_leniently(replaced(good, ("header", "sender_did"), "")),
-            dumps_leniently(replaced(good, ("payload",), "")),
-            dumps_leniently(replaced(good, ("payload",), "\ud800")),
-            dumps_leniently(replaced(good, ("unknown",), "\ud800")),
-            dumps_leniently(good).replace(b'"payload"', b'"payload":"x","payload"'),
-            dumps_leniently(good).replace(b'"channel"', b'"channel":"TWO_WAY_PRIVATE","channel"'),
+            to_json(replaced(good, ("header", "channel"), "THREE_WAY")),
+            to_json(replaced(good, ("header", "timestamp"), "1")),
+            to_json(replaced(good, ("header", "timestamp"), float("nan"))),
+            to_json(replaced(good, ("header", "timestamp"), 10**400)),
+            to_json(replaced(good, ("header", "nonce"), "not-a-uuid")),
+            to_json(replaced(good, ("header", "sender_did"), "")),
+            to_json(replaced(good, ("payload",), "")),
+            to_json(replaced(good, ("payload",), "\ud800")),
+            to_json(replaced(good, ("unknown",), "\ud800")),
+            to_json(good).replace(b'"payload"', b'"payload":"x","payload"'),
+            to_json(good).replace(b'"channel"', b'"channel":"TWO_WAY_PRIVATE","channel"'),
         ]
         before = self.daemon_client.kept()
         for body in bodies:
@@ -131,7 +131,7 @@ class CodeTests(RefusalDaemonTestCase):
     def test_a_body_that_is_no_command_burns_no_nonce(self) -> None:
         """The same nonce is good afterwards, and only then it is used (reference 6.1)."""
         nonce = NONCE.format(0)
-        for broken in (b"{", dumps_leniently(replaced(json.loads(self.query(nonce=nonce)), ("payload",), "x"))):
+        for broken in (b"{", to_json(replaced(json.loads(self.query(nonce=nonce)), ("payload",), "x"))):
             self.is_error(self.daemon_client.command(broken), 400, "INVALID_COMMAND")
         self.is_error(
             self.daemon_client.command(self.alice.command({"type": "NO_SUCH"}, nonce=nonce)), 400, "INVALID_COMMAND"
@@ -209,7 +209,7 @@ class CodeTests(RefusalDaemonTestCase):
 
     def altered(self, make: Callable[[], bytes], change: Callable[[Any], Any]) -> bytes:
         """A command in which something was changed after it had been signed."""
-        return dumps_leniently(change(json.loads(make())))
+        return to_json(change(json.loads(make())))
 
     def test_invalid_signatures(self) -> None:
         """401: a contract that one of the two did not sign, or whose keys are not to be found (reference 7.3)."""
@@ -336,7 +336,7 @@ class CodeTests(RefusalDaemonTestCase):
         yield dave.command(save), "SUCCESS"
         yield carol.command({"type": "SAVE_EVENTS", "events": [carol.event("never")]}), "UNAUTHORIZED_COMMAND"
         yield dave.command(save), "SUCCESS"
-        yield dumps_leniently({**json.loads(dave.command(save)), "signature": ""}), "INVALID_SIGNATURE"
+        yield to_json({**json.loads(dave.command(save)), "signature": ""}), "INVALID_SIGNATURE"
         yield dave.command({"type": SAVE, "signed_communication_contract": contract}), "SUCCESS"
         yield eve.command({"type": SAVE, "signed_communication_contract": {}}), "INVALID_COMMAND"
         yield carol.command({"type": REQUEST, **SEALED}, to=dave.did), "SUCCESS"

@@ -122,6 +122,6 @@ def variants(value: Any, oddities: tuple[Any, ...] = ODDITIES) -> Iterator[Any]:
             yield replaced(value, path, found * 2)
 
 
-def dumps_leniently(value: Any) -> bytes:
+def to_json(value: Any) -> bytes:
     """Write JSON without restrictions: lone surrogates, unbounded numbers, NaN."""
     return json.dumps(value).encode()

@@ -2,7 +2,7 @@
 Independent JWE writer, for forms that mediatord reads and never writes.
 
 It shares no key derivation and no cipher with the code under test; everything goes through the high-level interfaces
-of `cryptography`. It encrypts every form consistently, so that an envelope is refused for its form and not as damaged.
+of `cryptography`. It encrypts every form consistently: an envelope is refused for its form, not as damaged.
 """
 
 from __future__ import annotations
