@@ -1,8 +1,8 @@
 """
-One target under atheris, in a process of its own: libFuzzer ends the process when it is done.
+One target under atheris, in its own process, which libFuzzer ends.
 
-Arguments: the name of the target, then those of libFuzzer. Where it starts itself once more, it does so by the
-program that `--again=` names.
+Arguments: the name of the target, then those of libFuzzer. If libFuzzer restarts itself, it uses the program that
+`--again=` names.
 """
 
 from __future__ import annotations

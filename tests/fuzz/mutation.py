@@ -1,4 +1,4 @@
-"""Inputs made of other inputs: bytes that are changed, and JSON that is changed as what it is."""
+"""Mutations of inputs, as bytes and as JSON."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _PLACES = 400
 
 def mutated(data: bytes, dice: Random, most: int, words: Sequence[bytes] = ()) -> bytes:
     """
-    A neighbour of an input.
+    Mutate an input.
 
-    :param most: bytes that it may have.
-    :param words: what is worth trying anywhere.
+    :param most: maximum length.
+    :param words: tokens to insert.
     """
     way, rest = data[:1], data[1:]
     for _ in range(dice.choice((1, 1, 1, 2, 3))):
-        changed = _as_json(rest, dice) if dice.random() < 0.6 else None
-        rest = _as_bytes(rest, dice, words) if changed is None else changed
+        changed = _mutate_json(rest, dice) if dice.random() < 0.6 else None
+        rest = _mutate_bytes(rest, dice, words) if changed is None else changed
     return (way + rest)[:most]
 
 
-def _as_json(data: bytes, dice: Random) -> bytes | None:
-    """With something else in one place; None if it is no JSON with places in it."""
+def _mutate_json(data: bytes, dice: Random) -> bytes | None:
+    """Change one value; None if the input is no JSON with values to change."""
     if len(data) > 65_536:
         return None
     try:
@@ -47,14 +47,14 @@ def _as_json(data: bytes, dice: Random) -> bytes | None:
         found = [path for path, _ in zip(paths_of(value), range(_PLACES), strict=False)]
         if not found:
             return None
-        value = _changed(value, dice.choice(found), dice)
+        value = _mutate_value(value, dice.choice(found), dice)
         text = json.dumps(value, ensure_ascii=dice.random() < 0.5)
         return text.encode("utf-8", "surrogatepass")
     except (ValueError, RecursionError):
         return None
 
 
-def _changed(value: Any, path: Path, dice: Random) -> Any:
+def _mutate_value(value: Any, path: Path, dice: Random) -> Any:
     container, name = value_at(value, path[:-1]), path[-1]
     what = dice.randrange(8)
     if what == 0:
@@ -64,22 +64,22 @@ def _changed(value: Any, path: Path, dice: Random) -> Any:
     elif what == 2 and isinstance(container, dict):
         container[dice.choice(("", "unknown", "id", "kid", f"{name} "))] = container[name]
     elif what == 3 and isinstance(container[name], str):
-        container[name] = _text(container[name], dice)
+        container[name] = _mutate_text(container[name], dice)
     elif what == 4:
         container[name] = value_at(value, dice.choice(list(paths_of(value))))
-        json.dumps(value)  # a value within itself is none
+        json.dumps(value)  # a value cannot contain itself
     else:
         container[name] = dice.choice(_MORE_ODDITIES)
     return value
 
 
-def _text(text: str, dice: Random) -> str:
+def _mutate_text(text: str, dice: Random) -> str:
     where = dice.randrange(len(text) + 1)
     more = dice.choice(("", "\0", "=", "#", ":", ".", "%2F", "é", "\ud800", text, "a" * 100))
     return text[:where] + more + text[where + dice.choice((0, 0, 1, 5)) :]
 
 
-def _as_bytes(data: bytes, dice: Random, words: Sequence[bytes]) -> bytes:
+def _mutate_bytes(data: bytes, dice: Random, words: Sequence[bytes]) -> bytes:
     raw = bytearray(data)
     start = dice.randrange(len(raw) + 1)
     end = min(len(raw), start + dice.choice((0, 1, 1, 2, 8, 40)))

@@ -1,4 +1,4 @@
-"""Forwards read in the short way, held against the long one."""
+"""Forwards through the fast parser, compared with the general path."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from tests.protocol.didcomm.test_fast_forward_parser import INNER, KEY, assert_p
 from tests.protocol.didcomm.test_jwe import BOB, flatten
 
 
-class UsualTarget:
-    """Ways: `g` a plaintext in General form, `f` flattened, `i` with spaces, `r` an envelope, `w` a foreign one."""
+class FastForwardTarget:
+    """
+    Modes: `g` a plaintext in General form, `f` flattened, `i` with spaces, `r` an envelope, `w` by the independent
+    writer.
+    """
 
     words = (
         b'"ciphertext":',
@@ -29,15 +32,15 @@ class UsualTarget:
     most_memory = (1_000_000, 200)
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """No-op."""
 
     def run(self, data: bytes) -> None:
-        """Both read the same, or only the long way reads it."""
+        """Both parsers return the same, or only the general path returns a forward."""
         way, rest = data[:1], data[1:]
         if way == b"r":
             assert_parsers_agree(rest.replace(b"@KID@", BOB.encode()))
         elif way == b"w":
-            self._foreign(rest)
+            self._write_independently(rest)
         else:
             raw = encrypt(rest)
             if way == b"f":
@@ -46,7 +49,7 @@ class UsualTarget:
                 raw = json.dumps(json.loads(raw), indent=2).encode()
             assert_parsers_agree(raw)
 
-    def _foreign(self, rest: bytes) -> None:
+    def _write_independently(self, rest: bytes) -> None:
         try:
             orders = json.loads(rest)
             change, headers = orders.get("change", {}), orders.get("headers", {})
@@ -60,7 +63,7 @@ class UsualTarget:
         assert_parsers_agree(raw)
 
     def seeds(self) -> Iterable[bytes]:
-        """Usual forwards, and some that are nearly that."""
+        """Common forwards, and some that are nearly common."""
         for more in (
             {},
             {"thid": "t"},
@@ -87,6 +90,6 @@ class UsualTarget:
         yield b'r{"protected":"e30","recipients":[{"header":{"kid":"@KID@"}}],"ciphertext":"AA","iv":"","tag":""}'
 
 
-def make() -> UsualTarget:
-    """The target."""
-    return UsualTarget()
+def make() -> FastForwardTarget:
+    """Create the target."""
+    return FastForwardTarget()
