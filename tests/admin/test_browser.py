@@ -66,16 +66,16 @@ class BusyMediator:
         self.case.successResultOf(store.grant("did:example:all"))
         for did in DIDS:
             self.case.successResultOf(store.update_recipients("did:example:all", [(did, "add")], max_recipients=99))
-        for turn in range(400):
-            metrics.forwarded.inc(by=turn * 37 % 101)
-            metrics.delivered.inc(by=turn * 37 % 97)
-            metrics.expired.inc(by=turn % 90 == 0)
+        for iteration in range(400):
+            metrics.forwarded.inc(by=iteration * 37 % 101)
+            metrics.delivered.inc(by=iteration * 37 % 97)
+            metrics.expired.inc(by=iteration % 90 == 0)
             now = in_memory.clock.seconds()
-            if turn % 4 == 0:
-                payload = Payload(f"{turn}", b"x" * (turn * 991 % 40_000), "json")
-                did = DIDS[turn * 7 % 17 % len(DIDS)]
+            if iteration % 4 == 0:
+                payload = Payload(f"{iteration}", b"x" * (iteration * 991 % 40_000), "json")
+                did = DIDS[iteration * 7 % 17 % len(DIDS)]
                 self.case.successResultOf(store.enqueue(did, [payload], expires_at=now + 1e6))
-            in_memory.clock.advance(2_000 if turn < 20 else 10)
+            in_memory.clock.advance(2_000 if iteration < 20 else 10)
 
     def _add_problems(self, in_memory: InMemoryAdminSite) -> None:
         for protocol, fault, times in (
@@ -146,7 +146,7 @@ def test_layout(browser: Browser, url: str, view: Viewport) -> None:
         assert visit.response is not None and visit.response.status == 200
         look = visit.look("admin")
         # The first response is a 401, on which the browser sends the password.
-        assert [one for one in look.complaints if "401" not in one] == []
+        assert [item for item in look.complaints if "401" not in item] == []
         assert look.elsewhere == [] and look.requests == []
         assert look.scripts == 0
         assert look.wide == [] and look.overflow == 0

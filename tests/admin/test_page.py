@@ -145,7 +145,7 @@ class DaemonPageTests(SynchronousTestCase):
     def test_enabled(self) -> None:
         """The page has its own listener, and is on no other; it is open as long as the daemon runs."""
         service = self.start(self.config(listen="tcp:8081:interface=127.0.0.1", token_file="token"))
-        self.assertEqual([one[0] for one in self.reactor.tcpServers], [8080, 8081])
+        self.assertEqual([item[0] for item in self.reactor.tcpServers], [8080, 8081])
         self.assertEqual((self.request_status(0), self.request_status(1)), (404, 200))
         self.successResultOf(service.stopService())
         self.reactor.advance(0)
@@ -170,10 +170,10 @@ class DaemonPageTests(SynchronousTestCase):
         service.reload(lambda: config)
         self.assertEqual((self.request_status(1), self.request_status(1, "Bearer " + "y" * 40)), (401, 200))
         self.token.write_text("short")
-        with capturedLogs() as said:
+        with capturedLogs() as log_events:
             service.reload(lambda: config)
         self.assertEqual(self.request_status(1, "Bearer " + "y" * 40), 200)
-        self.assertIn("the token of the status page stays as it was", formatEvent(said[-1]))
+        self.assertIn("the token of the status page stays as it was", formatEvent(log_events[-1]))
 
     def test_refused_reload(self) -> None:
         """A refused reload changes nothing, the token included."""
@@ -200,15 +200,15 @@ class AggregationTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.reactor: Any = MemoryReactorClock()
         self.reactor.advance(NOW)
-        self.told: Any = (2, [status_of_worker(1), status_of_worker(2)])
+        self.worker_statuses: Any = (2, [status_of_worker(1), status_of_worker(2)])
         self.backlog: Any = QueueBacklog(0, 0, (AgeBucket(0, 0),) * 6, ())
         self.figures: Any = b"mediator_messages_forwarded_total 7.0\nmediator_active_connections 4.0\n"
 
     def status(self) -> DaemonStatus:
         async def read_processes() -> Any:
-            if isinstance(self.told, Exception):
-                raise self.told
-            return self.told
+            if isinstance(self.worker_statuses, Exception):
+                raise self.worker_statuses
+            return self.worker_statuses
 
         async def read_queues() -> bytes:
             if isinstance(self.figures, Exception):
@@ -245,7 +245,7 @@ class AggregationTests(SynchronousTestCase):
         one = {**trouble, "count": 2, "first": NOW - 9, "last": NOW - 5}
         other = {**trouble, "count": 3, "first": NOW - 7, "last": NOW - 1}
         zeros = [0] * (len(TRAFFIC_KINDS) - 1)
-        self.told = (
+        self.worker_statuses = (
             2,
             [
                 status_of_worker(1, slots=[[slot, 5, *zeros], [slot - 30, 1, *zeros]], problems=[one]),
@@ -265,7 +265,7 @@ class AggregationTests(SynchronousTestCase):
 
     def test_unresponsive_worker(self) -> None:
         """The page says that a worker is missing."""
-        self.told = (2, [status_of_worker(1)])
+        self.worker_statuses = (2, [status_of_worker(1)])
         overview = self.status()
         self.assertEqual((overview.well, overview.state), (False, "some workers do not respond"))
         self.assertIn("1 of 2", render_status_page(overview, NOW, refreshing=True).decode())
@@ -273,7 +273,10 @@ class AggregationTests(SynchronousTestCase):
 
     def test_unhealthy_worker(self) -> None:
         """One unhealthy worker makes the daemon unhealthy."""
-        self.told = (2, [status_of_worker(1), status_of_worker(2, state="waiting for the store", well=False)])
+        self.worker_statuses = (
+            2,
+            [status_of_worker(1), status_of_worker(2, state="waiting for the store", well=False)],
+        )
         overview = self.status()
         self.assertEqual((overview.well, overview.state), (False, "waiting for the store"))
 
@@ -296,11 +299,11 @@ class AggregationTests(SynchronousTestCase):
             shown = render_status_page(overview, NOW, refreshing=True).decode()
             self.assertIn("1,234", shown)
             self.assertEqual("\N{MINUS SIGN}1" in shown, not well)
-            books = json.loads(render_status_json(overview, NOW))["ledger"]
+            ledger = json.loads(render_status_json(overview, NOW))["ledger"]
             self.assertEqual(
-                [books[protocol]["difference"] for protocol in ("didcomm", "decentrl")], list(differences)
+                [ledger[protocol]["difference"] for protocol in ("didcomm", "decentrl")], list(differences)
             )
-            self.assertEqual(books["didcomm"]["accepted"], 1234)
+            self.assertEqual(ledger["didcomm"]["accepted"], 1234)
 
     def test_uncounted_backlog(self) -> None:
         """With very many messages the ledger has no backlog, which is no problem."""
@@ -308,8 +311,8 @@ class AggregationTests(SynchronousTestCase):
             self.backlog, ledger=StoreLedger(MessageLedger(accepted=5, waiting=None), MessageLedger())
         )
         overview = self.status()
-        books = json.loads(render_status_json(overview, NOW))["ledger"]
-        self.assertEqual((books["didcomm"]["waiting"], books["didcomm"]["difference"]), (None, None))
+        ledger = json.loads(render_status_json(overview, NOW))["ledger"]
+        self.assertEqual((ledger["didcomm"]["waiting"], ledger["didcomm"]["difference"]), (None, None))
         self.assertTrue(overview.well)
 
     def test_ages(self) -> None:
@@ -321,16 +324,16 @@ class AggregationTests(SynchronousTestCase):
             self.assertIn(f"As of {time_of_day} UTC, {age} ago; ", shown)
             # The ledger, the backlog by age, and the largest queues.
             self.assertEqual(shown.count(f"As of {time_of_day} UTC, {age} ago."), 3)
-            told = json.loads(render_status_json(overview, NOW + later))
-            self.assertEqual((told["at"], told["age_seconds"]), (NOW, later))
-            self.assertEqual((told["store"]["at"], told["store"]["age_seconds"]), (NOW, later))
+            status = json.loads(render_status_json(overview, NOW + later))
+            self.assertEqual((status["at"], status["age_seconds"]), (NOW, later))
+            self.assertEqual((status["store"]["at"], status["store"]["age_seconds"]), (NOW, later))
 
     def test_ages_of_missing_figures(self) -> None:
         """Figures that the store has not reported have no time."""
         self.backlog = StoreUnavailable()
         overview = self.status()
-        told = json.loads(render_status_json(overview, NOW))["store"]
-        self.assertEqual((told["at"], told["age_seconds"], told["answers"]), (None, None, False))
+        status = json.loads(render_status_json(overview, NOW))["store"]
+        self.assertEqual((status["at"], status["age_seconds"], status["answers"]), (None, None, False))
         shown = render_status_page(overview, NOW, refreshing=True).decode()
         self.assertEqual(shown.count("Not available: the store did not respond."), 3)
         self.assertNotIn("No messages are queued.", shown)
@@ -339,7 +342,7 @@ class AggregationTests(SynchronousTestCase):
         """In a single-process daemon the totals are those of the slots, although the metrics have advanced."""
         zeros = [0] * (len(TRAFFIC_KINDS) - 1)
         totals = dict.fromkeys(TRAFFIC_KINDS, 0) | {"accepted": 5}
-        self.told = (1, [status_of_worker(1, slots=[[int(NOW) // 10, 5, *zeros]], totals=totals)])
+        self.worker_statuses = (1, [status_of_worker(1, slots=[[int(NOW) // 10, 5, *zeros]], totals=totals)])
         overview = self.status()
         accepted = overview.traffic["accepted"]
         self.assertEqual((accepted.total, accepted.last_hour), (5, 5))
@@ -349,8 +352,10 @@ class AggregationTests(SynchronousTestCase):
         largest = (LargeQueue("did:own", 2, 20, NOW), LargeQueue("did:bob", 1, 10, NOW))
         self.backlog = replace(self.backlog, messages=3, bytes=30, largest=largest)
         overview = self.status()
-        told = json.loads(render_status_json(overview, NOW))["waiting"]
-        self.assertEqual([(one["messages"], one["self_test"]) for one in told["largest"]], [(2, True), (1, False)])
+        status = json.loads(render_status_json(overview, NOW))["waiting"]
+        self.assertEqual(
+            [(item["messages"], item["self_test"]) for item in status["largest"]], [(2, True), (1, False)]
+        )
         shown = render_status_page(overview, NOW, refreshing=True).decode()
         self.assertIn("(self-test)", shown)
         self.assertNotIn("did:own", shown)
@@ -363,9 +368,9 @@ class AggregationTests(SynchronousTestCase):
 
     def test_no_supervisor(self) -> None:
         """A worker shows at least its own status."""
-        self.told = self.figures = TimeoutError()
+        self.worker_statuses = self.figures = TimeoutError()
         overview = self.status()
-        self.assertEqual([one.pid for one in overview.processes.answered], [9])
+        self.assertEqual([process.pid for process in overview.processes.answered], [9])
         self.assertEqual((overview.well, overview.gauges), (False, {}))
         self.assertEqual({counts.total for counts in overview.traffic.values()}, {None})
         self.assertIn("unknown", render_status_page(overview, NOW, refreshing=True).decode())
@@ -412,13 +417,13 @@ def test_rates_of_new_daemon() -> None:
 
 def test_number_of_problems_is_bounded() -> None:
     """However many processes report some."""
-    told = [
+    status = [
         {"source": "output", "kind": "warn", "where": "x", "text": f"{n}", "count": 1, "first": n, "last": n}
         for n in range(70)
     ]
-    found = merge_problems([told[:50], told[50:]], "output")
-    assert [one.text for one in found] == [f"{n}" for n in range(69, 19, -1)]
-    assert merge_problems([told], "request") == []
+    found = merge_problems([status[:50], status[50:]], "output")
+    assert [item.text for item in found] == [f"{n}" for n in range(69, 19, -1)]
+    assert merge_problems([status], "request") == []
 
 
 def test_escapes_markup() -> None:

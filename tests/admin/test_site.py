@@ -96,9 +96,9 @@ class AccessTests(AdminTestCase):
             for path in self.PATHS
             for authorization, method in ((None, "GET"), (None, "POST"), (None, "OPTIONS"), (None, "PURGE"))
         ]
-        self.assertEqual({(one.status, one.body) for one in responses}, {(401, b"unauthorized\n")})
+        self.assertEqual({(response.status, response.body) for response in responses}, {(401, b"unauthorized\n")})
         self.assertEqual(
-            {one.headers["www-authenticate"] for one in responses}, {'Basic realm="status", charset="UTF-8"'}
+            {item.headers["www-authenticate"] for item in responses}, {'Basic realm="status", charset="UTF-8"'}
         )
         headers = {name: value for name, value in responses[0].headers.items() if name != "date"}
         self.assertNotIn("access-control-allow-origin", headers)
@@ -345,7 +345,7 @@ class QueueTests(AdminTestCase):
             self.enqueue(f"did:key:z{size}", *[10] * size)
             self.in_memory.clock.advance(pause)
         waiting = self.in_memory.status()["waiting"]
-        ages = [(one["below_seconds"], one["messages"], one["bytes"], one["exact"]) for one in waiting["by_age"]]
+        ages = [(item["below_seconds"], item["messages"], item["bytes"], item["exact"]) for item in waiting["by_age"]]
         bounds = (60, 600, 3_600, 21_600, 86_400, None)
         sizes = (32, 16, 8, 4, 2, 1)
         self.assertEqual(ages, [(bound, n, 10 * n, True) for bound, n in zip(bounds, sizes, strict=True)])
@@ -457,7 +457,7 @@ class ProblemTests(AdminTestCase):
             log.failure("it failed")
         self.flushLoggedErrors(KeyError)
         lines = [
-            (one["text"], one["kind"], one["where"], one["count"]) for one in self.in_memory.status()["warnings"]
+            (item["text"], item["kind"], item["where"], item["count"]) for item in self.in_memory.status()["warnings"]
         ]
         self.assertIn(("a net is wrong", "warn", "store", 2), lines)
         self.assertIn(("see the standard output", "error", "elsewhere", 1), lines)
@@ -475,8 +475,8 @@ class ProblemTests(AdminTestCase):
             log.warn(f"line {number}")
         warnings = self.in_memory.status()["warnings"]
         self.assertEqual(len(warnings), 50)
-        self.assertIn("line 59", {one["text"] for one in warnings})
-        self.assertNotIn("line 9", {one["text"] for one in warnings})
+        self.assertIn("line 59", {item["text"] for item in warnings})
+        self.assertNotIn("line 9", {element["text"] for element in warnings})
 
     def test_after_stop(self) -> None:
         """The log observer is removed."""
@@ -501,7 +501,7 @@ class ReportTests(AdminTestCase):
         for name in ("2026-02-30", "2026-13-01", "latest", ".hidden", "2026-01-01.old", "<b>"):
             (self.in_memory.reports / name).mkdir()
         reports = self.in_memory.status()["reports"]
-        self.assertEqual([one["day"] for one in reports[:2]], ["2026-02-01", "2026-01-17"])
+        self.assertEqual([item["day"] for item in reports[:2]], ["2026-02-01", "2026-01-17"])
         self.assertEqual(len(reports), 14)
         self.assertEqual((reports[0]["state"], reports[0]["verdict"]), ("warn", "Look at <this>."))
         page = self.in_memory.page()
@@ -513,7 +513,9 @@ class ReportTests(AdminTestCase):
         """They are ignored."""
         for number, text in enumerate(("[]", "{", '{"state": [1], "verdict": {}}', '{"state": "<x>"}', "\xff")):
             self.in_memory.write_report(f"2026-01-0{number + 1}", summary__json=text)
-        self.assertEqual({(one["state"], one["verdict"]) for one in self.in_memory.status()["reports"]}, {("", "")})
+        self.assertEqual(
+            {(item["state"], item["verdict"]) for item in self.in_memory.status()["reports"]}, {("", "")}
+        )
 
     def test_files(self) -> None:
         """Pages, tables and summaries, each with its type and the policy in the reports."""

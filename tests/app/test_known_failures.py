@@ -72,4 +72,4 @@ class PresenceTests(InMemoryClusterTestCase):
         self.assertEqual(len(socket.frames), 1)
         raw = eve.command("sealed", to=dave.did, channel="TWO_WAY_PRIVATE")
         self.assertEqual(there.obey(raw).status, 200)
-        self.assertEqual([one["type"] for one in dialogue.heard()], ["PENDING_EVENTS"])
+        self.assertEqual([item["type"] for item in dialogue.heard()], ["PENDING_EVENTS"])

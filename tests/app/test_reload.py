@@ -33,9 +33,9 @@ class ReloadTests(SynchronousTestCase):
 
     def reload(self, read: Any) -> list[str]:
         """Reload and return what is logged."""
-        with capturedLogs() as said:
+        with capturedLogs() as log_events:
             self.in_memory.base.reloader.reload(read)
-        return [formatEvent(event) for event in said]
+        return [formatEvent(event) for event in log_events]
 
     def outcome(self) -> str:
         """The outcome in the last reload event, which ends its segment."""
@@ -82,8 +82,8 @@ class ReloadTests(SynchronousTestCase):
     def test_restart_needed(self) -> None:
         """Settings that cannot be applied are named and unchanged; others are applied."""
         new = self.changed_config(queue={"ttl": 60.0}, node="other", log={"level": "warn", "dids": "keyed"})
-        said = self.reload(lambda: new)
-        self.assertEqual(said, ["configuration reloaded; a restart is needed for node, queue.ttl, log.dids"])
+        lines = self.reload(lambda: new)
+        self.assertEqual(lines, ["configuration reloaded; a restart is needed for node, queue.ttl, log.dids"])
         self.assertEqual(self.in_memory.base.reloader.config.log.level, "warn")
         self.assertEqual(self.in_memory.base.reloader.config.queue.ttl, self.in_memory.config.queue.ttl)
         back = self.reload(lambda: self.in_memory.config)
@@ -101,9 +101,9 @@ class ReloadTests(SynchronousTestCase):
             raise ConfigError(["mediator.yaml:3: log.level: expected info", "mediator.yaml:9: more"])
 
         self.in_memory.base.recorder.record_grant("did:web:a", "didcomm")
-        said = self.reload(invalid)
+        lines = self.reload(invalid)
         self.assertEqual(
-            said,
+            lines,
             [
                 "configuration rejected, previous settings stay in force: mediator.yaml:3: log.level: expected info "
                 "(and 1 more; mediatord check-config lists all)"
@@ -132,9 +132,9 @@ class FileTests(SynchronousTestCase):
 
     def reload_text(self, text: str) -> tuple[int, str, str]:
         """Reload this file; return the number of kept segments, the outcome and what is logged."""
-        with capturedLogs() as said:
+        with capturedLogs() as log_events:
             config, outcome, _ = reload_config(self.config, self.identity, lambda: self.read(text))
-        (event,) = said
+        (event,) = log_events
         return config.log.rotate.keep, outcome, formatEvent(event)
 
     def test_partly_written_file(self) -> None:

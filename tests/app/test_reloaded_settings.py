@@ -42,9 +42,9 @@ class KeysTests(SocketTestCase):
 
     def reload(self) -> list[str]:
         """Reload and return what is logged."""
-        with capturedLogs() as said:
+        with capturedLogs() as log_events:
             self.site_fixture.base.reloader.reload(lambda: self.site_fixture.config)
-        return [formatEvent(event) for event in said]
+        return [formatEvent(event) for event in log_events]
 
     def rotate(self, **how: Any) -> str:
         """Rotate and reload; return the served DID."""
@@ -136,7 +136,7 @@ class KeysTests(SocketTestCase):
         self.assertEqual(len(dids), 3)
         updates = [{"recipient_did": did, "action": "add"} for did in dids]
         updated = self.bob.answer(f"{CM3}/recipient-update", {"updates": updates}).body["updated"]
-        self.assertEqual({one["result"] for one in updated}, {"client_error"})
+        self.assertEqual({item["result"] for item in updated}, {"client_error"})
 
     def test_prepared_keys(self) -> None:
         """They decrypt, and are not published."""
@@ -164,10 +164,10 @@ class KeysTests(SocketTestCase):
         self.path.write_bytes(b"{}")
         values = self.site_fixture.config.model_dump()
         new = Config.model_validate({**values, "log": {**values["log"], "level": "warn"}})
-        with capturedLogs() as said:
+        with capturedLogs() as log_events:
             self.site_fixture.base.reloader.reload(lambda: new)
         self.assertEqual(
-            [formatEvent(event) for event in said],
+            [formatEvent(event) for event in log_events],
             [
                 f"configuration rejected, previous settings stay in force: {self.path} is not a set of private keys: "
                 "expected a JWK set with kid and d"
@@ -182,11 +182,11 @@ class KeysTests(SocketTestCase):
         former = "did:web:old.example"
         values = self.site_fixture.config.model_dump()
         new = Config.model_validate({**values, "identity": {**values["identity"], "former_dids": [former]}})
-        with capturedLogs() as said:
+        with capturedLogs() as log_events:
             self.site_fixture.base.reloader.reload(lambda: new)
             self.site_fixture.base.reloader.reload(lambda: self.site_fixture.config)
         self.assertEqual(
-            [formatEvent(event) for event in said],
+            [formatEvent(event) for event in log_events],
             ["configuration reloaded"] * 2 + [f"no longer accepted: {former}"],
         )
 
@@ -219,7 +219,7 @@ class LimitsTests(SocketTestCase):
 
         def sent() -> int:
             raw = [pack_forward(self.site_fixture, self.bob.did, self.bob.letter(str(n))) for n in range(9)]
-            return sum(self.site_fixture.receive(one, peer="203.0.113.8").status == 202 for one in raw)
+            return sum(self.site_fixture.receive(item, peer="203.0.113.8").status == 202 for item in raw)
 
         self.assertEqual(sent(), 9)
         self.set_limits(ip_per_minute=12)
@@ -233,12 +233,12 @@ class LimitsTests(SocketTestCase):
 
     def test_sockets_per_address(self) -> None:
         """Open sockets stay."""
-        visitors = [self.site_fixture.websocket_client() for _ in range(3)]
+        websocket_clients = [self.site_fixture.websocket_client() for _ in range(3)]
         self.set_limits(max_connections_per_ip=3)
         self.assertEqual(self.site_fixture.upgrade()[1].status, 429)
         self.set_limits(max_connections_per_ip=4)
         self.assertEqual(self.site_fixture.upgrade()[1].status, 101)
-        for websocket_client in visitors:
+        for websocket_client in websocket_clients:
             websocket_client.send(self.pings("a")[0])
             self.assertEqual(len(websocket_client.texts()), 1)
 
@@ -251,8 +251,8 @@ class LimitsTests(SocketTestCase):
 
         def kept() -> int:
             for _ in range(20):
-                letter = self.bob.letter("x" * 20_000)
-                self.site_fixture.receive(pack_forward(self.site_fixture, self.bob.did, letter), peer="203.0.113.9")
+                message = self.bob.letter("x" * 20_000)
+                self.site_fixture.receive(pack_forward(self.site_fixture, self.bob.did, message), peer="203.0.113.9")
             return int(websocket_client.transport.protocol._send_queue.queued_bytes)  # type: ignore[attr-defined]
 
         before = kept()
@@ -300,9 +300,9 @@ class CertificateTests(SynchronousTestCase):
 
     def reload_certificate(self, listener: Listener, outcome: bool) -> str:
         """Reload the certificate; return the log line."""
-        with capturedLogs() as said:
+        with capturedLogs() as log_events:
             self.assertIs(listener.renew(), outcome)
-        (event,) = said
+        (event,) = log_events
         return formatEvent(event)
 
     def test_renewed(self) -> None:
@@ -391,15 +391,15 @@ class CertificateTests(SynchronousTestCase):
                     another.bio_write(one.bio_read(1 << 16))
         chain = client.get_peer_cert_chain()
         assert chain
-        names = [one.to_cryptography().subject.get_attributes_for_oid(NameOID.COMMON_NAME) for one in chain]
+        names = [item.to_cryptography().subject.get_attributes_for_oid(NameOID.COMMON_NAME) for item in chain]
         return [str(name.value) for (name,) in names]
 
     def test_without_tls(self) -> None:
         """Nothing is logged."""
         listener = Listener("tcp:80", Factory(), self.reactor)
-        with capturedLogs() as said:
+        with capturedLogs() as log_events:
             self.assertIs(listener.renew(), True)
-        self.assertEqual(said, [])
+        self.assertEqual(log_events, [])
 
     def test_unusable_at_start(self) -> None:
         """One line says why."""
@@ -420,10 +420,10 @@ class CertificateTests(SynchronousTestCase):
         self.assertEqual(in_memory.counter("mediator_config_last_reload_success"), 1)
         self.used.unlink()
         in_memory.clock.advance(5)
-        taken = in_memory.counter("mediator_config_last_reload_success_timestamp_seconds")
+        accepted = in_memory.counter("mediator_config_last_reload_success_timestamp_seconds")
         in_memory.base.reloader.reload(lambda: in_memory.config)
         self.assertEqual(in_memory.counter("mediator_config_last_reload_success"), 0)
-        self.assertEqual(in_memory.counter("mediator_config_last_reload_success_timestamp_seconds"), taken)
+        self.assertEqual(in_memory.counter("mediator_config_last_reload_success_timestamp_seconds"), accepted)
 
     def expiry(self, in_memory: InMemorySite) -> float:
         """The expiry by the metrics."""

@@ -66,16 +66,16 @@ class FakeCoreServices:
 class SystemdNotificationTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.base: Any = FakeCoreServices()
-        self.said: list[str] = []
+        self.notifications: list[str] = []
         self.signs = self.make_notification(self.base)
 
     def make_notification(self, base: Any) -> LifecycleNotifier:
         """Build the notification service of a daemon that has not started."""
-        return LifecycleNotifier(base, self.said.append)
+        return LifecycleNotifier(base, self.notifications.append)
 
     def sent(self) -> list[str]:
         """Notifications since the last call."""
-        found, self.said[:] = list(self.said), []
+        found, self.notifications[:] = list(self.notifications), []
         return found
 
     def open_store(self) -> None:

@@ -44,9 +44,12 @@ def query(packages: Sequence[str], program: Path = PIP_AUDIT) -> list[dict[str, 
 
 def evaluate(found: Sequence[dict[str, Any]] | None) -> tuple[int, list[str]]:
     """The exit status and the report."""
-    known = [one for one in found or () if "vulns" in one]
-    weak = [one for one in known if one["vulns"]]
-    lines = [f"{one['name']} {one['version']}: {', '.join(vuln['id'] for vuln in one['vulns'])}" for one in weak]
+    known = [package for package in found or () if "vulns" in package]
+    weak = [package for package in known if package["vulns"]]
+    lines = [
+        f"{package['name']} {package['version']}: {', '.join(vuln['id'] for vuln in package['vulns'])}"
+        for package in weak
+    ]
     if weak:
         return 1, lines
     if not known:

@@ -40,7 +40,7 @@ def test_rules(sample: Path) -> None:
     done = subprocess.run([*words, "--config", str(RULES), str(sample)], capture_output=True, text=True, check=True)
     report = json.loads(done.stdout)
     assert report["errors"] == []
-    found = {(one["start"]["line"], one["check_id"].rpartition(".")[2]) for one in report["results"]}
+    found = {(item["start"]["line"], item["check_id"].rpartition(".")[2]) for item in report["results"]}
     assert found == marked_lines()
     assert {rule["id"] for rule in yaml.safe_load(RULES.read_text())["rules"]} == {name for _, name in found}
 
@@ -51,7 +51,7 @@ def test_bandit(sample: Path) -> None:
     settings = str(ROOT / "pyproject.toml")
     words = [str(TOOLS / "bandit"), "--quiet", "--configfile", settings, "--format", "json", str(sample)]
     done = subprocess.run(words, capture_output=True, text=True)
-    found = {one["test_id"] for one in json.loads(done.stdout)["results"]}
+    found = {item["test_id"] for item in json.loads(done.stdout)["results"]}
     assert done.returncode == 1
     assert {"B602", "B605", "B301", "B307", "B324", "B501", "B506"} <= found
     assert found.isdisjoint({"B101", "B404", "B603", "B607", "B608"})

@@ -43,8 +43,8 @@ def answer_requests(connection: socket.socket, held_seconds: float = 0.0) -> Non
 
 def test_equal_responses_are_parsed_once() -> None:
     """Only the first of equal responses is parsed; a thousand of them take one Python call each."""
-    ours, theirs = socket.socketpair()
-    line, answers, calls = ClientConnection(ours), ResponseCounter(), 0
+    server_end, client_end = socket.socketpair()
+    line, answers, calls = ClientConnection(server_end), ResponseCounter(), 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:
         nonlocal calls
@@ -54,7 +54,7 @@ def test_equal_responses_are_parsed_once() -> None:
     gc.disable()
     try:
         for number in range(1001):
-            theirs.sendall(ANSWER)
+            client_end.sendall(ANSWER)
             sys.setprofile(count if number else None)
             complete = answers.take(line)
             sys.setprofile(None)
@@ -63,23 +63,23 @@ def test_equal_responses_are_parsed_once() -> None:
         gc.enable()
     assert calls == 1000
     assert answers.by_name() == {"202": 1001}
-    ours.close()
-    theirs.close()
+    server_end.close()
+    client_end.close()
 
 
 def test_responses_in_pieces() -> None:
     """A response counts once, with its last byte."""
-    ours, theirs = socket.socketpair()
-    line, answers = ClientConnection(ours), ResponseCounter()
+    server_end, client_end = socket.socketpair()
+    line, answers = ClientConnection(server_end), ResponseCounter()
     for _ in range(2):
         for piece, complete in ((ANSWER[:12], False), (ANSWER[12:-1], False), (ANSWER[-1:], True)):
-            theirs.sendall(piece)
+            client_end.sendall(piece)
             assert answers.take(line) is complete
     assert answers.by_name() == {"202": 2}
-    theirs.close()
+    client_end.close()
     with pytest.raises(ConnectionError):
         answers.take(line)
-    ours.close()
+    server_end.close()
 
 
 def test_closed_loop_counts_every_request() -> None:

@@ -58,8 +58,8 @@ def test_refused_requests_count_for_generator_cost() -> None:
 
 def test_parses_openssl_output() -> None:
     """Operations per second from their line; anything else is no rate."""
-    said = "+DTP:253::ecdh:1\n+R7:15085:253:0.69\n+F5:22:253:21862.318841:0.000046\n"
-    assert parse_openssl_rate(said) == pytest.approx(21862.318841)
+    output = "+DTP:253::ecdh:1\n+R7:15085:253:0.69\n+F5:22:253:21862.318841:0.000046\n"
+    assert parse_openssl_rate(output) == pytest.approx(21862.318841)
     for other in ("", "+F5:22:253", "+F5:a:b:c:d"):
         with pytest.raises(RuntimeError, match="gave no rate"):
             parse_openssl_rate(other)
@@ -86,7 +86,7 @@ def test_slower_is_higher() -> None:
     """In the chart of latencies, on a logarithmic scale."""
     points = {"p99": [(1.0, 1.0), (2.0, 10.0), (3.0, 100.0)]}
     drawn = ElementTree.fromstring(render_svg([LineChart("T", "x", "ms", points)]))
-    heights = [float(one.attrib["cy"]) for one in drawn.findall(f".//{SVG}circle")]
+    heights = [float(item.attrib["cy"]) for item in drawn.findall(f".//{SVG}circle")]
     assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.2)
     assert heights[0] > heights[1]
 

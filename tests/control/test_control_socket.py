@@ -158,13 +158,13 @@ class OperationTests(ControlSocketTestCase):
         def work(client: ControlClient) -> list[str]:
             access = StoreAccess(client.call, Config())
             queues, totals = access.list_queues(None, 10)
-            self.assertEqual([(one.did, one.messages) for one in queues], [(INBOX, 3)])
+            self.assertEqual([(element.did, element.messages) for element in queues], [(INBOX, 3)])
             self.assertEqual((totals.queues, totals.messages), (1, 3))
             self.assertEqual(access.find_did(f"{INBOX}#key"), INBOX)
             self.assertIn(ALICE, list(access.list_dids()))
-            entries = [one for one in access.list_entries(INBOX) if one.id != "b"]
+            entries = [entry for entry in access.list_entries(INBOX) if entry.id != "b"]
             self.assertEqual(access.purge(entries), entries)
-            return [one.id for one in access.list_entries(INBOX)]
+            return [item.id for item in access.list_entries(INBOX)]
 
         self.assertEqual(await self.ask(work), ["b"])
         self.assertEqual([event for event, _ in self.events.events], ["msg.remove", "msg.remove"])
@@ -199,7 +199,7 @@ class OperationTests(ControlSocketTestCase):
         def work(client: ControlClient) -> list[bool]:
             access = StoreAccess(client.call, Config())
             accounts, total = access.list_accounts(10)
-            self.assertEqual(([one.did for one in accounts], total), ([ALICE], 1))
+            self.assertEqual(([item.did for item in accounts], total), ([ALICE], 1))
             self.assertEqual(access.list_recipients(ALICE), [INBOX])
             client.call("unregister_recipients", account=ALICE)
             self.assertEqual(client.call("list_queued_dids", account=ALICE), [])
@@ -365,10 +365,10 @@ class ListenerTests(ControlSocketTestCase):
                 results = [ControlListener(directory / name).bind() for name in names]
             return f"{results} {[formatEvent(event) for event in logged]}"
 
-        said = await run_as_other_user(bind) if os.geteuid() == 0 else bind()
+        output = await run_as_other_user(bind) if os.geteuid() == 0 else bind()
         directory.chmod(0o700)
-        self.assertTrue(said.startswith("[False, False, False] "), said)
-        self.assertEqual(said.count(": Permission denied; commands cannot reach this daemon"), 3, said)
+        self.assertTrue(output.startswith("[False, False, False] "), output)
+        self.assertEqual(output.count(": Permission denied; commands cannot reach this daemon"), 3, output)
 
     async def test_mode_is_set_before_accepting(self) -> None:
         """The file has its mode before connections are accepted; the umask does not matter and stays."""
@@ -443,9 +443,9 @@ class BoundsTests(ControlSocketTestCase):
 
     async def test_peer_credentials(self) -> None:
         """The kernel reports process and user of the peer."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX)
-        with ours, theirs:
-            self.assertEqual(server_module.get_peer_credentials(ours), (os.getpid(), os.geteuid()))
+        server_end, client_end = socket.socketpair(socket.AF_UNIX)
+        with server_end, client_end:
+            self.assertEqual(server_module.get_peer_credentials(server_end), (os.getpid(), os.geteuid()))
         await succeed(None)
 
     async def test_oversized_request(self) -> None:
@@ -489,10 +489,10 @@ class BoundsTests(ControlSocketTestCase):
     async def test_slow_request(self) -> None:
         """A request must be complete within the timeout, which pieces of it do not prolong."""
         clock = Clock()
-        ours, theirs = socket.socketpair(socket.AF_UNIX)
-        with ours, theirs:
+        server_end, client_end = socket.socketpair(socket.AF_UNIX)
+        with server_end, client_end:
             channel = ControlSite(clock, self.run_once).buildProtocol(None)
-            transport = PeerTransport(ours)
+            transport = PeerTransport(server_end)
             channel.makeConnection(transport)
             channel.dataReceived(make_request("count_accounts"))
             self.assertIn(b'{"result":1}', transport.value())

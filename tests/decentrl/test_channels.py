@@ -38,7 +38,7 @@ class ChannelTests(SynchronousTestCase):
 
     def read(self, did: str, peer: str = PEER, **arguments: Any) -> RequestReply:
         wanted = {
-            name.encode(): [str(one).encode() for one in (value if isinstance(value, list) else [value])]
+            name.encode(): [str(item).encode() for item in (value if isinstance(value, list) else [value])]
             for name, value in arguments.items()
         }
         return self.successResultOf(

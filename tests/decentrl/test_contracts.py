@@ -77,7 +77,7 @@ class StoredContractTests(SynchronousTestCase):
 
     def stored_contracts(self, new_identity: InMemoryIdentity, **filter_: Any) -> list[dict[str, Any]]:
         found = new_identity.query("COMMUNICATION_CONTRACTS", "communication_contracts", filter=filter_)
-        return [one["signed_communication_contract"] for one in found]
+        return [item["signed_communication_contract"] for item in found]
 
     def respond(self, sender: InMemoryIdentity, signed: Any, to: str) -> tuple[int, str]:
         reply = sender.ask(RESPONSE, to=to, signed_communication_contract=signed)
@@ -223,8 +223,8 @@ class StoredContractTests(SynchronousTestCase):
 
         def expiries(**filter_: Any) -> list[int]:
             return [
-                one["communication_contract"]["expires_at"] - now
-                for one in self.stored_contracts(self.alice, **filter_)
+                contract["communication_contract"]["expires_at"] - now
+                for contract in self.stored_contracts(self.alice, **filter_)
             ]
 
         self.assertEqual(expiries(), [100, 200, 300, 400])

@@ -78,8 +78,8 @@ class FuzzTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.in_memory = self.build()
         self.alice, self.bob = InMemoryIdentity(self.in_memory, "alice"), InMemoryIdentity(self.in_memory, "bob")
-        for one in (self.alice, self.bob):
-            one.register()
+        for item in (self.alice, self.bob):
+            item.register()
         self.alice.befriend(self.bob)
         self.bob.befriend(self.alice)
 
@@ -189,11 +189,11 @@ class BodyTests(FuzzTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.good = self.commands()
-        self.nonces = {one["header"]["nonce"] for one in self.good}
+        self.nonces = {item["header"]["nonce"] for item in self.good}
 
     def test_valid_commands(self) -> None:
         """The commands on which the other tests are based succeed, except deleting what does not exist."""
-        replies = [self.send(to_json(self.sign_again(one))) for one in self.good]
+        replies = [self.send(to_json(self.sign_again(item))) for item in self.good]
         self.assertEqual([reply.status for reply in replies], [200] * 14 + [404])
 
     def test_oddities(self) -> None:
@@ -388,11 +388,11 @@ class BodyTests(FuzzTestCase):
     def test_random_damage(self, data: st.DataObject) -> None:
         """Valid commands with changed, missing or repeated bytes."""
         raw = bytearray(to_json(self.sign_again(data.draw(st.sampled_from(self.good)))))
-        dice = random.Random(data.draw(st.integers(0, 1 << 32)))
+        rng = random.Random(data.draw(st.integers(0, 1 << 32)))
         for _ in range(data.draw(st.integers(1, 4))):
-            start = dice.randrange(len(raw))
-            end = min(len(raw), start + dice.randrange(1, 20))
-            raw[start:end] = dice.choice([b"", raw[start:end] * 2, dice.randbytes(2), b'"', b"{", b"\\u0000"])
+            start = rng.randrange(len(raw))
+            end = min(len(raw), start + rng.randrange(1, 20))
+            raw[start:end] = rng.choice([b"", raw[start:end] * 2, rng.randbytes(2), b'"', b"{", b"\\u0000"])
             raw = raw or bytearray(b"{")
         self.send(bytes(raw))
 
@@ -404,15 +404,15 @@ class SocketTests(FuzzTestCase):
         """Return the reply to a first frame."""
         dialogue = InMemoryDecentrlSocket(self.in_memory)
         dialogue.say(frame, binary=binary)
-        (told,) = dialogue.heard()
+        (outcomes,) = dialogue.heard()
         self.assertEqual(self.flushLoggedErrors(), [])
-        if told == {"type": "AUTH_SUCCESS"}:
+        if outcomes == {"type": "AUTH_SUCCESS"}:
             self.assertEqual(dialogue.socket.codes, [])
         else:
-            self.assertEqual((set(told), told["type"]), ({"type", "code"}, "AUTH_FAILED"))
-            self.assertEqual(dialogue.socket.codes, [self.close_code(told["code"])])
+            self.assertEqual((set(outcomes), outcomes["type"]), ({"type", "code"}, "AUTH_FAILED"))
+            self.assertEqual(dialogue.socket.codes, [self.close_code(outcomes["code"])])
         dialogue.hang_up()
-        return str(told.get("code", told["type"]))
+        return str(outcomes.get("code", outcomes["type"]))
 
     def close_code(self, code: str) -> int:
         """The close code of an error code."""
@@ -435,11 +435,13 @@ class SocketTests(FuzzTestCase):
 
     def test_oddities(self) -> None:
         """Every oddity in every member, signed if possible."""
-        told = set()
+        outcomes = set()
         for path in paths_of(self.authentication()):
             for variant in self.variants_at(path):
-                told.add(self.reply_to_first_frame(self.sign(variant)))
-        self.assertGreaterEqual(told, {"AUTH_SUCCESS", "INVALID_MESSAGE", "DID_NOT_FOUND", "SIGNING_KEY_NOT_FOUND"})
+                outcomes.add(self.reply_to_first_frame(self.sign(variant)))
+        self.assertGreaterEqual(
+            outcomes, {"AUTH_SUCCESS", "INVALID_MESSAGE", "DID_NOT_FOUND", "SIGNING_KEY_NOT_FOUND"}
+        )
 
     def variants_at(self, path: Any) -> Iterator[Any]:
         """Valid authentications with every oddity at one path."""
@@ -477,7 +479,7 @@ class SocketTests(FuzzTestCase):
             dialogue.say(frame)
         self.assertEqual(dialogue.heard(), [])
         self.check(self.bob.tell(self.alice, "sealed"))
-        self.assertEqual([told["type"] for told in dialogue.heard()], ["PENDING_EVENTS"])
+        self.assertEqual([outcomes["type"] for outcomes in dialogue.heard()], ["PENDING_EVENTS"])
         dialogue.hang_up()
 
 

@@ -19,11 +19,11 @@ class AuthenticationTests(SynchronousTestCase):
         """Return how a first frame is refused: the error code and the close code."""
         dialogue = InMemoryDecentrlSocket(self.in_memory)
         dialogue.say(frame, binary=binary)
-        (told,) = dialogue.heard()
-        self.assertEqual(set(told), {"type", "code"})
-        self.assertEqual(told["type"], "AUTH_FAILED")
+        (outcomes,) = dialogue.heard()
+        self.assertEqual(set(outcomes), {"type", "code"})
+        self.assertEqual(outcomes["type"], "AUTH_FAILED")
         (code,) = dialogue.socket.codes
-        return told["code"], code
+        return outcomes["code"], code
 
     def test_success(self) -> None:
         """AUTH_SUCCESS and nothing else; the event log has the identity."""

@@ -144,7 +144,9 @@ class OracleTests(SynchronousTestCase):
 
     def encrypt(self, *, authenticated: bool) -> EnvelopeParts:
         """Encrypt a valid envelope to one key of the mediator."""
-        ours = next((one.id, one.key) for one in self.in_memory.document.key_agreement if one.key.curve == "X25519")
+        ours = next(
+            (item.id, item.key) for item in self.in_memory.document.key_agreement if item.key.curve == "X25519"
+        )
         headers: dict[str, Any] = {"from": self.bob.did} if authenticated else {}
         message = compose_message(PING, to=[self.in_memory.did], **headers)
         plaintext, own = json.dumps(message).encode(), self.bob.identity.agreement
@@ -192,7 +194,9 @@ class OracleTests(SynchronousTestCase):
 
     def test_responses_are_identical(self) -> None:
         """Responses are identical byte by byte, whatever is wrong."""
-        ours = next((one.id, one.key) for one in self.in_memory.document.key_agreement if one.key.curve == "X25519")
+        ours = next(
+            (item.id, item.key) for item in self.in_memory.document.key_agreement if item.key.curve == "X25519"
+        )
         answers: dict[tuple[int, str, int | None, bytes], list[str]] = {}
         envelopes = [
             *self.changed(FAILURES_WITH_KNOWN_KID),
@@ -215,7 +219,7 @@ class OracleTests(SynchronousTestCase):
                 parts = self.encrypt(authenticated=authenticated)
                 change(parts)
                 found[name] = self.count_costly_operations(parts.raw())
-            self.assertEqual(len({tuple(sorted(one.items())) for one in found.values()}), 1, found)
+            self.assertEqual(len({tuple(sorted(item.items())) for item in found.values()}), 1, found)
             self.assertGreaterEqual(found["tag, first byte"]["_compute_mac"], 1)
             self.assertGreaterEqual(found["tag, first byte"]["aes_key_unwrap"], 1)
 

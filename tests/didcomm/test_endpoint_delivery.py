@@ -85,7 +85,7 @@ def identity_with_services(*endpoints: dict[str, Any]) -> WalletIdentity:
     """Create an identity whose document has these endpoints, in this order."""
     agreement, signing = PrivateKey.generate("X25519"), PrivateKey.generate("Ed25519")
     services = [
-        {"type": "DIDCommMessaging", "serviceEndpoint": {"accept": ["didcomm/v2"], **one}} for one in endpoints
+        {"type": "DIDCommMessaging", "serviceEndpoint": {"accept": ["didcomm/v2"], **item}} for item in endpoints
     ]
     did = make_did_peer_2([("E", agreement.public), ("V", signing.public)], services)
     return WalletIdentity(did, WalletKey(f"{did}#key-1", agreement), WalletKey(f"{did}#key-2", signing))
@@ -180,7 +180,7 @@ class FailoverTests(SynchronousTestCase):
         respond(self.poster.take_post(), 503)
         self.in_memory.clock.advance(3600)
         self.assertEqual(self.poster.take_posts(), [])
-        self.assertEqual([one.payload for one in bob.fetch()], [payload])
+        self.assertEqual([delivered.payload for delivered in bob.fetch()], [payload])
         self.assertEqual(self.in_memory.counter("mediator_messages_delivered_total"), 0)
 
     def test_retry_delivers(self) -> None:
@@ -300,9 +300,9 @@ class FailoverTests(SynchronousTestCase):
         endpoint = {"uri": INBOX, "routing_keys": [outer.did, inner.did], "routingKeys": [outer.did, inner.did]}
         bob = self.start(identity_with_services(endpoint), failover="account-did", endpoints={})
         payload = self.forward(bob.did, bob.letter())
-        book = DIDDocumentCache()
-        layer = payload_of(unpack_message(self.poster.take_post().body, outer, book.resolve), inner.did)
-        self.assertEqual(payload_of(unpack_message(layer, inner, book.resolve), bob.did), payload)
+        documents = DIDDocumentCache()
+        layer = payload_of(unpack_message(self.poster.take_post().body, outer, documents.resolve), inner.did)
+        self.assertEqual(payload_of(unpack_message(layer, inner, documents.resolve), bob.did), payload)
 
     def test_concurrent_posts_are_bounded(self) -> None:
         """Beyond the bound messages stay queued; a finished POST makes room."""
@@ -386,9 +386,9 @@ class WrappingTests(SynchronousTestCase):
         """The last key is innermost; each further forward names the key before as `next`."""
         bob, outer, inner = WalletIdentity.generate(), WalletIdentity.generate(), WalletIdentity.generate()
         payload, stored = self.fetch_forwarded(bob, routing_keys={bob.did: [outer.did, inner.agreement.kid]})
-        book = DIDDocumentCache()
-        layer = payload_of(unpack_message(stored, outer, book.resolve), inner.agreement.kid)
-        self.assertEqual(payload_of(unpack_message(layer, inner, book.resolve), bob.did), payload)
+        documents = DIDDocumentCache()
+        layer = payload_of(unpack_message(stored, outer, documents.resolve), inner.agreement.kid)
+        self.assertEqual(payload_of(unpack_message(layer, inner, documents.resolve), bob.did), payload)
 
     def test_routing_keys_of_every_curve(self) -> None:
         """A routing key may be on another curve than the mediator's."""
@@ -423,12 +423,12 @@ class WrappingTests(SynchronousTestCase):
         guest = InMemoryWallet(in_memory).enrol("did:example:bob")
         payload = guest.letter()
         self.assertEqual(in_memory.receive(pack_forward(in_memory, "did:example:bob", payload)).status, 202)
-        self.assertEqual([one.payload for one in guest.fetch()], [payload])
+        self.assertEqual([delivered.payload for delivered in guest.fetch()], [payload])
 
     def test_rewrapping_and_routing_keys(self) -> None:
         """The forward to the recipient is inside the one to the routing key."""
         bob, guard = WalletIdentity.generate(), WalletIdentity.generate()
         payload, stored = self.fetch_forwarded(bob, rewrap=True, routing_keys={bob.did: [guard.did]})
-        book = DIDDocumentCache()
-        layer = payload_of(unpack_message(stored, guard, book.resolve), bob.did)
-        self.assertEqual(payload_of(unpack_message(layer, bob, book.resolve), bob.did), payload)
+        documents = DIDDocumentCache()
+        layer = payload_of(unpack_message(stored, guard, documents.resolve), bob.did)
+        self.assertEqual(payload_of(unpack_message(layer, bob, documents.resolve), bob.did), payload)

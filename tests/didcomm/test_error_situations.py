@@ -228,17 +228,17 @@ class SituationTests(SynchronousTestCase):
         """429 with Retry-After, in the clear or encrypted; nothing is stored, nothing evicted."""
         in_memory = InMemoryMediator(self, queue={"max_messages": 2, "when_full": "refuse", "sender_share": 1})
         bob, alice = InMemoryWallet(in_memory).enrol(), InMemoryWallet(in_memory)
-        letters = [pack_forward(in_memory, bob.did, bob.letter(text)) for text in ("1", "2", "3")]
-        replies = [in_memory.receive(raw) for raw in letters]
+        messages = [pack_forward(in_memory, bob.did, bob.letter(text)) for text in ("1", "2", "3")]
+        replies = [in_memory.receive(raw) for raw in messages]
         self.assertEqual([reply.status for reply in replies], [202, 202, 429])
         self.assertEqual((code_of(replies[2]), replies[2].retry_after), ("e.m.me.res.storage", 600))
         attachments = [{"data": {"json": json.loads(bob.letter("4"))}}]
         packed = alice.ask(FORWARD, {"next": bob.did}, attachments=attachments)
         self.assertEqual((packed.status, packed.media_type, packed.retry_after), (429, PACKED, 600))
         self.assertEqual(code_of(packed, alice), "e.m.me.res.storage")
-        inner = pack_forward(in_memory, in_memory.did, *letters[:2])
+        inner = pack_forward(in_memory, in_memory.did, *messages[:2])
         self.assertEqual(in_memory.receive(inner).status, 429)
-        self.assertEqual([bob.open(one.payload).text for one in bob.fetch()], ["1", "2"])
+        self.assertEqual([bob.open(delivered.payload).text for delivered in bob.fetch()], ["1", "2"])
         self.assertEqual(in_memory.counter("mediator_rejected_total", reason="queue_full"), 3)
         self.assertEqual(in_memory.counter("mediator_messages_forwarded_total"), 2)
         self.assertEqual(in_memory.events("msg.evict"), [])
@@ -628,10 +628,10 @@ class LimitTests(SynchronousTestCase):
 
     def test_every_payload_counts(self) -> None:
         """Six forwards of ten payloads count like sixty of one; more than twenty payloads are refused (4.4)."""
-        alice, letters = InMemoryWallet(self.in_memory), [self.letter] * 10
+        alice, messages = InMemoryWallet(self.in_memory), [self.letter] * 10
         statuses = []
         for _ in range(7):
-            message = build_forward(self.bob.did, letters, **from_header(alice.did))
+            message = build_forward(self.bob.did, messages, **from_header(alice.did))
             raw = authcrypt(message, alice.identity, self.in_memory.document)
             statuses.append(self.in_memory.receive(raw, peer="198.51.100.1").status)
         self.assertEqual(statuses, [202] * 6 + [429])

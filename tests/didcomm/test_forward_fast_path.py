@@ -333,16 +333,18 @@ class FaultTests(SynchronousTestCase):
 
     def test_replies_before_shutdown_continues(self) -> None:
         """Replies are written before shutdown closes the connections."""
-        told: list[object] = []
+        outcomes: list[object] = []
         committed: Deferred[Any] = Deferred()
         self.patch(self.in_memory.store, "enqueue_each", lambda deposits, early: committed)
         self.assertTrue(
-            self.in_memory.didcomm.forward_fast_path.take(_pack_forward_by(self.path), PEER, told.append, self.fail)
+            self.in_memory.didcomm.forward_fast_path.take(
+                _pack_forward_by(self.path), PEER, outcomes.append, self.fail
+            )
         )
         self.in_memory.clock.advance(0)
-        self.in_memory.base.gate.stopService().addCallback(lambda _: told.append("stopped"))
+        self.in_memory.base.gate.stopService().addCallback(lambda _: outcomes.append("stopped"))
         committed.errback(StoreUnavailable())
-        self.assertEqual([getattr(one, "status", one) for one in told], [503, "stopped"])
+        self.assertEqual([getattr(item, "status", item) for item in outcomes], [503, "stopped"])
 
 
 class SameIterationTests(SynchronousTestCase):
@@ -428,16 +430,16 @@ class HeldEnqueueTests(SynchronousTestCase):
 
     def test_forwards_stored_together_are_logged_together(self) -> None:
         """Forwards stored together are logged in one write, after all outcomes are known."""
-        told: list[int] = []
+        counts: list[int] = []
         settle = self.in_memory.base.recorder.flush_events
 
         def record_write() -> None:
-            told.append(len(self.replies))
+            counts.append(len(self.replies))
             settle()
 
         self.patch(self.in_memory.base.recorder, "flush_events", record_write)
         self.send("bob 1", "eve 1", "bob 2", "bob 3")
-        self.assertEqual(told, [0])
+        self.assertEqual(counts, [0])
         self.assertEqual(len(self.replies), 3)
 
     def test_store_failure_of_delayed_forwards(self) -> None:

@@ -37,12 +37,12 @@ class FloodTests(SynchronousTestCase):
 
     def flood(self, addresses: int, number: int = 2 * FULL) -> None:
         """Send from `addresses` addresses of an attacker."""
-        for one in range(number):
-            self.forward_anonymously("flood", f"203.0.113.{one % addresses}")
+        for item in range(number):
+            self.forward_anonymously("flood", f"203.0.113.{item % addresses}")
 
     def remaining(self) -> int:
         """Count the legitimate messages that remain."""
-        return sum(self.bob.open(one.payload).text == "real" for one in self.bob.fetch(FULL))
+        return sum(self.bob.open(delivered.payload).text == "real" for delivered in self.bob.fetch(FULL))
 
     def test_anonymous_messages_survive(self) -> None:
         """A few messages of one address survive after each of the attacker's has sent more."""
@@ -62,20 +62,20 @@ class FloodTests(SynchronousTestCase):
         """Messages of a known sender lose nothing to invented senders at many addresses."""
         for _ in range(2):
             self.forward_authenticated("first", self.alice, REAL)
-            ids = [one.id for one in self.bob.fetch()]
+            ids = [delivered.id for delivered in self.bob.fetch()]
             self.bob.answer(f"{MP}/messages-received", {"message_id_list": ids})
             self.in_memory.clock.advance(PROBATION_SECONDS)
         for _ in range(10):
             self.forward_authenticated("real", self.alice, REAL)
-        for one in range(2 * FULL):
-            self.forward_authenticated("flood", InMemoryWallet(self.in_memory), f"203.0.113.{one}")
+        for item in range(2 * FULL):
+            self.forward_authenticated("flood", InMemoryWallet(self.in_memory), f"203.0.113.{item}")
         self.assertEqual(self.remaining(), 10)
 
     def test_known_address_survives(self) -> None:
         """An address with acknowledged anonymous messages loses nothing to others."""
         for _ in range(2):
             self.forward_anonymously("first", REAL)
-            ids = [one.id for one in self.bob.fetch()]
+            ids = [delivered.id for delivered in self.bob.fetch()]
             self.bob.answer(f"{MP}/messages-received", {"message_id_list": ids})
             self.in_memory.clock.advance(PROBATION_SECONDS)
         for _ in range(10):

@@ -133,17 +133,17 @@ class HousekeepingRoundTests(HousekeepingTestCase):
 
     def test_unbalanced_ledger(self) -> None:
         """A difference is shown, and unknown values are not."""
-        for books, shown in (
+        for ledger, shown in (
             (StoreLedger(MessageLedger(accepted=5, waiting=3)), 'mediator_ledger_difference{protocol="didcomm"} 2.0'),
             (StoreLedger(MessageLedger(accepted=5, waiting=None)), None),
         ):
-            self.patch(self.in_memory.store, "read_ledger", lambda books=books: succeed(books))
-            found = StoreStatistics((), 0, books)
+            self.patch(self.in_memory.store, "read_ledger", lambda ledger=ledger: succeed(ledger))
+            found = StoreStatistics((), 0, ledger)
             self.patch(self.in_memory.store, "read_statistics", lambda top, found=found: succeed(found))
             self.in_memory.clock.advance(60)
             line = self.in_memory.events("ledger")[-2]
-            self.assertEqual(line.get("difference"), books.didcomm.difference)
-            self.assertEqual(line.get("waiting"), books.didcomm.waiting)
+            self.assertEqual(line.get("difference"), ledger.didcomm.difference)
+            self.assertEqual(line.get("waiting"), ledger.didcomm.waiting)
             self.successResultOf(Deferred.fromCoroutine(refresh_store_metrics(self.in_memory.base)))
             text = self.in_memory.base.recorder.metrics.render().decode()
             self.assertEqual('mediator_ledger_difference{protocol="didcomm"}' in text, shown is not None)
@@ -153,15 +153,16 @@ class HousekeepingRoundTests(HousekeepingTestCase):
     def test_ledger_failure(self) -> None:
         """The gauge is recorded and the task repeated, whatever happens to the ledger."""
         for error, logged in ((RuntimeError("boom"), 1), (StoreUnavailable(), 0)):
-            told = len(self.in_memory.events("gauge")), len(self.in_memory.events("ledger"))
+            counts = len(self.in_memory.events("gauge")), len(self.in_memory.events("ledger"))
             with self.in_memory.failing("read_ledger", error):
                 self.in_memory.clock.advance(60)
             self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), logged)
             self.assertEqual(
-                (len(self.in_memory.events("gauge")), len(self.in_memory.events("ledger"))), (told[0] + 1, told[1])
+                (len(self.in_memory.events("gauge")), len(self.in_memory.events("ledger"))),
+                (counts[0] + 1, counts[1]),
             )
             self.in_memory.clock.advance(60)
-            self.assertEqual(len(self.in_memory.events("ledger")), told[1] + 2)
+            self.assertEqual(len(self.in_memory.events("ledger")), counts[1] + 2)
 
     def test_reactor_lag(self) -> None:
         """The gauge event has the longest reactor lag since the one before, in milliseconds."""

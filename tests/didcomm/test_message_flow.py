@@ -24,12 +24,12 @@ class OfflineTests(SynchronousTestCase):
 
     def test_message_stays_until_acknowledged(self) -> None:
         """Stored, counted, delivered as often as requested, removed once acknowledged (UC-021 steps 8, 7)."""
-        letter = self.bob.letter()
-        reply = self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, letter))
+        message = self.bob.letter()
+        reply = self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, message))
         self.assertEqual((reply.status, reply.body), (202, b""))
         for _ in range(2):
             (delivered,) = self.bob.fetch()
-            self.assertEqual((delivered.payload, delivered.form), (letter, "json"))
+            self.assertEqual((delivered.payload, delivered.form), (message, "json"))
         status = self.bob.answer(f"{MP}/messages-received", {"message_id_list": [delivered.id]})
         self.assertEqual(status.body["message_count"], 0)
         again = self.bob.answer(f"{MP}/delivery-request", {"limit": 10})
@@ -49,9 +49,9 @@ class OfflineTests(SynchronousTestCase):
 
     def test_attachments_are_separate_messages_in_order(self) -> None:
         """Each attachment is queued as its own message (reference 4.4)."""
-        letters = [self.bob.letter(text) for text in "abc"]
-        self.assertEqual(self.forward(*letters), 202)
-        self.assertEqual([delivered.payload for delivered in self.bob.fetch()], letters)
+        messages = [self.bob.letter(text) for text in "abc"]
+        self.assertEqual(self.forward(*messages), 202)
+        self.assertEqual([delivered.payload for delivered in self.bob.fetch()], messages)
         self.assertEqual(self.in_memory.counter("mediator_messages_forwarded_total"), 3)
 
     def test_one_invalid_attachment_stores_none(self) -> None:
@@ -65,10 +65,10 @@ class OfflineTests(SynchronousTestCase):
 
     def test_base64_is_preserved(self) -> None:
         """Decision D10."""
-        letter = self.bob.letter()
-        self.forward(letter, form="base64")
+        message = self.bob.letter()
+        self.forward(message, form="base64")
         (delivered,) = self.bob.fetch()
-        self.assertEqual((delivered.payload, delivered.form), (letter, "base64"))
+        self.assertEqual((delivered.payload, delivered.form), (message, "base64"))
 
     def test_oldest_messages_first(self) -> None:
         """Oldest first, at most `limit` (reference 6.1)."""
@@ -79,9 +79,11 @@ class OfflineTests(SynchronousTestCase):
 
     def test_acknowledges_by_digest(self) -> None:
         """The SHA-256 of a payload also names it (reference 6.1)."""
-        letter = self.bob.letter()
-        self.forward(letter)
-        status = self.bob.answer(f"{MP}/messages-received", {"message_id_list": [hashlib.sha256(letter).hexdigest()]})
+        message = self.bob.letter()
+        self.forward(message)
+        status = self.bob.answer(
+            f"{MP}/messages-received", {"message_id_list": [hashlib.sha256(message).hexdigest()]}
+        )
         self.assertEqual(status.body["message_count"], 0)
 
     def test_ignores_acknowledgement_of_foreign_messages(self) -> None:
@@ -113,17 +115,17 @@ class OfflineTests(SynchronousTestCase):
 
     def test_status_has_ages_and_sizes(self) -> None:
         """Whole seconds, and bytes of payload (reference 6)."""
-        letter = self.bob.letter()
-        self.forward(letter)
+        message = self.bob.letter()
+        self.forward(message)
         self.in_memory.clock.advance(10)
-        self.forward(letter)
+        self.forward(message)
         self.in_memory.clock.advance(5)
         body = self.bob.answer(f"{MP}/status-request", {"recipient_did": self.bob.did}).body
         self.assertEqual(body["message_count"], 2)
         self.assertEqual(body["longest_waited_seconds"], 15)
         self.assertEqual(body["oldest_received_time"], int(NOW))
         self.assertEqual(body["newest_received_time"], int(NOW) + 10)
-        self.assertEqual(body["total_bytes"], 2 * len(letter))
+        self.assertEqual(body["total_bytes"], 2 * len(message))
         self.assertEqual(body["recipient_did"], self.bob.did)
 
     def test_accepts_authenticated_forwards(self) -> None:
@@ -304,9 +306,9 @@ class LiveTests(SynchronousTestCase):
         in_memory = InMemoryMediator(self, didcomm={"live_push": "raw"})
         bob = InMemoryWallet(in_memory).enrol()
         socket = bob.go_live()
-        letter = bob.letter()
-        in_memory.receive(pack_forward(in_memory, bob.did, letter))
-        self.assertEqual(socket.frames, [letter])
+        message = bob.letter()
+        in_memory.receive(pack_forward(in_memory, bob.did, message))
+        self.assertEqual(socket.frames, [message])
 
     def test_live_by_default(self) -> None:
         """`live_default_on` serves wallets that never enable it (reference 6.3)."""

@@ -41,7 +41,7 @@ class Sender:
 
     def plaintext(self, *data: str, headers: str = "") -> bytes:
         """A forward with one attachment per `data`; `headers` end with a comma."""
-        attachments = ", ".join(f'{{"id" : "a", "data": {one} }}' for one in data)
+        attachments = ", ".join(f'{{"id" : "a", "data": {text} }}' for text in data)
         return (
             f'{{"id":"f-1","type":"{FORWARD}",{headers}"body":{{"next":"{self.recipient.did}"}},'
             f'"attachments":[ {attachments} ]}}'
@@ -75,8 +75,8 @@ class OpaqueTests(SynchronousTestCase):
         """Fetch and acknowledge all messages."""
         guest = guest or self.bob
         delivered = read_delivery(guest.answer(f"{MP}/delivery-request", {"limit": 100}).message)
-        guest.ask(f"{MP}/messages-received", {"message_id_list": [one.id for one in delivered]})
-        return [one.payload for one in delivered]
+        guest.ask(f"{MP}/messages-received", {"message_id_list": [element.id for element in delivered]})
+        return [item.payload for item in delivered]
 
     def last_push(self, socket: FakeSocket) -> bytes:
         """Acknowledge the last push; its text is in the frame unchanged."""
@@ -113,7 +113,7 @@ class OpaqueTests(SynchronousTestCase):
             self.in_memory.receive(self.sender.anonymous(*several, headers='"delay_milli":1000,'))
             self.in_memory.clock.advance(2)
             found = [self.last_push(socket) for _ in several][::-1]
-            self.assertEqual(found, [one.encode() for one in (text, other, other, text)])
+            self.assertEqual(found, [item.encode() for item in (text, other, other, text)])
 
         run()
         self.assertEqual(talking.frames, [])
@@ -141,9 +141,9 @@ class OpaqueTests(SynchronousTestCase):
                 for data in (data_of(text), base64_of(text)):
                     self.assertEqual(in_memory.receive(sender.anonymous(data)).status, 202)
             delivered = bob.fetch(100)
-            self.assertEqual({one.form for one in delivered}, {form})
-            self.assertTrue(all(b"\\u0041" in one.payload for one in delivered))
-            numbers = [one.payload.partition(b"[")[2].partition(b"]")[0].decode() for one in delivered]
+            self.assertEqual({element.form for element in delivered}, {form})
+            self.assertTrue(all(b"\\u0041" in member.payload for member in delivered))
+            numbers = [item.payload.partition(b"[")[2].partition(b"]")[0].decode() for item in delivered]
             self.assertEqual(numbers, [number for number in NUMBERS for _ in range(2)])
 
     def test_wrapped_payload(self) -> None:
@@ -209,7 +209,8 @@ class OpaqueTests(SynchronousTestCase):
                 for send in (self.in_memory.receive, self.send_by_general_path):
                     self.assertEqual(send(self.sender.anonymous(data)).status, status)
         self.assertEqual(
-            {len(one) for one in self.fetch_and_acknowledge()}, {len('{"ciphertext":}') + 2 * (MAX_PAYLOAD_DEPTH - 1)}
+            {len(item) for item in self.fetch_and_acknowledge()},
+            {len('{"ciphertext":}') + 2 * (MAX_PAYLOAD_DEPTH - 1)},
         )
 
     def test_many_members(self) -> None:

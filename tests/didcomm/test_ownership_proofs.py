@@ -144,7 +144,7 @@ class RequiredTests(OwnershipTestCase):
             packed = self.bob.pack(f"{CM3}/recipient-update", {"updates": other}, attachments=proofs[:1])
             self.assertEqual(self.in_memory.receive(packed).status, 503)
         body = self.bob.open(self.in_memory.receive(update).body).body
-        self.assertEqual([one["result"] for one in body["updated"]], ["success"])
+        self.assertEqual([item["result"] for item in body["updated"]], ["success"])
 
     def test_update_over_quota_keeps_proof(self) -> None:
         """If there was no room for the addition, the same update may be repeated."""
@@ -158,7 +158,7 @@ class RequiredTests(OwnershipTestCase):
         self.assertEqual(self.in_memory.receive(packed).status, 503)
         self.in_memory.change("limits", registration_bytes=1_000_000)
         body = self.bob.open(self.in_memory.receive(packed).body).body
-        self.assertEqual([one["result"] for one in body["updated"]], ["success"])
+        self.assertEqual([item["result"] for item in body["updated"]], ["success"])
 
     def test_each_proof_counts_as_request(self) -> None:
         """Proofs count for the account that sends them."""

@@ -208,7 +208,7 @@ def kind(value: object) -> str:
         return STRINGS
     if isinstance(value, int) and not isinstance(value, bool):
         return NUMBERS
-    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return LISTS
     return OBJECTS if isinstance(value, dict) else "something else"
 
@@ -280,7 +280,7 @@ class HeaderTests(SynchronousTestCase):
         self.assertEqual(
             self.seen,
             {
-                *(f"coordinate-mediation/{one}/mediate-grant" for one in ("2.0", "3.0")),
+                *(f"coordinate-mediation/{version}/mediate-grant" for version in ("2.0", "3.0")),
                 "coordinate-mediation/3.0/mediate-deny",
                 "coordinate-mediation/3.0/recipient-update-response",
                 "coordinate-mediation/3.0/recipient",
@@ -288,7 +288,7 @@ class HeaderTests(SynchronousTestCase):
                 "coordinate-mediation/2.0/keylist",
                 "discover-features/2.0/disclose",
                 "trust-ping/2.0/ping-response",
-                *(f"messagepickup/3.0/{one}" for one in ("status", "delivery")),
+                *(f"messagepickup/3.0/{name}" for name in ("status", "delivery")),
                 "routing/2.0/forward",
                 "report-problem/2.0/problem-report",
                 "out-of-band/2.0/invitation",

@@ -45,7 +45,7 @@ class ReplyRoutingTests(SynchronousTestCase):
             self.assertEqual((reply.status, reply.body), (202, b""))
             if not posted:
                 return "nowhere"
-            self.assertEqual([one.url for one in posted], [INBOX])
+            self.assertEqual([post.url for post in posted], [INBOX])
             self.assertEqual(posted[0].content_type, b"application/didcomm-encrypted+json")
             raw = posted[0].body
         opened = guest.open(raw)

@@ -72,16 +72,18 @@ def _fuzz(name: str, seconds: int, more: Sequence[str]) -> int:
     places = [str(new), str(seeds), *(str(corpus.CORPUS / name) for _ in corpus.corpus_files(name)[:1])]
     limits = ["-timeout=20", "-rss_limit_mb=2048", f"-max_len={tried.longest}", "-detect_leaks=0"]
     limits += [f"-max_total_time={seconds}", f"-artifact_prefix={corpus.CRASHES}/{name}-"]
-    told = _run_libfuzzer([name, *places, *limits, *more])
-    covered = dict((word, f"{lines} edges, {features} features") for word, lines, features in _COVERED.findall(told))
-    runs = _DONE.search(told)
+    output = _run_libfuzzer([name, *places, *limits, *more])
+    covered = dict(
+        (word, f"{lines} edges, {features} features") for word, lines, features in _COVERED.findall(output)
+    )
+    runs = _DONE.search(output)
     count = runs[1] if runs else "an unknown number of"
     _print(f"{name}: {count} runs, {covered.get('INITED')} -> {covered.get('DONE')}")
     found = sorted(set(corpus.CRASHES.iterdir()) - before)
     for path in found:
         _print(f"{name}: see {path}; again: {sys.executable} -m tests.fuzz --target {name} --repeat {path}")
     if found or runs is None:
-        _print(told[max(told.rfind("=== Uncaught"), len(told) - _TAIL) :])
+        _print(output[max(output.rfind("=== Uncaught"), len(output) - _TAIL) :])
         return 1
     return 0
 
@@ -98,10 +100,10 @@ def _merge(name: str) -> int:
     )
     again.chmod(0o755)
     options = ["-merge=1", f"-max_len={MOST_BYTES}", "-detect_leaks=0"]
-    told = _run_libfuzzer([name, f"--again={again.absolute()}", *options, str(into), *sources])
+    output = _run_libfuzzer([name, f"--again={again.absolute()}", *options, str(into), *sources])
     inputs = [path.read_bytes() for path in into.iterdir()]
     if not inputs:
-        _print(told[-_TAIL:])
+        _print(output[-_TAIL:])
         return 1
     _empty(corpus.CORPUS / name)
     corpus.write(corpus.CORPUS / name, inputs)

@@ -53,16 +53,16 @@ def test_corpus_inputs(name: str, fuzz_target: Target) -> None:
 
 def test_mutations(name: str, fuzz_target: Target) -> None:
     """No mutation of them fails; the seed determines which."""
-    dice, known = Random(f"{name} 1"), inputs(name, fuzz_target)
+    rng, known = Random(f"{name} 1"), inputs(name, fuzz_target)
     for _ in range(NEIGHBOURS):
-        attempt(fuzz_target, mutated(dice.choice(known), dice, fuzz_target.longest, fuzz_target.words))
+        attempt(fuzz_target, mutated(rng.choice(known), rng, fuzz_target.longest, fuzz_target.words))
 
 
 def test_cost(name: str, fuzz_target: Target) -> None:
     """Calls and memory are within the bounds for the length of the input."""
-    dice, known = Random(f"{name} 2"), inputs(name, fuzz_target)
-    chosen = dice.sample(known, min(COUNTED, len(known)))
-    chosen += [mutated(dice.choice(known), dice, fuzz_target.longest, fuzz_target.words) for _ in range(COUNTED)]
+    rng, known = Random(f"{name} 2"), inputs(name, fuzz_target)
+    chosen = rng.sample(known, min(COUNTED, len(known)))
+    chosen += [mutated(rng.choice(known), rng, fuzz_target.longest, fuzz_target.words) for _ in range(COUNTED)]
     fuzz_target.run(known[0])  # warm up caches
     for data in chosen:
         work = measure_cost(fuzz_target.run, data)
@@ -74,6 +74,6 @@ def test_cost(name: str, fuzz_target: Target) -> None:
 
 def test_size() -> None:
     """The corpora are small in total, and each target has one."""
-    sizes = {one: [path.stat().st_size for path in corpus.corpus_files(one)] for one in NAMES}
+    sizes = {item: [path.stat().st_size for path in corpus.corpus_files(item)] for item in NAMES}
     assert all(sizes.values()), sizes
     assert sum(map(sum, sizes.values())) < MOST_BYTES

@@ -28,12 +28,12 @@ def test_mutations_differ() -> None:
     assert made == [mutated(GOOD, Random(seed), 200, [b"word"]) for seed in range(500)]
     assert len(set(made)) > 300
     assert max(map(len, made)) <= 200
-    assert {one[:1] for one in made} == {b"j"}
-    assert any(b"word" in one for one in made)
+    assert {element[:1] for element in made} == {b"j"}
+    assert any(b"word" in member for member in made)
     readable = 0
-    for one in made:
+    for item in made:
         try:
-            json.loads(one[1:])
+            json.loads(item[1:])
         except ValueError:
             continue
         readable += 1

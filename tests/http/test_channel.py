@@ -80,8 +80,8 @@ class SiteFixture:
         ):
             self.in_memory.clock.advance(0)
         channel.connectionLost(Failure(ConnectionError()))
-        accepted = [("didcomm", *one) for one in self.didcomm.received] + [
-            ("decentrl", *one) for one in self.decentrl.received
+        accepted = [("didcomm", *item) for item in self.didcomm.received] + [
+            ("decentrl", *element) for element in self.decentrl.received
         ]
         return accepted, _normalize_responses(transport.value()), transport.ended
 
@@ -326,7 +326,7 @@ class EquivalenceTests(SynchronousTestCase):
     @given(st.data())
     def test_mutated_requests_in_sequence(self, data: Any) -> None:
         """Both paths agree on whole requests with changed bytes, most of them like the one before."""
-        request = data.draw(st.sampled_from([*PLAIN_REQUESTS, *(one for one in ODD_REQUESTS if len(one) < 600)]))
+        request = data.draw(st.sampled_from([*PLAIN_REQUESTS, *(item for item in ODD_REQUESTS if len(item) < 600)]))
         pieces = []
         for _ in range(data.draw(st.integers(2, 5))):
             piece = request
@@ -528,7 +528,7 @@ class ReadAheadTests(SynchronousTestCase):
 def _heads() -> st.SearchStrategy[bytes]:
     """Similar heads, as those of one connection are."""
     request = st.sampled_from(
-        [*PLAIN_REQUESTS, *(one for one in ODD_REQUESTS if b"ontent-" in one), post(Content_Length="007")]
+        [*PLAIN_REQUESTS, *(item for item in ODD_REQUESTS if b"ontent-" in item), post(Content_Length="007")]
     )
     length = st.sampled_from([b"5", b"0", b"17", b"+5", b"5 ", b" 5", b"5\r\nHost: b", b"", b"1234567890", b"5:5"])
 

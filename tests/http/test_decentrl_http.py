@@ -43,9 +43,9 @@ class DecentrlTestCase(SynchronousTestCase):
 
     def delay_reply(self) -> Deferred[RequestReply]:
         """Have the next command answered when the returned Deferred fires."""
-        late: Deferred[RequestReply] = Deferred()
-        self.decentrl.answer = lambda body: late
-        return late
+        pending_reply: Deferred[RequestReply] = Deferred()
+        self.decentrl.answer = lambda body: pending_reply
+        return pending_reply
 
     def get(self, path: str, method: str = "GET") -> HTTPResponse:
         """Send a GET and return the response."""
@@ -134,7 +134,7 @@ class CommandTests(DecentrlTestCase):
         transport.feed(
             b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{\n\r\n1\r\n}\r\n0\r\n\r\n"
         )
-        self.assertEqual([one.json for one in parse_responses(transport.take_output())], [{"n": 3}])
+        self.assertEqual([response.json for response in parse_responses(transport.take_output())], [{"n": 3}])
         self.assertEqual([raw for raw, _ in self.decentrl.received], [b"{\n}"])
 
     def test_command_times_out(self) -> None:
@@ -150,7 +150,7 @@ class CommandTests(DecentrlTestCase):
             late.callback(RequestReply(200, b"{}"))
             self.assertEqual(transport.take_output(), b"")
             transport.feed(encode_request("GET", "/did"))
-            self.assertEqual([one.status for one in parse_responses(transport.take_output())], [200])
+            self.assertEqual([item.status for item in parse_responses(transport.take_output())], [200])
 
     def test_internal_error(self) -> None:
         """500 without details."""

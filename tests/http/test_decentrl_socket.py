@@ -158,9 +158,9 @@ class AnswerTests(DecentrlSocketTestCase):
         self.assertTrue(socket.session.send(FAILED))
         socket.session.close(4007, "NOT_REGISTERED")
         self.assertFalse(socket.session.send(b"too late"))
-        (refusal, goodbye) = websocket_client.frames()
+        (refusal, close_frame) = websocket_client.frames()
         self.assertEqual(refusal, (TEXT, FAILED))
-        self.assertEqual(goodbye, (CLOSE, (4007).to_bytes(2, "big") + b"NOT_REGISTERED"))
+        self.assertEqual(close_frame, (CLOSE, (4007).to_bytes(2, "big") + b"NOT_REGISTERED"))
         websocket_client.send((4007).to_bytes(2, "big"), CLOSE)
         self.site_fixture.run_due_calls()
         self.assertTrue(websocket_client.transport.lost)
@@ -283,8 +283,8 @@ class LifeTests(DecentrlSocketTestCase):
             self.assertEqual(response.headers["access-control-allow-origin"], "*")
             if protocol == "decentrl":
                 self.assertEqual(response.json, {"type": "ERROR", "code": "RATE_LIMITED"})
-            told = self.site_fixture.events("req.done")[-1]
-            self.assertEqual((told["proto"], told["code"]), (protocol, code))
+            event = self.site_fixture.events("req.done")[-1]
+            self.assertEqual((event["proto"], event["code"]), (protocol, code))
 
     def test_refuses_socket_while_stopping(self) -> None:
         """503 while the daemon stops."""
@@ -292,8 +292,8 @@ class LifeTests(DecentrlSocketTestCase):
         _, response, _ = self.site_fixture.upgrade("/ws")
         self.assertEqual((response.status, response.json), (503, {"type": "ERROR", "code": "UNAVAILABLE"}))
         self.assertEqual(response.headers["retry-after"], "5")
-        told = self.site_fixture.events("req.done")[-1]
-        self.assertEqual((told["proto"], told["code"]), ("decentrl", "UNAVAILABLE"))
+        event = self.site_fixture.events("req.done")[-1]
+        self.assertEqual((event["proto"], event["code"]), ("decentrl", "UNAVAILABLE"))
 
     def test_read_ahead_is_bounded(self) -> None:
         """While a message is served, read-ahead is bounded."""
@@ -332,9 +332,9 @@ class DecentrlProtocolTests(SynchronousTestCase):
 
     def assert_refused(self, websocket_client: InMemoryWebSocketClient, code: int, name: str) -> None:
         """The socket got an error with this code, and was closed."""
-        refusal, goodbye = websocket_client.frames()
+        refusal, close_frame = websocket_client.frames()
         self.assertEqual((refusal[0], json.loads(refusal[1])), (TEXT, {"type": "AUTH_FAILED", "code": name}))
-        self.assertEqual((goodbye[0], goodbye[1][:2]), (CLOSE, code.to_bytes(2, "big")))
+        self.assertEqual((close_frame[0], close_frame[1][:2]), (CLOSE, code.to_bytes(2, "big")))
         self.assertEqual(self.site_fixture.events("conn.auth")[-1]["code"], name)
 
     def test_authentication_times_out(self) -> None:

@@ -30,7 +30,7 @@ class ImmediateStore:
     def enqueue_each(self, deposits: Sequence[EnqueueRequest], early: Any) -> Deferred[list[EnqueueResult]]:
         """Enqueue all."""
         self.batch_sizes.append(len(deposits))
-        return succeed([EnqueueResult((self._stored(one),), ()) for one in deposits])
+        return succeed([EnqueueResult((self._stored(item),), ()) for item in deposits])
 
     def _stored(self, one: EnqueueRequest) -> StoredMessage:
         (payload,) = one.payloads

@@ -58,4 +58,4 @@ class HalfOpenTests(SocketTestCase):
         self.go_live(websocket_client)
         websocket_client.send(self.bob.pack("https://didcomm.org/messagepickup/3.0/delivery-request", {"limit": 10}))
         opened: list[OpenedMessage] = [self.bob.open(frame) for frame in websocket_client.texts()]
-        return [one.id for answer in opened for one in read_delivery(answer.message)]
+        return [delivered.id for answer in opened for delivered in read_delivery(answer.message)]

@@ -161,7 +161,7 @@ class ProbeTrafficTests(SynchronousTestCase):
 
     def assert_nothing_recorded(self) -> None:
         """No events, and nothing counted except in the sum of all queues, which matches the ledger."""
-        self.assertEqual([one for name in EVENTS for one in self.site_fixture.events(name)], [])
+        self.assertEqual([event for name in EVENTS for event in self.site_fixture.events(name)], [])
         self.assertEqual([self.site_fixture.counter(f"mediator_{name}_total") for name in MESSAGES], [0.0] * 5)
         self.assertEqual(self.site_fixture.counter("mediator_active_connections"), 0)
         page = self.site_fixture.base.recorder.metrics.render().decode()
@@ -196,8 +196,8 @@ class ProbeTrafficTests(SynchronousTestCase):
         websocket_client.send(self.wallet.pack(f"{PICKUP}/messages-received", acknowledged))
         (response,) = websocket_client.texts()
         self.assertEqual(self.wallet.open(response).body["message_count"], 0)
-        for one in websocket_clients:
-            one.transport.disconnect()
+        for client in websocket_clients:
+            client.transport.disconnect()
         self.site_fixture.run_due_calls()
         self.assert_nothing_recorded()
         # Probe sockets do not use up the limit.
@@ -240,8 +240,8 @@ class ProbeTrafficTests(SynchronousTestCase):
         """X-Forwarded-For cannot name the probe."""
         site_fixture = InMemorySite(self, trusted_proxies=[PEER])
         wallet = InMemoryWallet(site_fixture)
-        for said in ("itself", "itself, itself", PEER):
-            site_fixture.post(wallet.pack("https://a.example/1.0/x"), **{"X-Forwarded-For": said})
+        for forwarded_for in ("itself", "itself, itself", PEER):
+            site_fixture.post(wallet.pack("https://a.example/1.0/x"), **{"X-Forwarded-For": forwarded_for})
         self.assertEqual(len(site_fixture.events("req.done")), 3)
 
     def test_message_to_other_did_is_recorded(self) -> None:

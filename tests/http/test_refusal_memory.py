@@ -42,10 +42,10 @@ class RefusalMemoryTests(SynchronousTestCase):
         try:
             case()
             gc.collect()
-            held = [one for one in gc.garbage if isinstance(one, BaseException | FrameType | TracebackType)]
+            held = [item for item in gc.garbage if isinstance(item, BaseException | FrameType | TracebackType)]
             self.assertEqual(held, [])
-            texts = [one for value in gc.garbage for one in _text_members(value)]
-            self.assertEqual([sys.getsizeof(one) for one in texts if sys.getsizeof(one) > 30_000], [])
+            texts = [element for value in gc.garbage for element in _text_members(value)]
+            self.assertEqual([sys.getsizeof(member) for member in texts if sys.getsizeof(member) > 30_000], [])
         finally:
             gc.set_debug(0)
             gc.garbage.clear()
@@ -141,6 +141,6 @@ class RefusalMemoryTests(SynchronousTestCase):
 def _text_members(value: Any) -> list[Any]:
     """Text that an object holds, or containers of it."""
     kinds = (bytes, bytearray, str)
-    return [one for one in (value, *gc.get_referents(value)) if isinstance(one, kinds)] + [
-        one.getbuffer().obj for one in (value,) if hasattr(one, "getbuffer") and not one.closed
+    return [item for item in (value, *gc.get_referents(value)) if isinstance(item, kinds)] + [
+        element.getbuffer().obj for element in (value,) if hasattr(element, "getbuffer") and not element.closed
     ]

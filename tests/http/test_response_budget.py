@@ -185,12 +185,12 @@ class UnreadResponseTests(SynchronousTestCase):
         """Nothing is written to a disconnected client."""
         transport = self.request_without_reading(0)
         transport.take_output()
-        late: Deferred[RequestReply] = Deferred()
+        pending_reply: Deferred[RequestReply] = Deferred()
         request = self.request_of_size(1)
-        self.decentrl.answer = lambda body: late
+        self.decentrl.answer = lambda body: pending_reply
         transport.feed(request)
         transport.disconnect()
-        late.callback(RequestReply(200, b"x" * CLIENT_LIMIT))
+        pending_reply.callback(RequestReply(200, b"x" * CLIENT_LIMIT))
         self.assertEqual((transport.take_output(), self.unread.total), (b"", 0))
 
     def test_fast_reader_is_never_refused(self) -> None:
@@ -219,7 +219,7 @@ class UnreadResponseTests(SynchronousTestCase):
         transport.resume_peer()
         self.site_fixture.run_due_calls()
         self.assertEqual((unread, self.unread.total), ([0, 0, 0], 0))
-        self.assertEqual([one.status for one in parse_responses(transport.take_output())], [200, 200, 200])
+        self.assertEqual([response.status for response in parse_responses(transport.take_output())], [200, 200, 200])
 
     def test_refusals_keep_order_and_connection(self) -> None:
         """Refusals keep their order among other responses, and the connection stays open."""
@@ -312,7 +312,9 @@ class GeneralPathTests(UnreadResponseTests):
         self.assert_refused(transport)
         transport.feed(encode_request("HEAD", PAGE) * 2)
         responses = parse_responses(transport.take_output(), head=True)
-        self.assertEqual([(one.status, one.headers["content-length"]) for one in responses], [(200, "100000")] * 2)
+        self.assertEqual(
+            [(response.status, response.headers["content-length"]) for response in responses], [(200, "100000")] * 2
+        )
         self.assertEqual(self.unread.total, 200_001)
 
     def test_head_does_not_count(self) -> None:

@@ -105,7 +105,7 @@ class FloodTests(SynchronousTestCase):
             transport = self.site_fixture.connect("192.0.2.50")
             transport.feed(request * 1200)
             self.site_fixture.run_due_calls()
-            self.assertEqual([one.status for one in parse_responses(transport.take_output())][-1], 429)
+            self.assertEqual([response.status for response in parse_responses(transport.take_output())][-1], 429)
             self.assertTrue(transport.lost)
         websocket_client = self.site_fixture.websocket_client(peer="192.0.2.51")
         websocket_client.send(b"".join([b""]))

@@ -124,7 +124,7 @@ class MessageTests(HTTPTestCase):
             transport.feed(b"%x;note=1\r\n%b\r\n" % (len(piece), piece))
         self.assertEqual(transport.take_output(), b"")
         transport.feed(b"0\r\nTrailer: x\r\n\r\n")
-        self.assertEqual([one.status for one in parse_responses(transport.take_output())], [202])
+        self.assertEqual([response.status for response in parse_responses(transport.take_output())], [202])
 
     def test_expect_continue(self) -> None:
         """100-continue is answered before the body (RFC 9110 section 10.1.1)."""
@@ -134,7 +134,7 @@ class MessageTests(HTTPTestCase):
         transport.feed(head)
         self.assertEqual(transport.take_output(), b"HTTP/1.1 100 Continue\r\n\r\n")
         transport.feed(raw)
-        self.assertEqual([one.status for one in parse_responses(transport.take_output())], [202])
+        self.assertEqual([response.status for response in parse_responses(transport.take_output())], [202])
 
     def test_pipelined_requests(self) -> None:
         """Pipelined requests are answered in order (RFC 9112 section 9.3.2)."""
@@ -157,7 +157,11 @@ class MessageTests(HTTPTestCase):
         transport.feed(encode_request("POST", "/didcomm", self.forward_to_bob()).replace(b"HTTP/1.1", b"HTTP/1.0"))
         self.site_fixture.run_due_calls()
         self.assertEqual(
-            [one.status for one in parse_responses(transport.take_output().replace(b"HTTP/1.0", b"HTTP/1.1"))], [202]
+            [
+                response.status
+                for response in parse_responses(transport.take_output().replace(b"HTTP/1.0", b"HTTP/1.1"))
+            ],
+            [202],
         )
         self.assertTrue(transport.lost)
 
@@ -165,7 +169,7 @@ class MessageTests(HTTPTestCase):
         """429 with Retry-After (UC-021 AF-2); the limit is per address."""
         site_fixture = InMemorySite(self, limits={"ip_per_minute": 2})
         statuses = [site_fixture.post(pack_forward(site_fixture, "did:x:y", b"{}")) for _ in range(3)]
-        self.assertEqual([one.status for one in statuses], [400, 400, 429])
+        self.assertEqual([item.status for item in statuses], [400, 400, 429])
         self.assertEqual(statuses[2].headers["retry-after"], "60")
         self.assertEqual(statuses[2].headers["access-control-expose-headers"], "Retry-After")
         self.assertEqual(statuses[2].json["body"]["code"], "e.m.req.rate-limited")
@@ -214,7 +218,7 @@ class TimeoutTests(HTTPTestCase):
         self.assertEqual(transport.take_output(), b"")
         self.assertEqual(self.bob.waiting(), 1)
         transport.feed(encode_request("GET", "/did"))
-        self.assertEqual([one.status for one in parse_responses(transport.take_output())], [200])
+        self.assertEqual([item.status for item in parse_responses(transport.take_output())], [200])
 
     def test_client_disconnects(self) -> None:
         """The request is finished, no error is logged, no timer remains."""
@@ -260,7 +264,7 @@ class TimeoutTests(HTTPTestCase):
         self.assertGreater(transport.unread, 0)
         transport.resume_peer()
         self.site_fixture.run_due_calls()
-        self.assertEqual([one.status for one in parse_responses(transport.take_output())], [200] * 20)
+        self.assertEqual([response.status for response in parse_responses(transport.take_output())], [200] * 20)
 
     def test_unread_responses_are_bounded(self) -> None:
         """Unread responses do not pile up, not even to requests that were read together."""
@@ -271,7 +275,7 @@ class TimeoutTests(HTTPTestCase):
         self.assertLess(transport.unsent, 500_000)
         transport.resume_peer()
         self.site_fixture.run_due_calls()
-        self.assertEqual([one.status for one in parse_responses(transport.take_output())], [200] * 200)
+        self.assertEqual([response.status for response in parse_responses(transport.take_output())], [200] * 200)
 
 
 ROUTE = {"return_route": "all"}
@@ -303,7 +307,7 @@ class SizeTests(HTTPTestCase):
         transport = self.site_fixture.connect()
         transport.feed(b"POST /didcomm HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
         transport.feed(b"1388\r\n%b\r\n0\r\n\r\n" % raw)
-        self.assertEqual([one.status for one in parse_responses(transport.take_output())], [202])
+        self.assertEqual([response.status for response in parse_responses(transport.take_output())], [202])
 
     def test_refuses_by_content_length(self) -> None:
         """413 after the headers, before the body (reference 3.1)."""
@@ -326,7 +330,7 @@ class SizeTests(HTTPTestCase):
         for method, path in (("POST", "/"), ("GET", "/health"), ("PUT", "/nowhere")):
             transport = self.site_fixture.connect()
             transport.feed(encode_request(method, path, b"x" * 5001)[:-5001])
-            self.assertEqual([one.status for one in parse_responses(transport.take_output())], [413])
+            self.assertEqual([response.status for response in parse_responses(transport.take_output())], [413])
 
     def test_refuses_growing_chunked_body(self) -> None:
         """413 with the first byte above the limit, without a Content-Length."""
@@ -450,7 +454,7 @@ class PageTests(HTTPTestCase):
         with HeldStoreOperation(self.site_fixture, "ping"):
             transport.feed(encode_request("GET", "/health"))
             self.site_fixture.clock.advance(10)
-        self.assertEqual([one.status for one in parse_responses(transport.take_output())], [503])
+        self.assertEqual([response.status for response in parse_responses(transport.take_output())], [503])
 
     def test_head(self) -> None:
         """HEAD has the headers of a GET and no body."""
@@ -594,7 +598,9 @@ class MetricsTests(HTTPTestCase):
         bobs, carols = (self.site_fixture.pseudonym(wallet.did) for wallet in (self.bob, carol))
         self.assertIn(f'mediator_message_queue_size{{did="{bobs}"}} 3.0\n'.encode(), response.body)
         self.assertIn(b'mediator_message_queue_size{did="other"} 2.0\n', response.body)
-        self.bob.answer(f"{MP}/messages-received", {"message_id_list": [one.id for one in self.bob.fetch()]})
+        self.bob.answer(
+            f"{MP}/messages-received", {"message_id_list": [delivered.id for delivered in self.bob.fetch()]}
+        )
         body = self.get("/metrics").body
         self.assertNotIn(bobs.encode(), body)
         self.assertIn(f'mediator_message_queue_size{{did="{carols}"}} 2.0\n'.encode(), body)

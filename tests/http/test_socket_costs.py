@@ -64,10 +64,12 @@ class MemoryTests(CostsTestCase):
         finally:
             tracemalloc.stop()
         growth = [
-            one for one in after.compare_to(before, "filename") if self._is_counted_module(one.traceback[0].filename)
+            item
+            for item in after.compare_to(before, "filename")
+            if self._is_counted_module(item.traceback[0].filename)
         ]
-        self.assertLess(sum(one.size_diff for one in growth) / SOCKET_COUNT, 3072)
-        self.assertLess(sum(one.count_diff for one in growth) / SOCKET_COUNT, 40)
+        self.assertLess(sum(element.size_diff for element in growth) / SOCKET_COUNT, 3072)
+        self.assertLess(sum(member.count_diff for member in growth) / SOCKET_COUNT, 40)
 
     @staticmethod
     def _is_counted_module(path: str) -> bool:
@@ -144,16 +146,16 @@ class KeepaliveTests(SynchronousTestCase):
         sockets = [RecordingSocket(self.clock) for _ in range(1000)]
         for socket_ in sockets:
             self.keepalive.add(socket_)
-        turns: list[float] = []
+        delays: list[float] = []
         real = self.clock.callLater
 
         def call_later(delay: float, *rest: Any) -> Any:
-            turns.append(delay)
+            delays.append(delay)
             return real(delay, *rest)
 
         self.patch(self.clock, "callLater", call_later)
         self.clock.pump([1] * 30)
-        self.assertEqual(turns.count(0), 9)
+        self.assertEqual(delays.count(0), 9)
         self.assertEqual({len(socket_.pings) for socket_ in sockets}, {1})
 
     def test_failing_ping_spares_others(self) -> None:

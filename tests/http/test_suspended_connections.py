@@ -84,7 +84,7 @@ class UpgradeTests(SynchronousTestCase):
         self.site_fixture.run_due_calls()
         self.assertEqual(len(self.site_fixture.site.scheduler), 0)
         before = output.partition(b"HTTP/1.1 101 ")[0]
-        return len(parse_responses(before)), [one[0] for one in socket.calls if isinstance(one, tuple)]
+        return len(parse_responses(before)), [call[0] for call in socket.calls if isinstance(call, tuple)]
 
     def check_cuts(self, name: str, number: int, data: bytes, cuts: Any) -> None:
         """Check all cuts of the data."""
@@ -134,19 +134,19 @@ class UpgradeTests(SynchronousTestCase):
         for request in (COMMAND, GENERAL_PATH_HEADERS, CHUNKED):
             for at_once in (False, True):
                 for cut in range(len(request) - 3, len(request + OPENING + FRAMES), 5):
-                    late: Deferred[RequestReply] = Deferred()
-                    self.decentrl.answer = partial(_reply_after, late)
+                    pending_reply: Deferred[RequestReply] = Deferred()
+                    self.decentrl.answer = partial(_reply_after, pending_reply)
                     transport = self.site_fixture.connect()
                     data = request + OPENING + FRAMES
                     for segment in (data[:cut], data[cut:]):
                         transport.protocol.dataReceived(segment) if at_once else transport.feed(segment)
                     self.site_fixture.run_due_calls()
                     self.assertEqual(self.decentrl.sockets, [])
-                    late.callback(RequestReply(200, b"{}"))
+                    pending_reply.callback(RequestReply(200, b"{}"))
                     self.site_fixture.run_due_calls()
                     (socket,) = self.decentrl.sockets
                     self.decentrl.sockets.clear()
-                    self.assertEqual([one[0] for one in socket.calls if isinstance(one, tuple)], MESSAGES)
+                    self.assertEqual([call[0] for call in socket.calls if isinstance(call, tuple)], MESSAGES)
                     transport.disconnect()
 
     def test_chunked_bodies(self) -> None:
@@ -160,7 +160,7 @@ class UpgradeTests(SynchronousTestCase):
                     feed(data[cut : cut + 9000])
                 self.site_fixture.run_due_calls()
                 self.assertEqual(
-                    [one.status for one in parse_responses(transport.take_output())], [200] * (number + 3)
+                    [response.status for response in parse_responses(transport.take_output())], [200] * (number + 3)
                 )
                 transport.disconnect()
 
@@ -242,8 +242,8 @@ class LossTests(SynchronousTestCase):
         self.assertTrue(transport.lost)
 
 
-def _reply_after(late: Deferred[RequestReply], _body: bytes) -> Deferred[RequestReply]:
-    return late
+def _reply_after(pending_reply: Deferred[RequestReply], _body: bytes) -> Deferred[RequestReply]:
+    return pending_reply
 
 
 async def _reply(body: bytes) -> RequestReply:
@@ -330,8 +330,8 @@ class RealSocketTests(TestCase):
     async def test_upgrade_behind_requests(self) -> None:
         """Requests, a handshake and frames in one segment are served in order."""
         numbers = [b"%d" % number for number in range(500)]
-        pings = b"".join(encode_masked_frame(one, PING) for one in numbers)
-        pongs = b"".join(bytes([0x80 | PONG, len(one)]) + one for one in numbers)
+        pings = b"".join(encode_masked_frame(item, PING) for item in numbers)
+        pongs = b"".join(bytes([0x80 | PONG, len(element)]) + element for element in numbers)
         for tls in (False, True):
             port = self.listen(tls=tls)
             for requests, number in ((COMMAND * 300, 300), (HEALTH * 50, 50), (CHUNKED * 50 + COMMAND * 9, 59)):
@@ -381,17 +381,17 @@ class RealSocketTests(TestCase):
         self.patch(self.site_fixture.site, "buildProtocol", build_recorded)
         port = self.listen(tls=False)
         for request in (COMMAND, GENERAL_PATH_HEADERS):
-            late: Deferred[RequestReply] = Deferred()
+            pending_reply: Deferred[RequestReply] = Deferred()
 
-            self.decentrl.answer = partial(_reply_after, late)
+            self.decentrl.answer = partial(_reply_after, pending_reply)
             client = await self.connect(port, tls=False)
             wire: Any = client.transport
             wire.write(request)
             wire.loseWriteConnection()
             while not (channels and channels[-1]._half_closed):
                 await deferLater(self.reactor, 0.01)
-            late.callback(RequestReply(200, b"{}"))
-            self.assertEqual([one.status for one in parse_responses(await client.closed)], [200])
+            pending_reply.callback(RequestReply(200, b"{}"))
+            self.assertEqual([response.status for response in parse_responses(await client.closed)], [200])
         await self.all_closed()
 
     async def all_closed(self) -> None:

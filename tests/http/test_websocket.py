@@ -89,7 +89,7 @@ class HandshakeTests(SocketTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.decentrl = FakeDecentrl()
-        self.premises_of_talker = InMemorySite(self, fake_decentrl=self.decentrl)
+        self.decentrl_site = InMemorySite(self, fake_decentrl=self.decentrl)
 
     def test_three_paths(self) -> None:
         """A socket can be opened at /ws, /didcomm and /, and behaves the same (reference 3.2)."""
@@ -193,18 +193,18 @@ class HandshakeTests(SocketTestCase):
             for cut in range(len(data)):
                 with self.subTest(name, cut=cut):
                     self.assertEqual(self.responses_to([data[:cut], data[cut:]]), [b"first", b"second"])
-            self.assertEqual(self.responses_to([bytes([one]) for one in data]), [b"first", b"second"], name)
+            self.assertEqual(self.responses_to([bytes([item]) for item in data]), [b"first", b"second"], name)
 
     def responses_to(self, segments: list[bytes]) -> list[bytes]:
         """Return what a Decentrl client receives in response to the segments."""
-        transport = self.premises_of_talker.connect()
+        transport = self.decentrl_site.connect()
         for segment in segments:
             transport.feed(segment)
-        self.premises_of_talker.run_due_calls()
+        self.decentrl_site.run_due_calls()
         (socket,) = self.decentrl.sockets
         self.decentrl.sockets.clear()
         transport.disconnect()
-        return [told[0] for told in socket.calls if isinstance(told, tuple)]
+        return [call[0] for call in socket.calls if isinstance(call, tuple)]
 
     def test_failed_handshakes(self) -> None:
         """An unknown version or a missing key is refused in HTTP; no socket is counted."""
@@ -612,8 +612,8 @@ class BackPressureTests(SocketTestCase):
         for _ in range(100):
             self.forward(self.bob, "x" * 30_000)
         websocket_client.transport.resume_peer()
-        jammed = len(websocket_client.texts())
-        self.assertLess(jammed, 100)
+        delivered_count = len(websocket_client.texts())
+        self.assertLess(delivered_count, 100)
         self.forward(self.bob, "afterwards")
         (frame,) = websocket_client.texts()
         self.assertEqual(self.bob.open(self.delivered(frame).payload).text, "afterwards")

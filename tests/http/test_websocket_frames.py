@@ -186,8 +186,8 @@ class DifferentialTests(SynchronousTestCase):
             piece, stream = stream[:cut], stream[cut:]
             if piece and not websocket_client.transport.lost:
                 websocket_client.transport.feed(piece)
-        heard = websocket_client.frames()
-        gone = websocket_client.transport.lost
-        if not gone:
+        received = websocket_client.frames()
+        is_closed = websocket_client.transport.lost
+        if not is_closed:
             websocket_client.transport.disconnect()
-        return heard, self.served.copy(), gone
+        return received, self.served.copy(), is_closed

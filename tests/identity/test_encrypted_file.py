@@ -159,16 +159,16 @@ def test_refusals(tmp_path: Path) -> None:
     create_secret_file(short, b"eleven byte\n")
     with pytest.raises(SecretFileError, match="is encrypted already"):
         encrypt_keys(path, WRONG)
-    for source, said in (
+    for source, message in (
         (None, "say where its passphrase is by identity.passphrase_file"),
         (wrong, "the passphrase is wrong"),
         (short, "holds less than 12 bytes"),
         (tmp_path / "none", "cannot be read"),
         (Path("credential:passphrase"), "no such credential"),
     ):
-        with pytest.raises(SecretFileError, match=said):
+        with pytest.raises(SecretFileError, match=message):
             load_keys(path, make_passphrase_source(source))
-        with pytest.raises(SecretFileError, match=said):
+        with pytest.raises(SecretFileError, match=message):
             rotate_keys(path, str, passphrase=make_passphrase_source(source))
     assert path.read_bytes() == before
 

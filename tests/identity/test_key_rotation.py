@@ -252,12 +252,14 @@ def test_did_web_document_after_rotation(path: Path) -> None:
     document = identity.web_document
     assert document["alsoKnownAs"] == [identity.did, build_from(first).did]
     read = parse_did_document(WEB, document)
-    assert [(one.id, one.key) for one in read.authentication] == [(f"{WEB}#signing", new["signing-2"].public)]
-    assert [one.id.partition("#")[2] for one in read.key_agreement] == ["prekey", "p256-2", "p384-2", "p521-2"]
-    assert {one.key for one in read.key_agreement}.isdisjoint(key.public for key in old.values())
+    assert [(element.id, element.key) for element in read.authentication] == [
+        (f"{WEB}#signing", new["signing-2"].public)
+    ]
+    assert [member.id.partition("#")[2] for member in read.key_agreement] == ["prekey", "p256-2", "p384-2", "p521-2"]
+    assert {item.key for item in read.key_agreement}.isdisjoint(key.public for key in old.values())
     methods = {
-        one["id"]: decode_multibase_key(one["publicKeyMultibase"], "Ed25519")
-        for one in document["verificationMethod"]
+        item["id"]: decode_multibase_key(item["publicKeyMultibase"], "Ed25519")
+        for item in document["verificationMethod"]
     }
     former = old["signing"].public
     assert methods == {
@@ -266,7 +268,7 @@ def test_did_web_document_after_rotation(path: Path) -> None:
     }
     assert identity.former_signing_keys == (former.raw,)
     third = build_from(rotate_keys(path, build_from)).web_document["verificationMethod"]
-    assert [one["id"] for one in third][1:] == [f"{WEB}#signing-2", f"{WEB}#{former.multibase()}"]
+    assert [item["id"] for item in third][1:] == [f"{WEB}#signing-2", f"{WEB}#{former.multibase()}"]
 
 
 def test_unequal_numbers_of_keys() -> None:
@@ -287,7 +289,7 @@ def test_rollout_stages(path: Path) -> None:
     assert last == second
     between = build_from(accepting)
     assert (between.did, between.prepared_dids) == (before.did, (after.did,))
-    assert [one.owns(did) for one in (between, after) for did in (before.did, after.did)] == [True] * 4
+    assert [item.owns(did) for item in (between, after) for did in (before.did, after.did)] == [True] * 4
     assert plan_key_rollout(after, build_from(third)) == [third]
     prepared = rotate_keys(path, build_from, prepare=True)
     assert plan_key_rollout(build_from(prepared), build_from(rotate_keys(path, build_from))) == [load_keys(path)]

@@ -105,7 +105,7 @@ def test_raw_keys() -> None:
     plain = MediatorIdentity(KEYS, "https://mediator.example").web_document
     raw = MediatorIdentity(KEYS, "https://mediator.example", raw_keys=True).web_document
     for part in ("verificationMethod", "keyAgreement"):
-        prefixed, bare = (encoding.decode_base58(one[part][0]["publicKeyMultibase"][1:]) for one in (plain, raw))
+        prefixed, bare = (encoding.decode_base58(item[part][0]["publicKeyMultibase"][1:]) for item in (plain, raw))
         assert (len(prefixed), prefixed[2:]) == (34, bare)
 
 

@@ -269,12 +269,12 @@ class ScriptedResolver(FakeResolver):
         return super().resolveHostName(resolutionReceiver, hostName, *others, **more)  # type: ignore[arg-type]  # passed on
 
     def _addresses(self, host: str) -> Iterator[str]:
-        turns = self.script.get(host)
-        if turns is not None:
-            yield from turns.pop(0) if len(turns) > 1 else turns[0]
+        results = self.script.get(host)
+        if results is not None:
+            yield from results.pop(0) if len(results) > 1 else results[0]
         elif host in RESOLVING:
             yield from RESOLVING[host] or ()
         else:
             with contextlib.suppress(socket.gaierror):
                 found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-                yield from (str(one[4][0]) for one in found)
+                yield from (str(item[4][0]) for item in found)

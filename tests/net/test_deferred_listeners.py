@@ -34,69 +34,69 @@ class FakeListener(Listener):
 
     def __init__(self) -> None:
         super().__init__("tcp:9000", Factory(), MemoryReactorClock())
-        self.told: list[str] = []
+        self.calls: list[str] = []
 
     def hold(self) -> None:
-        self.told.append("hold")
+        self.calls.append("hold")
 
     def resume_accepting(self) -> None:
-        self.told.append("let in")
+        self.calls.append("resume")
 
 
 class DeferredListenersTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
-        self.door = FakeListener()
-        self.doors = AcceptDelay(self.clock, [self.door])
+        self.listener = FakeListener()
+        self.accept_delay = AcceptDelay(self.clock, [self.listener])
 
     def test_opens_with_store(self) -> None:
         """Opening is idempotent."""
-        self.doors.startService()
-        self.assertEqual(self.door.told, ["hold"])
-        self.doors.open()
-        self.doors.open()
-        self.assertEqual(self.door.told, ["hold", "let in"])
+        self.accept_delay.startService()
+        self.assertEqual(self.listener.calls, ["hold"])
+        self.accept_delay.open()
+        self.accept_delay.open()
+        self.assertEqual(self.listener.calls, ["hold", "resume"])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_pauses_when_bound(self) -> None:
         """A listener does not accept from binding, which needs privileges, until the start."""
-        self.doors.privilegedStartService()
-        self.assertEqual(self.door.told, ["hold"])
+        self.accept_delay.privilegedStartService()
+        self.assertEqual(self.listener.calls, ["hold"])
 
     def test_opens_after_timeout(self) -> None:
         """After a while listeners open without a store, so that clients get errors."""
-        self.doors.startService()
+        self.accept_delay.startService()
         self.clock.advance(MAX_ACCEPT_DELAY - 0.01)
-        self.assertEqual(self.door.told, ["hold"])
+        self.assertEqual(self.listener.calls, ["hold"])
         self.clock.advance(0.01)
-        self.assertEqual(self.door.told, ["hold", "let in"])
-        self.doors.open()
-        self.assertEqual(self.door.told, ["hold", "let in"])
+        self.assertEqual(self.listener.calls, ["hold", "resume"])
+        self.accept_delay.open()
+        self.assertEqual(self.listener.calls, ["hold", "resume"])
 
     def test_store_opens_before_listeners(self) -> None:
         """The store may be open before listeners are bound."""
-        self.doors.privilegedStartService()
-        self.doors.open()
-        self.doors.startService()
-        self.assertEqual((self.door.told[-1], self.clock.getDelayedCalls()), ("let in", []))
+        self.accept_delay.privilegedStartService()
+        self.accept_delay.open()
+        self.accept_delay.startService()
+        self.assertEqual((self.listener.calls[-1], self.clock.getDelayedCalls()), ("resume", []))
 
     def test_stopped_before_opening(self) -> None:
         """Then they stay closed."""
-        self.doors.startService()
-        self.doors.stopService()
-        self.doors.open()
+        self.accept_delay.startService()
+        self.accept_delay.stopService()
+        self.accept_delay.open()
         self.clock.advance(10)
-        self.assertEqual(self.door.told, ["hold"])
+        self.assertEqual(self.listener.calls, ["hold"])
 
 
 class RecordingClient(Protocol):
     """Records received data."""
 
     def __init__(self) -> None:
-        self.heard: Deferred[bytes] = Deferred()
+        self.received: Deferred[bytes] = Deferred()
 
     def dataReceived(self, data: bytes) -> None:
-        self.heard.callback(data)
+        self.received.callback(data)
 
 
 class GreetingServer(Protocol):
@@ -137,18 +137,18 @@ class BacklogTests(TestCase):
 
     async def check_backlog(self, listener: Listener, factory: Any, way: Callable[[], Any]) -> None:
         """Connect before the listeners open, and be greeted afterwards."""
-        doors = AcceptDelay(Clock(), [listener])
-        for service in (listener, doors):
+        accept_delay = AcceptDelay(Clock(), [listener])
+        for service in (listener, accept_delay):
             service.privilegedStartService()
-        for service in (listener, doors):
+        for service in (listener, accept_delay):
             service.startService()
         self.addCleanup(listener.stopService)
-        self.addCleanup(doors.stopService)
+        self.addCleanup(accept_delay.stopService)
         # The reactor finishes one connection before the next.
-        guests = [await connectProtocol(way(), RecordingClient()) for _ in range(MANY)]
-        self.assertEqual((factory.numPorts, [guest.heard.called for guest in guests]), (1, [False] * MANY))
-        doors.open()
-        self.assertEqual([await guest.heard for guest in guests], [b"welcome"] * MANY)
+        clients = [await connectProtocol(way(), RecordingClient()) for _ in range(MANY)]
+        self.assertEqual((factory.numPorts, [client.received.called for client in clients]), (1, [False] * MANY))
+        accept_delay.open()
+        self.assertEqual([await client.received for client in clients], [b"welcome"] * MANY)
 
 
 @pytest.mark.parametrize(

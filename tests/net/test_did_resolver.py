@@ -240,8 +240,8 @@ class WebTests(ResolverTestCase):
         second = Deferred.fromCoroutine(request())
         self.clock.advance(0.5)
         self.web.respond(document_response())
-        for one in (first, second):
-            self.successResultOf(one)
+        for item in (first, second):
+            self.successResultOf(item)
         self.assertEqual(left, [REQUEST_TIME_LIMIT, REQUEST_TIME_LIMIT])
 
     def test_lookups_while_charging_share_fetch(self) -> None:
@@ -258,7 +258,7 @@ class WebTests(ResolverTestCase):
         for n in range(63):
             self.web.respond(document_response(f"{WEB}:{n}"))
         self.web.respond(document_response())
-        documents = [self.successResultOf(one) for one in asking]
+        documents = [self.successResultOf(item) for item in asking]
         self.assertIs(documents[0], documents[2])
 
     def test_limit_per_peer(self) -> None:

@@ -214,7 +214,7 @@ class ListenerLayerTests(SynchronousTestCase):
             client.connection.send(encode_masked_frame(b"third"))
             protocol.dataReceived(client.connection.bio_read(1 << 16))
             (socket,) = decentrl.sockets
-            self.assertEqual(socket.calls, ["begin", *((one, False) for one in (b"first", b"second", b"third"))])
+            self.assertEqual(socket.calls, ["begin", *((item, False) for item in (b"first", b"second", b"third"))])
 
     def test_cipher_suites(self) -> None:
         """Suites without forward secrecy or authenticated encryption are refused, and TLS before 1.2."""

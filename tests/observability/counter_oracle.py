@@ -97,8 +97,8 @@ def wrong_counter_lines(lines: Iterable[Line]) -> list[tuple[int, dict[str, int]
     for line in lines:
         mine = before.setdefault(line["boot"], [])
         if line["event"] == "counters":
-            said, real = {name: line[name] for name in NAMES}, expected_counters(mine)
-            if said != real:
-                wrong.append((line["seq"], said, real))
+            logged, computed = {name: line[name] for name in NAMES}, expected_counters(mine)
+            if logged != computed:
+                wrong.append((line["seq"], logged, computed))
         mine.append(line)
     return wrong

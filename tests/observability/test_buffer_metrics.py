@@ -42,7 +42,7 @@ class BufferMetricsTests(SynchronousTestCase):
             re.search(rf'^mediator_buffer_{kind}{{buffer="{buffer}"}} (\S+)$', page, re.M)
             for kind in ("entries", "bytes")
         ]
-        entries, size = (None if one is None else int(float(one[1])) for one in found)
+        entries, size = (None if item is None else int(float(item[1])) for item in found)
         return entries, size
 
     def forward(self, text: str) -> None:
@@ -93,7 +93,8 @@ class BufferMetricsTests(SynchronousTestCase):
             self.assertLess(size, 67_108_864)
             held.release_all()
         self.assertEqual(
-            [one.status for transport in transports for one in parse_responses(transport.take_output())], [200] * 20
+            [response.status for transport in transports for response in parse_responses(transport.take_output())],
+            [200] * 20,
         )
         self.site_fixture.request("POST", "/", b"{}", {"Content-Type": "application/json"})
         self.assertEqual(self.gauges_of("requests_in_progress"), (0, 0))

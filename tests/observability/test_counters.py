@@ -129,8 +129,8 @@ class CountersTests(SynchronousTestCase):
         self.start()
         alice, bob = InMemoryIdentity(self.in_memory, "alice"), InMemoryIdentity(self.in_memory, "bob")
         now = self.check()
-        for one in (alice, bob):
-            one.register()
+        for item in (alice, bob):
+            item.register()
         alice.befriend(bob)
         self.assertEqual(bob.tell(alice).status, 200)
         now = self.growth_since(now, forwarded=1, stored=1)

@@ -291,9 +291,9 @@ class EventFileTests(SynchronousTestCase):
         metrics.delivered.inc()
         self.log.rotate()
         (closed,) = self.closed()
-        said = lines_of(closed)
-        self.assertEqual([line["event"] for line in said], ["log.open", "msg.ack", "counters", "log.close"])
-        self.assertEqual((said[2]["delivered"], said[3]["lines"], said[3]["seq_last"]), (1, 4, 4))
+        lines = lines_of(closed)
+        self.assertEqual([line["event"] for line in lines], ["log.open", "msg.ack", "counters", "log.close"])
+        self.assertEqual((lines[2]["delivered"], lines[3]["lines"], lines[3]["seq_last"]), (1, 4, 4))
         for level in ("warn", "info"):
             self.log.limit(SegmentLimits(), level)
             self.log.emit("msg.evict")
@@ -512,12 +512,12 @@ class RetentionTests(SynchronousTestCase):
         names = self.closed()
         save_read_marker(self.directory, names[3:4])
         self.log.limit(limits_of(bytes=1, unread_bytes=self.size(*names[1:3], names[4])), "info")
-        with capturedLogs() as said:
+        with capturedLogs() as log_events:
             self.log._rotate_hourly()
         self.assertEqual(self.closed(), [names[1], names[2], names[4]])
         self.assertEqual(self.deleted(), (2, 1))
         self.assertEqual(
-            [formatEvent(one) for one in said],
+            [formatEvent(event) for event in log_events],
             [
                 "1 log segments were deleted before the analysis had read them: all were larger than "
                 "log.retention.unread_bytes"
@@ -539,10 +539,10 @@ class RetentionTests(SynchronousTestCase):
         writes: list[Callable[[], object]] = [partial(place.write_text, text, encoding="latin-1") for text in texts]
         for number, put in enumerate((pipe, link, place.mkdir, *writes), 1):
             put()
-            with capturedLogs() as said:
+            with capturedLogs() as log_events:
                 self.write(2)
             self.assertEqual(len(self.closed()), 2 * number)
-            self.assertLessEqual(len(said), 1)
+            self.assertLessEqual(len(log_events), 1)
             (place.rmdir if place.is_dir() and not place.is_symlink() else place.unlink)()
 
     def test_marker_removed(self) -> None:
@@ -551,10 +551,10 @@ class RetentionTests(SynchronousTestCase):
         save_read_marker(self.directory, [])
         self.write(2)
         shutil.rmtree(make_read_marker_path(self.directory).parent)
-        with capturedLogs() as said:
+        with capturedLogs() as log_events:
             self.write(2)
-        self.assertEqual(len(said), 1)
-        self.assertIn("missing, although", formatEvent(said[0]) or "")
+        self.assertEqual(len(log_events), 1)
+        self.assertIn("missing, although", formatEvent(log_events[0]) or "")
         self.log.stopService()
         self.log.startService()
         self.write(1)
@@ -762,7 +762,7 @@ class FullDiskTests(SynchronousTestCase):
         """
         self.log.metrics = metrics = make_metrics()
         self.emit(1)
-        with full_disk(), capturedLogs() as said:
+        with full_disk(), capturedLogs() as log_events:
             self.log.rotate()
             self.emit(1)
         self.clock.advance(1)
@@ -770,20 +770,22 @@ class FullDiskTests(SynchronousTestCase):
         self.assertEqual([line["event"] for line in written], ["log.open", "msg.ack", "log.drop"])
         self.assertEqual((written[-1]["dropped"], self.log.dropped, metrics.log_dropped.get()), (2, 2, 2))
         self.assertEqual(
-            [formatEvent(one) for one in said], ["2 lines of the event log were lost: the disk did not take them"]
+            [formatEvent(event) for event in log_events],
+            ["2 lines of the event log were lost: the disk did not take them"],
         )
         self.log.stopService()
 
     def test_stop_while_full(self) -> None:
         """Stopping does not wait for the disk; whole lines stay, and lost ones are counted and reported."""
-        with full_disk(), capturedLogs() as said:
+        with full_disk(), capturedLogs() as log_events:
             self.emit(1)
             self.log.stopService()
         (closed,) = self.directory.glob("events*")
         self.assertEqual([line["event"] for line in lines_of(closed)], ["log.open"])
         self.assertEqual(self.log.dropped, 2)
         self.assertEqual(
-            [formatEvent(one) for one in said], ["2 lines of the event log were lost: the disk did not take them"]
+            [formatEvent(event) for event in log_events],
+            ["2 lines of the event log were lost: the disk did not take them"],
         )
 
 

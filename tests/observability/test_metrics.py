@@ -269,7 +269,7 @@ def test_process_metrics_without_host_files(tmp_path: Path) -> None:
     registry, whole = CollectorRegistry(), CollectorRegistry()
     ProcessMetricsCollector(registry, str(tmp_path))
     ProcessCollector(registry=whole)
-    started = [one.get_sample_value("process_start_time_seconds") or 0.0 for one in (registry, whole)]
+    started = [item.get_sample_value("process_start_time_seconds") or 0.0 for item in (registry, whole)]
     assert started[0] == pytest.approx(started[1], abs=2.0)
     names = {f"process_{name}" for name in ("cpu_seconds_total", "resident_memory_bytes", "open_fds", "max_fds")}
     assert all(registry.get_sample_value(name) is not None for name in names)

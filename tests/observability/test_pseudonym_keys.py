@@ -72,7 +72,7 @@ def test_rotation(tmp_path: Path) -> None:
     ]
     assert read_pseudonym_keys(path)[0].secret == first.secret
     assert path.stat().st_mode & 0o777 == 0o600
-    assert [one.name for one in tmp_path.iterdir()] == ["log.key"]
+    assert [item.name for item in tmp_path.iterdir()] == ["log.key"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -209,9 +209,9 @@ class KeyEpochTests(SynchronousTestCase):
 
     def logged_line(self) -> str:
         """The one line logged when the key file is read."""
-        with capturedLogs() as said:
+        with capturedLogs() as log_events:
             self.epochs.rotate_if_due()
-        (event,) = said
+        (event,) = log_events
         return formatEvent(event)
 
     def test_unusable_file(self) -> None:

@@ -83,18 +83,18 @@ class InMemoryConnectors:
     """Connectors to an in-memory mediator; the connection with number `mute` gets no answer."""
 
     def __init__(self, site_fixture: InMemorySite, mute: int) -> None:
-        self._premises = site_fixture
+        self._site_fixture = site_fixture
         self._mute = mute
         self._ends: list[tuple[InMemoryTransport, InMemoryTransport]] = []
         self._count = 0
 
     def connect(self, protocolFactory: Any) -> Deferred[IProtocol]:  # noqa: N803  the interface's name
         self._count += 1
-        near, far = (InMemoryTransport(self._premises.clock, "127.0.0.1") for _ in range(2))
+        near, far = (InMemoryTransport(self._site_fixture.clock, "127.0.0.1") for _ in range(2))
         near.protocol = protocolFactory.buildProtocol(near.getPeer())
         near.protocol.makeConnection(near)
         if self._count != self._mute:
-            far.protocol = self._premises.site.buildProtocol(far.getPeer())
+            far.protocol = self._site_fixture.site.buildProtocol(far.getPeer())
             far.protocol.makeConnection(far)
             self._ends.append((near, far))
         return succeed(near.protocol)
@@ -103,7 +103,7 @@ class InMemoryConnectors:
         """Transfer what both ends have written, until they are silent."""
         written = True
         while written:
-            self._premises.clock.advance(0)
+            self._site_fixture.clock.advance(0)
             written = False
             for pair in self._ends:
                 for end, other in (pair, pair[::-1]):

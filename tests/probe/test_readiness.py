@@ -105,8 +105,8 @@ class ReadinessTests(SynchronousTestCase):
         self.clock.advance(0.25)
         self.assertNoResult(asked)
         self.rounds.succeed()
-        for one in (asked, another):
-            self.assertEqual(self.successResultOf(one), ReadinessVerdict("", 0.25, 0.0))
+        for item in (asked, another):
+            self.assertEqual(self.successResultOf(item), ReadinessVerdict("", 0.25, 0.0))
         self.assertEqual(self.rounds.begun, 1)
         self.assertEqual(self.series("mediator_ready "), ["1.0"])
         self.assertEqual(self.series("mediator_ready_cycle_duration_seconds_sum "), ["0.25"])

@@ -103,5 +103,5 @@ def test_depth(text: str) -> None:
 def depth_of(value: Any) -> int:
     """Depth of objects, here lists of pairs, and arrays."""
     if isinstance(value, list):
-        return 1 + max((depth_of(one[1] if isinstance(one, tuple) else one) for one in value), default=0)
+        return 1 + max((depth_of(item[1] if isinstance(item, tuple) else item) for item in value), default=0)
     return 0

@@ -131,7 +131,7 @@ class MonotonicReactorClockTests(SynchronousTestCase):
         at = [when for _, when in self.ran]
         apart = [later - earlier for earlier, later in zip([0.0, *at], at, strict=False)]
         self.assertLessEqual(max(apart), 5.0)
-        self.assertEqual([one for one in apart if one != 5.0][3:], [])
+        self.assertEqual([item for item in apart if item != 5.0][3:], [])
         self.assertGreaterEqual(at[-1], 55.0)
 
     def test_clock_drift(self) -> None:

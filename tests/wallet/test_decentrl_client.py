@@ -291,7 +291,7 @@ class ContractTests(HTTPTestCase):
         self.resource.set_page("communication_contracts", kept)
         self.assertEqual(len(self.ask(alice.conclude())), 1)
         self.assertEqual(self.ask(alice.conclude()), [])
-        self.assertEqual([one.root_secret for one in alice.contracts_with(bob.did)], [accepted.root_secret])
+        self.assertEqual([contract.root_secret for contract in alice.contracts_with(bob.did)], [accepted.root_secret])
 
     def test_response_beyond_first_page(self) -> None:
         """However many contracts there are with an identity, the response to a proposal is found."""
@@ -300,7 +300,7 @@ class ContractTests(HTTPTestCase):
         self.ask(alice.request_contract(bob.did))
         accepted = bob.accept(ContractRequest(id="1", sender_did=alice.did, **self.payload))
         others = [propose_contract(alice.identity, bob.did, NOW).request for _ in range(2)]
-        kept = [{"id": str(id(one)), "signed_communication_contract": one} for one in (*others, accepted.signed)]
+        kept = [{"id": str(id(item)), "signed_communication_contract": item} for item in (*others, accepted.signed)]
 
         def page_of(command: dict[str, Any]) -> tuple[int, Any]:
             page = command["payload"]["pagination"]["page"]
@@ -308,7 +308,7 @@ class ContractTests(HTTPTestCase):
             return 200, {"type": "SUCCESS", "payload": {**found, "pagination": {**COUNT, "page": page, "total": 3}}}
 
         self.resource.answer = page_of
-        self.assertEqual([one.id for one in self.ask(alice.conclude())], [accepted.id])
+        self.assertEqual([element.id for element in self.ask(alice.conclude())], [accepted.id])
         self.assertEqual(self.payload["filter"], {"did": bob.did})
 
     def test_message_needs_contract(self) -> None:
@@ -328,7 +328,7 @@ class ContractTests(HTTPTestCase):
         alice, bob = self.wallet, self.build_wallet("bob")
         for lifetime in (100, 300, 200):
             self.make_contract(alice, bob, lifetime=lifetime)
-        self.assertEqual([one.expires_at - NOW for one in alice.contracts_with(bob.did)], [300, 200, 100])
+        self.assertEqual([contract.expires_at - NOW for contract in alice.contracts_with(bob.did)], [300, 200, 100])
         self.resource.set_reply(pendingEventId="5")
         for agreement, used in ((None, 300), (alice.concluded[0], 100)):
             self.ask(alice.send(bob.did, "x", agreement))

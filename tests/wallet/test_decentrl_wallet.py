@@ -121,7 +121,7 @@ def test_headers_can_be_replaced() -> None:
 
 def keys_of(*identities: DecentrlIdentity) -> Callable[[str, str], bytes | None]:
     """The signing keys of these identities."""
-    known = {(one.did, one.signing_key_id): one.signing_key for one in identities}
+    known = {(item.did, item.signing_key_id): item.signing_key for item in identities}
     return lambda did, key_id: known.get((did, key_id))
 
 

@@ -138,11 +138,11 @@ def test_message_for_other_recipient_is_refused() -> None:
 
 def test_short_form_resolves_after_long_form() -> None:
     """The short form of a did:peer:4 does not resolve by itself (reference 8.4)."""
-    book, long = DIDDocumentCache(), generate_identity("did:peer:4").did
+    documents, long = DIDDocumentCache(), generate_identity("did:peer:4").did
     with pytest.raises(LookupError):
-        book.resolve(canonicalize_did(long))
-    known = book.resolve(long)
-    assert book.resolve(canonicalize_did(long)) == known
+        documents.resolve(canonicalize_did(long))
+    known = documents.resolve(long)
+    assert documents.resolve(canonicalize_did(long)) == known
 
 
 def test_each_hop_learns_only_the_next() -> None:
@@ -156,12 +156,12 @@ def test_each_hop_learns_only_the_next() -> None:
     resolve = DIDDocumentCache().resolve
     route = find_route(bob.document, resolve)
     assert (route.uri, route.hops) == ("http://outer.example/", (outer.did,))
-    letter = authcrypt(basic_message(alice, bob), alice, bob.document)
-    first = unpack_message(wrap_in_forwards(letter, bob.did, (outer.did, inner.did), resolve), outer, resolve)
+    message = authcrypt(basic_message(alice, bob), alice, bob.document)
+    first = unpack_message(wrap_in_forwards(message, bob.did, (outer.did, inner.did), resolve), outer, resolve)
     assert first.body == {"next": inner.did}
     second = unpack_message(attachments_of(first), inner, resolve)
     assert second.body == {"next": bob.did}
-    assert attachments_of(second) == letter
+    assert attachments_of(second) == message
 
 
 def basic_message(alice: WalletIdentity, bob: WalletIdentity) -> dict[str, Any]:

@@ -34,9 +34,9 @@ def test_processes_get_different_ports() -> None:
 def test_skips_ports_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another daemon may listen on any of them."""
     free = find_free_port()
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        monkeypatch.setattr(temporary_daemon, "_ports", iter([taken.getsockname()[1], free]))
+    with socket.socket() as accepted:
+        accepted.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(temporary_daemon, "_ports", iter([accepted.getsockname()[1], free]))
         assert find_free_port() == free
 
 

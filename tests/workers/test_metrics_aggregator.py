@@ -135,10 +135,10 @@ class MetricsAggregatorTests(SynchronousTestCase):
         )
         for reports in ({1: one, 2: two}, {1: two, 2: one}):
             page = self.page(reports)
-            taken = values(page, "mediator_config_last_reload_success")
+            accepted = values(page, "mediator_config_last_reload_success")
             since = values(page, "mediator_config_last_reload_success_timestamp_seconds")
             expiry = values(page, "mediator_certificate_expiry_timestamp_seconds")
-            self.assertEqual((taken, since, list(expiry.values())), ({(): 0}, {(): 4.0}, [8.0]))
+            self.assertEqual((accepted, since, list(expiry.values())), ({(): 0}, {(): 4.0}, [8.0]))
 
     def test_unresponsive_worker(self) -> None:
         """Its counters keep their last values, so that their return is no burst; its sockets do not count."""

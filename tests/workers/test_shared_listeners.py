@@ -67,8 +67,8 @@ class SharingTests(SynchronousTestCase):
         """One address, one socket and connections for each worker; none is starved."""
         sharing = self.share(LOOPBACK)
         sockets = [self.socket_of(sharing, number) for number in range(3)]
-        self.assertEqual(len({one.getsockname() for one in sockets}), 1)
-        self.assertEqual([os.get_blocking(one.fileno()) for one in sockets], [False] * 3)
+        self.assertEqual(len({element.getsockname() for element in sockets}), 1)
+        self.assertEqual([os.get_blocking(item.fileno()) for item in sockets], [False] * 3)
         self.connect(sockets[0].getsockname())
         numbers = count_backlogs(*sockets)
         self.assertEqual(sum(numbers), CONNECTIONS)
@@ -108,10 +108,10 @@ class SharingTests(SynchronousTestCase):
 
     def test_failed_bind_releases_sockets(self) -> None:
         """Sockets bound before the failed one are closed."""
-        taken = socket.create_server(("127.0.0.1", 0))
-        self.addCleanup(taken.close)
+        accepted = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(accepted.close)
         path = Path(self.directory()) / "s"
-        self.refusal_of(f"unix:{path}:lockfile=0", f"tcp:{taken.getsockname()[1]}:interface=127.0.0.1")
+        self.refusal_of(f"unix:{path}:lockfile=0", f"tcp:{accepted.getsockname()[1]}:interface=127.0.0.1")
         self.assertFalse(path.exists())
 
     def test_ipv6(self) -> None:
@@ -119,7 +119,7 @@ class SharingTests(SynchronousTestCase):
         for endpoint in (r"tcp6:0:interface=\:\:1:backlog=100", r"tcp:0:interface=\:\:1:backlog=100"):
             sharing = self.share(endpoint, count=2)
             sockets = [self.socket_of(sharing, number) for number in (0, 1)]
-            self.assertEqual({one.family for one in sockets}, {socket.AF_INET6})
+            self.assertEqual({item.family for item in sockets}, {socket.AF_INET6})
             self.connect(sockets[0].getsockname())
             self.assertEqual(sum(count_backlogs(*sockets)), CONNECTIONS)
 
@@ -223,14 +223,14 @@ class RecordingClient(Protocol):
     """Fires with all received data."""
 
     def __init__(self) -> None:
-        self.heard = b""
-        self.over: Deferred[bytes] = Deferred()
+        self.received = b""
+        self.closed: Deferred[bytes] = Deferred()
 
     def dataReceived(self, data: bytes) -> None:
-        self.heard += data
+        self.received += data
 
     def connectionLost(self, reason: Any = None) -> None:
-        self.over.callback(self.heard)
+        self.closed.callback(self.received)
 
 
 class LimitedFactory(Factory):
@@ -285,9 +285,9 @@ class InheritedListenersTests(TestCase):
         plain = TCP4ClientEndpoint(reactor, "127.0.0.1", listener.address.port)
         options = optionsForClientTLS("127.0.0.1", Certificate.loadPEM(authority.path.read_bytes()))
         greeted: Any = await wrapClientTLS(options, plain).connect(Factory.forProtocol(RecordingClient))
-        self.assertEqual(await greeted.over, b"hello")
+        self.assertEqual(await greeted.closed, b"hello")
         refused: Any = await plain.connect(Factory.forProtocol(RecordingClient))
-        self.assertEqual(await refused.over, b"")
+        self.assertEqual(await refused.closed, b"")
         await listener.stopService()
 
     async def listen(self, endpoint: str, sharing: SharedListeners, number: int) -> Any:
@@ -299,8 +299,8 @@ class InheritedListenersTests(TestCase):
     async def receive_greeting(self, path: str) -> bytes:
         """Return the greeting of the process that accepts."""
         protocol = await UNIXClientEndpoint(reactor, path).connect(Factory.forProtocol(RecordingClient))
-        heard: bytes = await protocol.over
-        return heard
+        received: bytes = await protocol.closed
+        return received
 
     async def test_out_of_descriptors(self) -> None:
         """A connection waits until it can be accepted."""

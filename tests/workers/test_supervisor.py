@@ -49,7 +49,7 @@ class FakeProcess:
         self.env = env
         self.fds = fds
         self.pipes = {number for number, kind in fds.items() if kind in ("r", "w")}
-        self.told: dict[int, bytes] = {COMMAND_FD: b"", SPEC_FD: b""}
+        self.written: dict[int, bytes] = {COMMAND_FD: b"", SPEC_FD: b""}
         self.signals: list[str] = []
         self.numbers: list[int] = []
         self.over = False
@@ -57,7 +57,7 @@ class FakeProcess:
 
     def writeToChild(self, number: int, data: bytes) -> None:  # noqa: N802
         assert number in self.pipes
-        self.told[number] += data
+        self.written[number] += data
 
     def closeChildFD(self, number: int) -> None:  # noqa: N802
         self.pipes.remove(number)
@@ -71,11 +71,11 @@ class FakeProcess:
     def spec(self) -> WorkerSpec:
         """The worker spec that it received."""
         assert SPEC_FD not in self.pipes, "it would wait for more"
-        return WorkerSpec.from_bytes(self.told[SPEC_FD])
+        return WorkerSpec.from_bytes(self.written[SPEC_FD])
 
     def orders(self) -> list[tuple[str, Any]]:
         """Orders received since the last call."""
-        lines, self.told[COMMAND_FD] = self.told[COMMAND_FD], b""
+        lines, self.written[COMMAND_FD] = self.written[COMMAND_FD], b""
         return [(word, content) for word, content in map(json.loads, lines.splitlines())]
 
     def questions(self) -> list[tuple[str, Any]]:
@@ -245,10 +245,14 @@ class SupervisorTests(SynchronousTestCase):
             self.assertEqual(config.log.directory, self.directory / "log" / f"n-{number}")
             self.assertEqual(process.spec.sockets, [FIRST_SOCKET_FD, FIRST_SOCKET_FD + 1])
             self.assertEqual(set(process.fds), {0, 1, 2, REPORT_FD, SPEC_FD, FIRST_SOCKET_FD, FIRST_SOCKET_FD + 1})
-        tcp, unix = zip(*((one.fds[FIRST_SOCKET_FD], one.fds[FIRST_SOCKET_FD + 1]) for one in processes), strict=True)
+        tcp, unix = zip(
+            *((item.fds[FIRST_SOCKET_FD], item.fds[FIRST_SOCKET_FD + 1]) for item in processes), strict=True
+        )
         self.assertEqual((len(set(tcp)), len(set(unix))), (3, 1))
         places = [process.spec for process in processes]
-        self.assertEqual((len({one.node_socket for one in places}), len({one.secret for one in places})), (3, 1))
+        self.assertEqual(
+            (len({element.node_socket for element in places}), len({member.secret for member in places})), (3, 1)
+        )
         self.assertEqual(Path(places[0].node_socket).parent.stat().st_mode & 0o777, 0o700)
         self.stop()
         self.assertFalse(Path(places[0].node_socket).parent.exists())
@@ -720,7 +724,7 @@ class SupervisorTests(SynchronousTestCase):
         processes[0].end(1)
         for process in processes[1:]:
             process.answer("# TYPE a_total counter\na_total 1.0\n")
-        self.assertEqual([process.told[COMMAND_FD] for process in processes[1:]], [b"", b""])
+        self.assertEqual([process.written[COMMAND_FD] for process in processes[1:]], [b"", b""])
         self.stop()
 
     def test_starting_worker_is_not_asked(self) -> None:
@@ -809,12 +813,12 @@ class SupervisorTests(SynchronousTestCase):
         for process in processes[1:]:
             self.assertEqual(process.questions(), [("state", None)])
             process.answer({"pid": process.pid, "problems": []})
-        ((word, (number, (asked, told))),) = processes[1].orders()
+        ((word, (number, (asked, statuses))),) = processes[1].orders()
         self.assertEqual((word, number, asked), ("answer", 7, 2))
-        *workers, supervisor = told
-        self.assertEqual([one["pid"] for one in workers], [1001, 1002])
+        *workers, supervisor = statuses
+        self.assertEqual([element["pid"] for element in workers], [1001, 1002])
         self.assertEqual(supervisor["node"], "n")
-        ((text, count),) = [(one["text"], one["count"]) for one in supervisor["problems"]]
+        ((text, count),) = [(item["text"], item["count"]) for item in supervisor["problems"]]
         self.assertEqual((text, count), ("worker n-1 (process 1000) ended with status 1", 1))
         self.stop()
 
@@ -839,9 +843,9 @@ class SupervisorTests(SynchronousTestCase):
 
     def test_common_failures_are_found_first(self) -> None:
         """Bad keys, databases and addresses are found before workers start."""
-        taken = socket.create_server(("127.0.0.1", 0))
-        self.addCleanup(taken.close)
-        endpoint = f"tcp:{taken.getsockname()[1]}:interface=127.0.0.1"
+        accepted = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(accepted.close)
+        endpoint = f"tcp:{accepted.getsockname()[1]}:interface=127.0.0.1"
         free = f"tcp:{find_free_port()}:interface=127.0.0.1"
         troubles = (
             ({"listen": [endpoint]}, f"cannot listen on {endpoint}: Address already in use"),

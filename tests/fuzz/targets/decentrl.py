@@ -54,8 +54,8 @@ class DecentrlTarget:
 
     def _prepare(self, site_fixture: InMemorySite) -> None:
         self._alice, self._bob = InMemoryIdentity(site_fixture, "alice"), InMemoryIdentity(site_fixture, "bob")
-        for one in (self._alice, self._bob):
-            one.register()
+        for item in (self._alice, self._bob):
+            item.register()
         self._alice.befriend(self._bob)
 
     def close(self) -> None:

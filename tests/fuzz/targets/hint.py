@@ -55,9 +55,9 @@ class HintTarget:
         elif way == b"x":
             server, written = self._connect()
             server.dataReceived(rest)
-            said = written.value()
-            refused = said[-4:] == bytes(4) and written.disconnecting
-            assert refused == bool(self._refusals) and len(said) <= 4 + len(PROTOCOL_HELLO) + 32 + 4
+            output = written.value()
+            refused = output[-4:] == bytes(4) and written.disconnecting
+            assert refused == bool(self._refusals) and len(output) <= 4 + len(PROTOCOL_HELLO) + 32 + 4
             server.connectionLost()
         else:
             self._read(way, rest)

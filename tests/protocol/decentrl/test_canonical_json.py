@@ -200,8 +200,8 @@ def _canonicalize_leniently(text: str) -> str | None:
 )
 def test_rejects_invalid_json(raw: bytes) -> None:
     """No object, invalid, ambiguous or too deep: ValueError without the input."""
-    said = r"^(not JSON|not a JSON object|not JSON with unique .*|nested too deep|too many values)$"
-    with pytest.raises(ValueError, match=said):
+    message = r"^(not JSON|not a JSON object|not JSON with unique .*|nested too deep|too many values)$"
+    with pytest.raises(ValueError, match=message):
         loads(raw)
 
 

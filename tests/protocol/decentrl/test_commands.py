@@ -467,12 +467,12 @@ def test_unknown_members_are_ignored(document: dict[str, Any], data: st.DataObje
 
 def test_socket_authentication() -> None:
     """The signed content has neither the type nor unknown members (DCTRL-0004 10.2)."""
-    said, signed = parse_authentication_request(json.dumps(authenticate(later=1)).encode())
-    assert (said.did, said.signing_key_id, said.timestamp) == (ALICE, f"{ALICE}#signing", 1760000000000)
-    assert (said.nonce, said.signature) == (NONCE, SIGNATURE)
+    request, signed = parse_authentication_request(json.dumps(authenticate(later=1)).encode())
+    assert (request.did, request.signing_key_id, request.timestamp) == (ALICE, f"{ALICE}#signing", 1760000000000)
+    assert (request.nonce, request.signature) == (NONCE, SIGNATURE)
     names = ("did", "signing_key_id", "timestamp", "nonce")
     assert signed == canonicalize({name: authenticate()[name] for name in names})
-    assert SIGNATURE not in repr(said)
+    assert SIGNATURE not in repr(request)
 
 
 @pytest.mark.parametrize("member", ["type", "did", "signing_key_id", "timestamp", "nonce", "signature"])

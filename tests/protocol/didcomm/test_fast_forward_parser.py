@@ -257,8 +257,8 @@ def test_every_character_counts(enc: Enc, part: str) -> None:
 def test_every_end_counts(enc: Enc, part: str) -> None:
     """Unused bits, padding, and missing or additional characters at the end of a part are refused."""
     text, with_text = part_of(part, enc)
-    for letter in set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_") - {text[-1]}:
-        assert assert_parsers_agree(with_text(text[:-1] + letter)) is None
+    for message in set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_") - {text[-1]}:
+        assert assert_parsers_agree(with_text(text[:-1] + message)) is None
     for other in (text + "====", text + "A", text[:-1], "", text[1:], " " + text):
         assert assert_parsers_agree(with_text(other)) is None
     padded = assert_parsers_agree(with_text(text + "=" * (-len(text) % 4)))

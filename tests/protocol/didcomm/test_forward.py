@@ -25,7 +25,7 @@ def forward(**headers: object) -> Message:
 
 
 def attached(*data: object) -> Message:
-    return forward(attachments=[{"data": one} for one in data])
+    return forward(attachments=[{"data": item} for item in data])
 
 
 @pytest.mark.parametrize("body", [{}, {"next": ""}, {"next": ["did:a:b"]}, {"next": 1}, [], {"next": "d" * 8193}])

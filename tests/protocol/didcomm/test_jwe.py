@@ -133,8 +133,8 @@ def test_reused_ephemeral_key(curve: Curve) -> None:
     """Envelopes of one ephemeral key share neither IV nor ciphertext nor wrapped key."""
     key, keys = EphemeralKey.generate(curve), [(BOB, BOBS[curve].public)]
     raw = [encrypt_authcrypt(TEXT, (ALICE, ALICES[curve]), keys, key) for _ in range(2)]
-    assert [open_as_bob(one, curve) for one in raw] == [TEXT, TEXT]
-    assert [protected_of(one)["epk"] for one in raw] == [key.jwk, key.jwk]
+    assert [open_as_bob(item, curve) for item in raw] == [TEXT, TEXT]
+    assert [protected_of(element)["epk"] for element in raw] == [key.jwk, key.jwk]
     one, other = map(json.loads, raw)
     assert all(one[name] != other[name] for name in ("recipients", "iv", "ciphertext", "tag"))
 

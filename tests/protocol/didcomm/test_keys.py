@@ -57,8 +57,8 @@ def test_encodings(curve: Curve) -> None:
     assert PublicKey.from_multibase(key.public.multibase()) == key.public
     assert PublicKey.from_base58(curve, encoding.encode_base58(key.public.raw)) == key.public
     assert PrivateKey.from_jwk(key.jwk()) == key
-    theirs = JWK(**key.jwk()).export_public(as_dict=True)
-    assert {name: value for name, value in theirs.items() if name != "kid"} == key.public.jwk()
+    jwcrypto_key = JWK(**key.jwk()).export_public(as_dict=True)
+    assert {name: value for name, value in jwcrypto_key.items() if name != "kid"} == key.public.jwk()
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_exchange_agrees(curve: Curve) -> None:
     """Both sides derive the same secret, and so does jwcrypto."""
     one, other = KEYS[curve], PrivateKey.generate(curve)
     assert one.exchange(other.public) == other.exchange(one.public)
-    ours: Any = JWK(**one.jwk()).get_op_key("unwrapKey")
-    theirs: Any = JWK(**other.public.jwk()).get_op_key("wrapKey")
-    expected = ours.exchange(theirs) if curve == "X25519" else ours.exchange(ec.ECDH(), theirs)
+    own_key: Any = JWK(**one.jwk()).get_op_key("unwrapKey")
+    jwcrypto_key: Any = JWK(**other.public.jwk()).get_op_key("wrapKey")
+    expected = own_key.exchange(jwcrypto_key) if curve == "X25519" else own_key.exchange(ec.ECDH(), jwcrypto_key)
     assert one.exchange(other.public) == expected
 
 
