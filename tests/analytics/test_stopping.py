@@ -36,7 +36,7 @@ PATIENT = """
 from analytics.cli import main
 from analytics.stop import Stop
 halting = Stop.halting
-Stop.halting = lambda stop, halt, kill: halting(stop, halt, kill, patience_s=600.0)
+Stop.halting = lambda stop, halt, kill: halting(stop, halt, kill, patience_s=120.0)
 main()
 """
 

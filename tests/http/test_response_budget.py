@@ -421,6 +421,8 @@ class PausableClient(Protocol):
 class RealSocketTests(TestCase):
     """Flow control of transports on real sockets."""
 
+    timeout = 120
+
     def setUp(self) -> None:
         reactor: Any = _reactor
         self.call_later = reactor.callLater

@@ -291,6 +291,8 @@ class RecordingClient(Protocol):
 class RealSocketTests(TestCase):
     """Behaviour of real sockets."""
 
+    timeout = 120
+
     def setUp(self) -> None:
         self.reactor: Any = _reactor
         self.decentrl = FakeDecentrl()
