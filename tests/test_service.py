@@ -165,8 +165,8 @@ class DaemonTests(SynchronousTestCase):
         )
         line = self.open_connection()
         line.feed(encode_request("GET", "/health"))
-        self.assertEqual([one.status for one in parse_responses(line.taken())], [200])
-        line.hang_up()
+        self.assertEqual([one.status for one in parse_responses(line.take_output())], [200])
+        line.disconnect()
         self.successResultOf(service.stopService())
         self.run_delayed_calls()
         self.assertEqual(self.reactor.getDelayedCalls(), [])
@@ -188,14 +188,14 @@ class DaemonTests(SynchronousTestCase):
         asking.feed(encode_request("POST", "/didcomm", raw))
         stopped = service.stopService()
         late.feed(encode_request("POST", "/didcomm", raw))
-        self.assertEqual([one.status for one in parse_responses(late.taken())], [503])
-        self.assertEqual((asking.taken(), socket.taken()), (b"", b""))
+        self.assertEqual([one.status for one in parse_responses(late.take_output())], [503])
+        self.assertEqual((asking.take_output(), socket.take_output()), (b"", b""))
         self.reactor.advance(5)
-        (response,) = parse_responses(asking.taken())
+        (response,) = parse_responses(asking.take_output())
         self.assertEqual((response.status, response.json["body"]["code"]), (400, "e.p.did.unresolvable"))
         self.run_delayed_calls()
         self.assertNoResult(stopped)
-        self.assertEqual(socket.taken(), b"\x88\x0c\x03\xe9going away")
+        self.assertEqual(socket.take_output(), b"\x88\x0c\x03\xe9going away")
         socket.feed(encode_masked_frame(b"\x03\xe9", CLOSE))
         self.run_delayed_calls()
         self.successResultOf(stopped)
@@ -211,8 +211,8 @@ class DaemonTests(SynchronousTestCase):
         """DID of the daemon."""
         line = self.open_connection()
         line.feed(encode_request("GET", "/did"))
-        (response,) = parse_responses(line.taken())
-        line.hang_up()
+        (response,) = parse_responses(line.take_output())
+        line.disconnect()
         return response.body.decode()
 
     def open_websocket(self) -> InMemoryTransport:
@@ -220,13 +220,13 @@ class DaemonTests(SynchronousTestCase):
         line = self.open_connection()
         opening = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
         line.feed(encode_request("GET", "/ws", None, {**opening, "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}))
-        self.assertTrue(line.taken().startswith(b"HTTP/1.1 101 "))
+        self.assertTrue(line.take_output().startswith(b"HTTP/1.1 101 "))
         return line
 
     def test_stop_ends_although_peer_ignores_close(self) -> None:
         """Stopping ends in time although a peer does not answer the closing handshake."""
         service = self.start(drain_timeout="8s")
-        self.open_websocket().stuck = True
+        self.open_websocket().peer_stalled = True
         stopped = service.stopService()
         self.assertNoResult(stopped)
         self.reactor.pump([1] * 8)

@@ -1,4 +1,4 @@
-"""A house with the status page for operators in front of it."""
+"""In-memory mediator with its status page."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ BEARER = f"Bearer {TOKEN}"
 
 
 class InMemoryAdminSite(InMemoryMediator):
-    """
-    :ivar reports: the directory of the nightly reports.
-    """
+    """:ivar reports: the directory of the nightly reports."""
 
     def __init__(self, test: SynchronousTestCase, **settings: Any) -> None:
         self.reports = Path(tempfile.mkdtemp())
@@ -34,51 +32,51 @@ class InMemoryAdminSite(InMemoryMediator):
         test.addCleanup(self.watch.stopService)
         self.site = build_admin_site(self.base, self.config, TOKEN.encode(), self.watch)
 
-    def line(self, peer: str = PEER) -> InMemoryTransport:
-        """A new connection."""
-        line = InMemoryTransport(self.clock, peer)
-        line.protocol = self.site.buildProtocol(line.getPeer())
-        line.protocol.makeConnection(line)
-        return line
+    def connect(self, peer: str = PEER) -> InMemoryTransport:
+        """Open a TCP connection."""
+        transport = InMemoryTransport(self.clock, peer)
+        transport.protocol = self.site.buildProtocol(transport.getPeer())
+        transport.protocol.makeConnection(transport)
+        return transport
 
-    def settle(self) -> None:
-        """Let everything happen that is to happen at once."""
+    def run_due_calls(self) -> None:
+        """Run all calls that are due now."""
         while any(call.getTime() <= self.clock.seconds() for call in self.clock.getDelayedCalls()):
             self.clock.advance(0)
 
-    def raw(self, request: bytes, peer: str = PEER) -> bytes:
-        """All that comes back."""
-        line = self.line(peer)
-        line.feed(request)
-        self.settle()
-        answer = line.taken()
-        line.hang_up()
+    def exchange_raw(self, request: bytes, peer: str = PEER) -> bytes:
+        """Send a request and return all output."""
+        transport = self.connect(peer)
+        transport.feed(request)
+        self.run_due_calls()
+        answer = transport.take_output()
+        transport.disconnect()
         return answer
 
     def request(
         self, path: str, authorization: str | None = BEARER, method: str = "GET", peer: str = PEER, **headers: str
     ) -> HTTPResponse:
-        """The response to a request on a connection of its own."""
+        """Send one request on its own connection and return the response."""
         if authorization is not None:
             headers["Authorization"] = authorization
-        (answer,) = parse_responses(
-            self.raw(encode_request(method, path, None, headers), peer), head=method == "HEAD"
+        (response,) = parse_responses(
+            self.exchange_raw(encode_request(method, path, None, headers), peer), head=method == "HEAD"
         )
-        return answer
+        return response
 
     def page(self) -> str:
-        """The page as it is now."""
-        self.clock.advance(3)  # or it might be the one that was shown just before
+        """The current page."""
+        self.clock.advance(3)  # otherwise the cached page could be returned
         return self.request("/admin").body.decode("utf-8")
 
     def status(self) -> dict[str, Any]:
-        """The same for programs."""
+        """The current status as JSON."""
         self.clock.advance(3)
         status: dict[str, Any] = json.loads(self.request("/admin/status.json").body)
         return status
 
-    def a_report(self, day: str, **files: str) -> Path:
-        """The report of a day; `index` is its page."""
+    def write_report(self, day: str, **files: str) -> Path:
+        """Write the report of a day; `index` is its page."""
         folder = self.reports / day
         folder.mkdir()
         for name, content in {"index.html": f"<h1>{day}</h1>", **files}.items():

@@ -1,7 +1,7 @@
 """
-The status page in a real Chromium: on a phone and on a desktop, in light and in dark.
+The status page in Chromium, in phone and desktop size, light and dark.
 
-Screenshots are left in `var/screenshots` to be looked at.
+Screenshots are left in `var/screenshots`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.http.in_memory_site import encode_request
 USER = ("operator", TOKEN)
 # Header that makes the test server send pages with a refresh of 99 s instead of 10 s.
 SLOW_REFRESH = {"X-Slow-Refresh": "1"}
-# Rather long, and with what has no business on a page.
+# Long, and with characters that must be escaped.
 DIDS = (
     "did:peer:2.Ez6LSms555YhFthn1WV8ciDBpZm86hK9tp83WojJUmxPGk1hZ.Vz6MkmdBjMyB4TS5UbbQw54szm8yvMMf1ftGV2sQVYAxaeWhE",
     "did:key:z6MkhaXgBZDvotDkL5257faiztiGiC2QtKLGpbnnEGta2doK",
@@ -37,13 +37,13 @@ DIDS = (
 
 
 class BusyMediator:
-    """What a mediator has to show after a busy hour."""
+    """A mediator after a busy hour."""
 
     def __init__(self) -> None:
         self.case = SynchronousTestCase("run")
 
     def in_memory(self) -> InMemoryAdminSite:
-        """It is the same each time that it is made."""
+        """Build it; the result is always the same."""
         in_memory = InMemoryAdminSite(self.case, log={"dids": "plain"})
         for day, state, verdict in (
             ("2027-01-13", "good", "The books close and nothing stands out."),
@@ -54,30 +54,30 @@ class BusyMediator:
             ),
         ):
             summary = f'{{"state": "{state}", "verdict": "{verdict}"}}'
-            folder = in_memory.a_report(day, summary__json=summary, traffic__csv="hour,messages\n0,12\n")
+            folder = in_memory.write_report(day, summary__json=summary, traffic__csv="hour,messages\n0,12\n")
             os.utime(folder / "index.html", (in_memory.clock.seconds() - 20_000,) * 2)
-        self._fill(in_memory)
-        self._go_wrong(in_memory)
+        self._add_traffic(in_memory)
+        self._add_problems(in_memory)
         in_memory.clock.advance(3)
         return in_memory
 
-    def _fill(self, in_memory: InMemoryAdminSite) -> None:
+    def _add_traffic(self, in_memory: InMemoryAdminSite) -> None:
         metrics, store = in_memory.base.recorder.metrics, in_memory.store
         self.case.successResultOf(store.grant("did:example:all"))
         for did in DIDS:
             self.case.successResultOf(store.update_recipients("did:example:all", [(did, "add")], max_recipients=99))
-        for turn in range(400):
-            metrics.forwarded.inc(by=turn * 37 % 101)
-            metrics.delivered.inc(by=turn * 37 % 97)
-            metrics.expired.inc(by=turn % 90 == 0)
+        for iteration in range(400):
+            metrics.forwarded.inc(by=iteration * 37 % 101)
+            metrics.delivered.inc(by=iteration * 37 % 97)
+            metrics.expired.inc(by=iteration % 90 == 0)
             now = in_memory.clock.seconds()
-            if turn % 4 == 0:
-                payload = Payload(f"{turn}", b"x" * (turn * 991 % 40_000), "json")
-                did = DIDS[turn * 7 % 17 % len(DIDS)]
+            if iteration % 4 == 0:
+                payload = Payload(f"{iteration}", b"x" * (iteration * 991 % 40_000), "json")
+                did = DIDS[iteration * 7 % 17 % len(DIDS)]
                 self.case.successResultOf(store.enqueue(did, [payload], expires_at=now + 1e6))
-            in_memory.clock.advance(2_000 if turn < 20 else 10)
+            in_memory.clock.advance(2_000 if iteration < 20 else 10)
 
-    def _go_wrong(self, in_memory: InMemoryAdminSite) -> None:
+    def _add_problems(self, in_memory: InMemoryAdminSite) -> None:
         for protocol, fault, times in (
             ("didcomm", DecryptionError(), 3),
             ("didcomm", UnknownRecipient(), 1_204),
@@ -94,15 +94,15 @@ class BusyMediator:
 
 
 @contextmanager
-def served(in_memory: InMemoryAdminSite) -> Iterator[str]:
-    """The URL under which a browser sees the site. Answers are passed on; only :data:`SLOW_REFRESH` changes them."""
+def serve(in_memory: InMemoryAdminSite) -> Iterator[str]:
+    """The URL of the site; responses are passed on, and only :data:`SLOW_REFRESH` changes them."""
     busy = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             headers = {name: value for name, value in self.headers.items() if name.lower() == "authorization"}
             with busy:
-                answer = in_memory.raw(encode_request("GET", self.path, None, headers))
+                answer = in_memory.exchange_raw(encode_request("GET", self.path, None, headers))
             if SLOW_REFRESH.items() <= dict(self.headers).items() and b"<html" in answer:
                 soon = b'http-equiv="refresh" content="10"'
                 assert b'http-equiv="refresh"' not in answer or soon in answer, "pages refresh at another interval"
@@ -113,7 +113,7 @@ def served(in_memory: InMemoryAdminSite) -> Iterator[str]:
         def log_message(self, format: str, *args: Any) -> None:
             pass
 
-    # A browser opens connections before it needs them, which must not hold up the others.
+    # A browser opens connections in advance, which must not block others.
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -129,7 +129,7 @@ def served(in_memory: InMemoryAdminSite) -> Iterator[str]:
 def url() -> Iterator[str]:
     hour = BusyMediator()
     try:
-        with served(hour.in_memory()) as url:
+        with serve(hour.in_memory()) as url:
             yield url
     finally:
         hour.case.doCleanups()
@@ -142,13 +142,13 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.mark.parametrize("view", VIEW_PARAMETERS)
-def test_it_looks_right(browser: Browser, url: str, view: Viewport) -> None:
-    """No script runs, nothing comes from elsewhere, all is there to be read, and nothing is wider than the page."""
+def test_layout(browser: Browser, url: str, view: Viewport) -> None:
+    """No scripts, no external resources, everything readable, nothing wider than the page."""
     with browser.visit(f"{url}/admin", view, credentials=USER, headers=SLOW_REFRESH) as visit:
         assert visit.response is not None and visit.response.status == 200
         look = visit.inspect("admin")
-        # The first answer is a 401, which makes the browser ask for the password.
-        assert [one for one in look.errors if "401" not in one] == []
+        # The first response is a 401, on which the browser sends the password.
+        assert [item for item in look.errors if "401" not in item] == []
         assert look.cross_origin == [] and look.requests == []
         assert look.scripts == 0
         assert look.overflowing == [] and look.overflow == 0
@@ -161,24 +161,24 @@ def test_it_looks_right(browser: Browser, url: str, view: Viewport) -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_schemes_differ(browser: Browser, url: str) -> None:
-    """Whoever likes it dark has it dark."""
-    fuzz_mediator = set()
+def test_colour_schemes_differ(browser: Browser, url: str) -> None:
+    """The dark scheme is dark."""
+    backgrounds = set()
     for view in VIEWS:
         with browser.visit(f"{url}/admin?refresh=0", view, credentials=USER) as visit:
-            fuzz_mediator.add((view.scheme, visit.page.evaluate("getComputedStyle(document.body).backgroundColor")))
-    assert len(fuzz_mediator) == 2
+            backgrounds.add((view.scheme, visit.page.evaluate("getComputedStyle(document.body).backgroundColor")))
+    assert len(backgrounds) == 2
 
 
-def test_without_the_token(browser: Browser, url: str) -> None:
-    """There is nothing to be seen."""
+def test_without_token(browser: Browser, url: str) -> None:
+    """Nothing is shown."""
     with browser.visit(f"{url}/admin", PHONE_LIGHT, credentials=("operator", "wrong")) as visit:
         assert visit.response is not None and visit.response.status == 401
         assert visit.page.inner_text("body").strip() == "unauthorized"
 
 
 def test_links(browser: Browser, url: str) -> None:
-    """The report is a click away, and so is a page that stands still."""
+    """The report and the page without refresh are one click away."""
     with browser.visit(f"{url}/", credentials=USER, headers=SLOW_REFRESH) as visit:
         page = visit.page
         assert page.url == f"{url}/admin"
@@ -195,7 +195,7 @@ def test_links(browser: Browser, url: str) -> None:
 
 
 @pytest.mark.exhaustive
-def test_it_comes_again(browser: Browser, url: str) -> None:
+def test_refresh(browser: Browser, url: str) -> None:
     """Every ten seconds, without a script."""
     with browser.visit(f"{url}/admin", javascript=False, credentials=USER) as visit:
         with visit.page.expect_navigation():

@@ -1,4 +1,4 @@
-"""The parts of the status page for operators, and how it is put together."""
+"""Parts of the status page, and their aggregation over processes."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class TokenTests(SynchronousTestCase):
         self.path.write_bytes(content)
         return self.path
 
-    def test_good(self) -> None:
-        """White space around it does not count."""
+    def test_valid_token(self) -> None:
+        """Surrounding white space is ignored."""
         self.assertEqual(read_admin_token(self.write(f" {TOKEN}\n".encode())), TOKEN.encode())
 
-    def test_refused(self) -> None:
-        """In one line, without a word of it."""
+    def test_refused_token(self) -> None:
+        """The error is one line without the token."""
         for content, mode, why in (
             (TOKEN.encode(), 0o640, "is accessible to other users (mode 0640); run: chmod 600"),
             (TOKEN[:-1].encode(), 0o600, "is shorter than 32 characters; run: openssl rand -hex 32 >"),
@@ -80,14 +80,14 @@ class TokenTests(SynchronousTestCase):
         with self.assertRaises(SecretFileError):
             read_admin_token(self.path)
 
-    def test_not_kept(self) -> None:
-        """Only a digest of it is."""
+    def test_only_digest_is_kept(self) -> None:
+        """Only a digest of the token is kept."""
         clock: Any = MemoryReactorClock()
         self.assertNotIn(TOKEN, repr(vars(AdminAuthenticator(clock, TOKEN.encode()))))
 
 
-def test_a_page_needs_a_token(tmp_path: Path) -> None:
-    """With file, line and key; alone, neither of the two is a mistake."""
+def test_page_needs_token(tmp_path: Path) -> None:
+    """The error has file, line and key; either setting without the page is no error."""
     path = tmp_path / "m.yaml"
     path.write_text("node: m1\nadmin:\n  listen: tcp:8081\n")
     with pytest.raises(ConfigError) as caught:
@@ -102,7 +102,7 @@ def test_a_page_needs_a_token(tmp_path: Path) -> None:
 
 
 class DaemonPageTests(SynchronousTestCase):
-    """The page in the daemon as `build` makes it, on a reactor of memory."""
+    """The page in a daemon built by `build`, on an in-memory reactor."""
 
     def setUp(self) -> None:
         self.directory = Path(tempfile.mkdtemp())
@@ -125,34 +125,34 @@ class DaemonPageTests(SynchronousTestCase):
         self.addCleanup(service.stopService)
         return service
 
-    def ask(self, place: int, authorization: str = BEARER) -> int:
+    def request_status(self, place: int, authorization: str = BEARER) -> int:
         """The status of the page on one of the listeners."""
-        line = InMemoryTransport(self.reactor, PEER)
-        line.protocol = self.reactor.tcpServers[place][1].buildProtocol(line.getPeer())
-        line.protocol.makeConnection(line)
-        line.feed(encode_request("GET", "/admin", None, {"Authorization": authorization}))
+        transport = InMemoryTransport(self.reactor, PEER)
+        transport.protocol = self.reactor.tcpServers[place][1].buildProtocol(transport.getPeer())
+        transport.protocol.makeConnection(transport)
+        transport.feed(encode_request("GET", "/admin", None, {"Authorization": authorization}))
         self.reactor.advance(0)
-        (answer,) = parse_responses(line.taken())
-        line.hang_up()
-        return answer.status
+        (response,) = parse_responses(transport.take_output())
+        transport.disconnect()
+        return response.status
 
-    def test_off(self) -> None:
-        """Nobody listens, and nothing is read, unless it is asked for."""
+    def test_disabled_by_default(self) -> None:
+        """Nothing listens and nothing is read unless the page is enabled."""
         self.start(self.config(token_file="absent"))
         self.assertEqual(len(self.reactor.tcpServers), 1)
-        self.assertEqual(self.ask(0), 404)
+        self.assertEqual(self.request_status(0), 404)
 
-    def test_on(self) -> None:
-        """On a listener of its own, and on no other; the page listens as long as the daemon."""
+    def test_enabled(self) -> None:
+        """The page has its own listener, and is on no other; it is open as long as the daemon runs."""
         service = self.start(self.config(listen="tcp:8081:interface=127.0.0.1", token_file="token"))
-        self.assertEqual([one[0] for one in self.reactor.tcpServers], [8080, 8081])
-        self.assertEqual((self.ask(0), self.ask(1)), (404, 200))
+        self.assertEqual([item[0] for item in self.reactor.tcpServers], [8080, 8081])
+        self.assertEqual((self.request_status(0), self.request_status(1)), (404, 200))
         self.successResultOf(service.stopService())
         self.reactor.advance(0)
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
-    def test_unusable(self) -> None:
-        """The daemon does not start, and says why in a line."""
+    def test_unusable_token(self) -> None:
+        """The daemon does not start, and says why in one line."""
         self.token.chmod(0o644)
         with self.assertRaises(StartupError) as caught:
             self.start(self.config(listen="tcp:8081", token_file="token"))
@@ -163,56 +163,56 @@ class DaemonPageTests(SynchronousTestCase):
         with self.assertRaises(StartupError):
             makeService(Config.model_validate(plain).resolved(self.directory), self.reactor)
 
-    def test_another_token(self) -> None:
-        """It counts once the configuration was read again; one that cannot be used does not."""
+    def test_reload_changes_token(self) -> None:
+        """Another token counts after a reload; an unusable one is ignored."""
         config = self.config(listen="tcp:8081", token_file="token")
         service = self.start(config)
         self.token.write_text("y" * 40)
-        self.assertEqual((self.ask(1), self.ask(1, "Bearer " + "y" * 40)), (200, 401))
+        self.assertEqual((self.request_status(1), self.request_status(1, "Bearer " + "y" * 40)), (200, 401))
         service.reload(lambda: config)
-        self.assertEqual((self.ask(1), self.ask(1, "Bearer " + "y" * 40)), (401, 200))
+        self.assertEqual((self.request_status(1), self.request_status(1, "Bearer " + "y" * 40)), (401, 200))
         self.token.write_text("short")
-        with capturedLogs() as said:
+        with capturedLogs() as log_events:
             service.reload(lambda: config)
-        self.assertEqual(self.ask(1, "Bearer " + "y" * 40), 200)
-        self.assertIn("keeping the current token of the status page", formatEvent(said[-1]))
+        self.assertEqual(self.request_status(1, "Bearer " + "y" * 40), 200)
+        self.assertIn("keeping the current token of the status page", formatEvent(log_events[-1]))
 
-    def test_a_refused_reload(self) -> None:
-        """Nothing has changed then, and the token has not either."""
+    def test_refused_reload(self) -> None:
+        """A refused reload changes nothing, the token included."""
         config = self.config(listen="tcp:8081", token_file="token")
         service = self.start(config)
         self.token.write_text("y" * 40)
 
-        def wrong() -> Config:
+        def invalid() -> Config:
             raise ConfigError(["m.yaml:1: nonsense"])
 
-        service.reload(wrong)
-        self.assertEqual((self.ask(1), self.ask(1, "Bearer " + "y" * 40)), (200, 401))
+        service.reload(invalid)
+        self.assertEqual((self.request_status(1), self.request_status(1, "Bearer " + "y" * 40)), (200, 401))
 
 
-def of_worker(pid: int, **more: Any) -> dict[str, Any]:
-    """What a worker tells."""
+def status_of_worker(pid: int, **more: Any) -> dict[str, Any]:
+    """The status of a worker."""
     process = {"node": f"m-{pid}", "pid": pid, "state": "serving", "well": True, "uptime": 100.0, "sockets": 2}
     return {**process, "slots": [], "problems": [], **more}
 
 
-class SeveralTests(SynchronousTestCase):
-    """What several processes say, as one."""
+class AggregationTests(SynchronousTestCase):
+    """The statuses of several processes as one."""
 
     def setUp(self) -> None:
         self.reactor: Any = MemoryReactorClock()
         self.reactor.advance(NOW)
-        self.told: Any = (2, [of_worker(1), of_worker(2)])
+        self.worker_statuses: Any = (2, [status_of_worker(1), status_of_worker(2)])
         self.backlog: Any = QueueBacklog(0, 0, (AgeBucket(0, 0),) * 6, ())
         self.figures: Any = b"mediator_messages_forwarded_total 7.0\nmediator_active_connections 4.0\n"
 
-    def overview(self) -> DaemonStatus:
-        async def processes() -> Any:
-            if isinstance(self.told, Exception):
-                raise self.told
-            return self.told
+    def status(self) -> DaemonStatus:
+        async def read_processes() -> Any:
+            if isinstance(self.worker_statuses, Exception):
+                raise self.worker_statuses
+            return self.worker_statuses
 
-        async def figures() -> bytes:
+        async def read_queues() -> bytes:
             if isinstance(self.figures, Exception):
                 raise self.figures
             text: bytes = self.figures
@@ -230,9 +230,9 @@ class SeveralTests(SynchronousTestCase):
             node="m-9",
             backend="sqlite",
             clustered=False,
-            query_processes=processes,
-            report_process=lambda: of_worker(9),
-            render_metrics=figures,
+            query_processes=read_processes,
+            report_process=lambda: status_of_worker(9),
+            render_metrics=read_queues,
             read_backlog=backlog,
             pseudonymize=lambda did: did,
             is_own=lambda did: did == "did:own",
@@ -241,21 +241,21 @@ class SeveralTests(SynchronousTestCase):
         return self.successResultOf(collector.latest())
 
     def test_sums(self) -> None:
-        """Traffic is added up slot by slot, and refusals for the same reason are one."""
+        """Traffic is summed slot by slot, and equal refusals are one row."""
         slot = int(NOW) // 10
         trouble = {"source": "request", "kind": "too_large", "where": "didcomm", "text": "e.p.x"}
         one = {**trouble, "count": 2, "first": NOW - 9, "last": NOW - 5}
         other = {**trouble, "count": 3, "first": NOW - 7, "last": NOW - 1}
         zeros = [0] * (len(TRAFFIC_KINDS) - 1)
-        self.told = (
+        self.worker_statuses = (
             2,
             [
-                of_worker(1, slots=[[slot, 5, *zeros], [slot - 30, 1, *zeros]], problems=[one]),
-                of_worker(2, slots=[[slot, 6, *zeros]], problems=[other]),
+                status_of_worker(1, slots=[[slot, 5, *zeros], [slot - 30, 1, *zeros]], problems=[one]),
+                status_of_worker(2, slots=[[slot, 6, *zeros]], problems=[other]),
                 {"node": "m", "problems": []},
             ],
         )
-        overview = self.overview()
+        overview = self.status()
         self.assertEqual((overview.node, overview.processes.asked, len(overview.processes.answered)), ("m", 2, 2))
         accepted = overview.traffic["accepted"]
         self.assertEqual((accepted.last_minute, accepted.last_hour), (11, 12))
@@ -265,120 +265,125 @@ class SeveralTests(SynchronousTestCase):
         self.assertTrue(overview.well)
         self.assertIn("2 of 2", render_status_page(overview, NOW, refreshing=True).decode())
 
-    def test_one_is_silent(self) -> None:
-        """It is said that it is missing."""
-        self.told = (2, [of_worker(1)])
-        overview = self.overview()
+    def test_unresponsive_worker(self) -> None:
+        """The page says that a worker is missing."""
+        self.worker_statuses = (2, [status_of_worker(1)])
+        overview = self.status()
         self.assertEqual((overview.well, overview.state), (False, "some workers do not respond"))
         self.assertIn("1 of 2", render_status_page(overview, NOW, refreshing=True).decode())
         self.assertIn("did not respond in time", render_status_page(overview, NOW, refreshing=True).decode())
 
-    def test_one_is_not_well(self) -> None:
-        """Then the daemon is not."""
-        self.told = (2, [of_worker(1), of_worker(2, state="waiting for the store", well=False)])
-        overview = self.overview()
+    def test_unhealthy_worker(self) -> None:
+        """One unhealthy worker makes the daemon unhealthy."""
+        self.worker_statuses = (
+            2,
+            [status_of_worker(1), status_of_worker(2, state="waiting for the store", well=False)],
+        )
+        overview = self.status()
         self.assertEqual((overview.well, overview.state), (False, "waiting for the store"))
 
-    def test_messages_do_not_get_through(self) -> None:
-        """That is said once somebody asks `/ready`."""
+    def test_failed_probe(self) -> None:
+        """A failed probe is shown once `/ready` is requested."""
         for ready, state in ((b"1.0", "serving"), (b"0.0", "end-to-end probe fails")):
             self.figures = b"mediator_ready " + ready + b"\n"
-            self.assertEqual(self.overview().state, state)
+            self.assertEqual(self.status().state, state)
 
-    def test_books(self) -> None:
-        """They stand there by protocol; with a difference in either the daemon is not well, whatever the sum is."""
+    def test_ledger(self) -> None:
+        """The ledger is shown by protocol; a difference in either makes the daemon unhealthy, whatever the sum."""
         for differences, well in (((0, 0), True), ((-1, 1), False)):
             didcomm, decentrl = [
                 MessageLedger(accepted=1234, waiting=1234 - difference) for difference in differences
             ]
             self.backlog = replace(self.backlog, ledger=StoreLedger(didcomm, decentrl))
-            overview = self.overview()
+            overview = self.status()
             self.assertEqual(overview.well, well)
             self.assertEqual(overview.state, "serving" if well else "message ledger does not balance")
             shown = render_status_page(overview, NOW, refreshing=True).decode()
             self.assertIn("1,234", shown)
             self.assertEqual("\N{MINUS SIGN}1" in shown, not well)
-            books = json.loads(render_status_json(overview, NOW))["ledger"]
+            ledger = json.loads(render_status_json(overview, NOW))["ledger"]
             self.assertEqual(
-                [books[protocol]["difference"] for protocol in ("didcomm", "decentrl")], list(differences)
+                [ledger[protocol]["difference"] for protocol in ("didcomm", "decentrl")], list(differences)
             )
-            self.assertEqual(books["didcomm"]["accepted"], 1234)
+            self.assertEqual(ledger["didcomm"]["accepted"], 1234)
 
-    def test_waiting_that_is_not_counted(self) -> None:
-        """Of very many messages the books do not say how many wait, and nothing is wrong."""
+    def test_uncounted_backlog(self) -> None:
+        """With very many messages the ledger has no backlog, which is no problem."""
         self.backlog = replace(
             self.backlog, ledger=StoreLedger(MessageLedger(accepted=5, waiting=None), MessageLedger())
         )
-        overview = self.overview()
-        books = json.loads(render_status_json(overview, NOW))["ledger"]
-        self.assertEqual((books["didcomm"]["waiting"], books["didcomm"]["difference"]), (None, None))
+        overview = self.status()
+        ledger = json.loads(render_status_json(overview, NOW))["ledger"]
+        self.assertEqual((ledger["didcomm"]["waiting"], ledger["didcomm"]["difference"]), (None, None))
         self.assertTrue(overview.well)
 
     def test_ages(self) -> None:
-        """Page and document say of which time their figures are, and how long ago that is."""
-        overview = self.overview()
+        """Page and document have the time of their figures, and their age."""
+        overview = self.status()
         time_of_day = format_utc_time(NOW)
         for later, age in ((0, "0 s"), (2, "2 s"), (75, "1 min 15 s")):
             shown = render_status_page(overview, NOW + later, refreshing=True).decode()
             self.assertIn(f"As of {time_of_day} UTC, {age} ago; ", shown)
-            # The books, what waits by age, and the largest queues.
+            # The ledger, the backlog by age, and the largest queues.
             self.assertEqual(shown.count(f"As of {time_of_day} UTC, {age} ago."), 3)
-            told = json.loads(render_status_json(overview, NOW + later))
-            self.assertEqual((told["at"], told["age_seconds"]), (NOW, later))
-            self.assertEqual((told["store"]["at"], told["store"]["age_seconds"]), (NOW, later))
+            status = json.loads(render_status_json(overview, NOW + later))
+            self.assertEqual((status["at"], status["age_seconds"]), (NOW, later))
+            self.assertEqual((status["store"]["at"], status["store"]["age_seconds"]), (NOW, later))
 
-    def test_ages_of_nothing(self) -> None:
-        """What the store has not said is of no time."""
+    def test_ages_of_missing_figures(self) -> None:
+        """Figures that the store has not reported have no time."""
         self.backlog = StoreUnavailable()
-        overview = self.overview()
-        told = json.loads(render_status_json(overview, NOW))["store"]
-        self.assertEqual((told["at"], told["age_seconds"], told["answers"]), (None, None, False))
+        overview = self.status()
+        status = json.loads(render_status_json(overview, NOW))["store"]
+        self.assertEqual((status["at"], status["age_seconds"], status["answers"]), (None, None, False))
         shown = render_status_page(overview, NOW, refreshing=True).decode()
         self.assertEqual(shown.count("Unavailable: the store did not respond."), 3)
         self.assertNotIn("No messages are queued.", shown)
 
-    def test_totals_of_the_same_moment(self) -> None:
-        """Of a daemon that is one process the totals are those of its slots, though the metrics have gone on."""
+    def test_totals_match_slots(self) -> None:
+        """In a single-process daemon the totals are those of the slots, although the metrics have advanced."""
         zeros = [0] * (len(TRAFFIC_KINDS) - 1)
         totals = dict.fromkeys(TRAFFIC_KINDS, 0) | {"accepted": 5}
-        self.told = (1, [of_worker(1, slots=[[int(NOW) // 10, 5, *zeros]], totals=totals)])
-        overview = self.overview()
+        self.worker_statuses = (1, [status_of_worker(1, slots=[[int(NOW) // 10, 5, *zeros]], totals=totals)])
+        overview = self.status()
         accepted = overview.traffic["accepted"]
         self.assertEqual((accepted.total, accepted.last_hour), (5, 5))
 
-    def test_own_queue(self) -> None:
-        """What waits for the self-test is shown as that: it is in the sums as well."""
+    def test_probe_queue(self) -> None:
+        """Queued probe messages are shown separately, and are in the sums as well."""
         largest = (LargeQueue("did:own", 2, 20, NOW), LargeQueue("did:bob", 1, 10, NOW))
         self.backlog = replace(self.backlog, messages=3, bytes=30, largest=largest)
-        overview = self.overview()
-        told = json.loads(render_status_json(overview, NOW))["waiting"]
-        self.assertEqual([(one["messages"], one["self_test"]) for one in told["largest"]], [(2, True), (1, False)])
+        overview = self.status()
+        status = json.loads(render_status_json(overview, NOW))["waiting"]
+        self.assertEqual(
+            [(item["messages"], item["self_test"]) for item in status["largest"]], [(2, True), (1, False)]
+        )
         shown = render_status_page(overview, NOW, refreshing=True).decode()
         self.assertIn("(self-test)", shown)
         self.assertNotIn("did:own", shown)
 
-    def test_no_books(self) -> None:
-        """While the store does not answer they are unknown."""
+    def test_no_ledger(self) -> None:
+        """The ledger is unknown while the store does not answer."""
         self.backlog = StoreUnavailable()
-        overview = self.overview()
+        overview = self.status()
         self.assertIsNone(json.loads(render_status_json(overview, NOW))["ledger"])
 
     def test_no_supervisor(self) -> None:
-        """A worker tells at least what it knows itself."""
-        self.told = self.figures = TimeoutError()
-        overview = self.overview()
-        self.assertEqual([one.pid for one in overview.processes.answered], [9])
+        """A worker shows at least its own status."""
+        self.worker_statuses = self.figures = TimeoutError()
+        overview = self.status()
+        self.assertEqual([process.pid for process in overview.processes.answered], [9])
         self.assertEqual((overview.well, overview.gauges), (False, {}))
         self.assertEqual({counts.total for counts in overview.traffic.values()}, {None})
         self.assertIn("unknown", render_status_page(overview, NOW, refreshing=True).decode())
 
-    def test_two_at_once(self) -> None:
-        """They share what is being made, and a fault is told to both."""
-        asked: list[Deferred[Any]] = []
+    def test_concurrent_requests(self) -> None:
+        """They share one computation; an error goes to both."""
+        response: list[Deferred[Any]] = []
 
-        def processes() -> Deferred[Any]:
-            asked.append(Deferred())
-            return asked[-1]
+        def read_processes() -> Deferred[Any]:
+            response.append(Deferred())
+            return response[-1]
 
         unused: Any = None
         overviews = StatusCollector(
@@ -387,7 +392,7 @@ class SeveralTests(SynchronousTestCase):
             node="m",
             backend="sqlite",
             clustered=False,
-            query_processes=processes,
+            query_processes=read_processes,
             report_process=dict,
             render_metrics=unused,
             read_backlog=unused,
@@ -395,36 +400,36 @@ class SeveralTests(SynchronousTestCase):
             is_own=unused,
             reports=None,
         )
-        answers = [overviews.latest(), overviews.latest()]
-        self.assertEqual(len(asked), 1)
-        asked[0].errback(RuntimeError("boom"))
-        for answer in answers:
+        responses = [overviews.latest(), overviews.latest()]
+        self.assertEqual(len(response), 1)
+        response[0].errback(RuntimeError("boom"))
+        for answer in responses:
             self.failureResultOf(answer, RuntimeError)
         overviews.latest()
-        self.assertEqual(len(asked), 2)
+        self.assertEqual(len(response), 2)
 
 
-def test_rates_of_a_young_daemon() -> None:
-    """They are those of the time that it has been there."""
+def test_rates_of_new_daemon() -> None:
+    """Rates are for the time since the start."""
     slot = [int(NOW) // 10, 30, *[0] * (len(TRAFFIC_KINDS) - 1)]
     assert sum(count_by_minute([[slot]], NOW + 5)["accepted"]) == 30
     assert measure_traffic_spans(NOW + 5, 10.0) == (10.0, 10.0)
     assert measure_traffic_spans(NOW + 5, 99_999.0) == (55, 3_595)
 
 
-def test_only_so_many_problems() -> None:
-    """However many processes tell of some."""
-    told = [
+def test_number_of_problems_is_bounded() -> None:
+    """However many processes report some."""
+    status = [
         {"source": "output", "kind": "warn", "where": "x", "text": f"{n}", "count": 1, "first": n, "last": n}
         for n in range(70)
     ]
-    found = merge_problems([told[:50], told[50:]], "output")
-    assert [one.text for one in found] == [f"{n}" for n in range(69, 19, -1)]
-    assert merge_problems([told], "request") == []
+    found = merge_problems([status[:50], status[50:]], "output")
+    assert [item.text for item in found] == [f"{n}" for n in range(69, 19, -1)]
+    assert merge_problems([status], "request") == []
 
 
-def test_markup() -> None:
-    """What is not marked as HTML is escaped, in elements and in attributes."""
+def test_escapes_markup() -> None:
+    """Text that is not marked as HTML is escaped, in elements and attributes."""
     assert escape_text("<&\"'>") == "&lt;&amp;&quot;&#x27;&gt;"
     assert escape_text("a\u202eb\x00\n") == "a\ufffdb\ufffd\ufffd"
     assert build_element("p", "<", Markup("<b>"), class_='"x"') == '<p class="&quot;x&quot;">&lt;<b></p>'
@@ -461,6 +466,6 @@ def test_markup() -> None:
         ),
     ],
 )
-def test_numbers(shown: str, expected: str) -> None:
-    """As people read them."""
+def test_number_format(shown: str, expected: str) -> None:
+    """Numbers are written for people."""
     assert shown == expected

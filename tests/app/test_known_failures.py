@@ -1,4 +1,4 @@
-"""What other mediators are known to have done wrong as time goes by, each once, with the clock in the test's hand."""
+"""Known failures of other mediators over time, with a manual clock."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from mediatord.errors import StoreUnavailable
 from tests.cluster.in_memory_cluster import InMemoryClusterTestCase
 from tests.in_memory_mediator import MP, InMemoryMediator, InMemoryWallet, code_of, pack_forward
 
-# Many times as long as a node of a cluster is known for without saying anything.
+# Many times the lease of a node.
 LONG = 120
 
 
 class TimeTests(SynchronousTestCase):
     """
-    Failures of what runs by itself, and of reads:
+    Failures of periodic tasks, and of reads:
 
-    * the expiry loop dies of one exception;
-    * a store that fails is reported as "0 messages".
+    * one exception ends the expiry loop;
+    * a store failure is reported as "0 messages".
     """
 
     def setUp(self) -> None:
@@ -27,8 +27,8 @@ class TimeTests(SynchronousTestCase):
         self.bob = InMemoryWallet(self.make_node).enrol()
         self.make_node.receive(pack_forward(self.make_node, self.bob.did, self.bob.letter()))
 
-    def test_an_expiry_loop_that_dies(self) -> None:
-        """Whatever goes wrong in a round, once or for long, the next one that can does the work."""
+    def test_expiry_loop_survives_failures(self) -> None:
+        """Whatever fails in one run or several, the next possible run does the work."""
         for error in (ZeroDivisionError(), StoreUnavailable(), KeyError("x")):
             with self.make_node.failing("expire_messages", error):
                 self.make_node.clock.pump([15] * 5)
@@ -37,8 +37,8 @@ class TimeTests(SynchronousTestCase):
         self.make_node.clock.advance(15)
         self.assertEqual(self.make_node.counter("mediator_messages_expired_total"), 1)
 
-    def test_a_store_failure_is_no_empty_queue(self) -> None:
-        """Whichever question the store does not answer, the wallet is not told that nothing is there."""
+    def test_store_failure_is_no_empty_queue(self) -> None:
+        """Whichever read fails, the wallet is not told that its queue is empty."""
         requests: tuple[tuple[str, str, dict[str, Any]], ...] = (
             ("get_queue_status", "status-request", {}),
             ("fetch_messages", "delivery-request", {"limit": 1}),
@@ -55,11 +55,11 @@ class PresenceTests(InMemoryClusterTestCase):
     """
     A failure of clusters:
 
-    * the record that a socket is somewhere expires while it is open.
+    * the presence record of an open socket expires.
     """
 
-    def test_presence_under_a_live_socket(self) -> None:
-        """However long nothing was said on it, what another node accepts is pushed."""
+    def test_presence_of_idle_socket(self) -> None:
+        """However long a socket was idle, messages accepted by other nodes are pushed to it."""
         here, there = self.in_memory_nodes
         bob, dave, eve = self.new_wallet(here), self.new_identity(here, "dave"), self.new_identity(here, "eve")
         dave.register()
@@ -72,4 +72,4 @@ class PresenceTests(InMemoryClusterTestCase):
         self.assertEqual(len(socket.frames), 1)
         raw = eve.command("sealed", to=dave.did, channel="TWO_WAY_PRIVATE")
         self.assertEqual(there.obey(raw).status, 200)
-        self.assertEqual([one["type"] for one in dialogue.heard()], ["PENDING_EVENTS"])
+        self.assertEqual([item["type"] for item in dialogue.heard()], ["PENDING_EVENTS"])

@@ -1,4 +1,4 @@
-"""Reading the configuration again while the daemon runs (analytics contract 4.2)."""
+"""Reload of the configuration (analytics contract 4.2)."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from mediatord.identity.key_file import create_keys
 from tests.http.in_memory_site import InMemorySite
 
 
-class ReloadingTests(SynchronousTestCase):
-    """A daemon whose configuration is in the test's hand."""
+class ReloadTests(SynchronousTestCase):
+    """A daemon whose configuration the test changes."""
 
     def setUp(self) -> None:
         self.in_memory = InMemorySite(self)
 
-    def other(self, **sections: Any) -> Config:
+    def changed_config(self, **sections: Any) -> Config:
         """The configuration with other values in some sections."""
         values = self.in_memory.config.model_dump()
         for name, changes in sections.items():
@@ -32,24 +32,24 @@ class ReloadingTests(SynchronousTestCase):
         return Config.model_validate(values)
 
     def reload(self, read: Any) -> list[str]:
-        """What is said."""
-        with capturedLogs() as said:
+        """Reload and return what is logged."""
+        with capturedLogs() as log_events:
             self.in_memory.base.reloader.reload(read)
-        return [formatEvent(event) for event in said]
+        return [formatEvent(event) for event in log_events]
 
     def outcome(self) -> str:
-        """What the last line about it says; it is followed by the end of the segment."""
+        """The outcome in the last reload event, which ends its segment."""
         event = self.in_memory.events("proc.reload")[-1]
         self.assertGreaterEqual(event["dur_ms"], 0)
         reason: str = event["reason"]
         return reason
 
     def test_applied(self) -> None:
-        """The level and the segments of the log, and who sees how much of the metrics."""
+        """Level and segments of the log, and access to metrics."""
         self.assertEqual(self.in_memory.request("GET", "/metrics", peer="127.0.0.1").status, 200)
         changes = {"allow": ("192.0.2.0/24",), "queue_size_top": 1}
         rotate, retention = {"keep": 1, "bytes": 70_000, "compress": False}, {"bytes": 1, "unread_bytes": 1}
-        new = self.other(metrics=changes, log={"rotate": rotate, "retention": retention})
+        new = self.changed_config(metrics=changes, log={"rotate": rotate, "retention": retention})
         self.assertEqual(self.reload(lambda: new), ["configuration reloaded"])
         self.assertEqual(self.in_memory.request("GET", "/metrics", peer="127.0.0.1").status, 403)
         self.assertEqual(self.in_memory.request("GET", "/metrics", peer="192.0.2.9").status, 200)
@@ -59,8 +59,8 @@ class ReloadingTests(SynchronousTestCase):
         self.assertEqual(list(self.in_memory.config.log.directory.glob("events-*")), [])
         self.assertEqual(self.in_memory.counter("mediator_log_segments_deleted_total"), 2)
 
-    def test_nothing_but_reloads(self) -> None:
-        """However often it is read again, a segment that has nothing else in it goes on."""
+    def test_repeated_reloads(self) -> None:
+        """However often it is reloaded, a segment without other events continues."""
         for _ in range(5):
             self.reload(lambda: self.in_memory.config)
         self.assertEqual(list(self.in_memory.config.log.directory.glob("events-*")), [])
@@ -70,40 +70,40 @@ class ReloadingTests(SynchronousTestCase):
         self.assertEqual(len(self.in_memory.events("proc.reload")), 6)
 
     def test_level(self) -> None:
-        """From now on only what is as grave is written."""
-        self.reload(lambda: self.other(log={"level": "warn"}))
+        """From then on only events of this level are written."""
+        self.reload(lambda: self.changed_config(log={"level": "warn"}))
         self.in_memory.base.recorder.record_grant("did:web:a", "didcomm")
         self.in_memory.base.recorder.record_denial("did:web:a", "policy", "didcomm")
         self.assertEqual(self.in_memory.events("acct.grant"), [])
         self.assertEqual(len(self.in_memory.events("acct.deny")), 1)
-        self.reload(lambda: self.other(log={"level": "info"}))
+        self.reload(lambda: self.changed_config(log={"level": "info"}))
         self.assertEqual(self.outcome(), "ok")
 
     def test_restart_needed(self) -> None:
-        """What cannot be applied is named and left as it was; what can is applied all the same."""
-        new = self.other(queue={"ttl": 60.0}, node="other", log={"level": "warn", "dids": "keyed"})
-        said = self.reload(lambda: new)
-        self.assertEqual(said, ["configuration reloaded; restart to apply node, queue.ttl, log.dids"])
+        """Settings that cannot be applied are named and unchanged; others are applied."""
+        new = self.changed_config(queue={"ttl": 60.0}, node="other", log={"level": "warn", "dids": "keyed"})
+        lines = self.reload(lambda: new)
+        self.assertEqual(lines, ["configuration reloaded; restart to apply node, queue.ttl, log.dids"])
         self.assertEqual(self.in_memory.base.reloader.config.log.level, "warn")
         self.assertEqual(self.in_memory.base.reloader.config.queue.ttl, self.in_memory.config.queue.ttl)
         back = self.reload(lambda: self.in_memory.config)
         self.assertEqual((back, self.outcome()), (["configuration reloaded"], "ok"))
 
-    def test_restart_needed_is_written(self) -> None:
-        """Also where the log says so."""
-        self.reload(lambda: self.other(node="other"))
+    def test_restart_needed_is_logged(self) -> None:
+        """Also in the event log."""
+        self.reload(lambda: self.changed_config(node="other"))
         self.assertEqual(self.outcome(), "restart_needed")
 
     def test_refused(self) -> None:
-        """What is wrong is said in one line, and nothing changes; the log begins a segment all the same."""
+        """An error is one line, and nothing changes; the log begins a segment nevertheless."""
 
-        def wrong() -> Config:
+        def invalid() -> Config:
             raise ConfigError(["mediator.yaml:3: log.level: expected info", "mediator.yaml:9: more"])
 
         self.in_memory.base.recorder.record_grant("did:web:a", "didcomm")
-        said = self.reload(wrong)
+        lines = self.reload(invalid)
         self.assertEqual(
-            said,
+            lines,
             [
                 "configuration rejected, keeping the previous settings: mediator.yaml:3: log.level: expected info "
                 "(and 1 more; run mediatord check-config to list all)"
@@ -114,8 +114,8 @@ class ReloadingTests(SynchronousTestCase):
         self.assertEqual(len(self.in_memory.events("log.open")), 2)
 
 
-class FilesTests(SynchronousTestCase):
-    """A daemon and its file."""
+class FileTests(SynchronousTestCase):
+    """A daemon and its configuration file."""
 
     def setUp(self) -> None:
         directory = tempfile.TemporaryDirectory()
@@ -130,30 +130,32 @@ class FilesTests(SynchronousTestCase):
         self.path.write_text(text)
         return load_config(self.path, {})
 
-    def again(self, text: str) -> tuple[int, str, str]:
-        """How many segments are kept when the file is this, what becomes of it, and what is said."""
-        with capturedLogs() as said:
+    def reload_text(self, text: str) -> tuple[int, str, str]:
+        """Reload this file; return the number of kept segments, the outcome and what is logged."""
+        with capturedLogs() as log_events:
             config, outcome, _ = reload_config(self.config, self.identity, lambda: self.read(text))
-        (event,) = said
+        (event,) = log_events
         return config.log.rotate.keep, outcome, formatEvent(event)
 
-    def test_caught_while_written(self) -> None:
-        """Of a file of which only the beginning is there, nothing is applied."""
+    def test_partly_written_file(self) -> None:
+        """Nothing of a truncated file is applied."""
         for text in ("", "# new\n"):
-            self.assertEqual(self.again(text)[:2], (500, "refused"))
+            self.assertEqual(self.reload_text(text)[:2], (500, "refused"))
         gone = "missing storage.sqlite.path; restore the file, or restart if the removal is intended"
         refused = f"configuration rejected, keeping the previous settings: {gone}"
-        self.assertEqual(self.again(self.text[: self.text.index("log:")]), (500, "refused", refused))
+        self.assertEqual(self.reload_text(self.text[: self.text.index("log:")]), (500, "refused", refused))
 
-    def test_other_values(self) -> None:
-        """What is said otherwise, if only as it is by default, and what nobody had said, is no such thing."""
+    def test_changed_values(self) -> None:
+        """Changed values, defaults included, are no sign of a truncated file."""
         by_default = self.text.replace("a.db", str(Config().storage.sqlite.path)).replace("500", "7")
-        self.assertEqual(self.again(by_default)[:2], (7, "restart_needed"))
-        self.assertEqual(self.again("public_url: https://m.example\nstorage: {sqlite: {path: a.db}}\n")[1], "ok")
+        self.assertEqual(self.reload_text(by_default)[:2], (7, "restart_needed"))
+        self.assertEqual(
+            self.reload_text("public_url: https://m.example\nstorage: {sqlite: {path: a.db}}\n")[1], "ok"
+        )
 
 
-def test_changed() -> None:
-    """Every setting by its name, in the order of the file; what the operator names is one setting."""
+def test_changed_settings() -> None:
+    """Every changed setting by name, in the order of the file; entries that the operator names are one setting."""
     one = Config()
     other = Config.model_validate(
         {

@@ -1,4 +1,4 @@
-"""How whoever started twistd is told about the start of a daemon."""
+"""Reporting the start of a daemon to the parent process of twistd."""
 
 from __future__ import annotations
 
@@ -15,77 +15,77 @@ from mediatord.errors import StartupError
 from mediatord.tap import STARTUP_GRACE_SECONDS, StartupReporter, TwistdDaemonService
 
 
-class Reactor(Clock):
-    """Runs."""
+class FakeReactor(Clock):
+    """A running reactor."""
 
     def callWhenRunning(self, call: Any) -> None:  # noqa: N802  Twisted's name
-        """Not in a test: it takes signals."""
+        """Ignore: signals are not handled in tests."""
 
     def stop(self) -> None:
-        """Nothing runs."""
+        """Ignore."""
 
 
 class StartStatusTests(SynchronousTestCase):
-    """The pipe at which the parent process of a daemon waits."""
+    """The pipe on which the parent process waits."""
 
     def setUp(self) -> None:
         self.read, written = os.pipe()
         self.addCleanup(os.close, self.read)
-        # As Twisted has it in the daemon.
+        # As in Twisted's daemon.
         self.options: dict[str, Any] = {"nodaemon": 1, "statusPipe": written, "pidfile": ""}
         self.status = StartupReporter(self.options)
         self.status.watch()
         self.addCleanup(atexit.unregister, self.status.process_ends)
-        self.reactor = Reactor()
+        self.reactor = FakeReactor()
         self.root = TwistdDaemonService(self.reactor, self.status)
         self.daemon = OrderedService(self.reactor, 1.0)
 
-    def told(self) -> bytes:
+    def reported(self) -> bytes:
         """What the parent reads, up to the end."""
         return b"".join(iter(lambda: os.read(self.read, 100), b""))
 
-    def assert_told_at_end(self, outcome: bytes) -> None:
+    def assert_reported_at_end(self, outcome: bytes) -> None:
         """The parent reads this when the process has ended, and nothing before: twistd still removes its files."""
         self.assertEqual(select.select([self.read], [], [], 0)[0], [])
         self.status.process_ends()
-        self.assertEqual(self.told(), outcome)
+        self.assertEqual(self.reported(), outcome)
 
     def start(self) -> None:
-        """Have everything start, as Twisted does."""
+        """Start all services, as Twisted does."""
         self.root.run(None, lambda reactor, config, **options: self.daemon)  # type: ignore[arg-type]
         self.root.privilegedStartService()
         self.root.startService()
 
-    def test_serves(self) -> None:
-        """All is well once it serves, and not before; nothing is said twice."""
+    def test_success(self) -> None:
+        """Success is reported once the daemon serves, once."""
         self.start()
-        self.assertIsNone(self.options["statusPipe"])  # or Twisted would say so now
+        self.assertIsNone(self.options["statusPipe"])  # or Twisted would report it now
         self.root.ready()
         self.root.give_up("later")
         self.root.ready()
-        self.assertEqual(self.told(), b"0")
+        self.assertEqual(self.reported(), b"0")
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
-    def test_gives_up(self) -> None:
-        """The reason, if that turns out when the reactor runs."""
+    def test_failure_after_start(self) -> None:
+        """The reason, if the start fails while the reactor runs."""
         self.start()
         self.root.give_up("another daemon has the database")
-        self.assert_told_at_end(b"1 another daemon has the database")
+        self.assert_reported_at_end(b"1 another daemon has the database")
 
     def test_long_reason(self) -> None:
-        """As much as Twisted reads."""
+        """The reason is truncated to what Twisted reads."""
         self.start()
         self.root.give_up("\N{SNOWMAN}" + "x" * 200)
-        self.assert_told_at_end((b"1 \\u2603" + b"x" * 200)[:100])
+        self.assert_reported_at_end((b"1 \\u2603" + b"x" * 200)[:100])
 
-    def test_goes_on_trying(self) -> None:
+    def test_slow_store(self) -> None:
         """A daemon that waits for its store for long counts as started."""
         self.start()
         self.reactor.advance(STARTUP_GRACE_SECONDS)
-        self.assertEqual(self.told(), b"0")
+        self.assertEqual(self.reported(), b"0")
 
     def test_cannot_start(self) -> None:
-        """The reason, and exit status 1, at each step; an error of the system is put into a line."""
+        """The reason, and exit status 1, at each step; an OS error is put into one line."""
         for error, reason in (
             (StartupError("no such key"), b"1 no such key"),
             (FileNotFoundError(2, "No such file or directory", "/nowhere"), b"1 /nowhere: No such file or directory"),
@@ -99,4 +99,4 @@ class StartStatusTests(SynchronousTestCase):
 
                 setattr(self.daemon, step, fail)
                 self.assertEqual(self.assertRaises(SystemExit, self.start).code, 1)
-                self.assert_told_at_end(reason)
+                self.assert_reported_at_end(reason)

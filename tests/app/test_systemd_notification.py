@@ -1,4 +1,4 @@
-"""What systemd is told, and when."""
+"""Notifications for systemd."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from mediatord.observability.metrics import Metrics
 SERVING, WAITING = "STATUS=serving", "STATUS=waiting for the store"
 
 
-class Reactor(MemoryReactorClock):
-    """One that runs."""
+class RunningReactor(MemoryReactorClock):
+    """A running reactor."""
 
     def callWhenRunning(self, callable: Callable[..., Any], *arguments: Any, **more: Any) -> None:  # noqa: N802
         callable(*arguments, **more)
 
 
-class Reloads:
-    """Notes that it was asked."""
+class RecordingReloader:
+    """Records that it was called."""
 
     fails = False
 
@@ -37,118 +37,118 @@ class Reloads:
         """Nothing."""
 
     def reload(self, read: object) -> None:
-        """Do nothing."""
+        """Ignore."""
         self.asked.append(read)
         if self.fails:
             raise ZeroDivisionError
 
 
-class Base:
-    """As much of the daemon as there is to say of it."""
+class FakeCoreServices:
+    """The parts of the core services that notifications depend on."""
 
     def __init__(self) -> None:
-        self.reactor: Any = Reactor()
+        self.reactor: Any = RunningReactor()
         self.metrics = Metrics(CollectorRegistry(), version="1")
         self.recorder = self
         self.node_health = NodeHealth(self.reactor, 10.0)
         self.lived: list[str] = []
-        self.reloader = Reloads()
+        self.reloader = RecordingReloader()
 
     def record_start(self, version: str) -> None:
-        """It is noted."""
+        """Record the start."""
         self.lived.append("started")
 
     def record_stop(self, version: str) -> None:
-        """It is noted."""
+        """Record the stop."""
         self.lived.append("stopped")
 
 
 class SystemdNotificationTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.base: Any = Base()
-        self.said: list[str] = []
-        self.signs = self.make_signs(self.base)
+        self.base: Any = FakeCoreServices()
+        self.notifications: list[str] = []
+        self.signs = self.make_notification(self.base)
 
-    def make_signs(self, base: Any) -> LifecycleNotifier:
-        """Those of a daemon that is yet to be started."""
-        return LifecycleNotifier(base, self.said.append)
+    def make_notification(self, base: Any) -> LifecycleNotifier:
+        """Build the notification service of a daemon that has not started."""
+        return LifecycleNotifier(base, self.notifications.append)
 
-    def told(self) -> list[str]:
-        """Since the last call."""
-        found, self.said[:] = list(self.said), []
+    def sent(self) -> list[str]:
+        """Notifications since the last call."""
+        found, self.notifications[:] = list(self.notifications), []
         return found
 
     def open_store(self) -> None:
-        """As a daemon does that is no node, or has joined."""
+        """Open the store, as a single daemon or a joined node."""
         self.base.metrics.set_storage_up(True)
         self.base.node_health.joined()
         self.signs.store_opened()
 
-    def test_serving(self) -> None:
-        """It is up once the store is open, which nobody has to wait for after that."""
+    def test_ready(self) -> None:
+        """READY once the store is open; nothing waits for it afterwards."""
         self.signs.startService()
-        self.assertEqual(self.told(), [WAITING])
+        self.assertEqual(self.sent(), [WAITING])
         self.base.reactor.advance(STARTUP_GRACE_SECONDS - 1)
-        self.assertEqual(self.told(), [])
+        self.assertEqual(self.sent(), [])
         self.open_store()
-        self.assertEqual(self.told(), [SERVING, "READY=1"])
+        self.assertEqual(self.sent(), [SERVING, "READY=1"])
         self.base.reactor.advance(STARTUP_GRACE_SECONDS)
-        self.assertEqual(self.told(), [])
+        self.assertEqual(self.sent(), [])
 
-    def test_a_store_that_is_quick(self) -> None:
-        """It may be open before the rest has started."""
+    def test_store_opens_first(self) -> None:
+        """The store may be open before the rest has started."""
         self.open_store()
-        self.assertEqual(self.told(), [])
+        self.assertEqual(self.sent(), [])
         self.signs.startService()
-        self.assertEqual(self.told(), [SERVING, "READY=1"])
+        self.assertEqual(self.sent(), [SERVING, "READY=1"])
 
     def test_no_store(self) -> None:
-        """After a while the daemon counts as up, which it does once; how it is, is another thing."""
+        """After a while READY is sent once without the store; the status says more."""
         self.signs.startService()
         self.base.reactor.advance(STARTUP_GRACE_SECONDS)
-        self.assertEqual(self.told(), [WAITING, "READY=1"])
+        self.assertEqual(self.sent(), [WAITING, "READY=1"])
         self.base.reactor.advance(600)
         self.open_store()
-        self.assertEqual(self.told(), [SERVING])
+        self.assertEqual(self.sent(), [SERVING])
 
     def test_trouble(self) -> None:
-        """What there is to say changes within a second, and is said when it does."""
+        """The status is updated within a second after a change."""
         self.open_store()
         self.signs.startService()
-        self.told()
+        self.sent()
         self.base.metrics.set_storage_up(False)
         self.base.reactor.pump([0.5] * 10)
-        self.assertEqual(self.told(), [WAITING])
+        self.assertEqual(self.sent(), [WAITING])
         self.base.metrics.set_storage_up(True)
         self.base.reactor.advance(1)
-        self.assertEqual(self.told(), [SERVING])
+        self.assertEqual(self.sent(), [SERVING])
         self.base.node_health.parted()
         self.base.reactor.pump([1] * 12)
-        self.assertEqual(self.told(), [f"STATUS={NOT_JOINED}"])
+        self.assertEqual(self.sent(), [f"STATUS={NOT_JOINED}"])
 
     def test_watchdog(self) -> None:
-        """It hears from a daemon that is up, whatever its store does."""
+        """WATCHDOG is sent by a running daemon, whatever its store does."""
         for name, value in {"WATCHDOG_USEC": "20000000", "WATCHDOG_PID": str(os.getpid())}.items():
             self.addCleanup(os.environ.pop, name)
             os.environ[name] = value
         self.signs.startService()
         self.base.reactor.advance(STARTUP_GRACE_SECONDS)
-        self.assertEqual(self.told(), [WAITING, "READY=1", "WATCHDOG=1"])
+        self.assertEqual(self.sent(), [WAITING, "READY=1", "WATCHDOG=1"])
         self.base.reactor.pump([10, 10])
-        self.assertEqual(self.told(), ["WATCHDOG=1"] * 2)
+        self.assertEqual(self.sent(), ["WATCHDOG=1"] * 2)
 
     def test_reload(self) -> None:
-        """It is begun and ended, unless the daemon is not up yet; also where it fails."""
+        """RELOADING and READY, unless the daemon is not ready yet; also after a failed reload."""
         read = self.base.reloader.read
         self.signs.startService()
-        self.told()
+        self.sent()
         self.signs.reload(read)
-        self.assertEqual(self.told(), [])
+        self.assertEqual(self.sent(), [])
         self.open_store()
-        self.told()
+        self.sent()
         before = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self.signs.reload(read)
-        begun, ended = self.told()
+        begun, ended = self.sent()
         reloader, since = begun.splitlines()
         self.assertEqual((reloader, ended), ("RELOADING=1", "READY=1"))
         name, _, microseconds = since.partition("=")
@@ -156,18 +156,18 @@ class SystemdNotificationTests(SynchronousTestCase):
         self.assertLessEqual(before, int(microseconds))
         self.base.reloader.fails = True
         self.assertRaises(ZeroDivisionError, self.signs.reload, read)
-        self.assertEqual(self.told()[-1], "READY=1")
+        self.assertEqual(self.sent()[-1], "READY=1")
         self.assertEqual(self.base.reloader.asked, [read] * 3)
 
     def test_stop(self) -> None:
-        """Said once; nothing comes after that, and nothing is left."""
+        """STOPPING once; nothing follows, and no timer remains."""
         for wait in (0.0, STARTUP_GRACE_SECONDS):
-            self.signs = self.make_signs(self.base)
+            self.signs = self.make_notification(self.base)
             self.signs.startService()
             self.base.reactor.advance(wait)
-            self.told()
+            self.sent()
             self.signs.stopService()
             self.signs.store_opened()
-            self.assertEqual(self.told(), ["STOPPING=1"])
+            self.assertEqual(self.sent(), ["STOPPING=1"])
             self.assertEqual(self.base.reactor.getDelayedCalls(), [])
         self.assertEqual(self.base.lived, ["started", "stopped"] * 2)

@@ -1,8 +1,8 @@
 """
-Asks PyPI for known weaknesses of everything that is installed beside us: ``python -m tests.audit.advisories``.
+Query PyPI for known vulnerabilities of installed packages: ``python -m tests.audit.advisories``.
 
-Fails if there is one. Where nobody answers, or knows the packages, that is said in one line and is no failure: what
-cannot be reached says nothing about the code.
+Fails if there is one. If PyPI does not answer, one line says so and it does not fail: that is no finding about the
+code.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ PIP_AUDIT = _ROOT / ".venv-audit/bin/pip-audit"
 _SECONDS = 120.0
 
 
-def installed() -> list[str]:
-    """What pip has installed beside us, as `name==version`; ourselves not."""
+def installed_packages() -> list[str]:
+    """Packages installed by pip, as `name==version`, without mediatord."""
     done = subprocess.run(
         [sys.executable, "-m", "pip", "freeze", "--exclude-editable"], check=True, capture_output=True, text=True
     )
     return [line for line in done.stdout.splitlines() if "==" in line]
 
 
-def asked(packages: Sequence[str], program: Path = PIP_AUDIT) -> list[dict[str, Any]] | None:
-    """What is known of each package, as pip-audit has it in JSON; None if nobody answered."""
+def query(packages: Sequence[str], program: Path = PIP_AUDIT) -> list[dict[str, Any]] | None:
+    """The vulnerabilities of each package, as in pip-audit's JSON; None without an answer."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as listed:
         listed.write("\n".join(packages))
         listed.flush()
@@ -42,11 +42,14 @@ def asked(packages: Sequence[str], program: Path = PIP_AUDIT) -> list[dict[str, 
     return found
 
 
-def judged(found: Sequence[dict[str, Any]] | None) -> tuple[int, list[str]]:
-    """The exit status, and what is to be said."""
-    known = [one for one in found or () if "vulns" in one]
-    weak = [one for one in known if one["vulns"]]
-    lines = [f"{one['name']} {one['version']}: {', '.join(vuln['id'] for vuln in one['vulns'])}" for one in weak]
+def evaluate(found: Sequence[dict[str, Any]] | None) -> tuple[int, list[str]]:
+    """The exit status and the report."""
+    known = [package for package in found or () if "vulns" in package]
+    weak = [package for package in known if package["vulns"]]
+    lines = [
+        f"{package['name']} {package['version']}: {', '.join(vuln['id'] for vuln in package['vulns'])}"
+        for package in weak
+    ]
     if weak:
         return 1, lines
     if not known:
@@ -57,7 +60,7 @@ def judged(found: Sequence[dict[str, Any]] | None) -> tuple[int, list[str]]:
 
 def main() -> int:
     """The exit status."""
-    status, lines = judged(asked(installed()))
+    status, lines = evaluate(query(installed_packages()))
     for line in lines:
         sys.stderr.write(f"{line}\n")
     return status

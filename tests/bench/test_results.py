@@ -1,4 +1,4 @@
-"""Targets, floors, pictures, and who is measured."""
+"""Targets, baselines, charts, and discovery."""
 
 from __future__ import annotations
 
@@ -42,31 +42,31 @@ TABLE = ResultTable(
 )
 
 
-def test_targets_are_bounds_from_below_or_above() -> None:
-    """A rate is to be reached, a latency not to be exceeded, and the table says which."""
+def test_targets_are_lower_or_upper_bounds() -> None:
+    """A rate must be reached, a latency not exceeded, and the table says which."""
     text = str(ResultTable("T", (), {}, TARGETS))
     assert "rate at least 2: 3.00, met" in text
     assert "p99, ms at most 25: 30.00, missed" in text
 
 
-def test_rejected_requests_cost_the_generator_time_too() -> None:
-    """Only what was accepted counts as a rate; the generator's CPU time is divided by all requests."""
+def test_refused_requests_count_for_generator_cost() -> None:
+    """Only accepted requests count for the rate; the generator's CPU time is divided by all."""
     figures = LoadResult(Counter({"202": 10, "429": 90}), seconds=1.0, client_seconds=0.01, accepted=10).figures()
     assert figures[PER_SECOND] == 10.0
     assert figures[CLIENT_US] == pytest.approx(100.0)
 
 
-def test_openssl_is_read() -> None:
-    """Operations per second of the line that has them; anything else is no rate."""
-    said = "+DTP:253::ecdh:1\n+R7:15085:253:0.69\n+F5:22:253:21862.318841:0.000046\n"
-    assert parse_openssl_rate(said) == pytest.approx(21862.318841)
+def test_parses_openssl_output() -> None:
+    """Operations per second from their line; anything else is no rate."""
+    output = "+DTP:253::ecdh:1\n+R7:15085:253:0.69\n+F5:22:253:21862.318841:0.000046\n"
+    assert parse_openssl_rate(output) == pytest.approx(21862.318841)
     for other in ("", "+F5:22:253", "+F5:a:b:c:d"):
         with pytest.raises(RuntimeError, match="gave no rate"):
             parse_openssl_rate(other)
 
 
-def test_pictures_show_the_figures() -> None:
-    """One picture of latencies with a point a load and percentile, one of bars without the floor; valid XML."""
+def test_charts() -> None:
+    """One chart of latencies with a point per load and percentile, one of bars without the baseline; valid XML."""
     curves, bars = select_charts([TABLE])
     assert isinstance(curves, LineChart)
     assert curves.curves == {"p50 ms": [(100.0, 1.0), (900.0, 2.0)], "p99 ms": [(100.0, 3.0), (900.0, 90.0)]}
@@ -83,16 +83,16 @@ def test_pictures_show_the_figures() -> None:
 
 
 def test_slower_is_higher() -> None:
-    """In the picture of latencies, on a logarithmic scale."""
+    """In the chart of latencies, on a logarithmic scale."""
     points = {"p99": [(1.0, 1.0), (2.0, 10.0), (3.0, 100.0)]}
     drawn = ElementTree.fromstring(render_svg([LineChart("T", "x", "ms", points)]))
-    heights = [float(one.attrib["cy"]) for one in drawn.findall(f".//{SVG}circle")]
+    heights = [float(item.attrib["cy"]) for item in drawn.findall(f".//{SVG}circle")]
     assert heights[0] - heights[1] == pytest.approx(heights[1] - heights[2], abs=0.2)
     assert heights[0] > heights[1]
 
 
-def test_mediator_is_found_by_its_invitation_or_did() -> None:
-    """An out-of-band invitation names it, and so may whoever asks; what is neither is refused in a sentence."""
+def test_discovers_mediator_by_invitation_or_did() -> None:
+    """By an out-of-band invitation or a DID; anything else is refused in a sentence."""
     mediator = WalletIdentity.generate(endpoint="http://127.0.0.1:1/didcomm")
     invitation = {"type": "https://didcomm.org/out-of-band/2.0/invitation", "from": mediator.did}
     packed = base64.urlsafe_b64encode(json.dumps(invitation).encode()).decode().rstrip("=")
@@ -102,8 +102,8 @@ def test_mediator_is_found_by_its_invitation_or_did() -> None:
         find_mediator("https://example.org/", "did:key:z6MkNonsense")
 
 
-def test_cores_are_shared_out() -> None:
-    """Servers and clients have different cores where there are two, and what runs within is put back after."""
+def test_assigns_cores() -> None:
+    """Servers and clients get different cores if there are two; the affinity is restored."""
     before = os.sched_getaffinity(0)
     cores = assign_cores()
     assert cores.server | cores.clients == before
@@ -113,8 +113,8 @@ def test_cores_are_shared_out() -> None:
     assert os.sched_getaffinity(0) == before
 
 
-def test_databases_are_filled_with_copies(tmp_path: Path) -> None:
-    """Whatever columns there are, copies differ in names and numbers only, and messages go to all in turn."""
+def test_fills_databases_with_copies(tmp_path: Path) -> None:
+    """Whatever the columns, copies differ in names and numbers only, and messages go to all recipients in turn."""
     database = tmp_path / "database"
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.executescript(

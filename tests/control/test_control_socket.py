@@ -1,4 +1,4 @@
-"""The control socket: a real UNIX socket with a store in memory behind it, and the client of the command line."""
+"""The control socket on a real UNIX socket with a memory store, and its client."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ OTHER_USER = 65_534
 
 
 class PeerTransport(StringTransport):
-    """In memory, with the credentials of a real socket."""
+    """In-memory transport with the credentials of a real socket."""
 
     def __init__(self, peer: socket.socket) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class PeerTransport(StringTransport):
 
 
 def make_request(operation: str, body: bytes = b"{}") -> bytes:
-    """As it is sent."""
+    """Encode a request."""
     return b"POST /v1/%s HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (
         operation.encode(),
         len(body),
@@ -67,7 +67,7 @@ def make_request(operation: str, body: bytes = b"{}") -> bytes:
 
 
 async def run_as_other_user(work: Callable[[], str]) -> str:
-    """What a function returns in a child process of another user."""
+    """Run a function in a child process of another user."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -129,7 +129,7 @@ class ControlSocketTestCase(TestCase):
         return await self.run_operation(operation, arguments)
 
     async def ask(self, work: Callable[[ControlClient], T], path: Path | None = None) -> T:
-        """What a client gets, in a thread as it blocks."""
+        """Run a blocking client in a thread."""
 
         def connect() -> T:
             client = ControlClient(path or self.path)
@@ -151,27 +151,27 @@ class ControlSocketTestCase(TestCase):
 
 class OperationTests(ControlSocketTestCase):
     async def test_list_and_purge(self) -> None:
-        """Several operations go over one connection; removals are counted and logged."""
+        """Several operations use one connection; removals are counted and logged."""
         self.serve()
         await self.put("a", "b", "c")
 
         def work(client: ControlClient) -> list[str]:
             access = StoreAccess(client.call, Config())
             queues, totals = access.list_queues(None, 10)
-            self.assertEqual([(one.did, one.messages) for one in queues], [(INBOX, 3)])
+            self.assertEqual([(element.did, element.messages) for element in queues], [(INBOX, 3)])
             self.assertEqual((totals.queues, totals.messages), (1, 3))
             self.assertEqual(access.find_did(f"{INBOX}#key"), INBOX)
             self.assertIn(ALICE, list(access.list_dids()))
-            entries = [one for one in access.list_entries(INBOX) if one.id != "b"]
+            entries = [entry for entry in access.list_entries(INBOX) if entry.id != "b"]
             self.assertEqual(access.purge(entries), entries)
-            return [one.id for one in access.list_entries(INBOX)]
+            return [item.id for item in access.list_entries(INBOX)]
 
         self.assertEqual(await self.ask(work), ["b"])
         self.assertEqual([event for event, _ in self.events.events], ["msg.remove", "msg.remove"])
         self.assertEqual((await self.store.read_ledger()).didcomm.removed, 2)
 
     async def test_purge_lines(self) -> None:
-        """Removals are logged with DIDs and ids as they are, or with pseudonyms, as `log.dids` says."""
+        """Removals are logged with DIDs and ids or with pseudonyms, as `log.dids` says."""
         self.serve()
 
         def purge(client: ControlClient) -> None:
@@ -199,7 +199,7 @@ class OperationTests(ControlSocketTestCase):
         def work(client: ControlClient) -> list[bool]:
             access = StoreAccess(client.call, Config())
             accounts, total = access.list_accounts(10)
-            self.assertEqual(([one.did for one in accounts], total), ([ALICE], 1))
+            self.assertEqual(([item.did for item in accounts], total), ([ALICE], 1))
             self.assertEqual(access.list_recipients(ALICE), [INBOX])
             client.call("unregister_recipients", account=ALICE)
             self.assertEqual(client.call("list_queued_dids", account=ALICE), [])
@@ -209,7 +209,7 @@ class OperationTests(ControlSocketTestCase):
         self.assertIsNone(await self.store.get_account(ALICE))
 
     async def test_refusals(self) -> None:
-        """What is not carried out is refused with a line, and the connection can be used on."""
+        """A refused operation has an error line, and the connection stays usable."""
         self.serve()
         await self.put("a")
         ids = [str(number) for number in range(101)]
@@ -237,8 +237,8 @@ class OperationTests(ControlSocketTestCase):
 
         self.assertEqual(await self.ask(work), INBOX)
 
-    async def test_nothing_is_removed_that_cannot_be_logged(self) -> None:
-        """While the event log takes no lines, entries stay."""
+    async def test_nothing_is_removed_unlogged(self) -> None:
+        """While the event log refuses lines, messages stay."""
         self.serve()
         await self.put("a")
         self.writable = False
@@ -247,7 +247,7 @@ class OperationTests(ControlSocketTestCase):
         self.assertEqual((await self.store.read_ledger()).didcomm.waiting, 1)
 
     async def test_unavailable(self) -> None:
-        """A store that does not answer and a daemon that stops are reported; other failures are logged."""
+        """An unresponsive store and a stopping daemon are reported; other failures are logged."""
         self.serve()
         await self.store.close()
         self.assertEqual(await self.refused(lambda client: client.call("count_accounts")), "the store is unavailable")
@@ -268,8 +268,8 @@ class OperationTests(ControlSocketTestCase):
 
 
 class ListenerTests(ControlSocketTestCase):
-    async def test_file(self) -> None:
-        """Only the owner may use it, and it goes when the daemon stops."""
+    async def test_file_mode(self) -> None:
+        """Only the owner may use the file, and it is removed when the daemon stops."""
         control = self.serve()
         self.assertEqual(stat.S_IMODE(os.stat(self.path).st_mode), 0o600)
         control.stopService()
@@ -278,7 +278,7 @@ class ListenerTests(ControlSocketTestCase):
             await self.ask(lambda client: client.call("count_accounts"))
 
     async def test_long_path(self) -> None:
-        """A path may be longer than an address."""
+        """The path may be longer than a socket address."""
         directory = self.path.parent / ("x" * 120)
         directory.mkdir()
         path = directory / "control.sock"
@@ -287,8 +287,8 @@ class ListenerTests(ControlSocketTestCase):
         control.stopService()
         self.assertEqual(list(directory.iterdir()), [])
 
-    async def test_stale(self) -> None:
-        """The file of a daemon that was killed is replaced; nobody listens there until then."""
+    async def test_stale_file(self) -> None:
+        """The file of a killed daemon is replaced; nothing listens on it before."""
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(self.path))
         with self.assertRaises(NoDaemon):
@@ -296,8 +296,8 @@ class ListenerTests(ControlSocketTestCase):
         self.serve()
         self.assertEqual(await self.ask(lambda client: client.call("count_accounts")), 1)
 
-    async def test_live(self) -> None:
-        """Where another daemon listens, this one does not start, and takes nothing from the other."""
+    async def test_live_socket(self) -> None:
+        """If another daemon listens, this one does not start and does not affect the other."""
         self.serve()
         other = ControlListener(self.path)
         with self.assertRaisesRegex(StartupError, f"control_socket: another daemon listens on {self.path}"):
@@ -306,7 +306,7 @@ class ListenerTests(ControlSocketTestCase):
         self.assertEqual(await self.ask(lambda client: client.call("count_accounts")), 1)
 
     async def test_no_socket(self) -> None:
-        """A file that is no socket, or a link to something, is neither replaced nor followed."""
+        """A file that is no socket, or a symbolic link, is neither replaced nor followed."""
         precious = self.path.with_name("precious")
         precious.write_text("precious")
         self.path.write_text("precious")
@@ -323,8 +323,8 @@ class ListenerTests(ControlSocketTestCase):
             self.assertEqual(self.path.readlink(), target)
         self.assertEqual((precious.read_text(), links[1].exists()), ("precious", False))
 
-    async def test_not_possible(self) -> None:
-        """Where no socket can be made, one line says why, and the daemon goes on without it."""
+    async def test_cannot_bind(self) -> None:
+        """If no socket can be bound, one line says why, and the daemon starts without it."""
         file = self.path.with_name("file")
         file.write_text("")
         for directory, reason in (
@@ -350,7 +350,7 @@ class ListenerTests(ControlSocketTestCase):
 
     @pytest.mark.system
     async def test_read_only_directory(self) -> None:
-        """A directory that the daemon's user may not write to is no reason not to start, with a stale file or not."""
+        """The daemon starts in an unwritable directory, with or without a stale file."""
         directory = self.path.parent
         names = ["control.sock", "stale", "another-user's"]
         for name in names[1:]:
@@ -365,13 +365,13 @@ class ListenerTests(ControlSocketTestCase):
                 results = [ControlListener(directory / name).bind() for name in names]
             return f"{results} {[formatEvent(event) for event in logged]}"
 
-        said = await run_as_other_user(bind) if os.geteuid() == 0 else bind()
+        output = await run_as_other_user(bind) if os.geteuid() == 0 else bind()
         directory.chmod(0o700)
-        self.assertTrue(said.startswith("[False, False, False] "), said)
-        self.assertEqual(said.count(": Permission denied; commands cannot connect to this daemon"), 3, said)
+        self.assertTrue(output.startswith("[False, False, False] "), output)
+        self.assertEqual(output.count(": Permission denied; commands cannot connect to this daemon"), 3, output)
 
-    async def test_mode_from_the_first_moment(self) -> None:
-        """The file has its mode before connections are accepted, whatever the umask, which stays."""
+    async def test_mode_is_set_before_accepting(self) -> None:
+        """The file has its mode before connections are accepted; the umask does not matter and stays."""
         modes = []
 
         class ObservedSocket(socket.socket):
@@ -393,7 +393,7 @@ class ListenerTests(ControlSocketTestCase):
         self.assertEqual((modes, masks), ([0o600], [0]))
 
     async def test_file_that_cannot_be_removed(self) -> None:
-        """The daemon stops all the same."""
+        """The daemon stops nevertheless."""
         control = self.serve()
 
         def refuse(path: Path, missing_ok: bool = False) -> None:
@@ -404,9 +404,9 @@ class ListenerTests(ControlSocketTestCase):
         self.assertTrue(self.path.is_socket())
 
 
-class BoundTests(ControlSocketTestCase):
+class BoundsTests(ControlSocketTestCase):
     async def test_other_users(self) -> None:
-        """A connection of another user is closed without an answer, whatever the mode of the file."""
+        """A connection of another user is closed without a response, whatever the mode of the file."""
         control = self.serve()
         self.patch(server_module, "get_peer_credentials", lambda connection: (1, os.geteuid() + 1))
         self.assertIn("does not respond", await self.refused(lambda client: client.call("count_accounts")))
@@ -416,7 +416,7 @@ class BoundTests(ControlSocketTestCase):
 
     @pytest.mark.system
     async def test_other_user_for_real(self) -> None:
-        """Another user is kept out by the mode of the file, and where somebody has changed that, by the daemon."""
+        """Another user is refused by the mode of the file, or else by the daemon."""
         if os.geteuid() != 0:
             raise unittest.SkipTest("only root can run a process as another user")
         self.serve()
@@ -441,22 +441,22 @@ class BoundTests(ControlSocketTestCase):
         self.assertRegex(line, f"^control socket: refused a connection of user {OTHER_USER}, process [0-9]+$")
         self.assertEqual(await self.ask(lambda client: client.call("count_accounts")), 1)
 
-    async def test_own_credentials(self) -> None:
-        """The kernel says which process has connected, and of which user it is."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX)
-        with ours, theirs:
-            self.assertEqual(server_module.get_peer_credentials(ours), (os.getpid(), os.geteuid()))
+    async def test_peer_credentials(self) -> None:
+        """The kernel reports process and user of the peer."""
+        server_end, client_end = socket.socketpair(socket.AF_UNIX)
+        with server_end, client_end:
+            self.assertEqual(server_module.get_peer_credentials(server_end), (os.getpid(), os.geteuid()))
         await succeed(None)
 
-    async def test_large_request(self) -> None:
-        """A request that is too large is not kept."""
+    async def test_oversized_request(self) -> None:
+        """An oversized request is not buffered."""
         self.serve()
         self.assertIn(
             "does not respond", await self.refused(lambda client: client.call("find_did", did="x" * 300_000))
         )
 
     async def test_endless_request(self) -> None:
-        """Headers and pieces of a body without an end are not kept."""
+        """Endless headers and chunks are not buffered."""
         self.serve()
         chunked = b"POST /v1/count_accounts HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
         for start, more in ((b"POST /v1/", b"x" * 1000), (chunked, b"3e8\r\n" + b"x" * 1000 + b"\r\n")):
@@ -487,12 +487,12 @@ class BoundTests(ControlSocketTestCase):
         self.assertTrue((await deferToThread(send)).startswith(b"HTTP/1.1 400 "))
 
     async def test_slow_request(self) -> None:
-        """A request has to be complete within the timeout, which no piece of it prolongs."""
+        """A request must be complete within the timeout, which pieces of it do not prolong."""
         clock = Clock()
-        ours, theirs = socket.socketpair(socket.AF_UNIX)
-        with ours, theirs:
+        server_end, client_end = socket.socketpair(socket.AF_UNIX)
+        with server_end, client_end:
             channel = ControlSite(clock, self.run_once).buildProtocol(None)
-            transport = PeerTransport(ours)
+            transport = PeerTransport(server_end)
             channel.makeConnection(transport)
             channel.dataReceived(make_request("count_accounts"))
             self.assertIn(b'{"result":1}', transport.value())
@@ -509,54 +509,54 @@ class BoundTests(ControlSocketTestCase):
         await succeed(None)
 
     async def test_slow_reader(self) -> None:
-        """A client that does not read holds up nobody, and gets no second answer."""
+        """A client that does not read blocks no other, and gets no second response."""
         self.serve()
         runs = []
 
-        async def list_much(operation: str, arguments: Any) -> Any:
+        async def list_many(operation: str, arguments: Any) -> Any:
             runs.append(operation)
             return "x" * 8_000_000
 
         with self.connected() as slow:
-            operation, self.run_operation = self.run_operation, list_much
+            operation, self.run_operation = self.run_operation, list_many
             await deferToThread(slow.sendall, make_request("list_dids"))
             self.assertEqual(len(await self.ask(lambda client: client.call("list_dids"))), 8_000_000)
             self.run_operation = operation
             self.assertEqual(await self.ask(lambda client: client.call("count_accounts")), 1)
-            self.run_operation = list_much
-            # Nothing more is read from it, or it is disconnected; in neither case does the operation run again.
+            self.run_operation = list_many
+            # It is not read from or disconnected; in neither case does the operation run again.
             await deferToThread(slow.sendall, make_request("list_dids"))
             self.assertEqual(len(await self.ask(lambda client: client.call("list_dids"))), 8_000_000)
             self.assertEqual(len(runs), 3)
 
-    async def test_large_answers(self) -> None:
-        """A client that reads them gets one after the other over one connection."""
+    async def test_large_responses(self) -> None:
+        """A client that reads gets large responses one after the other on one connection."""
         self.serve()
 
-        async def list_much(operation: str, arguments: Any) -> Any:
+        async def list_many(operation: str, arguments: Any) -> Any:
             return "x" * 1_000_000
 
-        self.run_operation = list_much
+        self.run_operation = list_many
         sizes = await self.ask(lambda client: [len(client.call("list_dids")) for _ in range(20)])
         self.assertEqual(sizes, [1_000_000] * 20)
 
-    async def test_requests_ahead(self) -> None:
-        """Of requests that come at once no more run than there is room for their answers."""
+    async def test_pipelined_requests(self) -> None:
+        """Of pipelined requests only as many run as there is room for their responses."""
         self.serve()
         runs = []
 
-        async def list_much(operation: str, arguments: Any) -> Any:
+        async def list_many(operation: str, arguments: Any) -> Any:
             runs.append(operation)
             return "x" * 8_000_000
 
-        self.run_operation = list_much
+        self.run_operation = list_many
         with self.connected() as slow:
             await deferToThread(slow.sendall, make_request("list_dids") * 50)
             await self.ask(lambda client: client.call("list_dids"))
             self.assertEqual(len(runs), 2)
 
-    async def test_stop_during_a_listing(self) -> None:
-        """The client is told at once that the daemon is gone, and a result that comes later goes nowhere."""
+    async def test_stop_during_listing(self) -> None:
+        """The client is disconnected at once, and a late result is dropped."""
         control = self.serve()
         begun: Deferred[None] = Deferred()
         listing: Deferred[Any] = Deferred()
@@ -582,7 +582,7 @@ class BoundTests(ControlSocketTestCase):
             yield connection
 
     async def test_many_connections(self) -> None:
-        """More connections than allowed are closed at once; room is given back when others go."""
+        """Connections over the limit are closed at once; closed ones make room."""
         self.serve()
 
         def work() -> Any:
@@ -599,7 +599,7 @@ class BoundTests(ControlSocketTestCase):
         self.assertEqual(await self.ask(lambda client: client.call("count_accounts")), 1)
 
     async def test_not_http(self) -> None:
-        """What is no request of the protocol is answered with 400."""
+        """Anything but a request of the protocol is a 400."""
         self.serve()
 
         def work(raw: bytes) -> bytes:

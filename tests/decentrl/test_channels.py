@@ -20,7 +20,7 @@ class ChannelTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.in_memory, self.alice, self.bob = register_two_identities(self)
 
-    def signed(
+    def sign_event(
         self, new_identity: InMemoryIdentity, event: str, at: float, *tags: str, channel: str | None = None
     ) -> dict[str, Any]:
         signable: dict[str, Any] = {"event": event, "tags": list(tags), "timestamp": at}
@@ -29,7 +29,7 @@ class ChannelTests(SynchronousTestCase):
         return {**signable, "event_signature": sign_json(signable, new_identity.seed)}
 
     def publish(self, event: str, at: float, *tags: str, channel: str | None = None) -> str:
-        members = self.signed(self.alice, event, at, *tags, channel=channel)
+        members = self.sign_event(self.alice, event, at, *tags, channel=channel)
         reply = self.alice.ask(PUBLISH, channel=PUBLIC, **members)
         body = json.loads(reply.body)
         self.assertEqual((reply.status, set(body)), (200, {"type", "public_event_id"}))
@@ -38,7 +38,7 @@ class ChannelTests(SynchronousTestCase):
 
     def read(self, did: str, peer: str = PEER, **arguments: Any) -> RequestReply:
         wanted = {
-            name.encode(): [str(one).encode() for one in (value if isinstance(value, list) else [value])]
+            name.encode(): [str(item).encode() for item in (value if isinstance(value, list) else [value])]
             for name, value in arguments.items()
         }
         return self.successResultOf(
@@ -54,8 +54,8 @@ class ChannelTests(SynchronousTestCase):
     def events(self, **arguments: Any) -> list[str]:
         return [event["event"] for event in self.page(**arguments)["events"]]
 
-    def test_both_generations(self) -> None:
-        """With and without a channel; what was signed can be put together again from what comes back."""
+    def test_events_with_and_without_channel(self) -> None:
+        """With and without a channel; the signed event can be rebuilt from the response."""
         ids = [self.publish("old", 1, "b", "a"), self.publish("new", 2, channel="news")]
         body = self.page()
         self.assertEqual(set(body), {"publisher_did", "events", "pagination"})
@@ -68,22 +68,22 @@ class ChannelTests(SynchronousTestCase):
             signed = {name: value for name, value in event.items() if name not in ("id", "event_signature")}
             self.assertEqual(sign_json(signed, self.alice.seed), event["event_signature"])
 
-    def test_signature_of_the_other_generation(self) -> None:
-        """A channel that was not signed, and a signed one that is not there, do not pass."""
-        three, four = self.signed(self.alice, "x", 1), self.signed(self.alice, "x", 1, channel="news")
+    def test_signature_of_other_generation(self) -> None:
+        """An unsigned channel, and a signed one that is missing, are refused."""
+        three, four = self.sign_event(self.alice, "x", 1), self.sign_event(self.alice, "x", 1, channel="news")
         for members in (
             {**three, "channel_id": "news"},
             {name: value for name, value in four.items() if name != "channel_id"},
             {**three, "tags": ["added"]},
             {**three, "timestamp": 2},
-            self.signed(self.bob, "x", 1),
+            self.sign_event(self.bob, "x", 1),
         ):
             reply = self.alice.ask(PUBLISH, channel=PUBLIC, **members)
             self.assertEqual(code_of(reply), (401, "INVALID_EVENT_SIGNATURE"))
         self.assertEqual(self.events(), [])
 
     def test_filters(self) -> None:
-        """Newest first; tags joined or repeated, one is enough; inclusive bounds; one channel."""
+        """Newest first; tags joined or repeated, any of them; inclusive bounds; one channel."""
         self.publish("1", 1, "a")
         self.publish("2", 2, "b", channel="news")
         self.publish("3", 3, "c")
@@ -95,19 +95,19 @@ class ChannelTests(SynchronousTestCase):
         self.assertEqual(self.events(channel_id="news"), ["2"])
         self.assertEqual(self.page(page=1, page_size=2)["pagination"], {"page": 1, "page_size": 2, "total": 3})
 
-    def test_bad_queries(self) -> None:
-        """They are refused, and so is what is no DID."""
+    def test_invalid_queries(self) -> None:
+        """Invalid queries and DIDs are refused."""
         for arguments in ({"page": -1}, {"page": "x"}, {"page_size": 0}, {"after": "inf"}, {"page": [1, 2]}):
             self.assertEqual(code_of(self.read(self.alice.did, **arguments)), (400, "INVALID_COMMAND"))
         self.assertEqual(code_of(self.read("alice")), (400, "INVALID_COMMAND"))
 
-    def test_nobody(self) -> None:
-        """Of somebody unknown there is an empty list, as of somebody who says nothing."""
+    def test_unknown_did(self) -> None:
+        """An unknown DID has an empty list, like one that publishes nothing."""
         self.assertEqual(json.loads(self.read("did:example:nobody").body)["events"], [])
         self.assertEqual(json.loads(self.read(self.bob.did).body)["events"], [])
 
     def test_delete(self) -> None:
-        """Once; what is not there, or somebody else's, is not found."""
+        """Deletion works once; missing events and those of others are not found."""
         id_ = self.publish("gone", 1)
         foreign = self.bob.ask(DELETE, channel=PUBLIC, public_event_id=id_)
         self.assertEqual(code_of(foreign), (404, "PUBLIC_EVENT_NOT_FOUND"))
@@ -117,24 +117,24 @@ class ChannelTests(SynchronousTestCase):
         again = self.alice.ask(DELETE, channel=PUBLIC, public_event_id=id_)
         self.assertEqual(code_of(again), (404, "PUBLIC_EVENT_NOT_FOUND"))
 
-    def test_needs_a_registration(self) -> None:
-        """Publishing and deleting do; what was published stays."""
+    def test_publishing_needs_registration(self) -> None:
+        """So does deleting; published events stay."""
         id_ = self.publish("stays", 1)
         self.in_memory.clock.advance(YEAR)
-        members = self.signed(self.alice, "x", 2)
+        members = self.sign_event(self.alice, "x", 2)
         self.assertEqual(code_of(self.alice.ask(PUBLISH, channel=PUBLIC, **members))[1], "UNAUTHORIZED_COMMAND")
         late = self.alice.ask(DELETE, channel=PUBLIC, public_event_id=id_)
         self.assertEqual(code_of(late), (401, "UNAUTHORIZED_COMMAND"))
         self.assertEqual(self.events(), ["stays"])
 
-    def test_channel_and_type_go_together(self) -> None:
-        """A public command on another channel is none, and the other way round."""
-        members = self.signed(self.alice, "x", 1)
+    def test_command_on_wrong_channel(self) -> None:
+        """A public command on another channel is refused, and vice versa."""
+        members = self.sign_event(self.alice, "x", 1)
         self.assertEqual(code_of(self.alice.ask(PUBLISH, **members)), (400, "INVALID_COMMAND"))
         self.assertEqual(code_of(self.alice.ask("QUERY_EVENTS", channel=PUBLIC)), (400, "INVALID_COMMAND"))
 
-    def test_readers_are_limited(self) -> None:
-        """Each address has so many reads a minute; others are not touched."""
+    def test_reads_are_limited_per_address(self) -> None:
+        """Each address has its limit of reads per minute."""
         in_memory, alice, _ = register_two_identities(self, limits={"account_per_minute": 5})
         self.in_memory = in_memory
         statuses = [self.read(alice.did, peer="192.0.2.9").status for _ in range(6)]

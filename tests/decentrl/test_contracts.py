@@ -23,38 +23,40 @@ class RequestTests(SynchronousTestCase):
         self.in_memory, self.alice, self.bob = register_two_identities(self)
         self.carol = InMemoryIdentity(self.in_memory, "carol")
 
-    def waiting(self, new_identity: InMemoryIdentity) -> list[dict[str, Any]]:
+    def pending_requests(self, new_identity: InMemoryIdentity) -> list[dict[str, Any]]:
         return new_identity.query(
             "PENDING_COMMUNICATION_CONTRACT_REQUESTS", "pending_communication_contract_requests"
         )
 
-    def test_from_anybody(self) -> None:
-        """Who is not registered may ask; the request waits as it was sent and its recipient's sockets are told."""
+    def test_request_of_unregistered_sender(self) -> None:
+        """
+        An unregistered sender may ask; the request is queued unchanged, and its recipient's sockets are notified.
+        """
         socket = self.bob.connect()
         body = json.loads(self.carol.ask(REQUEST, to=self.bob.did, **SEALED).body)
         self.assertEqual(body, {"type": "SUCCESS", "code": "REQUESTED"})
-        (request,) = self.waiting(self.bob)
+        (request,) = self.pending_requests(self.bob)
         self.assertEqual({**request, "id": ""}, {"id": "", "sender_did": self.carol.did, **SEALED})
         self.assertEqual(socket.heard(), UPDATED)
 
-    def test_to_somebody_unregistered(self) -> None:
-        """Whether the DID is one or not: it is not registered here."""
+    def test_request_to_unregistered_recipient(self) -> None:
+        """Valid and invalid DIDs alike are not registered."""
         for did in (self.carol.did, "did:web:elsewhere.example", "nonsense", *bad_dids(self.bob.did)):
             reply = self.alice.ask(REQUEST, to=did, **SEALED)
             self.assertEqual(code_of(reply), (404, "RECIPIENT_NOT_REGISTERED"))
 
-    def test_acknowledged(self) -> None:
-        """Acknowledged requests are gone; those of others are not touched, whoever names them."""
+    def test_acknowledge(self) -> None:
+        """Acknowledged requests are removed; those of others stay, whoever names them."""
         self.alice.ask(REQUEST, to=self.bob.did, **SEALED)
         self.carol.ask(REQUEST, to=self.bob.did, **SEALED)
-        first, second = (request["id"] for request in self.waiting(self.bob))
+        first, second = (request["id"] for request in self.pending_requests(self.bob))
         acknowledge = "ACKNOWLEDGE_PENDING_COMMUNICATION_CONTRACT_REQUESTS"
         self.alice.answer(acknowledge, communication_contract_ids=[first, second])
         self.bob.answer(acknowledge, communication_contract_ids=[first, "unknown"])
-        self.assertEqual([request["id"] for request in self.waiting(self.bob)], [second])
+        self.assertEqual([request["id"] for request in self.pending_requests(self.bob)], [second])
 
     def test_quota(self) -> None:
-        """Strangers get no more room than the caps say: over one is 429, and nothing is evicted."""
+        """Above the quota requests get 429; nothing is evicted."""
         in_memory, _, bob = register_two_identities(
             self, decentrl={"max_contract_requests": 3, "max_contract_requests_per_sender": 2}
         )
@@ -64,7 +66,7 @@ class RequestTests(SynchronousTestCase):
         self.assertEqual(code_of(asked[2]), (429, "RATE_LIMITED"))
         self.assertIsNotNone(asked[2].retry_after)
         self.assertEqual([dave.ask(REQUEST, to=bob.did, **SEALED).status for _ in range(2)], [200, 429])
-        senders = [request["sender_did"] for request in self.waiting(bob)]
+        senders = [request["sender_did"] for request in self.pending_requests(bob)]
         self.assertEqual(senders, [carol.did, carol.did, dave.did])
 
 
@@ -73,35 +75,35 @@ class StoredContractTests(SynchronousTestCase):
         self.in_memory, self.alice, self.bob = register_two_identities(self)
         self.carol = InMemoryIdentity(self.in_memory, "carol")
 
-    def kept(self, new_identity: InMemoryIdentity, **filter_: Any) -> list[dict[str, Any]]:
+    def stored_contracts(self, new_identity: InMemoryIdentity, **filter_: Any) -> list[dict[str, Any]]:
         found = new_identity.query("COMMUNICATION_CONTRACTS", "communication_contracts", filter=filter_)
-        return [one["signed_communication_contract"] for one in found]
+        return [item["signed_communication_contract"] for item in found]
 
     def respond(self, sender: InMemoryIdentity, signed: Any, to: str) -> tuple[int, str]:
         reply = sender.ask(RESPONSE, to=to, signed_communication_contract=signed)
         return (200, "") if reply.status == 200 else code_of(reply)
 
-    def test_saved_for_the_sender(self) -> None:
-        """It comes back member for member, unknown ones included, and the sender's sockets are told."""
+    def test_saved_for_sender(self) -> None:
+        """The contract is returned unchanged, with unknown members, and the sender's sockets are notified."""
         signed = {**self.bob.contract_with(self.alice), "note": {"x": [1.5, None]}}
         sockets = [self.alice.connect(), self.alice.connect()]
         other = self.bob.connect()
         self.assertEqual(self.alice.save(signed), {"type": "SUCCESS"})
-        self.assertEqual(self.kept(self.alice), [signed])
-        self.assertEqual(self.kept(self.bob), [])
+        self.assertEqual(self.stored_contracts(self.alice), [signed])
+        self.assertEqual(self.stored_contracts(self.bob), [])
         self.assertEqual([socket.heard() for socket in sockets], [UPDATED, UPDATED])
         self.assertEqual(other.heard(), [])
 
     def test_saved_twice(self) -> None:
-        """The same contract is kept once, however it is spelled and whatever stands around it."""
+        """The same contract is stored once, whatever its notation and surrounding members."""
         signed = self.bob.contract_with(self.alice)
         self.alice.save(signed)
         self.alice.save(dict(reversed(signed.items())))
         self.alice.save({**signed, "more": "x"})
-        self.assertEqual(self.kept(self.alice), [signed])
+        self.assertEqual(self.stored_contracts(self.alice), [signed])
 
-    def test_kept_as_it_was_written(self) -> None:
-        """Spellings, escapes and white space are as they came, wherever they are in it; signatures hold for both."""
+    def test_stored_unchanged(self) -> None:
+        """Notation, escapes and white space are kept; both signatures verify."""
         note = f'{{ "n" : [{", ".join(NUMBERS)}],\t"\\u0061":"\\ud834\\udd1e \\/", "b" :{{ }} }}'
         for sender, owner, type_ in ((self.alice, self.alice, SAVE), (self.carol, self.alice, RESPONSE)):
             signed = self.alice.contract_with(self.carol, note=json.loads(note))
@@ -114,59 +116,59 @@ class StoredContractTests(SynchronousTestCase):
             found = owner.ask("QUERY_COMMUNICATION_CONTRACTS").body
             self.assertIn(b'"signed_communication_contract":' + text.encode() + b"}", found)
 
-    def test_names_that_do_not_resolve(self) -> None:
-        """All that is no DID is answered alike: nobody has signed a contract for it, and a filter finds nothing."""
+    def test_unresolvable_dids(self) -> None:
+        """Values that are no DID get the same response: no valid signature, and no match of a filter."""
         for did in ("nobody", *bad_dids(self.carol.did)):
             signed = self.alice.contract_with(self.carol, recipient_did=did)
             reply = self.alice.ask(SAVE, signed_communication_contract=signed)
             self.assertEqual(code_of(reply), (401, "INVALID_SIGNATURES"), did)
-            self.assertEqual(self.kept(self.alice, did=did), [])
+            self.assertEqual(self.stored_contracts(self.alice, did=did), [])
 
-    def test_what_cannot_be_kept(self) -> None:
-        """What parsers do not agree on is refused, with one error."""
+    def test_unstorable_contract(self) -> None:
+        """JSON on which parsers disagree is refused with one error."""
         signed = {**self.alice.contract_with(self.carol), "note": "NOTE"}
         raw = self.alice.command({"type": SAVE, "signed_communication_contract": signed})
         for bad in (*UNREADABLE, *NO_JSON, '{"a":1,"a":2}', '{"a":1,"\\u0061":1}'):
             reply = self.in_memory.obey(raw.replace(b'"NOTE"', bad.encode()))
             self.assertEqual(code_of(reply), (400, "INVALID_COMMAND"), bad)
-        self.assertEqual(self.kept(self.alice), [])
+        self.assertEqual(self.stored_contracts(self.alice), [])
 
-    def test_many_members_around_it(self) -> None:
-        """More than any command has."""
+    def test_many_surrounding_members(self) -> None:
+        """More members than any command has."""
         signed = self.alice.contract_with(self.carol)
         more: dict[str, Any] = {f"x{number}": 0 for number in range(3000)}
         reply = self.alice.ask(SAVE, **more, signed_communication_contract=signed)
         self.assertEqual(code_of(reply), (400, "INVALID_COMMAND"))
 
-    def test_too_long(self) -> None:
-        """What stands around a contract has no room to speak of: neither for who saves nor for who responds."""
+    def test_oversized_contract(self) -> None:
+        """The members around a contract are bounded, for saving and for responding."""
         signed = {**self.bob.contract_with(self.alice), "more": "x" * 16_384}
         reply = self.alice.ask(SAVE, signed_communication_contract=signed)
         self.assertEqual(code_of(reply), (400, "INVALID_COMMAND"))
         self.assertEqual(self.respond(self.bob, signed, to=self.alice.did), (400, "INVALID_COMMAND"))
 
-    def test_given_to_the_other(self) -> None:
-        """A response makes the contract that of the other participant, addressed to it or to the mediator."""
+    def test_response_is_stored_for_other_participant(self) -> None:
+        """A response stores the contract for the other participant, if addressed to it or to the mediator."""
         signed = self.alice.contract_with(self.carol)
         socket = self.alice.connect()
         self.assertEqual(self.respond(self.carol, signed, to=self.alice.did), (200, ""))
-        self.assertEqual(self.kept(self.alice), [signed])
+        self.assertEqual(self.stored_contracts(self.alice), [signed])
         self.assertEqual(socket.heard(), UPDATED)
         self.assertEqual(
             self.respond(self.carol, self.alice.contract_with(self.carol), self.alice.mediator), (200, "")
         )
-        self.assertEqual(len(self.kept(self.alice)), 2)
+        self.assertEqual(len(self.stored_contracts(self.alice)), 2)
 
-    def test_response_of_a_stranger(self) -> None:
-        """Who is no participant has nothing to give; neither has who addresses somebody else than it is for."""
+    def test_response_of_non_participant(self) -> None:
+        """Only a participant can respond, and only to the other one."""
         signed = self.alice.contract_with(self.bob)
         self.assertEqual(self.respond(self.carol, signed, to=self.alice.did), (400, "INVALID_COMMAND"))
         ours = self.alice.contract_with(self.carol)
         self.assertEqual(self.respond(self.carol, ours, to=self.bob.did), (400, "INVALID_COMMAND"))
-        self.assertEqual(self.kept(self.alice), [])
+        self.assertEqual(self.stored_contracts(self.alice), [])
 
-    def test_response_to_somebody_unregistered(self) -> None:
-        """The other participant has to be registered, whoever is addressed; that is looked at first."""
+    def test_response_to_unregistered_participant(self) -> None:
+        """The other participant must be registered, which is checked first, whoever is addressed."""
         signed = self.carol.contract_with(self.alice)
         for to in (self.carol.did, self.alice.mediator):
             self.assertEqual(self.respond(self.alice, signed, to=to), (404, "RECIPIENT_NOT_REGISTERED"))
@@ -174,7 +176,7 @@ class StoredContractTests(SynchronousTestCase):
         self.assertEqual(self.respond(self.alice, unsigned, self.carol.did), (404, "RECIPIENT_NOT_REGISTERED"))
 
     def test_signatures(self) -> None:
-        """Each signature has to be its participant's, over these very terms."""
+        """Each participant must have signed these terms."""
         signed = self.bob.contract_with(self.alice)
         terms = signed["communication_contract"]
         for changes in (
@@ -189,26 +191,26 @@ class StoredContractTests(SynchronousTestCase):
             reply = self.alice.ask(SAVE, signed_communication_contract=forged)
             self.assertEqual(code_of(reply), (401, "INVALID_SIGNATURES"), changes)
             self.assertEqual(self.respond(self.bob, forged, to=self.alice.did), (401, "INVALID_SIGNATURES"))
-        self.assertEqual(self.kept(self.alice), [])
+        self.assertEqual(self.stored_contracts(self.alice), [])
 
     def test_readings(self) -> None:
-        """The requestor may have signed all of it, or all but one or both of the recipient's keys."""
+        """The requestor may have signed all, or all but one or both of the recipient's keys."""
         keys = ("recipient_encryption_public_key", "recipient_signing_key_id")
         for left_out in ((), keys[:1], keys):
             signed = self.bob.contract_with(self.alice)
             full = signed["communication_contract"]
             reading = {name: value for name, value in full.items() if name not in left_out}
             self.alice.save({**signed, "requestor_signature": sign_json(reading, self.bob.seed)})
-        self.assertEqual(len(self.kept(self.alice)), 3)
+        self.assertEqual(len(self.stored_contracts(self.alice)), 3)
 
-    def test_of_others(self) -> None:
-        """A contract that the sender has no part in is of no use to it."""
+    def test_contract_of_others(self) -> None:
+        """A sender that is no participant is refused."""
         signed = self.bob.contract_with(self.carol)
         reply = self.alice.ask(SAVE, signed_communication_contract=signed)
         self.assertEqual(code_of(reply), (400, "INVALID_COMMAND"))
 
-    def test_expired(self) -> None:
-        """An expired one may be kept, and allows nothing."""
+    def test_expired_contract(self) -> None:
+        """An expired contract may be stored and permits nothing."""
         self.alice.save(self.bob.contract_with(self.alice, expires_at=1))
         self.assertEqual(code_of(self.bob.tell(self.alice)), (404, "COMMUNICATION_CONTRACT_NOT_FOUND"))
 
@@ -220,7 +222,10 @@ class StoredContractTests(SynchronousTestCase):
         self.alice.save(self.alice.contract_with(self.carol, expires_at=now + 400))
 
         def expiries(**filter_: Any) -> list[int]:
-            return [one["communication_contract"]["expires_at"] - now for one in self.kept(self.alice, **filter_)]
+            return [
+                contract["communication_contract"]["expires_at"] - now
+                for contract in self.stored_contracts(self.alice, **filter_)
+            ]
 
         self.assertEqual(expiries(), [100, 200, 300, 400])
         self.assertEqual(expiries(did=self.bob.did), [100, 200, 300])
@@ -230,7 +235,7 @@ class StoredContractTests(SynchronousTestCase):
         self.assertEqual(expiries(expires_at_after=now + 200, expires_at_before=now + 300), [200, 300])
 
     def test_quota(self) -> None:
-        """One peer cannot fill somebody's list with variations of a contract."""
+        """One peer cannot fill a list with variations of a contract."""
         in_memory, alice, bob = register_two_identities(
             self, decentrl={"max_contracts": 3, "max_contracts_per_peer": 2}
         )

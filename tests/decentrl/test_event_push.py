@@ -15,8 +15,8 @@ class DeliveryTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.in_memory, self.alice, self.bob = register_two_identities(self)
 
-    def test_waits(self) -> None:
-        """An event waits for its recipient, in order of arrival, until it is acknowledged."""
+    def test_event_is_queued(self) -> None:
+        """An event is queued, in order of arrival, until it is acknowledged."""
         self.bob.befriend(self.alice)
         ids = [json.loads(self.alice.tell(self.bob, text).body)["pendingEventId"] for text in ("one", "two")]
         expected = [
@@ -29,18 +29,18 @@ class DeliveryTests(SynchronousTestCase):
         self.assertEqual(self.bob.pending(), expected[1:])
 
     def test_reply(self) -> None:
-        """SUCCESS and the id, in camel case, and nothing else."""
+        """SUCCESS and the id, in camel case, nothing else."""
         self.bob.befriend(self.alice)
         body = json.loads(self.alice.tell(self.bob).body)
         self.assertEqual(set(body), {"type", "pendingEventId"})
 
     def test_sender_need_not_be_registered(self) -> None:
-        """Only the recipient has to be: that is what makes two mediators work."""
+        """Only the recipient must be, so that two mediators can cooperate."""
         carol = InMemoryIdentity(self.in_memory, "carol", mediator_did="did:web:elsewhere.example")
         self.bob.befriend(carol)
         self.assertEqual(carol.tell(self.bob).status, 200)
 
-    def test_recipient(self) -> None:
+    def test_recipient_checks(self) -> None:
         """Not a DID, not registered, no contract: in this order."""
         carol = InMemoryIdentity(self.in_memory, "carol")
         for did in ("did:web:elsewhere.example", "did:decentrl:a:b:c:d", "nobody", *bad_dids(self.bob.did)):
@@ -51,19 +51,19 @@ class DeliveryTests(SynchronousTestCase):
         self.assertEqual(code_of(to_us), (404, "RECIPIENT_NOT_REGISTERED"))
         self.assertEqual(code_of(self.alice.tell(self.bob)), (404, "COMMUNICATION_CONTRACT_NOT_FOUND"))
 
-    def test_contract_of_the_sender_does_not_count(self) -> None:
-        """Nobody can let itself in: the contract has to be the recipient's."""
+    def test_contract_of_sender_does_not_count(self) -> None:
+        """The contract must be the recipient's."""
         self.alice.befriend(self.bob)
         self.assertEqual(code_of(self.alice.tell(self.bob)), (404, "COMMUNICATION_CONTRACT_NOT_FOUND"))
         self.assertEqual(self.bob.tell(self.alice).status, 200)
 
-    def test_either_role(self) -> None:
-        """It does not matter who asked for the contract."""
+    def test_either_role_permits(self) -> None:
+        """Either participant may have requested the contract."""
         self.bob.save(self.bob.contract_with(self.alice))
         self.assertEqual(self.alice.tell(self.bob).status, 200)
 
-    def test_rotation(self) -> None:
-        """Several contracts live side by side; any that has not expired will do."""
+    def test_several_contracts(self) -> None:
+        """Any unexpired contract permits."""
         now = int(self.in_memory.clock.seconds())
         self.bob.befriend(self.alice, expires_at=now + 100)
         self.bob.befriend(self.alice, expires_at=now + 200)
@@ -72,8 +72,8 @@ class DeliveryTests(SynchronousTestCase):
         self.in_memory.clock.advance(50)
         self.assertEqual(code_of(self.alice.tell(self.bob)), (404, "COMMUNICATION_CONTRACT_NOT_FOUND"))
 
-    def test_filter(self) -> None:
-        """Only those of one sender, with the total of those."""
+    def test_filter_by_sender(self) -> None:
+        """Only events of one sender, with their total."""
         carol = InMemoryIdentity(self.in_memory, "carol")
         self.bob.befriend(self.alice)
         self.bob.befriend(carol)
@@ -83,8 +83,8 @@ class DeliveryTests(SynchronousTestCase):
         self.assertEqual([event["payload"] for event in found], ["c"])
         self.assertEqual(len(self.bob.query("PENDING_EVENTS", "pending_events", filter={})), 2)
 
-    def test_not_others(self) -> None:
-        """Nobody sees or acknowledges what waits for somebody else."""
+    def test_events_of_others(self) -> None:
+        """An identity neither sees nor acknowledges events of others."""
         self.bob.befriend(self.alice)
         id_ = json.loads(self.alice.tell(self.bob).body)["pendingEventId"]
         self.assertEqual(self.alice.pending(), [])
@@ -92,15 +92,15 @@ class DeliveryTests(SynchronousTestCase):
         self.assertEqual(len(self.bob.pending()), 1)
 
     def test_quota(self) -> None:
-        """A full mailbox refuses and loses nothing."""
+        """A full queue refuses and loses nothing."""
         in_memory, alice, bob = register_two_identities(self, decentrl={"max_pending_events": 2})
         bob.befriend(alice)
         replies = [alice.tell(bob, text) for text in ("1", "2", "3")]
         self.assertEqual(code_of(replies[2]), (429, "RATE_LIMITED"))
         self.assertEqual([event["payload"] for event in bob.pending()], ["1", "2"])
 
-    def test_told(self) -> None:
-        """Counters and events tell an event on its way like any message, by its way."""
+    def test_counters_and_log_events(self) -> None:
+        """Counters and log events record an event like any message, with its protocol."""
         self.bob.befriend(self.alice)
         socket = self.bob.connect()
         pushed = json.loads(self.alice.tell(self.bob, "pushed").body)["pendingEventId"]
@@ -113,8 +113,8 @@ class DeliveryTests(SynchronousTestCase):
         self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 1)
         self.assertEqual(self.in_memory.counter("mediator_messages_delivered_total"), 2)
 
-    def test_told_late(self) -> None:
-        """What the store says of acknowledgements late is told like what it says in time, and forgotten."""
+    def test_late_acknowledgements_are_recorded(self) -> None:
+        """Acknowledgements that the store reports late are recorded like others, and forgotten."""
         self.bob.befriend(self.alice)
         queued = json.loads(self.alice.tell(self.bob, "queued").body)["pendingEventId"]
         self.bob.connect()
@@ -132,8 +132,8 @@ class PushTests(SynchronousTestCase):
         self.in_memory, self.alice, self.bob = register_two_identities(self)
         self.bob.befriend(self.alice)
 
-    def test_all_sockets(self) -> None:
-        """Every socket of the recipient gets the event; nobody else's does, and it still waits."""
+    def test_pushes_to_all_sockets(self) -> None:
+        """Every socket of the recipient gets the event, no other one; it stays queued."""
         sockets = [self.bob.connect(), self.bob.connect()]
         other = self.alice.connect()
         self.alice.tell(self.bob, "hello")
@@ -142,8 +142,8 @@ class PushTests(SynchronousTestCase):
             self.assertEqual(socket.heard(), [{"type": "PENDING_EVENTS", "events": waiting}])
         self.assertEqual(other.heard(), [])
 
-    def test_not_before_the_commit(self) -> None:
-        """What the store did not take is not pushed."""
+    def test_no_push_before_commit(self) -> None:
+        """An event that the store refused is not pushed."""
         from mediatord.errors import StoreUnavailable
 
         socket = self.bob.connect()
@@ -152,16 +152,16 @@ class PushTests(SynchronousTestCase):
         self.assertEqual(socket.heard(), [])
         self.assertEqual(self.bob.pending(), [])
 
-    def test_stuck_socket(self) -> None:
-        """A socket that takes nothing delays nobody: the event waits."""
+    def test_stalled_socket(self) -> None:
+        """A stalled socket delays no other; the event stays queued."""
         socket = self.bob.connect()
         socket.socket.takes = False
         self.assertEqual(self.alice.tell(self.bob).status, 200)
         self.assertEqual(len(self.bob.pending()), 1)
         self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 1)
 
-    def test_registration_expired(self) -> None:
-        """A socket outlives the registration, and gets nothing any more, until there is a new one."""
+    def test_expired_registration(self) -> None:
+        """A socket outlives the registration and gets nothing until it is renewed."""
         now = int(self.in_memory.clock.seconds())
         carol = InMemoryIdentity(self.in_memory, "carol")
         carol.register(expires_at=now + 20)
@@ -180,7 +180,7 @@ class PushTests(SynchronousTestCase):
         self.alice.tell(carol)
         self.assertEqual([frame["type"] for frame in socket.heard()], ["PENDING_EVENTS"])
 
-    def test_socket_of_didcomm(self) -> None:
+    def test_unauthenticated_socket(self) -> None:
         """A socket that never authenticated gets nothing."""
         silent: FakeSocket = self.in_memory.socket()
         self.alice.tell(self.bob)

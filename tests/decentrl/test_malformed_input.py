@@ -1,4 +1,4 @@
-"""Whatever arrives is answered in the terms of the protocol; nothing is a fault of ours, or logged as one."""
+"""Any input gets a reply of the protocol; nothing is an internal error or logged as one."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from tests.http.in_memory_site import InMemorySite
 from tests.in_memory_identities import PRIVATE, PUBLIC, InMemoryDecentrlSocket, InMemoryIdentity
 from tests.in_memory_mediator import PEER, InMemoryMediator
 from tests.integration.daemon import PLENTY
-from tests.protocol.decentrl.mutations import at, places, replaced, spelled, variants, without
+from tests.protocol.decentrl.mutations import paths_of, replaced, to_json, value_at, variants, without
 
-# Some are, some are almost, some only to Python.
+# Numbers, near-numbers, and numbers for Python only.
 NUMBERS = (
     *("0", "-0", "-1", "1.0", "1.5", "1e3", "1e400", "-1e400", "1e-400", "9" * 400, "0." + "9" * 400),
     *("9007199254740991", "9007199254740992", "18446744073709551616"),
@@ -35,7 +35,7 @@ NUMBERS = (
 )
 STATUSES = {200, 400, 401, 404, 413, 429}
 MEBIBYTE = 1 << 20
-# So that nothing is refused for its number.
+# High limits, so that no request is rate limited.
 ROOM = dict.fromkeys(
     (
         "max_contract_requests",
@@ -68,9 +68,9 @@ anything = st.recursive(
 
 class FuzzTestCase(SynchronousTestCase):
     """
-    Alice and Bob, who are registered and may write to each other.
+    Alice and Bob, registered and permitted to write to each other.
 
-    :ivar nonces: those of the good commands.
+    :ivar nonces: nonces of the valid commands.
     """
 
     nonces: set[str] = set()
@@ -78,17 +78,17 @@ class FuzzTestCase(SynchronousTestCase):
     def setUp(self) -> None:
         self.in_memory = self.build()
         self.alice, self.bob = InMemoryIdentity(self.in_memory, "alice"), InMemoryIdentity(self.in_memory, "bob")
-        for one in (self.alice, self.bob):
-            one.register()
+        for item in (self.alice, self.bob):
+            item.register()
         self.alice.befriend(self.bob)
         self.bob.befriend(self.alice)
 
     def build(self) -> InMemoryMediator:
-        """The mediator."""
+        """Build the mediator."""
         return InMemoryMediator(self, **PLENTY, decentrl=ROOM)
 
     def check(self, reply: RequestReply) -> RequestReply:
-        """It is one that the protocol has, and nothing has gone wrong."""
+        """The reply is one of the protocol's, and no error is logged."""
         body = json.loads(reply.body)
         self.assertIn(reply.status, STATUSES, body)
         self.assertEqual(body["type"], "SUCCESS" if reply.status == 200 else "ERROR")
@@ -98,7 +98,7 @@ class FuzzTestCase(SynchronousTestCase):
         return reply
 
     def send(self, raw: bytes) -> RequestReply:
-        """The reply to a body; whatever it is, it is a command or it is not."""
+        """Return the reply to any body."""
         try:
             parse_command(raw)
         except InvalidCommand:
@@ -108,7 +108,7 @@ class FuzzTestCase(SynchronousTestCase):
         return self.check(self.in_memory.obey(raw))
 
     def commands(self) -> list[dict[str, Any]]:
-        """Every command there is, good, of Alice's."""
+        """All commands, valid, by Alice."""
         alice, bob = self.alice, self.bob
         event = {
             "sender_did": bob.did,
@@ -164,8 +164,8 @@ class FuzzTestCase(SynchronousTestCase):
             found.append(alice.command(payload, channel=PUBLIC))
         return [json.loads(raw) for raw in found]
 
-    def resigned(self, document: Any) -> Any:
-        """With a fresh nonce, unless that is what was changed, and signed by Alice as far as that is possible."""
+    def sign_again(self, document: Any) -> Any:
+        """Replace the nonce, unless that was changed, and sign as Alice as far as possible."""
         try:
             header, payload = document["header"], document["payload"]
             if header["nonce"] in self.nonces:
@@ -178,68 +178,68 @@ class FuzzTestCase(SynchronousTestCase):
         return document
 
     def event_signature(self, payload: dict[str, Any]) -> str:
-        """Of what is to be published."""
+        """Signature of an event to publish."""
         event, tags, timestamp = (payload[name] for name in ("event", "tags", "timestamp"))
         return sign_event(event, tags, timestamp, self.alice.seed, payload.get("channel_id"))
 
 
 class BodyTests(FuzzTestCase):
-    """The bodies of POSTs."""
+    """Bodies of POST requests."""
 
     def setUp(self) -> None:
         super().setUp()
         self.good = self.commands()
-        self.nonces = {one["header"]["nonce"] for one in self.good}
+        self.nonces = {item["header"]["nonce"] for item in self.good}
 
-    def test_good_ones(self) -> None:
-        """What all the others are made of is carried out, but for what is not there to be deleted."""
-        replies = [self.send(spelled(self.resigned(one))) for one in self.good]
+    def test_valid_commands(self) -> None:
+        """The commands on which the other tests are based succeed, except deleting what does not exist."""
+        replies = [self.send(to_json(self.sign_again(item))) for item in self.good]
         self.assertEqual([reply.status for reply in replies], [200] * 14 + [404])
 
     def test_oddities(self) -> None:
-        """Everything odd in every place of every command, signed all the same."""
+        """Every oddity at every path of every command, signed."""
         seen = set()
-        for good, part in self.parts():
+        for good, part in self.distinct_parts():
             for variant in variants(part):
                 document = {**copy.deepcopy(good), **variant} if part is not good else variant
-                seen.add(self.send(spelled(self.resigned(document))).status)
+                seen.add(self.send(to_json(self.sign_again(document))).status)
         self.assertEqual(seen, {200, 400, 401, 404})
 
-    def test_long_texts(self) -> None:
-        """A megabyte in place of every text."""
-        for good, part in self.parts():
-            for path in places(part):
-                if isinstance(at(good, path), str):
-                    self.send(spelled(self.resigned(replaced(good, path, "x" * MEBIBYTE))))
+    def test_long_strings(self) -> None:
+        """A megabyte in place of every string."""
+        for good, part in self.distinct_parts():
+            for path in paths_of(part):
+                if isinstance(value_at(good, path), str):
+                    self.send(to_json(self.sign_again(replaced(good, path, "x" * MEBIBYTE))))
 
-    def parts(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-        """All commands, each with the part of it that is like that of no other: what is around it is alike."""
+    def distinct_parts(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """All commands, each with the part that is specific to it."""
         channels = set()
         for good in self.good:
             channel = good["header"]["channel"]
             yield good, {"payload": good["payload"]} if channel in channels else good
             channels.add(channel)
 
-    def test_many(self) -> None:
-        """Ten thousand of everything that there may be several of."""
+    def test_long_lists(self) -> None:
+        """Ten thousand items in every list."""
         for good in self.good:
-            for path in places(good):
-                found = at(good, path)
+            for path in paths_of(good):
+                found = value_at(good, path)
                 if isinstance(found, list):
-                    reply = self.send(spelled(self.resigned(replaced(good, path, found[:1] * 10_000))))
+                    reply = self.send(to_json(self.sign_again(replaced(good, path, found[:1] * 10_000))))
                     self.assertEqual(reply.status, 400, path)
 
-    def test_as_many_as_there_may_be(self) -> None:
-        """A thousand of them are taken."""
+    def test_lists_of_maximum_length(self) -> None:
+        """A thousand items are accepted."""
         for good in self.good:
-            for path in places(good):
-                found = at(good, path)
+            for path in paths_of(good):
+                found = value_at(good, path)
                 if isinstance(found, list):
-                    reply = self.send(spelled(self.resigned(replaced(good, path, found[:1] * 1000))))
+                    reply = self.send(to_json(self.sign_again(replaced(good, path, found[:1] * 1000))))
                     self.assertEqual(reply.status, 200, path)
 
     def test_depth(self) -> None:
-        """Nesting without end, in brackets and in braces, closed or not, where it may stand and where it may not."""
+        """Endless nesting of arrays and objects, closed or not, anywhere."""
         for raw in (
             b"[" * 100_000,
             b'{"a":' * 100_000,
@@ -250,45 +250,47 @@ class BodyTests(FuzzTestCase):
         ):
             self.assertEqual(self.send(raw).status, 400)
 
-    def test_twice(self) -> None:
-        """An object with two members of one name means nothing, wherever it stands."""
+    def test_duplicate_members(self) -> None:
+        """An object with a duplicate name is refused at any path."""
         for good in self.good:
-            for path in places(good):
+            for path in paths_of(good):
                 if isinstance(path[-1], str):
-                    doubled = replaced(good, (*path[:-1], "\0twin\0"), at(good, path))
-                    raw = spelled(doubled).replace(b'"\\u0000twin\\u0000"', spelled(path[-1]))
+                    doubled = replaced(good, (*path[:-1], "\0twin\0"), value_at(good, path))
+                    raw = to_json(doubled).replace(b'"\\u0000twin\\u0000"', to_json(path[-1]))
                     self.assertEqual(self.send(raw).status, 400, path)
 
     def test_surrogates(self) -> None:
-        """Half of a pair is refused anywhere; a pair written as two escapes is one character."""
+        """A lone surrogate is refused anywhere; a pair of escapes is one character."""
         for good in self.good:
-            raw = spelled({**good, "unknown": "HERE"})
+            raw = to_json({**good, "unknown": "HERE"})
             for half in (b"\\ud800", b"\\udc00", b"\\ud800x", b"\\udc00\\ud800", b"\xed\xa0\x80"):
                 self.assertEqual(self.send(raw.replace(b"HERE", half)).status, 400)
-        whole = spelled({**self.alice_says({"type": "QUERY_EVENTS", "note": "\U0001f600"}), "unknown": 1})
+        whole = to_json({**self.encode_payload({"type": "QUERY_EVENTS", "note": "\U0001f600"}), "unknown": 1})
         self.assertIn(b"\\ud83d\\ude00", whole)
         self.assertEqual(self.send(whole).status, 200)
 
-    def alice_says(self, payload: Any) -> Any:
-        """A command of hers."""
+    def encode_payload(self, payload: Any) -> Any:
+        """Encode a command by Alice with this payload."""
         return json.loads(self.alice.command(payload))
 
-    def test_a_contract_as_it_came(self) -> None:
-        """Whatever is in a contract that both have signed comes back just so, or the contract is refused."""
+    def test_contract_is_returned_unchanged(self) -> None:
+        """A contract that both have signed is returned unchanged, or refused."""
         terms = self.alice.contract_with(self.bob)["communication_contract"]
         kept = set()
         for variant in variants({**terms, "unknown": {"a": [1.0]}}):
-            signed = self.countersigned(variant)
+            signed = self.countersign(variant)
             if signed is None:
                 continue
-            reply = self.send(self.says("SAVE_COMMUNICATION_CONTRACT", signed_communication_contract=signed))
+            reply = self.send(
+                self.encode_leniently("SAVE_COMMUNICATION_CONTRACT", signed_communication_contract=signed)
+            )
             if reply.status == 200:
                 kept.add(self.comparable(self.newest_contract()))
                 self.assertIn(self.comparable(signed), kept)
         self.assertGreater(len(kept), 50)
 
-    def countersigned(self, terms: dict[str, Any]) -> dict[str, Any] | None:
-        """By both, if it can be signed at all."""
+    def countersign(self, terms: dict[str, Any]) -> dict[str, Any] | None:
+        """Sign by both, if possible."""
         try:
             signature = sign_json(terms, self.alice.seed)
             return {
@@ -299,26 +301,26 @@ class BodyTests(FuzzTestCase):
         except ValueError:
             return None
 
-    def says(self, type_: str, **members: Any) -> bytes:
-        """A command of Alice's, spelled so that anything can be in it."""
+    def encode_leniently(self, type_: str, **members: Any) -> bytes:
+        """Encode a command by Alice without restrictions on its JSON."""
         signable = {"header": self.alice.header("DIRECT_AUTHENTICATED", self.alice.mediator)}
         signable["payload"] = {"type": type_, **members}
-        return spelled({**signable, "signature": sign_json(signable, self.alice.seed)})
+        return to_json({**signable, "signature": sign_json(signable, self.alice.seed)})
 
     def newest_contract(self) -> Any:
-        """The contract that Alice has kept last."""
+        """The contract that Alice stored last."""
         total = self.contracts(0)["pagination"]["total"]
         (newest,) = self.contracts(total - 1)["communication_contracts"]
         return newest["signed_communication_contract"]
 
     def contracts(self, page: int) -> Any:
-        """A page of one."""
+        """A page of one contract."""
         return self.alice.answer("QUERY_COMMUNICATION_CONTRACTS", pagination={"page": page, "page_size": 1})[
             "payload"
         ]
 
     def comparable(self, value: Any) -> str:
-        """With the numbers that a JavaScript engine has, of which zero is one."""
+        """The value with the numbers of a JavaScript engine, in which zero has no sign."""
 
         def number(text: str) -> float:
             return float(text) + 0.0
@@ -326,7 +328,7 @@ class BodyTests(FuzzTestCase):
         return json.dumps(json.loads(json.dumps(value), parse_int=number, parse_float=number), sort_keys=True)
 
     def test_registrations(self) -> None:
-        """Every oddity inside a request for registration, encrypted as it should be and signed."""
+        """Every oddity inside a request for registration, encrypted and signed correctly."""
         carol = InMemoryIdentity(self.in_memory, "carol")
         plain = {"communication_contract": carol.terms(carol.mediator), "requestor_signature": ""}
         granted = 0
@@ -334,7 +336,7 @@ class BodyTests(FuzzTestCase):
             terms = variant.get("communication_contract")
             if isinstance(terms, dict) and variant.get("requestor_signature") == "":
                 variant["requestor_signature"] = self.request(carol, terms)
-            if (sealed := self.sealed(carol, variant)) is not None:
+            if (sealed := self.encrypt(carol, variant)) is not None:
                 command = carol.command({"type": "REQUEST_COMMUNICATION_CONTRACT", **sealed})
                 granted += self.send(command).status == 200
         self.assertGreater(granted, 5)
@@ -349,146 +351,148 @@ class BodyTests(FuzzTestCase):
         except ValueError:
             return ""
 
-    def sealed(self, new_identity: InMemoryIdentity, plaintext: Any) -> dict[str, Any] | None:
+    def encrypt(self, new_identity: InMemoryIdentity, plaintext: Any) -> dict[str, Any] | None:
         try:
             return new_identity.sealed_registration(plaintext)
         except ValueError:
-            return None  # our own writer cannot write it
+            return None  # orjson cannot write it
 
     @few
     @given(st.binary(max_size=300))
-    def test_bytes(self, raw: bytes) -> None:
-        """Bytes."""
+    def test_arbitrary_bytes(self, raw: bytes) -> None:
+        """Arbitrary bytes."""
         self.send(raw)
 
     @few
     @given(anything)
-    def test_values(self, value: Any) -> None:
-        """JSON of any kind."""
-        self.send(spelled(value))
+    def test_arbitrary_values(self, value: Any) -> None:
+        """Arbitrary JSON."""
+        self.send(to_json(value))
 
     @few
     @given(st.data())
     def test_random_changes(self, data: st.DataObject) -> None:
-        """A good command in which up to three places are something else, signed all the same."""
+        """Valid commands with up to three changed values, signed."""
         document = data.draw(st.sampled_from(self.good))
         for _ in range(data.draw(st.integers(1, 3))):
-            path = data.draw(st.sampled_from(list(places(document))))
+            path = data.draw(st.sampled_from(list(paths_of(document))))
             document = (
                 replaced(document, path, data.draw(anything)) if data.draw(st.booleans()) else without(document, path)
             )
             if not document:
                 break
-        self.send(spelled(self.resigned(document)))
+        self.send(to_json(self.sign_again(document)))
 
     @few
     @given(st.data())
     def test_random_damage(self, data: st.DataObject) -> None:
-        """A good command of which some bytes are others, or are missing, or are there twice."""
-        raw = bytearray(spelled(self.resigned(data.draw(st.sampled_from(self.good)))))
-        dice = random.Random(data.draw(st.integers(0, 1 << 32)))
+        """Valid commands with changed, missing or repeated bytes."""
+        raw = bytearray(to_json(self.sign_again(data.draw(st.sampled_from(self.good)))))
+        rng = random.Random(data.draw(st.integers(0, 1 << 32)))
         for _ in range(data.draw(st.integers(1, 4))):
-            start = dice.randrange(len(raw))
-            end = min(len(raw), start + dice.randrange(1, 20))
-            raw[start:end] = dice.choice([b"", raw[start:end] * 2, dice.randbytes(2), b'"', b"{", b"\\u0000"])
+            start = rng.randrange(len(raw))
+            end = min(len(raw), start + rng.randrange(1, 20))
+            raw[start:end] = rng.choice([b"", raw[start:end] * 2, rng.randbytes(2), b'"', b"{", b"\\u0000"])
             raw = raw or bytearray(b"{")
         self.send(bytes(raw))
 
 
 class SocketTests(FuzzTestCase):
-    """What a socket says first."""
+    """First frames of sockets."""
 
-    def say(self, frame: bytes, *, binary: bool = False) -> str:
-        """How a first message is answered."""
+    def reply_to_first_frame(self, frame: bytes, *, binary: bool = False) -> str:
+        """Return the reply to a first frame."""
         dialogue = InMemoryDecentrlSocket(self.in_memory)
         dialogue.say(frame, binary=binary)
-        (told,) = dialogue.heard()
+        (outcomes,) = dialogue.heard()
         self.assertEqual(self.flushLoggedErrors(), [])
-        if told == {"type": "AUTH_SUCCESS"}:
+        if outcomes == {"type": "AUTH_SUCCESS"}:
             self.assertEqual(dialogue.socket.codes, [])
         else:
-            self.assertEqual((set(told), told["type"]), ({"type", "code"}, "AUTH_FAILED"))
-            self.assertEqual(dialogue.socket.codes, [self.close_code(told["code"])])
+            self.assertEqual((set(outcomes), outcomes["type"]), ({"type", "code"}, "AUTH_FAILED"))
+            self.assertEqual(dialogue.socket.codes, [self.close_code(outcomes["code"])])
         dialogue.hang_up()
-        return str(told.get("code", told["type"]))
+        return str(outcomes.get("code", outcomes["type"]))
 
     def close_code(self, code: str) -> int:
-        """What goes with the code."""
+        """The close code of an error code."""
         (close,) = {row.close_code for row in DECENTRL_CLOSE_CODES.values() if row.code == code}
         self.assertIn(close, range(4002, 4008))
         return close
 
-    def greeting(self) -> dict[str, Any]:
-        """A good one."""
+    def authentication(self) -> dict[str, Any]:
+        """A valid authentication."""
         return dict(json.loads(self.alice.greeting()))
 
-    def signed(self, message: Any) -> bytes:
-        """With a signature of what is there."""
+    def sign(self, message: Any) -> bytes:
+        """Sign the message as it is."""
         try:
             signable = {name: message[name] for name in ("did", "signing_key_id", "timestamp", "nonce")}
             message = {**message, "signature": sign_json(signable, self.alice.seed)}
         except (KeyError, TypeError, ValueError):
             pass
-        return spelled(message)
+        return to_json(message)
 
     def test_oddities(self) -> None:
-        """Everything odd in every member, signed all the same where it can be."""
-        told = set()
-        for path in places(self.greeting()):
-            for variant in self.changed(path):
-                told.add(self.say(self.signed(variant)))
-        self.assertGreaterEqual(told, {"AUTH_SUCCESS", "INVALID_MESSAGE", "DID_NOT_FOUND", "SIGNING_KEY_NOT_FOUND"})
+        """Every oddity in every member, signed if possible."""
+        outcomes = set()
+        for path in paths_of(self.authentication()):
+            for variant in self.variants_at(path):
+                outcomes.add(self.reply_to_first_frame(self.sign(variant)))
+        self.assertGreaterEqual(
+            outcomes, {"AUTH_SUCCESS", "INVALID_MESSAGE", "DID_NOT_FOUND", "SIGNING_KEY_NOT_FOUND"}
+        )
 
-    def changed(self, path: Any) -> Iterator[Any]:
-        """A greeting of now with every oddity in one place."""
-        for variant in variants({path[0]: self.greeting()[path[0]]}):
-            message = self.greeting()
+    def variants_at(self, path: Any) -> Iterator[Any]:
+        """Valid authentications with every oddity at one path."""
+        for variant in variants({path[0]: self.authentication()[path[0]]}):
+            message = self.authentication()
             del message[path[0]]
             yield {**message, **variant}
 
     @few
-    @given(st.binary(max_size=200) | anything.map(spelled), st.booleans())
-    def test_anything(self, frame: bytes, binary: bool) -> None:
-        """Bytes, and JSON of any kind."""
-        self.assertEqual(self.say(frame, binary=binary), "INVALID_MESSAGE")
+    @given(st.binary(max_size=200) | anything.map(to_json), st.booleans())
+    def test_arbitrary_frames(self, frame: bytes, binary: bool) -> None:
+        """Arbitrary bytes and JSON."""
+        self.assertEqual(self.reply_to_first_frame(frame, binary=binary), "INVALID_MESSAGE")
 
     @few
     @given(st.data())
     def test_random_changes(self, data: st.DataObject) -> None:
-        """A good message of which one member is something else."""
-        message = self.greeting()
+        """Valid authentications with one changed member."""
+        message = self.authentication()
         name = data.draw(st.sampled_from(sorted(message)))
-        raw = self.signed({**message, name: data.draw(anything)})
+        raw = self.sign({**message, name: data.draw(anything)})
         try:
             parse_authentication_request(raw)
         except InvalidMessage:
-            self.assertEqual(self.say(raw), "INVALID_MESSAGE")
+            self.assertEqual(self.reply_to_first_frame(raw), "INVALID_MESSAGE")
         else:
-            self.say(raw)
+            self.reply_to_first_frame(raw)
 
     @few
-    @given(st.lists(st.binary(max_size=100) | anything.map(spelled), max_size=5))
-    def test_chatter(self, frames: list[bytes]) -> None:
-        """Whatever is said after the authentication is not answered, and pushes come all the same."""
+    @given(st.lists(st.binary(max_size=100) | anything.map(to_json), max_size=5))
+    def test_frames_after_authentication(self, frames: list[bytes]) -> None:
+        """Further frames get no reply, and pushes continue."""
         dialogue = self.alice.connect()
         for frame in frames:
             dialogue.say(frame)
         self.assertEqual(dialogue.heard(), [])
         self.check(self.bob.tell(self.alice, "sealed"))
-        self.assertEqual([told["type"] for told in dialogue.heard()], ["PENDING_EVENTS"])
+        self.assertEqual([outcomes["type"] for outcomes in dialogue.heard()], ["PENDING_EVENTS"])
         dialogue.hang_up()
 
 
 class PublicTests(FuzzTestCase):
-    """What readers of public channels ask for."""
+    """Queries of public channels."""
 
     def build(self) -> InMemoryMediator:
-        """The mediator with its front door."""
+        """Build the mediator with its HTTP site."""
         self.site_fixture = InMemorySite(self, **PLENTY, decentrl=ROOM)
         return self.site_fixture
 
     def read(self, did: str, arguments: dict[bytes, list[bytes]]) -> int:
-        """The status of a query."""
+        """Return the status of a query."""
         asked = self.in_memory.decentrl.dispatcher.public(did, arguments, PEER)
         reply: RequestReply = self.successResultOf(Deferred.fromCoroutine(asked))
         self.assertIn(reply.status, (200, 400))
@@ -517,7 +521,7 @@ class PublicTests(FuzzTestCase):
         self.read(did, arguments)
 
     def test_oddities(self) -> None:
-        """Numbers at the edge of what there is, in every parameter."""
+        """Boundary numbers in every parameter."""
         did = self.alice.did
         for name in (b"after", b"before", b"page", b"page_size", b"tags", b"channel_id"):
             for text in NUMBERS:
@@ -536,8 +540,8 @@ class PublicTests(FuzzTestCase):
 
     @few
     @given(st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=60), st.booleans())
-    def test_addresses(self, rest: str, is_did: bool) -> None:
-        """Any characters that an address may consist of, below the path and behind the question mark."""
+    def test_paths_and_queries(self, rest: str, is_did: bool) -> None:
+        """Any characters allowed in a URL, in path and query."""
         path = f"/public/{self.alice.did}?{rest}" if is_did else f"/public/{rest}"
         answered = self.site_fixture.request("GET", path)
         self.assertIn(answered.status, (200, 400))
@@ -547,8 +551,8 @@ class PublicTests(FuzzTestCase):
 
     @few
     @given(st.binary(max_size=40))
-    def test_escapes(self, raw: bytes) -> None:
-        """Any bytes, percent-encoded, as a DID and as a tag."""
+    def test_percent_encoded_bytes(self, raw: bytes) -> None:
+        """Any percent-encoded bytes, as a DID and as a tag."""
         escaped = quote(raw, safe="")
         for path in (f"/public/{escaped}", f"/public/did:{escaped}?tags={escaped}&channel_id=x{escaped}"):
             self.assertIn(self.site_fixture.request("GET", path).status, (200, 400))

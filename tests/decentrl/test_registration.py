@@ -27,14 +27,14 @@ class RegistrationTests(SynchronousTestCase):
             return self.in_memory.base.identity.now.signing_key
         return parse_did(did).signing_key
 
-    def refused(self, members: dict[str, Any]) -> tuple[int, str]:
-        """How a request for registration is refused; it registers nobody."""
+    def refusal_of(self, members: dict[str, Any]) -> tuple[int, str]:
+        """Return how a registration is refused; it registers nobody."""
         code = code_of(self.alice.ask(REQUEST, **members))
         self.assertEqual(code_of(self.alice.ask("QUERY_EVENTS")), (401, "UNAUTHORIZED_COMMAND"))
         return code
 
     def test_signed_by_both(self) -> None:
-        """The mediator adds its key and its signature and returns the whole contract."""
+        """The mediator adds its key and signature and returns the whole contract."""
         body = self.alice.answer(REQUEST, **self.alice.registration())
         self.assertEqual(body["code"], "MEDIATOR_REGISTRATION_SUCCESS")
         signed = body["payload"]["signed_communication_contract"]
@@ -44,35 +44,35 @@ class RegistrationTests(SynchronousTestCase):
         self.assertEqual(contract["recipient_signing_key_id"], f"{self.alice.mediator}#signing")
         self.assertTrue(verify_contract_signatures(signed, self.key_of))
 
-    def test_registered_from_then_on(self) -> None:
-        """What an unregistered identity may not do, a registered one may; it is told in the log."""
+    def test_registered_identity_may_send_commands(self) -> None:
+        """A registered identity may do what it could not before; the registration is logged."""
         self.assertEqual(code_of(self.alice.ask("QUERY_EVENTS")), (401, "UNAUTHORIZED_COMMAND"))
         self.alice.register()
         self.assertEqual(self.alice.query("EVENTS", "events"), [])
         self.assertEqual(len(self.in_memory.events("acct.grant")), 1)
 
     def test_expires(self) -> None:
-        """At the second of `expires_at` the identity is registered no more."""
+        """At the second of `expires_at` the registration ends."""
         self.alice.register(expires_at=int(self.in_memory.clock.seconds()) + 100)
         self.in_memory.clock.advance(99)
         self.alice.answer("QUERY_EVENTS")
         self.in_memory.clock.advance(1)
         self.assertEqual(code_of(self.alice.ask("QUERY_EVENTS")), (401, "UNAUTHORIZED_COMMAND"))
 
-    def test_again(self) -> None:
-        """A second registration adds to the first: the longer one counts, in whichever order they were made."""
+    def test_second_registration(self) -> None:
+        """The longer of two registrations counts, in either order."""
         now = int(self.in_memory.clock.seconds())
         self.alice.register(expires_at=now + 200)
         self.alice.register(expires_at=now + 100)
         self.in_memory.clock.advance(150)
         self.alice.answer("QUERY_EVENTS")
 
-    def test_is_no_contract_of_the_identity(self) -> None:
-        """A list of contacts does not contain the mediator."""
+    def test_registration_is_not_in_contract_list(self) -> None:
+        """The identity's list of contracts does not contain the registration."""
         self.alice.register()
         self.assertEqual(self.alice.query("COMMUNICATION_CONTRACTS", "communication_contracts"), [])
 
-    def test_plaintexts(self) -> None:
+    def test_plaintext_forms(self) -> None:
         """Wrapped under either name, or flat with either name of the signature."""
         terms = self.alice.terms(self.alice.mediator)
         signature = self.alice.request(terms)
@@ -84,8 +84,8 @@ class RegistrationTests(SynchronousTestCase):
         ):
             self.alice.answer(REQUEST, **self.alice.sealed_registration(plaintext))
 
-    def test_terms_stay_as_they_were_written(self) -> None:
-        """The mediator adds its own members, and changes no other; that goes for every form of the request."""
+    def test_terms_are_returned_unchanged(self) -> None:
+        """The mediator adds its own members and changes no other, in every form of the request."""
         note = f'{{ "n" : [{", ".join(NUMBERS)}],\t"\\u0061":"\\ud834\\udd1e \\/" }}'
         terms = self.alice.terms(self.alice.mediator, note=json.loads(note))
         written = json.dumps(terms).replace(json.dumps(json.loads(note)), note)
@@ -104,8 +104,8 @@ class RegistrationTests(SynchronousTestCase):
             self.assertEqual(reply.body.count(b'"recipient_signing_key_id"'), 1)
             self.assertTrue(verify_contract_signatures(signed, self.key_of))
 
-    def test_without_key_id_of_the_recipient(self) -> None:
-        """Then it is filled in, and the requestor's signature covers what it knew."""
+    def test_missing_key_id_of_mediator(self) -> None:
+        """The key id is added; the requestor's signature covers the terms without it."""
         terms = self.alice.terms(self.alice.mediator)
         del terms["recipient_signing_key_id"]
         plaintext = {"communication_contract": terms, "requestor_signature": self.alice.request(terms)}
@@ -113,8 +113,8 @@ class RegistrationTests(SynchronousTestCase):
         signed = body["payload"]["signed_communication_contract"]
         self.assertTrue(verify_contract_signatures(signed, self.key_of))
 
-    def test_does_not_open(self) -> None:
-        """Garbage, somebody else's secret, a low-order key: all look alike."""
+    def test_undecryptable_requests(self) -> None:
+        """Garbage, another secret, a low-order key: one response."""
         good = self.alice.registration()
         other = self.alice.registration()
         for changes in (
@@ -124,21 +124,21 @@ class RegistrationTests(SynchronousTestCase):
             {"requestor_ephemeral_public_key": "A" * 43 + "="},
             {"requestor_ephemeral_public_key": "short"},
         ):
-            self.assertEqual(self.refused({**good, **changes}), (400, "INVALID_COMMAND"))
+            self.assertEqual(self.refusal_of({**good, **changes}), (400, "INVALID_COMMAND"))
 
-    def test_is_no_contract(self) -> None:
-        """What opens to something else."""
+    def test_plaintext_is_no_contract(self) -> None:
+        """Plaintext that is no contract is refused."""
         plaintexts: list[Any] = [[], "text", {}, {"communication_contract": 1}, {"communication_contract": {}}]
         for plaintext in plaintexts:
-            self.assertEqual(self.refused(self.alice.sealed_registration(plaintext)), (400, "INVALID_COMMAND"))
+            self.assertEqual(self.refusal_of(self.alice.sealed_registration(plaintext)), (400, "INVALID_COMMAND"))
 
-    def test_too_long(self) -> None:
-        """The mediator signs and keeps no more than a contract needs."""
+    def test_oversized_contract(self) -> None:
+        """The mediator signs and stores contracts of bounded size only."""
         members = self.alice.registration(more="x" * 13_000)
-        self.assertEqual(self.refused(members), (400, "INVALID_COMMAND"))
+        self.assertEqual(self.refusal_of(members), (400, "INVALID_COMMAND"))
 
-    def test_terms(self) -> None:
-        """They have to be those of this sender with this mediator, and ahead."""
+    def test_invalid_terms(self) -> None:
+        """The terms must name this sender and this mediator, and expire in the future."""
         now = int(self.in_memory.clock.seconds())
         bob = InMemoryIdentity(self.in_memory, "bob")
         for changes in (
@@ -152,19 +152,19 @@ class RegistrationTests(SynchronousTestCase):
             {"requestor_encryption_public_key": 7},
         ):
             members = self.alice.registration(**changes)
-            self.assertEqual(self.refused(members), (400, "INVALID_COMMAND"), changes)
+            self.assertEqual(self.refusal_of(members), (400, "INVALID_COMMAND"), changes)
 
-    def test_not_signed_by_the_sender(self) -> None:
-        """A wrong signature, and a right one by a key that the sender has not."""
+    def test_not_signed_by_sender(self) -> None:
+        """A wrong signature, and one by a key that is not the sender's."""
         terms = self.alice.terms(self.alice.mediator)
         other = {**terms, "expires_at": terms["expires_at"] + 1}
         forged = {"communication_contract": other, "requestor_signature": self.alice.request(terms)}
-        self.assertEqual(self.refused(self.alice.sealed_registration(forged)), (401, "INVALID_SIGNATURES"))
+        self.assertEqual(self.refusal_of(self.alice.sealed_registration(forged)), (401, "INVALID_SIGNATURES"))
         strange = self.alice.registration(requestor_signing_key_id=f"{self.alice.did}#prekey")
-        self.assertEqual(self.refused(strange), (401, "INVALID_SIGNATURES"))
+        self.assertEqual(self.refusal_of(strange), (401, "INVALID_SIGNATURES"))
 
-    def test_names_another_mediator(self) -> None:
-        """A DID that names another mediator may register, unless only own ones may."""
+    def test_did_of_other_mediator(self) -> None:
+        """A DID that names another mediator may register, unless only own ones are allowed."""
         InMemoryIdentity(self.in_memory, "guest", mediator_did="did:web:elsewhere.example").register()
         strict = InMemoryMediator(self, decentrl={"registration": "own"})
         InMemoryIdentity(strict, "native").register()
@@ -173,13 +173,13 @@ class RegistrationTests(SynchronousTestCase):
         self.assertEqual(len(strict.events("acct.deny")), 1)
 
     def test_allow_list(self) -> None:
-        """With an allow-list nobody else registers."""
+        """With an allow-list nobody else can register."""
         strict = InMemoryMediator(self, decentrl={"registration": "allow-list", "allow": [self.alice.did]})
         mallory = InMemoryIdentity(strict, "mallory")
         self.assertEqual(code_of(mallory.ask(REQUEST, **mallory.registration())), (401, "UNAUTHORIZED_COMMAND"))
 
-    def test_longer_than_is_served(self) -> None:
-        """A registration is signed as asked for, and counts no longer than the mediator serves anybody."""
+    def test_longer_than_maximum(self) -> None:
+        """A registration is signed as requested and counts for the maximum."""
         in_memory = InMemoryMediator(self, decentrl={"contract_lifetime": "100s"})
         alice = InMemoryIdentity(in_memory, "alice")
         until = int(in_memory.clock.seconds()) + 10 * YEAR
@@ -190,9 +190,9 @@ class RegistrationTests(SynchronousTestCase):
         self.assertEqual(code_of(alice.ask("QUERY_EVENTS")), (401, "UNAUTHORIZED_COMMAND"))
 
 
-class LapsedTests(SynchronousTestCase):
-    def test_is_there_again(self) -> None:
-        """What waits for an identity survives the end of its registration."""
+class LapsedRegistrationTests(SynchronousTestCase):
+    def test_queue_survives_lapse(self) -> None:
+        """Queued events survive the end of a registration."""
         in_memory, alice, bob = register_two_identities(self)
         bob.befriend(alice)
         alice.tell(bob, "patience")

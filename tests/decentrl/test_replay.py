@@ -1,4 +1,4 @@
-"""Timestamps, nonces, and the order in which a command is looked at (DCTRL-0004 section 5, reference 6.1)."""
+"""Timestamps, nonces, and the order of checks of a command (DCTRL-0004 section 5, reference 6.1)."""
 
 from __future__ import annotations
 
@@ -21,34 +21,36 @@ class TimeTests(SynchronousTestCase):
         self.in_memory, self.alice, self.bob = register_two_identities(self)
         self.now = int(self.in_memory.clock.seconds() * 1000)
 
-    def at(self, timestamp: Any) -> bytes:
+    def query_at(self, timestamp: Any) -> bytes:
         return self.alice.command({"type": "QUERY_EVENTS"}, timestamp=timestamp)
 
     def test_window(self) -> None:
-        """Five minutes either way; exactly that is within."""
+        """Five minutes in either direction, inclusive."""
         for off in (-300_000, 300_000, 299_999.5):
-            self.assertEqual(self.in_memory.obey(self.at(self.now + off)).status, 200)
+            self.assertEqual(self.in_memory.obey(self.query_at(self.now + off)).status, 200)
         for off in (-300_001, 300_001, 300_000.5, 10**15, -(10**300)):
-            self.assertEqual(code_of(self.in_memory.obey(self.at(self.now + off))), (401, "TIMESTAMP_OUT_OF_RANGE"))
+            self.assertEqual(
+                code_of(self.in_memory.obey(self.query_at(self.now + off))), (401, "TIMESTAMP_OUT_OF_RANGE")
+            )
         self.assertEqual(
             {event["code"] for event in self.in_memory.events("replay.drop")}, {"TIMESTAMP_OUT_OF_RANGE"}
         )
 
-    def test_configured(self) -> None:
+    def test_window_is_configurable(self) -> None:
         """The window is a setting."""
         in_memory, alice, _ = register_two_identities(self, decentrl={"timestamp_window": "10s"})
         late = alice.command({"type": "QUERY_EVENTS"}, timestamp=self.now - 10_001)
         self.assertEqual(code_of(in_memory.obey(late)), (401, "TIMESTAMP_OUT_OF_RANGE"))
 
-    def test_untimely_burns_nothing(self) -> None:
-        """A command from another time leaves its nonce free."""
+    def test_refused_timestamp_keeps_nonce(self) -> None:
+        """A command outside the window leaves its nonce unused."""
         payload = {"type": "QUERY_EVENTS"}
         self.in_memory.obey(self.alice.command(payload, nonce=NONCE, timestamp=self.now - 300_001))
         self.assertEqual(self.in_memory.obey(self.alice.command(payload, nonce=NONCE)).status, 200)
 
-    def test_from_the_future(self) -> None:
-        """A command dated ahead cannot be repeated for as long as it is within the window (reference 6.1)."""
-        command = self.at(self.now + 300_000)
+    def test_timestamp_in_future(self) -> None:
+        """A command dated ahead cannot be repeated while it is within the window (reference 6.1)."""
+        command = self.query_at(self.now + 300_000)
         self.assertEqual(self.in_memory.obey(command).status, 200)
         for seconds in (299, 1, 299.75, 0.25):
             self.in_memory.clock.advance(seconds)
@@ -67,14 +69,14 @@ class NonceTests(SynchronousTestCase):
     def query(self, new_identity: InMemoryIdentity | None = None, **changes: Any) -> bytes:
         return (new_identity or self.alice).command({"type": "QUERY_EVENTS"}, nonce=NONCE, **changes)
 
-    def burned(self, command: bytes) -> bool:
-        """Whether the nonce is taken after this command of Alice's."""
+    def uses_nonce(self, command: bytes) -> bool:
+        """Whether this command of Alice's uses its nonce."""
         self.in_memory.obey(command, ELSEWHERE)
         reply = self.in_memory.obey(self.query())
         return reply.status == 401 and code_of(reply)[1] == "DUPLICATE_NONCE"
 
-    def test_once(self) -> None:
-        """The very same command, and any other with its nonce."""
+    def test_nonce_is_used_once(self) -> None:
+        """The same command, and any other with its nonce, is refused."""
         command = self.alice.command("hello", to=self.bob.did, channel=PRIVATE, nonce=NONCE)
         self.assertEqual(self.in_memory.obey(command).status, 200)
         self.assertEqual(code_of(self.in_memory.obey(command)), (401, "DUPLICATE_NONCE"))
@@ -82,48 +84,48 @@ class NonceTests(SynchronousTestCase):
         self.assertEqual(len(self.bob.pending()), 1)
         self.assertEqual([event["code"] for event in self.in_memory.events("replay.drop")], ["DUPLICATE_NONCE"] * 2)
 
-    def test_of_each_sender(self) -> None:
-        """The same nonce of another sender is another one, and it is compared as it is spelled."""
+    def test_nonces_are_per_sender(self) -> None:
+        """Another sender may use the same nonce; nonces are compared as spelled."""
         self.assertEqual(self.in_memory.obey(self.query()).status, 200)
         self.assertEqual(self.in_memory.obey(self.query(self.bob)).status, 200)
         other = self.alice.command({"type": "QUERY_EVENTS"}, nonce=NONCE.lower())
         self.assertEqual(self.in_memory.obey(other).status, 200)
 
-    def test_forgotten(self) -> None:
-        """Once its command is outside the window the nonce is free again."""
+    def test_nonce_is_forgotten(self) -> None:
+        """Once its command is outside the window the nonce may be used again."""
         self.assertEqual(self.in_memory.obey(self.query()).status, 200)
         self.in_memory.clock.advance(302)
         self.assertEqual(self.in_memory.obey(self.query()).status, 200)
 
-    def test_not_burned_by_the_schema(self) -> None:
-        """A body that is no command leaves the nonce free."""
+    def test_schema_error_keeps_nonce(self) -> None:
+        """An invalid command leaves its nonce unused."""
         for payload in ({"type": "UNKNOWN"}, {"type": "QUERY_EVENTS", "pagination": {"page": -1}}, 7, "text"):
             wrong = {**json.loads(self.query()), "payload": payload}
-            self.assertFalse(self.burned(encoding.dumps(wrong)))
+            self.assertFalse(self.uses_nonce(encoding.dumps(wrong)))
             self.in_memory.clock.advance(302)
 
-    def test_not_burned_by_the_store(self) -> None:
-        """What could not be kept may come again as it is."""
+    def test_store_failure_keeps_nonce(self) -> None:
+        """A command that could not be stored may be repeated."""
         command = self.alice.command("hello", to=self.bob.did, channel=PRIVATE, nonce=NONCE)
         with self.in_memory.failing("enqueue_event", StoreUnavailable()):
             reply = self.in_memory.obey(command)
         self.assertEqual((code_of(reply), reply.retry_after), ((503, "UNAVAILABLE"), 5))
         self.assertEqual(self.in_memory.obey(command).status, 200)
 
-    def test_not_burned_by_a_limit(self) -> None:
-        """What came too early may come again as it is."""
+    def test_rate_limit_keeps_nonce(self) -> None:
+        """A rate limited command may be repeated."""
         in_memory, alice, bob = register_two_identities(self, limits={"did_per_minute": 2})
         bob.befriend(alice)
         for _ in range(2):
-            alice.tell(bob)  # the first minute has one registration in it already
+            alice.tell(bob)  # the first minute already has one registration
         command = alice.command("late", to=bob.did, channel=PRIVATE)
         reply = in_memory.obey(command)
         self.assertEqual(code_of(reply), (429, "RATE_LIMITED"))
         in_memory.clock.advance(61)
         self.assertEqual(in_memory.obey(command).status, 200)
 
-    def test_burned_by_every_refusal_after_it(self) -> None:
-        """Unknown key, wrong signature, wrong addressee, unknown recipient, no contract: each costs the nonce."""
+    def test_later_refusals_use_nonce(self) -> None:
+        """Unknown key, wrong signature, wrong addressee, unknown recipient, no contract: each uses the nonce."""
         for make in (
             lambda: encoding.dumps({**json.loads(self.query()), "payload": {"type": "QUERY_EVENTS", "extra": 1}}),
             lambda: encoding.dumps({**json.loads(self.query()), "signature": "AAAA"}),
@@ -132,11 +134,11 @@ class NonceTests(SynchronousTestCase):
             lambda: self.alice.command("x", to="did:web:x", channel=PRIVATE, nonce=NONCE),
             lambda: self.alice.command("x", to=self.carol.did, channel=PRIVATE, nonce=NONCE),
         ):
-            self.assertTrue(self.burned(make()))
+            self.assertTrue(self.uses_nonce(make()))
             self.in_memory.clock.advance(302)
 
-    def test_order(self) -> None:
-        """Of several reasons to refuse, the one that comes first in the standard is given."""
+    def test_order_of_checks(self) -> None:
+        """Of several reasons to refuse, the first in the standard is reported."""
         self.in_memory.obey(self.query())
         now = int(self.in_memory.clock.seconds() * 1000)
         stale = self.query(timestamp=now - 400_000)
@@ -167,10 +169,10 @@ class NonceTests(SynchronousTestCase):
 
 
 class ChargeTests(SynchronousTestCase):
-    """Who pays for what (reference 10.4)."""
+    """Rate limit keys that are charged (reference 10.4)."""
 
-    def test_replayer_pays(self) -> None:
-        """Who repeats what somebody else said uses up nothing but its own address."""
+    def test_replay_is_charged_to_address(self) -> None:
+        """Replays of others' commands are charged to the address only."""
         in_memory, alice, bob = register_two_identities(self, limits={"did_per_minute": 5, "ip_per_minute": 20})
         bob.befriend(alice)
         in_memory.clock.advance(61)
@@ -180,8 +182,8 @@ class ChargeTests(SynchronousTestCase):
         self.assertEqual(codes, ["DUPLICATE_NONCE"] * 20 + ["RATE_LIMITED"] * 5)
         self.assertEqual([alice.tell(bob).status for _ in range(5)], [200] * 4 + [429])
 
-    def test_forger_pays(self) -> None:
-        """A stranger cannot use up the limit of a DID by claiming it."""
+    def test_forgery_is_charged_to_address(self) -> None:
+        """A forged sender DID is not charged."""
         in_memory, alice, bob = register_two_identities(self, limits={"did_per_minute": 5, "ip_per_minute": 10})
         bob.befriend(alice)
         in_memory.clock.advance(61)
@@ -190,8 +192,8 @@ class ChargeTests(SynchronousTestCase):
             in_memory.obey(encoding.dumps(forged), ELSEWHERE)
         self.assertEqual(alice.tell(bob).status, 200)
 
-    def test_own_business_goes_on(self) -> None:
-        """An address over its limit may still fetch its mail, and is told when it may do more."""
+    def test_own_commands_pass_flooded_address(self) -> None:
+        """An identity at an address over its limit may fetch its events, and gets Retry-After."""
         in_memory, alice, bob = register_two_identities(self, limits={"ip_per_minute": 5})
         for _ in range(6):
             in_memory.obey(b"garbage")
@@ -200,8 +202,8 @@ class ChargeTests(SynchronousTestCase):
         self.assertEqual(code_of(reply), (429, "RATE_LIMITED"))
         self.assertIsNotNone(reply.retry_after)
 
-    def test_account(self) -> None:
-        """An identity's own commands have a limit of their own."""
+    def test_identity_limit(self) -> None:
+        """An identity's own commands have their own limit."""
         in_memory, alice, bob = register_two_identities(self, limits={"account_per_minute": 3})
         statuses = [alice.ask("QUERY_EVENTS").status for _ in range(4)]
         self.assertEqual(statuses, [200, 200, 200, 429])
@@ -209,8 +211,8 @@ class ChargeTests(SynchronousTestCase):
 
 
 class RecordedEventTests(SynchronousTestCase):
-    def test_requests(self) -> None:
-        """Each command is one event and one count: what it was, how it ended, and who sent it once that is proven."""
+    def test_request_events(self) -> None:
+        """Each command is one event and one count: type, outcome, and the sender once verified."""
         in_memory, alice, bob = register_two_identities(self)
         begun = len(in_memory.events("req.done"))
         alice.answer("QUERY_EVENTS")
@@ -225,8 +227,8 @@ class RecordedEventTests(SynchronousTestCase):
         self.assertEqual(["sender" in event for event in done], [True, False, False])
         self.assertEqual(in_memory.counter("mediator_rejected_total", reason="invalid_command"), 1)
 
-    def test_fault(self) -> None:
-        """A fault of ours is a 500 that says nothing, and nothing of the command is in the log."""
+    def test_internal_error(self) -> None:
+        """An internal error is a 500 without details; the log has nothing of the command."""
         in_memory, alice, _ = register_two_identities(self)
         with in_memory.failing("events", RuntimeError("details")):
             reply = alice.ask("QUERY_EVENTS")
@@ -234,8 +236,8 @@ class RecordedEventTests(SynchronousTestCase):
         (failure,) = self.flushLoggedErrors()
         self.assertNotIn("details", str(failure))
 
-    def test_peer_is_hashed(self) -> None:
-        """No line has an address in it."""
+    def test_addresses_are_pseudonymous(self) -> None:
+        """No log line has an address."""
         in_memory, alice, _ = register_two_identities(self)
         alice.answer("QUERY_EVENTS")
         self.assertNotIn(PEER, json.dumps(in_memory.events("req.done")))

@@ -15,25 +15,25 @@ class AuthenticationTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.in_memory, self.alice, self.bob = register_two_identities(self)
 
-    def refused(self, frame: bytes, *, binary: bool = False) -> tuple[str, int]:
-        """How a first frame is refused: the code that is told, and that of the close frame after it."""
+    def refusal_of(self, frame: bytes, *, binary: bool = False) -> tuple[str, int]:
+        """Return how a first frame is refused: the error code and the close code."""
         dialogue = InMemoryDecentrlSocket(self.in_memory)
         dialogue.say(frame, binary=binary)
-        (told,) = dialogue.heard()
-        self.assertEqual(set(told), {"type", "code"})
-        self.assertEqual(told["type"], "AUTH_FAILED")
+        (outcomes,) = dialogue.heard()
+        self.assertEqual(set(outcomes), {"type", "code"})
+        self.assertEqual(outcomes["type"], "AUTH_FAILED")
         (code,) = dialogue.socket.codes
-        return told["code"], code
+        return outcomes["code"], code
 
     def test_success(self) -> None:
-        """AUTH_SUCCESS and nothing else; the event log knows who it is."""
+        """AUTH_SUCCESS and nothing else; the event log has the identity."""
         self.alice.connect()
         (event,) = self.in_memory.events("conn.auth")
         self.assertEqual(event["proto"], "decentrl")
         self.assertTrue(event["did"].startswith("did:decentrl:"))
 
-    def test_too_late(self) -> None:
-        """After ten seconds without a word the socket is closed, and what it says then is not heard."""
+    def test_timeout(self) -> None:
+        """After ten seconds without authentication the socket is closed; later frames are ignored."""
         dialogue = InMemoryDecentrlSocket(self.in_memory)
         self.in_memory.clock.advance(9.9)
         self.assertEqual(dialogue.heard(), [])
@@ -43,14 +43,14 @@ class AuthenticationTests(SynchronousTestCase):
         dialogue.say(self.alice.greeting())
         self.assertEqual(dialogue.heard(), [])
 
-    def test_just_in_time(self) -> None:
-        """Who has authenticated is not closed after ten seconds."""
+    def test_authenticated_socket_stays_open(self) -> None:
+        """An authenticated socket is not closed after ten seconds."""
         dialogue = self.alice.connect()
         self.in_memory.clock.advance(11)
         self.assertEqual(dialogue.socket.codes, [])
 
     def test_invalid_message(self) -> None:
-        """Everything that is no AUTHENTICATE."""
+        """Anything but AUTHENTICATE is refused."""
         for frame in (
             b"",
             b"garbage",
@@ -64,60 +64,60 @@ class AuthenticationTests(SynchronousTestCase):
             self.alice.greeting(timestamp=True),
             self.alice.greeting(nonce="no uuid"),
         ):
-            self.assertEqual(self.refused(frame), ("INVALID_MESSAGE", 4002))
-        self.assertEqual(self.refused(self.alice.greeting(), binary=True), ("INVALID_MESSAGE", 4002))
+            self.assertEqual(self.refusal_of(frame), ("INVALID_MESSAGE", 4002))
+        self.assertEqual(self.refusal_of(self.alice.greeting(), binary=True), ("INVALID_MESSAGE", 4002))
 
-    def test_out_of_range(self) -> None:
-        """The window of commands, and looked at before the signature."""
+    def test_timestamp_out_of_range(self) -> None:
+        """The window is that of commands, and checked before the signature."""
         now = int(self.in_memory.clock.seconds() * 1000)
         for off in (-300_001, 300_001):
             frame = self.alice.greeting(timestamp=now + off, signature="AAAA")
-            self.assertEqual(self.refused(frame), ("TIMESTAMP_OUT_OF_RANGE", 4003))
+            self.assertEqual(self.refusal_of(frame), ("TIMESTAMP_OUT_OF_RANGE", 4003))
         dialogue = InMemoryDecentrlSocket(self.in_memory)
         dialogue.say(self.alice.greeting(timestamp=now - 300_000))
         self.assertEqual(dialogue.heard(), [{"type": "AUTH_SUCCESS"}])
 
-    def test_did(self) -> None:
+    def test_unresolvable_did(self) -> None:
         """A DID that does not resolve."""
         for did in ("did:web:elsewhere.example", *bad_dids(self.alice.did)):
-            self.assertEqual(self.refused(self.alice.greeting(did=did)), ("DID_NOT_FOUND", 4004))
+            self.assertEqual(self.refusal_of(self.alice.greeting(did=did)), ("DID_NOT_FOUND", 4004))
 
-    def test_key(self) -> None:
+    def test_unknown_key(self) -> None:
         """A key that the DID does not have."""
         for key_id in (self.bob.key_id, *bad_dids(self.alice.key_id)):
             frame = self.alice.greeting(signing_key_id=key_id)
-            self.assertEqual(self.refused(frame), ("SIGNING_KEY_NOT_FOUND", 4005))
+            self.assertEqual(self.refusal_of(frame), ("SIGNING_KEY_NOT_FOUND", 4005))
 
-    def test_signature(self) -> None:
-        """Somebody else's, or none."""
+    def test_invalid_signature(self) -> None:
+        """A signature by another key, or none."""
         for signature in (json.loads(self.bob.greeting())["signature"], "", "AAAA"):
             frame = self.alice.greeting(signature=signature)
-            self.assertEqual(self.refused(frame), ("INVALID_SIGNATURE", 4006))
+            self.assertEqual(self.refusal_of(frame), ("INVALID_SIGNATURE", 4006))
 
     def test_not_registered(self) -> None:
-        """A good signature of somebody who is not registered, or no more."""
+        """A valid signature of an identity that is not registered, or no longer."""
         carol = InMemoryIdentity(self.in_memory, "carol")
-        self.assertEqual(self.refused(carol.greeting()), ("NOT_REGISTERED", 4007))
+        self.assertEqual(self.refusal_of(carol.greeting()), ("NOT_REGISTERED", 4007))
         carol.register(expires_at=int(self.in_memory.clock.seconds()) + 5)
         self.in_memory.clock.advance(5)
-        self.assertEqual(self.refused(carol.greeting()), ("NOT_REGISTERED", 4007))
+        self.assertEqual(self.refusal_of(carol.greeting()), ("NOT_REGISTERED", 4007))
 
-    def test_once(self) -> None:
-        """A captured frame opens no second socket, for as long as it is within the window."""
+    def test_frame_is_accepted_once(self) -> None:
+        """A captured frame opens no second socket within the window."""
         frame = self.alice.greeting()
         InMemoryDecentrlSocket(self.in_memory).say(frame)
         self.in_memory.clock.advance(300)
-        self.assertEqual(self.refused(frame), ("INVALID_MESSAGE", 4002))
+        self.assertEqual(self.refusal_of(frame), ("INVALID_MESSAGE", 4002))
 
-    def test_nonce_of_a_command(self) -> None:
-        """Commands and sockets do not get into each other's way."""
+    def test_nonces_of_commands_are_separate(self) -> None:
+        """Commands and sockets may use the same nonce."""
         nonce = json.loads(self.alice.greeting())["nonce"]
         self.in_memory.obey(self.alice.command({"type": "QUERY_EVENTS"}, nonce=nonce))
         dialogue = InMemoryDecentrlSocket(self.in_memory)
-        dialogue.say(self.greeting_with(nonce))
+        dialogue.say(self.authentication_with(nonce))
         self.assertEqual(dialogue.heard(), [{"type": "AUTH_SUCCESS"}])
 
-    def greeting_with(self, nonce: str) -> bytes:
+    def authentication_with(self, nonce: str) -> bytes:
         from mediatord.protocol import encoding
         from mediatord.protocol.decentrl.crypto import sign_json
 
@@ -125,25 +125,25 @@ class AuthenticationTests(SynchronousTestCase):
         signable = {name: members[name] for name in ("did", "signing_key_id", "timestamp")} | {"nonce": nonce}
         return encoding.dumps({"type": "AUTHENTICATE", **signable, "signature": sign_json(signable, self.alice.seed)})
 
-    def test_store_down(self) -> None:
-        """Nothing of the client's fault: try again later."""
+    def test_store_unavailable(self) -> None:
+        """A temporary failure is reported as such."""
         with self.in_memory.failing("check_guard", StoreUnavailable()):
-            self.assertEqual(self.refused(self.alice.greeting()), ("UNAVAILABLE", 1013))
+            self.assertEqual(self.refusal_of(self.alice.greeting()), ("UNAVAILABLE", 1013))
 
-    def test_fault(self) -> None:
-        """A fault of ours says so and nothing more."""
+    def test_internal_error(self) -> None:
+        """An internal error is reported without details."""
         with self.in_memory.failing("check_guard", RuntimeError("details")):
-            self.assertEqual(self.refused(self.alice.greeting()), ("INTERNAL_ERROR", 1011))
+            self.assertEqual(self.refusal_of(self.alice.greeting()), ("INTERNAL_ERROR", 1011))
         self.assertEqual(len(self.flushLoggedErrors()), 1)
 
-    def test_guessing_costs(self) -> None:
-        """An address that fails too often is not listened to for a while."""
+    def test_failures_are_rate_limited(self) -> None:
+        """An address that fails too often is refused for a while."""
         in_memory, alice, bob = register_two_identities(self, limits={"ip_per_minute": 4, "account_per_minute": 4})
         self.in_memory = in_memory
-        codes = [self.refused(alice.greeting(signature="AAAA"))[0] for _ in range(9)]
+        codes = [self.refusal_of(alice.greeting(signature="AAAA"))[0] for _ in range(9)]
         self.assertEqual(codes[0], "INVALID_SIGNATURE")
         self.assertEqual(codes[-1], "RATE_LIMITED")
-        (limited,) = {code for _, code in [self.refused(bob.greeting())]}
+        (limited,) = {code for _, code in [self.refusal_of(bob.greeting())]}
         self.assertEqual(limited, 1013)
 
 
@@ -152,7 +152,7 @@ class KeepaliveTests(SynchronousTestCase):
         self.in_memory, self.alice, _ = register_two_identities(self)
 
     def test_pings(self) -> None:
-        """Every 30 seconds, with the time in milliseconds, for as long as the socket is there."""
+        """Every 30 seconds, with the time in milliseconds, while the socket is open."""
         dialogue = self.alice.connect()
         self.in_memory.clock.advance(29.9)
         self.assertEqual(dialogue.heard(), [])
@@ -165,16 +165,16 @@ class KeepaliveTests(SynchronousTestCase):
         self.in_memory.clock.advance(100)
         self.assertEqual(dialogue.heard(), [])
 
-    def test_what_it_says_is_ignored(self) -> None:
-        """PONG, a second AUTHENTICATE, and nonsense."""
+    def test_ignores_other_frames(self) -> None:
+        """PONG, a second AUTHENTICATE and invalid frames are ignored."""
         dialogue = self.alice.connect()
         for frame in (b'{"type":"PONG","timestamp":1}', self.alice.greeting(), b"garbage"):
             dialogue.say(frame)
         dialogue.say(b"\0", binary=True)
         self.assertEqual((dialogue.heard(), dialogue.socket.codes), ([], []))
 
-    def test_nothing_is_left(self) -> None:
-        """A socket that is gone, whenever that was, leaves no timer behind."""
+    def test_no_timer_remains(self) -> None:
+        """A closed socket leaves no timer."""
         before = len(self.in_memory.clock.getDelayedCalls())
         InMemoryDecentrlSocket(self.in_memory).hang_up()
         self.alice.connect().hang_up()

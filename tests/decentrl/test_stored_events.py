@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from tests.in_memory_identities import InMemoryIdentity, code_of, register_two_identities
 
 
-class ArchiveTests(SynchronousTestCase):
+class StoredEventTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.in_memory, self.alice, self.bob = register_two_identities(self)
 
@@ -21,11 +21,11 @@ class ArchiveTests(SynchronousTestCase):
     def save(self, *events: dict[str, Any]) -> None:
         self.assertEqual(self.alice.answer("SAVE_EVENTS", events=events), {"type": "SUCCESS"})
 
-    def found(self, **filter_: Any) -> list[str]:
+    def stored_events(self, **filter_: Any) -> list[str]:
         return [event["payload"] for event in self.alice.query("EVENTS", "events", filter=filter_)]
 
-    def test_comes_back(self) -> None:
-        """With an id, as it was given; numbers as JavaScript would write them; no other members."""
+    def test_returned_event(self) -> None:
+        """With an id and as sent; numbers as JavaScript writes them; no other members."""
         self.save(self.event("opaque", 1.0, "t1", "t2", contract_id="c"), self.event("half", 1.5))
         first, second = self.alice.query("EVENTS", "events")
         self.assertEqual(set(first), {"id", "payload", "encrypted_tags", "timestamp"})
@@ -35,24 +35,26 @@ class ArchiveTests(SynchronousTestCase):
     def test_order(self) -> None:
         """By timestamp, then by arrival."""
         self.save(self.event("b", 2), self.event("c", 2), self.event("a", 1))
-        self.assertEqual(self.found(), ["a", "b", "c"])
+        self.assertEqual(self.stored_events(), ["a", "b", "c"])
 
     def test_filters(self) -> None:
         """Each of them, and all together."""
         self.save(self.event("1", 1, "x"), self.event("2", 2, "x", "y"), self.event("3", 3, sender=self.bob.did))
         self.save(self.event("4", 4, "y", sender="did:example:carol"))
-        self.assertEqual(self.found(encrypted_tags=["x"]), ["1", "2"])
-        self.assertEqual(self.found(encrypted_tags=["x", "y"]), ["1", "2", "4"])
-        self.assertEqual(self.found(encrypted_tags=[]), ["1", "2", "3", "4"])
-        self.assertEqual(self.found(after_timestamp=2, before_timestamp=3), ["2", "3"])
-        self.assertEqual(self.found(participant_did=self.bob.did), ["1", "2", "3"])
-        self.assertEqual(self.found(participant_did=self.alice.did), ["1", "2", "3", "4"])
-        self.assertEqual(self.found(unprocessed_only=True), ["3", "4"])
-        self.assertEqual(self.found(unprocessed_only=False), ["1", "2", "3", "4"])
-        self.assertEqual(self.found(encrypted_tags=["y"], participant_did=self.bob.did, before_timestamp=9), ["2"])
+        self.assertEqual(self.stored_events(encrypted_tags=["x"]), ["1", "2"])
+        self.assertEqual(self.stored_events(encrypted_tags=["x", "y"]), ["1", "2", "4"])
+        self.assertEqual(self.stored_events(encrypted_tags=[]), ["1", "2", "3", "4"])
+        self.assertEqual(self.stored_events(after_timestamp=2, before_timestamp=3), ["2", "3"])
+        self.assertEqual(self.stored_events(participant_did=self.bob.did), ["1", "2", "3"])
+        self.assertEqual(self.stored_events(participant_did=self.alice.did), ["1", "2", "3", "4"])
+        self.assertEqual(self.stored_events(unprocessed_only=True), ["3", "4"])
+        self.assertEqual(self.stored_events(unprocessed_only=False), ["1", "2", "3", "4"])
+        self.assertEqual(
+            self.stored_events(encrypted_tags=["y"], participant_did=self.bob.did, before_timestamp=9), ["2"]
+        )
 
     def test_pages(self) -> None:
-        """The requested page and size come back with the number of all that match; defaults are 0 and 10."""
+        """The requested page and size are returned with the total of matches; defaults are 0 and 10."""
         self.save(*[self.event(str(number), number) for number in range(25)])
         pages = {
             (): ([str(n) for n in range(10)], {"page": 0, "page_size": 10, "total": 25}),
@@ -65,8 +67,8 @@ class ArchiveTests(SynchronousTestCase):
             self.assertEqual([event["payload"] for event in payload["events"]], payloads)
             self.assertEqual(payload["pagination"], pagination)
 
-    def test_impossible_pages(self) -> None:
-        """They are refused, never cut to something else."""
+    def test_invalid_pages(self) -> None:
+        """Refused, not clipped."""
         impossible: list[Any] = [
             {"page": -1},
             {"page": 0.5},
@@ -82,40 +84,40 @@ class ArchiveTests(SynchronousTestCase):
             reply = self.alice.ask("QUERY_EVENTS", pagination=pagination)
             self.assertEqual(code_of(reply), (400, "INVALID_COMMAND"), pagination)
 
-    def test_far_pages(self) -> None:
-        """The last page that can be asked for is empty."""
+    def test_last_possible_page(self) -> None:
+        """The last page that can be requested is empty."""
         payload = self.alice.answer("QUERY_EVENTS", pagination={"page": 2**53 - 1, "page_size": 1000})["payload"]
         self.assertEqual(payload["events"], [])
 
     def test_update_tags(self) -> None:
-        """All tags are replaced, the event is processed, and repeating it changes nothing."""
+        """All tags are replaced, the event is processed; repetition changes nothing."""
         self.save(self.event("in", 1, "old", sender=self.bob.did))
         (event,) = self.alice.query("EVENTS", "events", filter={"unprocessed_only": True})
         for _ in range(2):
             update = [{"event_id": event["id"], "encrypted_tags": ["new"]}]
             self.alice.answer("UPDATE_EVENT_TAGS", events=update)
-            self.assertEqual(self.found(unprocessed_only=True), [])
-            self.assertEqual(self.found(encrypted_tags=["old"]), [])
-            self.assertEqual(self.found(encrypted_tags=["new"]), ["in"])
+            self.assertEqual(self.stored_events(unprocessed_only=True), [])
+            self.assertEqual(self.stored_events(encrypted_tags=["old"]), [])
+            self.assertEqual(self.stored_events(encrypted_tags=["new"]), ["in"])
 
-    def test_of_others(self) -> None:
-        """Nobody sees or changes events of somebody else."""
+    def test_events_of_others(self) -> None:
+        """An identity neither sees nor changes events of others."""
         self.save(self.event("mine", 1, "tag"))
         (event,) = self.alice.query("EVENTS", "events")
         update = [{"event_id": event["id"], "encrypted_tags": []}, {"event_id": "unknown", "encrypted_tags": []}]
         self.bob.answer("UPDATE_EVENT_TAGS", events=update)
         self.assertEqual(self.bob.query("EVENTS", "events"), [])
-        self.assertEqual(self.found(encrypted_tags=["tag"]), ["mine"])
+        self.assertEqual(self.stored_events(encrypted_tags=["tag"]), ["mine"])
 
     def test_quota(self) -> None:
-        """Over the cap nothing of the command is kept."""
+        """Over the quota nothing of the command is stored."""
         in_memory, alice, _ = register_two_identities(self, decentrl={"max_stored_events": 2})
         events = [self.event(str(number), number) for number in range(3)]
         self.assertEqual(code_of(alice.ask("SAVE_EVENTS", events=events)), (429, "RATE_LIMITED"))
         self.assertEqual(alice.query("EVENTS", "events"), [])
 
-    def test_addressed_to_somebody_else(self) -> None:
-        """What is not said to this mediator is not for it to do, though it would know how."""
+    def test_addressed_to_other_mediator(self) -> None:
+        """A command to another mediator is not executed."""
         for command in (
             {"type": "SAVE_EVENTS", "events": []},
             {"type": "QUERY_EVENTS"},
@@ -135,7 +137,7 @@ class ArchiveTests(SynchronousTestCase):
                 self.assertEqual(code_of(reply), (401, "UNAUTHORIZED_COMMAND"), command["type"])
 
     def test_not_registered(self) -> None:
-        """The same commands, and publishing, need a registration."""
+        """These commands, and publishing, need a registration."""
         carol = InMemoryIdentity(self.in_memory, "carol")
         commands: dict[str, dict[str, Any]] = {
             "SAVE_EVENTS": {"events": []},

@@ -1,4 +1,4 @@
-"""Whoever sends envelopes that do not open learns nothing from the answers, nor from the work that they cause."""
+"""Undecryptable envelopes are no oracle: responses and work do not depend on what is wrong."""
 
 from __future__ import annotations
 
@@ -29,82 +29,82 @@ from mediatord.protocol.encoding import decode_base64url, dumps, encode_base64ur
 from mediatord.wallet.didcomm_messages import compose_message
 from tests.in_memory_mediator import PING, InMemoryMediator, InMemoryWallet
 
-# What takes time that could be measured: agreements, unwrapping, and the tag over the whole ciphertext.
-WORK = ("derive_ephemeral_secret", "derive_static_secret", "aes_key_unwrap", "_compute_mac")
+# Operations whose time could be measured: agreement, unwrapping, the tag over the whole ciphertext.
+COSTLY_OPERATIONS = ("derive_ephemeral_secret", "derive_static_secret", "aes_key_unwrap", "_compute_mac")
 
 Change = Callable[["EnvelopeParts"], None]
 
 
 class EnvelopeParts:
-    """An envelope in parts that can be changed by themselves, sealed to one key of the mediator."""
+    """Envelope to one key of the mediator, in parts that can be changed separately."""
 
     def __init__(self, raw: bytes) -> None:
         self.envelope: dict[str, Any] = json.loads(raw)
         self.header: dict[str, Any] = json.loads(decode_base64url(self.envelope["protected"]))
         self.entry: dict[str, Any] = self.envelope["recipients"][0]
 
-    def flip(self, name: str, place: int) -> None:
+    def flip_byte(self, name: str, place: int) -> None:
         """Change one byte of a member."""
         of = self.entry if name == "encrypted_key" else self.envelope
         value = bytearray(decode_base64url(of[name]))
         value[place] ^= 1
         of[name] = encode_base64url(bytes(value))
 
-    def rewrite(self, **members: Any) -> None:
-        """Change the protected header, and with it what the tag covers."""
+    def rewrite_header(self, **members: Any) -> None:
+        """Change the protected header, and so what the tag covers."""
         self.header = {name: value for name, value in {**self.header, **members}.items() if value is not None}
         self.envelope["protected"] = encode_base64url(dumps(self.header))
 
     def raw(self) -> bytes:
-        """As bytes."""
+        """The envelope as bytes."""
         return json.dumps(self.envelope).encode()
 
 
-def flipped(name: str, place: int) -> Change:
-    """One byte is another."""
-    return lambda parts: parts.flip(name, place)
+def flip_byte_of(name: str, place: int) -> Change:
+    """Return a change of one byte."""
+    return lambda parts: parts.flip_byte(name, place)
 
 
-def rewritten(**members: Any) -> Change:
-    """The protected header says something else."""
-    return lambda parts: parts.rewrite(**members)
+def change_header(**members: Any) -> Change:
+    """Return a change of the protected header."""
+    return lambda parts: parts.rewrite_header(**members)
 
 
-def another_epk(parts: EnvelopeParts) -> None:
-    """An ephemeral key of somebody else's, of the same curve."""
-    parts.rewrite(epk=PrivateKey.generate(parts.header["epk"]["crv"]).public.jwk())
+def replace_epk(parts: EnvelopeParts) -> None:
+    """Replace the ephemeral key by another one of the same curve."""
+    parts.rewrite_header(epk=PrivateKey.generate(parts.header["epk"]["crv"]).public.jwk())
 
 
-# Wrong behind a kid of ours: all of them have to be one thing, by answer and by work.
-BEHIND_THE_KID: dict[str, Change] = {
-    "tag, first byte": flipped("tag", 0),
-    "tag, last byte": flipped("tag", -1),
-    "ciphertext, first block": flipped("ciphertext", 0),
-    "ciphertext, last block": flipped("ciphertext", -1),
-    "iv": flipped("iv", 0),
-    "wrapped key, its check": flipped("encrypted_key", 0),
-    "wrapped key, its end": flipped("encrypted_key", -1),
+# Failures with a key id of the mediator: responses and work must be identical.
+FAILURES_WITH_KNOWN_KID: dict[str, Change] = {
+    "tag, first byte": flip_byte_of("tag", 0),
+    "tag, last byte": flip_byte_of("tag", -1),
+    "ciphertext, first block": flip_byte_of("ciphertext", 0),
+    "ciphertext, last block": flip_byte_of("ciphertext", -1),
+    "iv": flip_byte_of("iv", 0),
+    "wrapped key, its check": flip_byte_of("encrypted_key", 0),
+    "wrapped key, its end": flip_byte_of("encrypted_key", -1),
     "wrapped key of nothing": lambda parts: parts.entry.update(encrypted_key=encode_base64url(bytes(72))),
-    "ephemeral key": another_epk,
-    "typ": rewritten(typ="application/x"),
+    "ephemeral key": replace_epk,
+    "typ": change_header(typ="application/x"),
 }
-# Wrong by what everybody can see.
-IN_THE_OPEN: dict[str, Change] = {
+# Failures that anybody can see.
+VISIBLE_FAILURES: dict[str, Change] = {
     "kid of nobody": lambda parts: parts.entry.update(header={"kid": "did:example:nobody#key"}),
     "kid of another key of ours": lambda parts: parts.entry.update(header={"kid": parts.entry["header"]["kid"][:-1]}),
     "nobody": lambda parts: parts.envelope.update(recipients=[]),
-    "alg of a shared key": rewritten(alg="dir"),
-    "alg that is none": rewritten(alg="none"),
-    "alg of a key wrap": rewritten(alg="ECDH-ES"),
-    "enc unknown": rewritten(enc="A128GCM"),
-    "enc of another size": rewritten(enc="A256GCM"),
-    "apv": rewritten(apv=encode_base64url(bytes(32))),
-    "crit": rewritten(crit=["exp"]),
-    "epk of another curve": lambda parts: parts.rewrite(epk=PrivateKey.generate("P-384").public.jwk()),
-    "epk that is no point": lambda parts: parts.rewrite(
+    "alg of a shared key": change_header(alg="dir"),
+    "alg that is none": change_header(alg="none"),
+    "alg of a key wrap": change_header(alg="ECDH-ES"),
+    "enc unknown": change_header(enc="A128GCM"),
+    "enc of another size": change_header(enc="A256GCM"),
+    "apv": change_header(apv=encode_base64url(bytes(32))),
+    "crit": change_header(crit=["exp"]),
+    "epk of another curve": lambda parts: parts.rewrite_header(epk=PrivateKey.generate("P-384").public.jwk()),
+    "epk that is no point": lambda parts: parts.rewrite_header(
         epk={**parts.header["epk"], "x": encode_base64url(bytes(32))}
     ),
-    "no epk": rewritten(epk=None),
+    "no epk": change_header(epk=None),
     "short tag": lambda parts: parts.envelope.update(tag="AAAA"),
     "short key": lambda parts: parts.entry.update(encrypted_key="AAAA"),
     "no ciphertext": lambda parts: parts.envelope.update(ciphertext=""),
@@ -112,8 +112,8 @@ IN_THE_OPEN: dict[str, Change] = {
 }
 
 
-def padded_wrongly(kid: str, key: PublicKey) -> bytes:
-    """An envelope whose tag is right, and whose last block is no padding: nobody but who seals can make one."""
+def encrypt_with_invalid_padding(kid: str, key: PublicKey) -> bytes:
+    """Encrypt an envelope with a valid tag and invalid padding, which only its sender can do."""
     ephemeral = PrivateKey.generate(key.curve)
     apv = compute_apv((kid,))
     header = {"typ": jwe.ENCRYPTED_MEDIA_TYPE, "alg": ANONCRYPT, "enc": "A256CBC-HS512", "apv": encode_base64url(apv)}
@@ -136,15 +136,17 @@ def padded_wrongly(kid: str, key: PublicKey) -> bytes:
 
 
 class OracleTests(SynchronousTestCase):
-    """Each way to fail, for envelopes of strangers and of accounts."""
+    """All failures, for anonymous and authenticated envelopes."""
 
     def setUp(self) -> None:
         self.in_memory = InMemoryMediator(self, limits={"ip_per_minute": 100_000, "account_per_minute": 100_000})
         self.bob = InMemoryWallet(self.in_memory).enrol()
 
-    def sealed(self, *, authenticated: bool) -> EnvelopeParts:
-        """A good envelope, to one key of the mediator."""
-        ours = next((one.id, one.key) for one in self.in_memory.document.key_agreement if one.key.curve == "X25519")
+    def encrypt(self, *, authenticated: bool) -> EnvelopeParts:
+        """Encrypt a valid envelope to one key of the mediator."""
+        ours = next(
+            (item.id, item.key) for item in self.in_memory.document.key_agreement if item.key.curve == "X25519"
+        )
         headers: dict[str, Any] = {"from": self.bob.did} if authenticated else {}
         message = compose_message(PING, to=[self.in_memory.did], **headers)
         plaintext, own = json.dumps(message).encode(), self.bob.identity.agreement
@@ -152,72 +154,78 @@ class OracleTests(SynchronousTestCase):
             return EnvelopeParts(jwe.encrypt_authcrypt(plaintext, (own.kid, own.private), [ours]))
         return EnvelopeParts(jwe.encrypt_anoncrypt(plaintext, [ours]))
 
-    def broken(self, changes: Mapping[str, Change]) -> list[tuple[str, bytes]]:
-        """Each of them, of a fresh envelope each time: what was agreed before is not agreed again."""
+    def changed(self, changes: Mapping[str, Change]) -> list[tuple[str, bytes]]:
+        """Yield each change of a fresh envelope, so that no cached key agreement is used."""
         made = []
         for authenticated in (False, True):
             for name, change in changes.items():
-                parts = self.sealed(authenticated=authenticated)
+                parts = self.encrypt(authenticated=authenticated)
                 change(parts)
                 made.append((name, parts.raw()))
         return made
 
-    def answer(self, raw: bytes) -> tuple[int, str, int | None, bytes]:
-        """All of it but what is drawn at random."""
+    def response(self, raw: bytes) -> tuple[int, str, int | None, bytes]:
+        """Everything in the response except random parts."""
         reply = self.in_memory.receive(raw)
         report = json.loads(reply.body)
         self.assertRegex(report.pop("id"), r"^[0-9A-Za-z-]{20,64}$")
         return reply.status, reply.media_type, reply.retry_after, json.dumps(report).encode()
 
-    def work(self, raw: bytes) -> Counter[str]:
-        """How often each costly operation was done for it."""
+    def count_costly_operations(self, raw: bytes) -> Counter[str]:
+        """Count costly operations per envelope."""
         done: Counter[str] = Counter()
 
-        def note(frame: FrameType, event: str, argument: object) -> None:
+        def record_call(frame: FrameType, event: str, argument: object) -> None:
             name = frame.f_code.co_name if event == "call" else getattr(argument, "__name__", "")
-            if event in ("call", "c_call") and name in WORK:
+            if event in ("call", "c_call") and name in COSTLY_OPERATIONS:
                 done[name] += 1
 
-        sys.setprofile(note)
+        sys.setprofile(record_call)
         try:
             self.in_memory.receive(raw)
         finally:
             sys.setprofile(None)
         return done
 
-    def test_good_ones_open(self) -> None:
-        """What is changed below opens as it is."""
+    def test_unchanged_envelopes_open(self) -> None:
+        """Without a change the envelopes open."""
         for authenticated in (False, True):
-            self.assertNotEqual(self.in_memory.receive(self.sealed(authenticated=authenticated).raw()).status, 400)
+            self.assertNotEqual(self.in_memory.receive(self.encrypt(authenticated=authenticated).raw()).status, 400)
 
-    def test_one_answer(self) -> None:
-        """Byte by byte the same, whatever is wrong: no text, status, type or header tells why."""
-        ours = next((one.id, one.key) for one in self.in_memory.document.key_agreement if one.key.curve == "X25519")
+    def test_responses_are_identical(self) -> None:
+        """Responses are identical byte by byte, whatever is wrong."""
+        ours = next(
+            (item.id, item.key) for item in self.in_memory.document.key_agreement if item.key.curve == "X25519"
+        )
         answers: dict[tuple[int, str, int | None, bytes], list[str]] = {}
-        envelopes = [*self.broken(BEHIND_THE_KID), *self.broken(IN_THE_OPEN), ("padding", padded_wrongly(*ours))]
+        envelopes = [
+            *self.changed(FAILURES_WITH_KNOWN_KID),
+            *self.changed(VISIBLE_FAILURES),
+            ("padding", encrypt_with_invalid_padding(*ours)),
+        ]
         for name, raw in envelopes:
-            answers.setdefault(self.answer(raw), []).append(name)
+            answers.setdefault(self.response(raw), []).append(name)
         self.assertEqual(len(answers), 1, answers)
         ((status, _, _, report),) = answers
         self.assertEqual((status, json.loads(report)["body"]["code"]), (400, "e.p.trust.crypto"))
         rejected = self.in_memory.counter("mediator_rejected_total", reason="undecryptable")
         self.assertEqual(rejected, len(envelopes))
 
-    def test_one_amount_of_work(self) -> None:
-        """Behind a kid of ours, everything that is wrong costs as many agreements, unwrappings and tags."""
+    def test_work_is_constant(self) -> None:
+        """With a key id of the mediator, every failure costs the same agreements, unwrappings and tags."""
         for authenticated in (False, True):
             found = {}
-            for name, change in BEHIND_THE_KID.items():
-                parts = self.sealed(authenticated=authenticated)
+            for name, change in FAILURES_WITH_KNOWN_KID.items():
+                parts = self.encrypt(authenticated=authenticated)
                 change(parts)
-                found[name] = self.work(parts.raw())
-            self.assertEqual(len({tuple(sorted(one.items())) for one in found.values()}), 1, found)
+                found[name] = self.count_costly_operations(parts.raw())
+            self.assertEqual(len({tuple(sorted(item.items())) for item in found.values()}), 1, found)
             self.assertGreaterEqual(found["tag, first byte"]["_compute_mac"], 1)
             self.assertGreaterEqual(found["tag, first byte"]["aes_key_unwrap"], 1)
 
-    def test_order(self) -> None:
-        """A kid that is not ours costs no agreement: which kids there are is public."""
+    def test_unknown_key_id_costs_no_agreement(self) -> None:
+        """An unknown key id costs no agreement: key ids are public."""
         for name in ("kid of nobody", "kid of another key of ours", "nobody"):
-            parts = self.sealed(authenticated=False)
-            IN_THE_OPEN[name](parts)
-            self.assertEqual(self.work(parts.raw()), Counter(), name)
+            parts = self.encrypt(authenticated=False)
+            VISIBLE_FAILURES[name](parts)
+            self.assertEqual(self.count_costly_operations(parts.raw()), Counter(), name)

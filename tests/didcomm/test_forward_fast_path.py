@@ -1,4 +1,4 @@
-"""The short way of a forward: it takes what is usual, and does with it exactly what the long way does."""
+"""The fast path of a forward does exactly what the general path does."""
 
 from __future__ import annotations
 
@@ -27,179 +27,198 @@ from tests.in_memory_mediator import (
 )
 
 SMALL = {"queue": {"max_messages": 3, "max_bytes": 20_000}}
-# Of events: what differs from one time to the next.
-_OWN = ("ts", "seq", "req", "msg", "dur_ms", "crypto_ms", "latency_ms", "rcpt", "sender", "peer", "who", "boot")
+# Fields of events that always differ.
+_VARYING_FIELDS = (
+    "ts",
+    "seq",
+    "req",
+    "msg",
+    "dur_ms",
+    "crypto_ms",
+    "latency_ms",
+    "rcpt",
+    "sender",
+    "peer",
+    "who",
+    "boot",
+)
 
 
 class ForwardPath:
-    """A house with one guest, whose messages all go one way."""
+    """Mediator with one wallet, whose messages all take one path."""
 
-    def __init__(self, test: SynchronousTestCase, *, short: bool, in_steps: bool = False, **settings: Any) -> None:
+    def __init__(self, test: SynchronousTestCase, *, is_fast: bool, in_steps: bool = False, **settings: Any) -> None:
         self.test = test
-        self.short = short
+        self.is_fast = is_fast
         self.in_memory = InMemoryMediator(test, in_steps=in_steps, **settings)
         self.bob = InMemoryWallet(self.in_memory).enrol()
-        self.taken = 0
+        self.fast_count = 0
 
     def post(self, raw: bytes, peer: str = PEER) -> RequestReply:
-        """What is replied to a message that is POSTed."""
-        long: list[None] = []
+        """Post a message and return the reply."""
+        general_calls: list[None] = []
         replies: list[RequestReply] = []
-        way = self.in_memory.didcomm.forward_fast_path
-        if self.short and way.take(raw, peer, replies.append, lambda: long.append(None)):
+        path = self.in_memory.didcomm.forward_fast_path
+        if self.is_fast and path.take(raw, peer, replies.append, lambda: general_calls.append(None)):
             self.in_memory.clock.advance(0)
-            self.test.assertEqual(len(replies) + len(long), 1)
+            self.test.assertEqual(len(replies) + len(general_calls), 1)
         if replies:
-            self.taken += 1
+            self.fast_count += 1
             return replies[0]
         return self.in_memory.done(self.in_memory.didcomm.dispatcher.receive(raw, MessageOrigin(peer)))
 
-    def told(self) -> list[dict[str, Any]]:
-        """All events; of what is never the same twice, whether it is there."""
+    def normalized_events(self) -> list[dict[str, Any]]:
+        """All events, with values that always differ replaced by their presence."""
         names = ("req.done", "msg.accept", "msg.push", "msg.evict", "limit.hit")
         events = [event for name in names for event in self.in_memory.events(name)]
-        return [{name: name in _OWN or value for name, value in event.items()} for event in events]
+        return [{name: name in _VARYING_FIELDS or value for name, value in event.items()} for event in events]
 
 
 Forward = Callable[[ForwardPath], bytes]
 
 
-def _letter(way: ForwardPath, text: str = "hello", **headers: Any) -> bytes:
-    return pack_forward(way.in_memory, way.bob.did, way.bob.letter(text), **headers)
+def _pack_forward_by(path: ForwardPath, text: str = "hello", **headers: Any) -> bytes:
+    return pack_forward(path.in_memory, path.bob.did, path.bob.letter(text), **headers)
 
 
-USUAL: dict[str, Forward] = {
-    "plain": _letter,
-    "to": lambda way: _letter(way, to=[way.in_memory.did]),
-    "to somebody else": lambda way: _letter(way, to=["did:web:nobody.example"]),
-    "will expire": lambda way: _letter(way, expires_time=int(NOW) + 60),
-    "nobody has registered it": lambda way: pack_forward(way.in_memory, "did:web:nobody.example", way.bob.letter()),
-    "it makes room": lambda way: _letter(way, "x" * 8_000),
-    "to a key": lambda way: pack_forward(way.in_memory, f"{way.bob.did}#key-2", way.bob.letter()),
+COMMON_FORWARDS: dict[str, Forward] = {
+    "plain": _pack_forward_by,
+    "to": lambda path: _pack_forward_by(path, to=[path.in_memory.did]),
+    "to somebody else": lambda path: _pack_forward_by(path, to=["did:web:nobody.example"]),
+    "will expire": lambda path: _pack_forward_by(path, expires_time=int(NOW) + 60),
+    "nobody has registered it": lambda path: pack_forward(
+        path.in_memory, "did:web:nobody.example", path.bob.letter()
+    ),
+    "it makes room": lambda path: _pack_forward_by(path, "x" * 8_000),
+    "to a key": lambda path: pack_forward(path.in_memory, f"{path.bob.did}#key-2", path.bob.letter()),
 }
-OTHER: dict[str, Forward] = {
-    "a claimed sender": lambda way: _letter(way, **{"from": way.bob.did}),
-    "delayed": lambda way: _letter(way, delay_milli=5_000),
-    "has expired": lambda way: _letter(way, expires_time=int(NOW) - 60),
-    "two payloads": lambda way: pack_forward(way.in_memory, way.bob.did, way.bob.letter(), way.bob.letter()),
-    "none": lambda way: pack_forward(way.in_memory, way.bob.did),
-    "not encrypted": lambda way: pack_forward(way.in_memory, way.bob.did, b"{}"),
-    "to a did:peer:3": lambda way: pack_forward(way.in_memory, derive_did_peer_3(way.bob.did), way.bob.letter()),
-    "to ourselves": lambda way: pack_forward(way.in_memory, way.in_memory.did, _letter(way)),
-    "no queue could keep it": lambda way: _letter(way, "x" * 20_000),
-    "a request": lambda way: way.bob.pack(PING),
-    "garbage": lambda way: b"garbage",
-    "damaged": lambda way: _letter(way)[:-40] + b"A" * 40,
+OTHER_FORWARDS: dict[str, Forward] = {
+    "a claimed sender": lambda path: _pack_forward_by(path, **{"from": path.bob.did}),
+    "delayed": lambda path: _pack_forward_by(path, delay_milli=5_000),
+    "has expired": lambda path: _pack_forward_by(path, expires_time=int(NOW) - 60),
+    "two payloads": lambda path: pack_forward(path.in_memory, path.bob.did, path.bob.letter(), path.bob.letter()),
+    "none": lambda path: pack_forward(path.in_memory, path.bob.did),
+    "not encrypted": lambda path: pack_forward(path.in_memory, path.bob.did, b"{}"),
+    "to a did:peer:3": lambda path: pack_forward(path.in_memory, derive_did_peer_3(path.bob.did), path.bob.letter()),
+    "to ourselves": lambda path: pack_forward(path.in_memory, path.in_memory.did, _pack_forward_by(path)),
+    "no queue could keep it": lambda path: _pack_forward_by(path, "x" * 20_000),
+    "a request": lambda path: path.bob.pack(PING),
+    "garbage": lambda path: b"garbage",
+    "damaged": lambda path: _pack_forward_by(path)[:-40] + b"A" * 40,
 }
 
 
 class EquivalenceTests(SynchronousTestCase):
-    def both(self, **settings: Any) -> tuple[ForwardPath, ForwardPath]:
-        """A house whose messages go the short way, and one where they go the long way."""
-        return ForwardPath(self, short=True, **settings), ForwardPath(self, short=False, **settings)
+    def both_paths(self, **settings: Any) -> tuple[ForwardPath, ForwardPath]:
+        """Return a mediator that uses the fast path and one that uses the general path."""
+        return ForwardPath(self, is_fast=True, **settings), ForwardPath(self, is_fast=False, **settings)
 
     def check(self, forward: Forward, *, times: int = 1, **settings: Any) -> tuple[ForwardPath, list[RequestReply]]:
-        """Both ways answer, store, count and tell the same. The one that may be short, and its replies."""
-        way, other = self.both(**settings)
-        replies = [way.post(forward(way)) for _ in range(times)]
+        """Both paths reply, store, count and log alike; return the fast mediator and its replies."""
+        path, other = self.both_paths(**settings)
+        replies = [path.post(forward(path)) for _ in range(times)]
         others = [other.post(forward(other)) for _ in range(times)]
-        self.assertEqual(list(map(_said, replies)), list(map(_said, others)))
-        self.assertEqual(way.bob.waiting(), other.bob.waiting())
-        self.assertEqual(way.told(), other.told())
+        self.assertEqual(list(map(_without_ids, replies)), list(map(_without_ids, others)))
+        self.assertEqual(path.bob.waiting(), other.bob.waiting())
+        self.assertEqual(path.normalized_events(), other.normalized_events())
         self.assertEqual(
-            way.in_memory.base.recorder.metrics.collect_totals(),
+            path.in_memory.base.recorder.metrics.collect_totals(),
             other.in_memory.base.recorder.metrics.collect_totals(),
         )
-        self.assertEqual(_spent(way), _spent(other))
-        self.assertEqual(way.in_memory.base.gate._in_flight, 0)
-        return way, replies
+        self.assertEqual(_remaining_quota(path), _remaining_quota(other))
+        self.assertEqual(path.in_memory.base.gate._in_flight, 0)
+        return path, replies
 
-    def test_usual(self) -> None:
-        """What is usual takes the short way, refusals for an unknown recipient included."""
-        for name, forward in USUAL.items():
+    def test_common_messages_take_fast_path(self) -> None:
+        """Common messages take the fast path, also if refused for an unknown recipient."""
+        for name, forward in COMMON_FORWARDS.items():
             with self.subTest(name):
-                way, _ = self.check(forward, times=4, **SMALL)
-                self.assertEqual(way.taken, 4)
+                path, _ = self.check(forward, times=4, **SMALL)
+                self.assertEqual(path.fast_count, 4)
 
-    def test_other(self) -> None:
-        """Everything else does not."""
-        for name, forward in OTHER.items():
+    def test_other_messages_take_general_path(self) -> None:
+        """All others take the general path."""
+        for name, forward in OTHER_FORWARDS.items():
             with self.subTest(name):
-                way, _ = self.check(forward, times=2, **SMALL)
-                self.assertEqual(way.taken, 0)
+                path, _ = self.check(forward, times=2, **SMALL)
+                self.assertEqual(path.fast_count, 0)
 
     def test_limits(self) -> None:
-        """An address that has used up its minute is refused in the same way, and at the same message."""
-        way, replies = self.check(_letter, times=8, limits={"ip_per_minute": 5})
-        self.assertEqual([reply.status for reply in replies], [202] * 4 + [429] * 4)  # enrolling took one
-        self.assertEqual(way.taken, 4)
+        """An address over its limit is refused alike, at the same message."""
+        path, replies = self.check(_pack_forward_by, times=8, limits={"ip_per_minute": 5})
+        self.assertEqual([reply.status for reply in replies], [202] * 4 + [429] * 4)  # enrolment used one
+        self.assertEqual(path.fast_count, 4)
 
-    def test_settings_that_leave_nothing(self) -> None:
-        """Where payloads are wrapped anew, or senders have to be known, there is no short way."""
+    def test_settings_that_disable_fast_path(self) -> None:
+        """Rewrapping and required senders disable the fast path."""
         for setting in ("rewrap", "require_registered_sender"):
-            way, _ = self.check(_letter, didcomm={setting: True})
-            self.assertEqual(way.taken, 0)
+            path, _ = self.check(_pack_forward_by, didcomm={setting: True})
+            self.assertEqual(path.fast_count, 0)
 
-    def test_a_full_queue_that_refuses(self) -> None:
-        """The answer is the same: 429, when to try again, and nothing that is stored or makes room."""
+    def test_full_queue_refuses(self) -> None:
+        """429 with the same Retry-After; nothing is stored or evicted."""
         full = {"max_messages": 3, "when_full": "refuse", "sender_share": 1}
-        way, replies = self.check(_letter, times=5, queue=full)
+        path, replies = self.check(_pack_forward_by, times=5, queue=full)
         self.assertEqual(
             [(reply.status, reply.retry_after) for reply in replies], [(202, None)] * 3 + [(429, 600)] * 2
         )
-        self.assertEqual(way.taken, 5)
+        self.assertEqual(path.fast_count, 5)
 
-    def test_who_has_most_of_a_queue(self) -> None:
-        """An address is one party on both ways: what it fills is refused to it, and not to others."""
+    def test_fair_share_of_address(self) -> None:
+        """An address is one sender on both paths: it is refused when it fills a queue, others are not."""
         half = {"max_messages": 4, "when_full": "refuse", "sender_share": 0.5}
-        ways = self.both(queue=half)
+        paths = self.both_paths(queue=half)
         peers = [PEER, PEER, PEER, "192.0.2.2"]
-        for way in ways:
-            self.assertEqual([way.post(_letter(way), peer).status for peer in peers], [202, 202, 429, 202])
-        self.assertEqual(ways[0].told(), ways[1].told())
+        for path in paths:
+            self.assertEqual([path.post(_pack_forward_by(path), peer).status for peer in peers], [202, 202, 429, 202])
+        self.assertEqual(paths[0].normalized_events(), paths[1].normalized_events())
 
-    def test_a_recipient_behind_routing_keys(self) -> None:
-        """Its payloads are wrapped on the long way; those of others stay on the short one."""
-        way = ForwardPath(self, short=True, didcomm={"routing_keys": {"did:web:c.example": ["did:key:z6Mk#z6Mk"]}})
-        way.post(_letter(way))
-        way.post(pack_forward(way.in_memory, "did:web:c.example", way.bob.letter()))
-        self.assertEqual(way.taken, 1)
+    def test_recipient_with_routing_keys(self) -> None:
+        """Its payloads take the general path, those of others the fast path."""
+        path = ForwardPath(self, is_fast=True, didcomm={"routing_keys": {"did:web:c.example": ["did:key:z6Mk#z6Mk"]}})
+        path.post(_pack_forward_by(path))
+        path.post(pack_forward(path.in_memory, "did:web:c.example", path.bob.letter()))
+        self.assertEqual(path.fast_count, 1)
 
 
 class FaultTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.way = ForwardPath(self, short=True, in_steps=True)
-        self.in_memory = self.way.in_memory
+        self.path = ForwardPath(self, is_fast=True, in_steps=True)
+        self.in_memory = self.path.in_memory
 
-    def test_the_store_fails(self) -> None:
-        """As on the long way: 503 for what may work later, 500 and a line for what nobody expected."""
+    def test_store_failures(self) -> None:
+        """As on the general path: 503 for temporary failures, 500 and a log line for unexpected ones."""
         with self.in_memory.failing("enqueue_all", StoreUnavailable()):
-            self.assertEqual(self.way.post(_letter(self.way)).status, 503)
+            self.assertEqual(self.path.post(_pack_forward_by(self.path)).status, 503)
         with self.in_memory.failing("enqueue_all", RuntimeError("of ours")):
-            self.assertEqual(self.way.post(_letter(self.way)).status, 500)
+            self.assertEqual(self.path.post(_pack_forward_by(self.path)).status, 500)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
-        self.assertEqual(self.way.taken, 2)
+        self.assertEqual(self.path.fast_count, 2)
         self.assertEqual(self.in_memory.base.gate._in_flight, 0)
 
-    def test_what_fails_after_the_commit(self) -> None:
-        """The sender is told so, and the message waits."""
+    def test_failure_after_commit(self) -> None:
+        """The sender gets its 202, and the message stays queued."""
         self.patch(self.in_memory.didcomm.forward_fast_path._router, "dispatch", _broken)
-        self.assertEqual(self.way.post(_letter(self.way)).status, 500)
+        self.assertEqual(self.path.post(_pack_forward_by(self.path)).status, 500)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
-        self.assertEqual(self.way.bob.waiting(), 1)
+        self.assertEqual(self.path.bob.waiting(), 1)
 
-    def test_nothing_is_answered_before_the_commit(self) -> None:
-        """And what is under way then is waited for when the daemon stops."""
+    def test_no_reply_before_commit(self) -> None:
+        """No reply precedes the commit; shutdown waits for commits in progress."""
         committed: Deferred[Any] = Deferred()
         self.patch(self.in_memory.store, "enqueue_all", lambda *args, **options: committed)
         replies: list[RequestReply] = []
         self.assertTrue(
-            self.in_memory.didcomm.forward_fast_path.take(_letter(self.way), PEER, replies.append, self.fail)
+            self.in_memory.didcomm.forward_fast_path.take(
+                _pack_forward_by(self.path), PEER, replies.append, self.fail
+            )
         )
         self.in_memory.clock.advance(1)
         stopped = self.in_memory.base.gate.stopService()
         self.assertFalse(
-            self.in_memory.didcomm.forward_fast_path.take(_letter(self.way), PEER, replies.append, self.fail)
+            self.in_memory.didcomm.forward_fast_path.take(
+                _pack_forward_by(self.path), PEER, replies.append, self.fail
+            )
         )
         self.assertEqual(replies, [])
         self.assertNoResult(stopped)
@@ -207,8 +226,8 @@ class FaultTests(SynchronousTestCase):
         self.assertEqual([reply.status for reply in replies], [503])
         self.successResultOf(stopped)
 
-    def test_one_that_fails_takes_no_other_with_it(self) -> None:
-        """All that came in one turn is begun together, and each has its own end."""
+    def test_failed_message_spares_others(self) -> None:
+        """Messages of one iteration begin together and fail separately."""
         enqueue, failing = self.in_memory.store.enqueue_all, iter([True, False, True])
         self.patch(
             self.in_memory.store,
@@ -218,20 +237,24 @@ class FaultTests(SynchronousTestCase):
         replies: list[RequestReply] = []
         for _ in range(3):
             self.assertTrue(
-                self.in_memory.didcomm.forward_fast_path.take(_letter(self.way), PEER, replies.append, self.fail)
+                self.in_memory.didcomm.forward_fast_path.take(
+                    _pack_forward_by(self.path), PEER, replies.append, self.fail
+                )
             )
         self.in_memory.clock.advance(0)
         self.assertEqual([reply.status for reply in replies], [503, 202, 503])
 
-    def together(self, count: int, answer: Callable[[RequestReply], None]) -> None:
-        """So many letters in one turn of the reactor, after which nothing may be under way."""
+    def post_in_one_iteration(self, count: int, answer: Callable[[RequestReply], None]) -> None:
+        """Post `count` messages in one iteration, after which no request may be in progress."""
         for _ in range(count):
-            self.assertTrue(self.in_memory.didcomm.forward_fast_path.take(_letter(self.way), PEER, answer, self.fail))
+            self.assertTrue(
+                self.in_memory.didcomm.forward_fast_path.take(_pack_forward_by(self.path), PEER, answer, self.fail)
+            )
         self.in_memory.clock.advance(0)
         self.assertEqual(self.in_memory.base.gate._in_flight, 0)
 
-    def test_one_that_fails_for_no_known_reason(self) -> None:
-        """Others that were stored with it are taken, pushed and told of."""
+    def test_unexpected_failure_spares_others(self) -> None:
+        """Messages stored together with a failed one are accepted, pushed and logged."""
         enqueue, failing = self.in_memory.store.enqueue_all, iter([False, True, False])
         self.patch(
             self.in_memory.store,
@@ -239,13 +262,13 @@ class FaultTests(SynchronousTestCase):
             lambda *args, **options: fail(ZeroDivisionError()) if next(failing) else enqueue(*args, **options),
         )
         replies: list[RequestReply] = []
-        self.together(3, replies.append)
+        self.post_in_one_iteration(3, replies.append)
         self.assertEqual([reply.status for reply in replies], [202, 500, 202])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.assertEqual(len(self.in_memory.events("msg.accept")), 2)
 
-    def test_everything_breaks(self) -> None:
-        """Wherever it does, every request has its one answer, and the gate does not wait for it."""
+    def test_every_failure_point(self) -> None:
+        """Whatever fails, every request gets one reply, and the gate is released."""
         half: Any = self.in_memory.didcomm.forward_fast_path
         for owner, name, broken in (
             (self.in_memory.store, "enqueue_each", _broken),
@@ -254,111 +277,115 @@ class FaultTests(SynchronousTestCase):
         ):
             replies: list[RequestReply] = []
             before = getattr(owner, name)
-            object.__setattr__(owner, name, broken)  # some are frozen
-            self.together(2, replies.append)
+            object.__setattr__(owner, name, broken)  # some objects are frozen
+            self.post_in_one_iteration(2, replies.append)
             object.__setattr__(owner, name, before)
             self.assertEqual([reply.status for reply in replies], [500, 500], name)
             self.assertGreater(len(self.flushLoggedErrors(ZeroDivisionError, ValueError)), 0)
 
-    def test_the_recorder_breaks(self) -> None:
-        """What was stored was taken."""
+    def test_recorder_failure(self) -> None:
+        """A stored message is accepted although the recorder fails."""
         replies: list[RequestReply] = []
         with mock.patch.object(self.in_memory.base.recorder, "end_request", _broken):
-            self.together(2, replies.append)
+            self.post_in_one_iteration(2, replies.append)
         self.assertEqual([reply.status for reply in replies], [202, 202])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 2)
 
-    def test_the_log_breaks(self) -> None:
-        """What was stored was taken, and each sender is told."""
+    def test_log_failure(self) -> None:
+        """A stored message is accepted although the log fails; every sender gets a reply."""
         replies: list[RequestReply] = []
         with mock.patch.object(self.in_memory.base.recorder, "flush_events", _broken):
-            self.together(2, replies.append)
+            self.post_in_one_iteration(2, replies.append)
         self.assertEqual([reply.status for reply in replies], [202, 202])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
-    def test_a_refusal_breaks(self) -> None:
-        """The sender of the one that is refused gets a plain fault, the others their answers."""
+    def test_refusal_failure(self) -> None:
+        """If a refusal cannot be made, its sender gets an internal error, others their replies."""
         half: Any = self.in_memory.didcomm.forward_fast_path
         self.patch(
             self.in_memory.store, "enqueue_each", lambda deposits, early: succeed([QueueFull() for _ in deposits])
         )
         replies: list[RequestReply] = []
         with mock.patch.object(type(half._context.packer), "refuse_anonymous", _broken):
-            self.together(2, replies.append)
+            self.post_in_one_iteration(2, replies.append)
         self.assertEqual([reply.status for reply in replies], [500, 500])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 2)
 
-    def test_an_answer_breaks(self) -> None:
-        """The others are given."""
+    def test_reply_failure(self) -> None:
+        """If one reply fails, others are sent."""
         replies: list[RequestReply] = []
 
-        def answer(reply: RequestReply) -> None:
+        def failing_reply(reply: RequestReply) -> None:
             replies.append(reply)
             raise ZeroDivisionError
 
-        self.together(2, answer)
+        self.post_in_one_iteration(2, failing_reply)
         self.assertEqual(len(replies), 2)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 2)
 
-    def test_the_long_way_breaks(self) -> None:
-        """For one; the others have theirs."""
+    def test_general_path_failure(self) -> None:
+        """If the general path fails for one message, others get their replies."""
         take, replies = self.in_memory.didcomm.forward_fast_path.take, list[RequestReply]()
         self.assertTrue(take(b"garbage", PEER, replies.append, _broken))
-        self.together(1, replies.append)
+        self.post_in_one_iteration(1, replies.append)
         self.assertEqual([reply.status for reply in replies], [202])
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 
-    def test_answered_before_the_daemon_goes_on_stopping(self) -> None:
-        """What comes next closes the connections."""
-        told: list[object] = []
+    def test_replies_before_shutdown_continues(self) -> None:
+        """Replies are written before shutdown closes the connections."""
+        outcomes: list[object] = []
         committed: Deferred[Any] = Deferred()
         self.patch(self.in_memory.store, "enqueue_each", lambda deposits, early: committed)
         self.assertTrue(
-            self.in_memory.didcomm.forward_fast_path.take(_letter(self.way), PEER, told.append, self.fail)
+            self.in_memory.didcomm.forward_fast_path.take(
+                _pack_forward_by(self.path), PEER, outcomes.append, self.fail
+            )
         )
         self.in_memory.clock.advance(0)
-        self.in_memory.base.gate.stopService().addCallback(lambda _: told.append("stopped"))
+        self.in_memory.base.gate.stopService().addCallback(lambda _: outcomes.append("stopped"))
         committed.errback(StoreUnavailable())
-        self.assertEqual([getattr(one, "status", one) for one in told], [503, "stopped"])
+        self.assertEqual([getattr(item, "status", item) for item in outcomes], [503, "stopped"])
 
 
 class SameIterationTests(SynchronousTestCase):
-    """Several messages in one turn of the reactor."""
+    """Several messages in one reactor iteration."""
 
-    def test_what_an_account_pays_for_crowds_nobody_out(self) -> None:
-        """At its limit an address may send what it could if each had come in a turn of its own."""
-        way = ForwardPath(self, short=True, limits={"ip_per_minute": 3})  # enrolling took one
-        in_memory, statuses = way.in_memory, list[int]()
+    def test_account_requests_do_not_use_up_address_limit(self) -> None:
+        """An address at its limit may send as much as if each request came in its own iteration."""
+        path = ForwardPath(self, is_fast=True, limits={"ip_per_minute": 3})  # enrolment used one
+        in_memory, statuses = path.in_memory, list[int]()
 
         def post(raw: bytes) -> bool:
-            def long_way() -> None:
+            def general_path() -> None:
                 statuses.append(in_memory.done(in_memory.didcomm.dispatcher.receive(raw, MessageOrigin(PEER))).status)
 
             return in_memory.didcomm.forward_fast_path.take(
-                raw, PEER, lambda reply: statuses.append(reply.status), long_way
+                raw, PEER, lambda reply: statuses.append(reply.status), general_path
             )
 
-        self.assertTrue(post(_letter(way)))
-        self.assertTrue(post(way.bob.pack(PING)))
-        self.assertTrue(post(_letter(way)))
-        self.assertTrue(post(_letter(way)))
+        self.assertTrue(post(_pack_forward_by(path)))
+        self.assertTrue(post(path.bob.pack(PING)))
+        self.assertTrue(post(_pack_forward_by(path)))
+        self.assertTrue(post(_pack_forward_by(path)))
         in_memory.clock.advance(0)
         self.assertEqual(sorted(statuses), [200, 202, 202, 429])
-        self.assertFalse(post(_letter(way)))
+        self.assertFalse(post(_pack_forward_by(path)))
         self.assertEqual(in_memory.base.gate._in_flight, 0)
 
-    def test_how_long_it_took(self) -> None:
-        """From when it came, as on the long way, so that reading is never longer than all of it."""
-        way = ForwardPath(self, short=True)
+    def test_recorded_duration(self) -> None:
+        """
+        Durations count from the arrival, as on the general path, so that reading is never longer than the whole.
+        """
+        path = ForwardPath(self, is_fast=True)
         self.assertTrue(
-            way.in_memory.didcomm.forward_fast_path.take(_letter(way), PEER, lambda reply: None, self.fail)
+            path.in_memory.didcomm.forward_fast_path.take(_pack_forward_by(path), PEER, lambda reply: None, self.fail)
         )
-        way.in_memory.clock.advance(0.25)
-        self.assertEqual(way.in_memory.events("req.done")[-1]["dur_ms"], 250.0)
+        path.in_memory.clock.advance(0.25)
+        self.assertEqual(path.in_memory.events("req.done")[-1]["dur_ms"], 250.0)
 
 
 class HeldEnqueueTests(SynchronousTestCase):
-    """Forwards of strangers in one reactor iteration, of which the store is slow with some."""
+    """Anonymous forwards in one iteration, some of which the store delays."""
 
     def setUp(self) -> None:
         self.in_memory = InMemoryMediator(self, in_steps=True)
@@ -367,17 +394,17 @@ class HeldEnqueueTests(SynchronousTestCase):
         enqueue = self.in_memory.store.enqueue_all
         self.held: list[Callable[[], object]] = []
 
-        def hold(deposits: Sequence[EnqueueRequest]) -> Deferred[Any]:
+        def delay(deposits: Sequence[EnqueueRequest]) -> Deferred[Any]:
             if deposits[0].recipient_did != self.eve.did:
                 return enqueue(deposits)
             done: Deferred[Any] = Deferred()
             self.held.append(lambda: enqueue(deposits).chainDeferred(done))
             return done
 
-        self.patch(self.in_memory.store, "enqueue_all", hold)
+        self.patch(self.in_memory.store, "enqueue_all", delay)
 
     def send(self, *names: str) -> None:
-        """Forwards to those who are called like that."""
+        """Send forwards to these recipients."""
         for name in names:
             guest = self.eve if name.startswith("eve") else self.bob
             raw = pack_forward(self.in_memory, guest.did, guest.letter(name))
@@ -385,8 +412,8 @@ class HeldEnqueueTests(SynchronousTestCase):
             self.assertTrue(self.in_memory.didcomm.forward_fast_path.take(raw, PEER, answer, self.fail))
         self.in_memory.clock.pump([0, 0])
 
-    def test_nobody_waits_for_strangers(self) -> None:
-        """Each is answered, pushed and told of when it is stored itself, wherever it stands among the others."""
+    def test_delayed_forwards_do_not_delay_others(self) -> None:
+        """Each is answered, pushed and logged once it is stored, whatever its position."""
         socket = self.bob.go_live()
         self.send("eve 1", "bob 1", "eve 2", "bob 2")
         self.assertEqual({name: reply.status for name, reply in self.replies.items()}, {"bob 1": 202, "bob 2": 202})
@@ -401,22 +428,22 @@ class HeldEnqueueTests(SynchronousTestCase):
         self.assertEqual((self.eve.waiting(), len(self.in_memory.events("msg.accept"))), (2, 4))
         self.assertEqual(self.in_memory.base.gate._in_flight, 0)
 
-    def test_together_where_that_costs_nothing(self) -> None:
-        """What is stored in one go is told to the log in one go, and not before it is all known."""
-        told: list[int] = []
+    def test_forwards_stored_together_are_logged_together(self) -> None:
+        """Forwards stored together are logged in one write, after all outcomes are known."""
+        counts: list[int] = []
         settle = self.in_memory.base.recorder.flush_events
 
-        def note() -> None:
-            told.append(len(self.replies))
+        def record_write() -> None:
+            counts.append(len(self.replies))
             settle()
 
-        self.patch(self.in_memory.base.recorder, "flush_events", note)
+        self.patch(self.in_memory.base.recorder, "flush_events", record_write)
         self.send("bob 1", "eve 1", "bob 2", "bob 3")
-        self.assertEqual(told, [0])
+        self.assertEqual(counts, [0])
         self.assertEqual(len(self.replies), 3)
 
-    def test_the_store_fails_for_those_that_wait(self) -> None:
-        """They are refused; those that were answered are not answered once more."""
+    def test_store_failure_of_delayed_forwards(self) -> None:
+        """Delayed forwards are refused; those already answered get no second reply."""
         store: Any = self.in_memory.store
         enqueue_each, failed = store.enqueue_each, Deferred[Any]()
 
@@ -433,17 +460,17 @@ class HeldEnqueueTests(SynchronousTestCase):
 
 
 class RotationTests(SynchronousTestCase):
-    def test_no_key_is_held_on_to(self) -> None:
-        """When the mediator has others, nothing is left of what was made ready."""
-        way = ForwardPath(self, short=True)
-        self.assertEqual(way.post(_letter(way)).status, 202)
+    def test_frees_old_keys(self) -> None:
+        """After a key rotation nothing of the old keys is kept."""
+        path = ForwardPath(self, is_fast=True)
+        self.assertEqual(path.post(_pack_forward_by(path)).status, 202)
         self.assertGreater(load_key_exchange.cache_info().currsize, 0)
-        way.in_memory.base.identity.switch_to(way.in_memory.base.identity.now)
+        path.in_memory.base.identity.switch_to(path.in_memory.base.identity.now)
         self.assertEqual(load_key_exchange.cache_info().currsize, 0)
-        self.assertEqual(way.post(_letter(way)).status, 202)
+        self.assertEqual(path.post(_pack_forward_by(path)).status, 202)
 
 
-def _said(reply: RequestReply) -> tuple[Any, ...]:
+def _without_ids(reply: RequestReply) -> tuple[Any, ...]:
     """A reply without its ids."""
     body = read_problem_report(reply) if reply.body else {}
     about = {name: body.get(name) for name in ("type", "typ", "body")}
@@ -451,10 +478,10 @@ def _said(reply: RequestReply) -> tuple[Any, ...]:
     return reply.status, reply.media_type, reply.retry_after, reply.fault, about, named
 
 
-def _spent(way: ForwardPath) -> int:
-    """How many more messages its address may send."""
+def _remaining_quota(path: ForwardPath) -> int:
+    """How many more messages the address may send."""
     spent = 0
-    while not way.in_memory.base.rate_limiter._peers.admit(PEER, way.in_memory.clock.seconds()):
+    while not path.in_memory.base.rate_limiter._peers.admit(PEER, path.in_memory.clock.seconds()):
         spent += 1
     return spent
 

@@ -1,4 +1,4 @@
-"""What is left of a recipient's mail while others fill the queue."""
+"""Which messages of a recipient remain while others fill the queue."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class FloodTests(SynchronousTestCase):
         self.in_memory = InMemoryMediator(self, limits=PLENTY["limits"], queue={"max_messages": FULL})
         self.bob, self.alice = InMemoryWallet(self.in_memory).enrol(), InMemoryWallet(self.in_memory)
 
-    def anonymous(self, text: str, peer: str) -> None:
-        """Somebody who proves nothing leaves a message."""
+    def forward_anonymously(self, text: str, peer: str) -> None:
+        """Forward a message anonymously."""
         raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter(text))
         self.assertEqual(self.in_memory.receive(raw, peer=peer).status, 202)
 
-    def proven(self, text: str, sender: InMemoryWallet, peer: str) -> None:
-        """Somebody leaves a message in a forward of their own."""
+    def forward_authenticated(self, text: str, sender: InMemoryWallet, peer: str) -> None:
+        """Forward a message in an authenticated forward."""
         attachments: Any = [{"data": {"base64": encoding.encode_base64url(self.bob.letter(text))}}]
         headers = {"from": sender.did, "to": [self.in_memory.did]}
         message = compose_message(FORWARD, {"next": self.bob.did}, attachments=attachments, **headers)
@@ -36,49 +36,49 @@ class FloodTests(SynchronousTestCase):
         self.assertEqual(self.in_memory.receive(raw, peer=peer).status, 202)
 
     def flood(self, addresses: int, number: int = 2 * FULL) -> None:
-        """An attacker who has so many addresses."""
-        for one in range(number):
-            self.anonymous("flood", f"203.0.113.{one % addresses}")
+        """Send from `addresses` addresses of an attacker."""
+        for item in range(number):
+            self.forward_anonymously("flood", f"203.0.113.{item % addresses}")
 
-    def real(self) -> int:
-        """How many real messages are still there."""
-        return sum(self.bob.open(one.payload).text == "real" for one in self.bob.fetch(FULL))
+    def remaining(self) -> int:
+        """Count the legitimate messages that remain."""
+        return sum(self.bob.open(delivered.payload).text == "real" for delivered in self.bob.fetch(FULL))
 
-    def test_anonymous(self) -> None:
-        """A few messages of one address are still there when each of the attacker's has sent more."""
+    def test_anonymous_messages_survive(self) -> None:
+        """A few messages of one address survive after each of the attacker's has sent more."""
         for _ in range(4):
-            self.anonymous("real", REAL)
+            self.forward_anonymously("real", REAL)
         self.flood(3)
-        self.assertEqual(self.real(), 4)
+        self.assertEqual(self.remaining(), 4)
 
-    def test_proven(self) -> None:
-        """Messages of a proven sender lose nothing to anonymous ones, from however many addresses."""
+    def test_authenticated_messages_survive(self) -> None:
+        """Messages of an authenticated sender lose nothing to anonymous ones, from however many addresses."""
         for _ in range(10):
-            self.proven("real", self.alice, REAL)
+            self.forward_authenticated("real", self.alice, REAL)
         self.flood(2 * FULL, 3 * FULL)
-        self.assertEqual(self.real(), 10)
+        self.assertEqual(self.remaining(), 10)
 
-    def test_made_up_senders(self) -> None:
-        """Nor do those of a sender whom Bob has acknowledged before, to made-up ones at many addresses."""
+    def test_known_sender_survives_invented_senders(self) -> None:
+        """Messages of a known sender lose nothing to invented senders at many addresses."""
         for _ in range(2):
-            self.proven("first", self.alice, REAL)
-            ids = [one.id for one in self.bob.fetch()]
+            self.forward_authenticated("first", self.alice, REAL)
+            ids = [delivered.id for delivered in self.bob.fetch()]
             self.bob.answer(f"{MP}/messages-received", {"message_id_list": ids})
             self.in_memory.clock.advance(PROBATION_SECONDS)
         for _ in range(10):
-            self.proven("real", self.alice, REAL)
-        for one in range(2 * FULL):
-            self.proven("flood", InMemoryWallet(self.in_memory), f"203.0.113.{one}")
-        self.assertEqual(self.real(), 10)
+            self.forward_authenticated("real", self.alice, REAL)
+        for item in range(2 * FULL):
+            self.forward_authenticated("flood", InMemoryWallet(self.in_memory), f"203.0.113.{item}")
+        self.assertEqual(self.remaining(), 10)
 
-    def test_known_address(self) -> None:
-        """An address that Bob has acknowledged anonymous mail of before loses nothing to others."""
+    def test_known_address_survives(self) -> None:
+        """An address with acknowledged anonymous messages loses nothing to others."""
         for _ in range(2):
-            self.anonymous("first", REAL)
-            ids = [one.id for one in self.bob.fetch()]
+            self.forward_anonymously("first", REAL)
+            ids = [delivered.id for delivered in self.bob.fetch()]
             self.bob.answer(f"{MP}/messages-received", {"message_id_list": ids})
             self.in_memory.clock.advance(PROBATION_SECONDS)
         for _ in range(10):
-            self.anonymous("real", REAL)
+            self.forward_anonymously("real", REAL)
         self.flood(2 * FULL, 3 * FULL)
-        self.assertEqual(self.real(), 10)
+        self.assertEqual(self.remaining(), 10)

@@ -1,4 +1,4 @@
-"""What happens by itself: rounds that survive everything, and delayed messages that come due (reference 4.5, 12)."""
+"""Periodic tasks that survive failures, and delayed messages that come due (reference 4.5, 12)."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ class HousekeepingTestCase(SynchronousTestCase):
         self.bob = InMemoryWallet(self.in_memory).enrol()
 
     def forward(self, **headers: Any) -> None:
-        """A stranger sends Bob something."""
+        """Forward a message to Bob anonymously."""
         raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter(), **headers)
         self.assertEqual(self.in_memory.receive(raw).status, 202)
 
-    def calls_of(self, operation: str) -> list[tuple[Any, ...]]:
-        """The arguments of every call of an operation of the store from now on."""
+    def record_calls(self, operation: str) -> list[tuple[Any, ...]]:
+        """Record the arguments of further calls of an operation of the store."""
         store: Any = self.in_memory.store
         real, calls = getattr(store, operation), []
 
-        def noted(*args: Any) -> Deferred[Any]:
+        def recorded(*args: Any) -> Deferred[Any]:
             calls.append(args)
             result: Deferred[Any] = real(*args)
             return result
 
-        setattr(store, operation, noted)
+        setattr(store, operation, recorded)
         return calls
 
 
 class HousekeepingRoundTests(HousekeepingTestCase):
-    def test_a_round_that_fails_is_not_the_last(self) -> None:
-        """A fault of ours is logged, a store that is away is no fault; the next round does the work."""
+    def test_failed_run_is_repeated(self) -> None:
+        """An internal error is logged, an unavailable store is not; the next run does the work."""
         for error, logged in ((RuntimeError("boom"), 1), (StoreUnavailable(), 0)):
             self.forward()
             with self.in_memory.failing("expire_messages", error):
@@ -54,18 +54,18 @@ class HousekeepingRoundTests(HousekeepingTestCase):
             self.in_memory.clock.advance(15)
             self.assertEqual(self.in_memory.counter("mediator_messages_expired_total"), before + 1)
 
-    def test_the_other_rounds(self) -> None:
-        """Nonces are pruned every ten minutes and the gauge is told every minute, also after failures."""
+    def test_other_tasks(self) -> None:
+        """Nonces are pruned every ten minutes and the gauge is recorded every minute, also after failures."""
         for operation, interval in (("prune_nonces", 600), ("get_queue_totals", 60)):
             with self.in_memory.failing(operation, RuntimeError("boom")):
                 self.in_memory.clock.advance(interval)
             self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
-            calls = self.calls_of(operation)
+            calls = self.record_calls(operation)
             self.in_memory.clock.advance(interval)
             self.assertEqual(len(calls), 1)
 
     def test_expiry_in_chunks(self) -> None:
-        """A mass of old messages goes in steps with breaths between them, each message with its event (AF-5)."""
+        """Many expired messages are removed in chunks with pauses, each with its event (AF-5)."""
         count = 0
         for number in range(3):
             did = f"did:example:{number}"
@@ -74,7 +74,7 @@ class HousekeepingRoundTests(HousekeepingTestCase):
             now = self.in_memory.clock.seconds()
             self.successResultOf(self.in_memory.store.enqueue(did, payloads, expires_at=now + 10))
             count += len(payloads)
-        calls = self.calls_of("expire_messages")
+        calls = self.record_calls("expire_messages")
         self.in_memory.clock.advance(15)
         self.assertEqual(len(calls), 1)
         self.assertEqual(self.in_memory.counter("mediator_messages_expired_total"), BATCH_SIZE)
@@ -86,8 +86,8 @@ class HousekeepingRoundTests(HousekeepingTestCase):
         events = self.in_memory.events("msg.expire")
         self.assertEqual((len(events), {event["reason"] for event in events}), (count, {"ttl"}))
 
-    def test_gauge(self) -> None:
-        """Once a minute: how much waits, how many sockets, how much memory and how many files (analytics 2.2)."""
+    def test_gauge_event(self) -> None:
+        """Once a minute: queued messages, sockets, memory and open files (analytics 2.2)."""
         self.forward()
         self.forward()
         waiting = self.successResultOf(self.in_memory.store.get_queue_status(self.bob.did, None))
@@ -104,8 +104,8 @@ class HousekeepingRoundTests(HousekeepingTestCase):
         oldest = self.in_memory.counter("mediator_oldest_message_timestamp_seconds")
         self.assertEqual(oldest, self.in_memory.clock.seconds() - 60)
 
-    def test_gauge_without_the_store(self) -> None:
-        """What the process knows by itself is said all the same, and so are the counters."""
+    def test_gauge_event_without_store(self) -> None:
+        """Figures of the process and counters are recorded without the store."""
         with self.in_memory.failing("get_queue_totals", StoreUnavailable()):
             self.in_memory.clock.advance(60)
         (event,) = self.in_memory.events("gauge")
@@ -113,8 +113,8 @@ class HousekeepingRoundTests(HousekeepingTestCase):
         self.assertEqual(event["conns"], 0)
         self.assertEqual(len(self.in_memory.events("counters")), 1)
 
-    def test_ledger(self) -> None:
-        """Once a minute: what the ledger says, a line for each protocol; when they are asked, the metrics too."""
+    def test_ledger_event(self) -> None:
+        """Once a minute, one event a protocol; the metrics on each scrape."""
         self.in_memory.clock.advance(30)
         self.forward()
         self.in_memory.clock.advance(30)
@@ -131,40 +131,41 @@ class HousekeepingRoundTests(HousekeepingTestCase):
         self.in_memory.clock.pump([15] * 5)
         self.assertEqual(self.in_memory.events("ledger")[2]["all_expired"], 1)
 
-    def test_ledger_that_is_not_closed(self) -> None:
-        """A difference is shown, and what is not known is not."""
-        for books, shown in (
+    def test_unbalanced_ledger(self) -> None:
+        """A difference is shown, and unknown values are not."""
+        for ledger, shown in (
             (StoreLedger(MessageLedger(accepted=5, waiting=3)), 'mediator_ledger_difference{protocol="didcomm"} 2.0'),
             (StoreLedger(MessageLedger(accepted=5, waiting=None)), None),
         ):
-            self.patch(self.in_memory.store, "read_ledger", lambda books=books: succeed(books))
-            found = StoreStatistics((), 0, books)
+            self.patch(self.in_memory.store, "read_ledger", lambda ledger=ledger: succeed(ledger))
+            found = StoreStatistics((), 0, ledger)
             self.patch(self.in_memory.store, "read_statistics", lambda top, found=found: succeed(found))
             self.in_memory.clock.advance(60)
             line = self.in_memory.events("ledger")[-2]
-            self.assertEqual(line.get("difference"), books.didcomm.difference)
-            self.assertEqual(line.get("waiting"), books.didcomm.waiting)
+            self.assertEqual(line.get("difference"), ledger.didcomm.difference)
+            self.assertEqual(line.get("waiting"), ledger.didcomm.waiting)
             self.successResultOf(Deferred.fromCoroutine(refresh_store_metrics(self.in_memory.base)))
             text = self.in_memory.base.recorder.metrics.render().decode()
             self.assertEqual('mediator_ledger_difference{protocol="didcomm"}' in text, shown is not None)
             if shown is not None:
                 self.assertIn(shown, text)
 
-    def test_ledger_without_the_store(self) -> None:
-        """The gauge is told all the same, and the next round comes, whatever became of this one."""
+    def test_ledger_failure(self) -> None:
+        """The gauge is recorded and the task repeated, whatever happens to the ledger."""
         for error, logged in ((RuntimeError("boom"), 1), (StoreUnavailable(), 0)):
-            told = len(self.in_memory.events("gauge")), len(self.in_memory.events("ledger"))
+            counts = len(self.in_memory.events("gauge")), len(self.in_memory.events("ledger"))
             with self.in_memory.failing("read_ledger", error):
                 self.in_memory.clock.advance(60)
             self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), logged)
             self.assertEqual(
-                (len(self.in_memory.events("gauge")), len(self.in_memory.events("ledger"))), (told[0] + 1, told[1])
+                (len(self.in_memory.events("gauge")), len(self.in_memory.events("ledger"))),
+                (counts[0] + 1, counts[1]),
             )
             self.in_memory.clock.advance(60)
-            self.assertEqual(len(self.in_memory.events("ledger")), told[1] + 2)
+            self.assertEqual(len(self.in_memory.events("ledger")), counts[1] + 2)
 
-    def test_lag(self) -> None:
-        """The gauge has by how much the reactor was late at worst since the one before, in milliseconds."""
+    def test_reactor_lag(self) -> None:
+        """The gauge event has the longest reactor lag since the one before, in milliseconds."""
         clock = self.in_memory.clock
         clock.pump([1.0] * 10 + [1.25] + [1.0] * 49)
         self.assertEqual(self.in_memory.events("gauge")[0]["lag_ms"], 250.0)
@@ -173,8 +174,8 @@ class HousekeepingRoundTests(HousekeepingTestCase):
         self.assertEqual(self.in_memory.counter("mediator_reactor_lag_seconds_count"), 120)
         self.assertEqual(self.in_memory.counter("mediator_reactor_lag_seconds_sum"), 0.25)
 
-    def test_stopping_waits_for_a_round(self) -> None:
-        """A round that is under way ends before the store is closed; no other one begins."""
+    def test_stop_waits_for_run(self) -> None:
+        """A run in progress ends before the store is closed; no other one begins."""
         store: Any = self.in_memory.store
         held: Deferred[list[Any]] = Deferred()
         store.expire_messages = lambda limit: held
@@ -183,12 +184,12 @@ class HousekeepingRoundTests(HousekeepingTestCase):
         self.assertNoResult(stopped)
         held.callback([])
         self.successResultOf(stopped)
-        calls = self.calls_of("prune_nonces")
+        calls = self.record_calls("prune_nonces")
         self.in_memory.clock.advance(3600)
         self.assertEqual(calls, [])
 
-    def test_stopping_in_the_middle_of_a_mass_expiry(self) -> None:
-        """It ends at the next breath; what is left expires after the next start."""
+    def test_stop_interrupts_mass_expiry(self) -> None:
+        """It ends at the next pause; the rest expires after the next start."""
         payloads = [Payload(f"{each}", b"{}", "json") for each in range(BATCH_SIZE + 1)]
         now = self.in_memory.clock.seconds()
         self.successResultOf(self.in_memory.store.enqueue(self.bob.did, payloads, expires_at=now + 10))
@@ -203,15 +204,15 @@ class HousekeepingRoundTests(HousekeepingTestCase):
 
 
 class DueTimesTests(HousekeepingTestCase):
-    def live(self) -> FakeSocket:
-        """A socket of Bob's with nothing on it yet."""
+    def open_live_socket(self) -> FakeSocket:
+        """Open a live socket of Bob's."""
         socket = self.bob.go_live()
         socket.frames.clear()
         return socket
 
-    def test_after_a_restart(self) -> None:
-        """What came due while nothing ran is handed over at once, the rest when it is due (reference 4.5)."""
-        socket = self.live()
+    def test_due_messages_after_restart(self) -> None:
+        """Messages that came due while stopped are dispatched at once, others when due (reference 4.5)."""
+        socket = self.open_live_socket()
         for seconds in (10, 30):
             self.forward(delay_milli=seconds * 1000)
         self.in_memory.didcomm.due.stopService()
@@ -225,8 +226,8 @@ class DueTimesTests(HousekeepingTestCase):
         self.in_memory.clock.advance(2)
         self.assertEqual(len(socket.frames), 2)
 
-    def test_one_timer_for_any_number(self) -> None:
-        """However many wait."""
+    def test_one_timer_for_all_delayed_messages(self) -> None:
+        """One timer serves any number of delayed messages."""
         self.in_memory.clock.advance(0)
         before = len(self.in_memory.clock.getDelayedCalls())
         for seconds in (30, 10, 20):
@@ -234,11 +235,11 @@ class DueTimesTests(HousekeepingTestCase):
         self.in_memory.clock.advance(0)
         self.assertEqual(len(self.in_memory.clock.getDelayedCalls()), before + 1)
 
-    def test_a_store_that_fails(self) -> None:
-        """Due messages are handed over a second after it is back, whichever operation failed, and how."""
+    def test_retries_after_store_failure(self) -> None:
+        """Due messages are dispatched a second after the store is back, whichever operation failed."""
         for operation in ("take_due_messages", "find_next_due"):
             for error in (StoreUnavailable(), RuntimeError("boom")):
-                socket = self.live()
+                socket = self.open_live_socket()
                 self.forward(delay_milli=1000)
                 self.forward(delay_milli=5000)
                 with self.in_memory.failing(operation, error):
@@ -248,9 +249,9 @@ class DueTimesTests(HousekeepingTestCase):
                 self.in_memory.base.connections.closed(socket)
                 self.flushLoggedErrors(RuntimeError)
 
-    def test_a_store_that_is_away_at_the_start(self) -> None:
-        """The first due time is asked for until it is known."""
-        socket = self.live()
+    def test_retries_first_due_time(self) -> None:
+        """The first due time is read until the store answers."""
+        socket = self.open_live_socket()
         self.forward(delay_milli=3000)
         self.in_memory.didcomm.due.stopService()
         with self.in_memory.failing("find_next_due", StoreUnavailable()):
@@ -259,20 +260,20 @@ class DueTimesTests(HousekeepingTestCase):
         self.in_memory.clock.pump([1] * 3)
         self.assertEqual(len(socket.frames), 1)
 
-    def test_more_than_a_chunk(self) -> None:
-        """All that is due is handed over."""
+    def test_more_than_one_chunk(self) -> None:
+        """All due messages are dispatched."""
         now = self.in_memory.clock.seconds()
         payloads = [Payload(f"{each}", b"{}", "json") for each in range(BATCH_SIZE + 10)]
         self.successResultOf(
             self.in_memory.store.enqueue(self.bob.did, payloads, expires_at=now + 50, due_at=now + 5)
         )
-        socket = self.live()
+        socket = self.open_live_socket()
         self.in_memory.didcomm.due.schedule_wakeup(now + 5)
         self.in_memory.clock.advance(5)
         self.assertEqual(len(socket.frames), BATCH_SIZE + 10)
 
-    def test_stopping_waits_for_a_delivery(self) -> None:
-        """A hand-over that is under way ends before the store is closed."""
+    def test_stop_waits_for_dispatch(self) -> None:
+        """A dispatch in progress ends before the store is closed."""
         store: Any = self.in_memory.store
         held: Deferred[list[Any]] = Deferred()
         self.forward(delay_milli=1000)
@@ -285,8 +286,8 @@ class DueTimesTests(HousekeepingTestCase):
         self.successResultOf(stopped)
 
 
-class ClockSetTests(HousekeepingTestCase):
-    """Timers keep the time that they have left."""
+class ClockStepTests(HousekeepingTestCase):
+    """Timers keep their remaining time when the clock is set."""
 
     ttl = "7d"
 
@@ -296,39 +297,39 @@ class ClockSetTests(HousekeepingTestCase):
         self.socket = self.bob.go_live()
         self.socket.frames.clear()
 
-    def after(self, seconds: float) -> int:
-        """How many messages are pushed in the next seconds, to the very last of them."""
+    def pushes_within(self, seconds: float) -> int:
+        """Count messages pushed within the next seconds, inclusive."""
         self.clock.advance(seconds)
         count = len(self.socket.frames)
         self.socket.frames.clear()
         return count
 
-    def test_delayed_messages_after_a_step_forward(self) -> None:
-        """What is due by then is handed over within a minute, and what comes meanwhile in its time."""
+    def test_delayed_messages_after_step_forward(self) -> None:
+        """Messages that are now due are dispatched within a minute, new ones when due."""
         self.forward(delay_milli=600_000)
-        self.assertEqual(self.after(10), 0)
+        self.assertEqual(self.pushes_within(10), 0)
         self.clock.set_by(900)
         self.forward(delay_milli=3_000)
-        self.assertEqual(self.after(3), 2)
+        self.assertEqual(self.pushes_within(3), 2)
         self.forward(delay_milli=600_000)
         self.clock.set_by(900)
-        self.assertEqual(self.after(MAX_TIMER_DELAY), 1)
+        self.assertEqual(self.pushes_within(MAX_TIMER_DELAY), 1)
 
-    def test_delayed_messages_after_a_step_back(self) -> None:
-        """What came before is due by the new time, what comes then in its own."""
+    def test_delayed_messages_after_step_back(self) -> None:
+        """Older messages are due by the new time, new ones when due."""
         self.forward(delay_milli=30_000)
         self.clock.set_by(-600)
         self.forward(delay_milli=3_000)
-        self.assertEqual(self.after(3), 1)
-        self.assertEqual(self.after(626), 0)
-        self.assertEqual(self.after(1), 1)
+        self.assertEqual(self.pushes_within(3), 1)
+        self.assertEqual(self.pushes_within(626), 0)
+        self.assertEqual(self.pushes_within(1), 1)
 
-    def test_pushes_after_a_step_back(self) -> None:
-        """Those from before are pending again, and do not keep later ones from it."""
+    def test_pushes_after_step_back(self) -> None:
+        """Older pushes become pending again and do not delay newer ones."""
         timeout = self.in_memory.config.queue.delivered_timeout
         pending = partial(self.in_memory.counter, "mediator_messages_stored_total")
         self.forward()
-        self.assertEqual((self.after(0), pending()), (1, 0))
+        self.assertEqual((self.pushes_within(0), pending()), (1, 0))
         self.clock.set_by(-86_400)
         self.forward()
         self.clock.advance(1)
@@ -341,21 +342,21 @@ class ClockSetTests(HousekeepingTestCase):
 
 class ClusterNode:
     """
-    The rounds of one of several nodes, with a view of its own of the house's store.
+    Housekeeping of one of several nodes, with its own view of the shared store.
 
-    :ivar calls: operations of the store that it asked for, and when.
-    :ivar handed_over: what came due here.
+    :ivar calls: operations of the store that it called, and when.
+    :ivar dispatched: messages that came due on this node.
     """
 
     def __init__(self, in_memory: InMemoryMediator, boot: str) -> None:
         self.in_memory = in_memory
         self.boot = boot
         self.calls: list[tuple[str, float]] = []
-        self.handed_over: list[StoredMessage] = []
+        self.dispatched: list[StoredMessage] = []
         self.measured = 0
         store: Any = self
         leader_lease = LeaderLease(in_memory.clock, in_memory.store.cluster, boot)
-        self.due = DelayedMessageScheduler(in_memory.clock, store, self.handed_over.append, leader_lease)
+        self.due = DelayedMessageScheduler(in_memory.clock, store, self.dispatched.append, leader_lease)
         self.rounds = Housekeeping(
             in_memory.clock, store, in_memory.didcomm.live, in_memory.base.recorder, self.measure, leader_lease
         )
@@ -363,31 +364,31 @@ class ClusterNode:
     def __getattr__(self, name: str) -> Any:
         operation = getattr(self.in_memory.store, name)
 
-        def noted(*args: Any) -> Any:
+        def recorded(*args: Any) -> Any:
             self.calls.append((name, self.in_memory.clock.seconds()))
             return operation(*args)
 
-        return noted
+        return recorded
 
     async def measure(self) -> None:
         self.measured += 1
 
     def start(self) -> None:
-        """Begin."""
+        """Start housekeeping."""
         self.due.startService()
         self.rounds.startService()
 
     def stop(self) -> None:
-        """End in order, which does not end its turn."""
+        """Stop in order, without releasing the lease."""
         self.in_memory.test.successResultOf(self.due.stopService())
         self.in_memory.test.successResultOf(self.rounds.stopService())
 
     def count(self, operation: str) -> int:
-        """How often it asked for that."""
+        """Count calls of an operation."""
         return sum(name == operation for name, _ in self.calls)
 
 
-class SeveralNodesTests(HousekeepingTestCase):
+class MultipleNodesTests(HousekeepingTestCase):
     """Several nodes on one store."""
 
     def setUp(self) -> None:
@@ -398,11 +399,11 @@ class SeveralNodesTests(HousekeepingTestCase):
         self.first, self.second = ClusterNode(self.in_memory, "first"), ClusterNode(self.in_memory, "second")
 
     def run_for(self, seconds: float) -> None:
-        """Let time pass in small steps."""
+        """Advance time in small steps."""
         self.clock.pump([0.5] * int(seconds * 2))
 
-    def test_one_sweeps(self) -> None:
-        """Expiry and nonces are the business of one node, gauges of each."""
+    def test_one_node_runs_shared_tasks(self) -> None:
+        """One node expires messages and prunes nonces; each node records gauges."""
         self.first.start()
         self.run_for(7)
         self.second.start()
@@ -411,8 +412,8 @@ class SeveralNodesTests(HousekeepingTestCase):
         self.assertEqual((self.first.count("prune_nonces"), self.second.count("prune_nonces")), (2, 0))
         self.assertEqual((self.first.measured, self.second.measured), (21, 21))
 
-    def test_the_other_takes_over(self) -> None:
-        """When the one stops, the other goes on after the lease, or at once where the one is known to be gone."""
+    def test_takeover(self) -> None:
+        """When the leader stops, another takes over after the lease, or at once if it is known to be gone."""
         for known, patience in ((False, LEADER_LEASE + 15), (True, 15)):
             self.first, self.second = (
                 ClusterNode(self.in_memory, f"first {known}"),
@@ -430,8 +431,8 @@ class SeveralNodesTests(HousekeepingTestCase):
             self.second.stop()
             self.in_memory.store.cluster.drop(self.second.boot)
 
-    def test_a_turn_lost_in_the_middle(self) -> None:
-        """A node that was away for too long stops after the chunk it is at."""
+    def test_lease_lost_during_run(self) -> None:
+        """A node that was suspended stops after the current chunk."""
         payloads = [Payload(f"{each}", b"{}", "json") for each in range(3 * BATCH_SIZE)]
         now = self.clock.seconds()
         for number in range(3):
@@ -449,8 +450,8 @@ class SeveralNodesTests(HousekeepingTestCase):
         self.assertEqual(self.first.count("expire_messages"), 1)
         self.assertEqual(self.in_memory.counter("mediator_messages_expired_total"), BATCH_SIZE)
 
-    def test_a_store_that_is_away(self) -> None:
-        """Nobody sweeps, and somebody does when it is back."""
+    def test_unavailable_store(self) -> None:
+        """No node expires messages until the store is back."""
         self.first.start()
         with self.in_memory.failing("acquire_lease", StoreUnavailable()):
             self.run_for(60)
@@ -458,31 +459,31 @@ class SeveralNodesTests(HousekeepingTestCase):
         self.run_for(15)
         self.assertEqual(self.first.count("expire_messages"), 1)
 
-    def test_delayed_messages_of_a_node_that_is_gone(self) -> None:
-        """Whose turn it is finds them within five seconds."""
+    def test_delayed_messages_of_dead_node(self) -> None:
+        """The leader finds them within five seconds."""
         self.first.start()
         self.second.start()
-        self.forward(delay_milli=30_000)  # accepted by a third one
+        self.forward(delay_milli=30_000)  # accepted by a third node
         self.run_for(36)
-        self.assertEqual((len(self.first.handed_over), len(self.second.handed_over)), (1, 0))
-        (message,) = self.first.handed_over
+        self.assertEqual((len(self.first.dispatched), len(self.second.dispatched)), (1, 0))
+        (message,) = self.first.dispatched
         assert message.due_at is not None
         ((_, at),) = [
             call for call in self.first.calls if call[0] == "take_due_messages" and call[1] >= message.due_at
         ][:1]
         self.assertLessEqual(at - message.due_at, 5)
 
-    def test_delayed_messages_are_handed_over_once(self) -> None:
-        """Who accepted one has its time, and may be anybody."""
+    def test_delayed_messages_are_dispatched_once(self) -> None:
+        """The accepting node, or any other, dispatches a message once."""
         self.first.start()
         self.second.start()
         self.forward(delay_milli=32_000)
         self.second.due.schedule_wakeup(self.clock.seconds() + 32)
         self.run_for(60)
-        self.assertEqual((len(self.first.handed_over), len(self.second.handed_over)), (0, 1))
+        self.assertEqual((len(self.first.dispatched), len(self.second.dispatched)), (0, 1))
 
-    def test_stopping_waits_for_a_look(self) -> None:
-        """Also when it is only being asked whose turn it is."""
+    def test_stop_waits_for_lease_request(self) -> None:
+        """Stopping waits also for a pending request of the lease."""
         held: Deferred[bool] = Deferred()
         cluster: Any = self.in_memory.store.cluster
         cluster.acquire_lease = lambda *args: held
@@ -495,8 +496,8 @@ class SeveralNodesTests(HousekeepingTestCase):
         self.successResultOf(stopped)
         self.assertEqual(self.first.count("take_due_messages"), before)
 
-    def test_pushes_of_what_another_node_removed(self) -> None:
-        """They are forgotten by the time at which they would be pending again, which is nothing to tell."""
+    def test_pushes_of_messages_removed_by_other_node(self) -> None:
+        """They are forgotten when they would become pending again, without an event."""
         self.first.start()
         socket = self.bob.go_live()
         self.forward()
@@ -512,7 +513,7 @@ class SeveralNodesTests(HousekeepingTestCase):
 
 
 class LeaderLeaseTests(SynchronousTestCase):
-    """Whose turn it is, as one node sees it."""
+    """The leader lease as one node sees it."""
 
     def setUp(self) -> None:
         self.in_memory = InMemoryMediator(self)
@@ -522,30 +523,30 @@ class LeaderLeaseTests(SynchronousTestCase):
         self.first, self.second = (LeaderLease(self.clock, cluster, boot) for boot in ("first", "second"))
 
     def acquire_lease(self, *args: Any) -> Deferred[bool]:
-        """The store's, counted."""
+        """Acquire the lease of the store, and count the calls."""
         self.asked += 1
         return self.in_memory.store.cluster.acquire_lease(*args)
 
-    def is_of(self, leader_lease: LeaderLease) -> bool:
+    def is_held(self, leader_lease: LeaderLease) -> bool:
         return self.successResultOf(Deferred.fromCoroutine(leader_lease.is_leader()))
 
-    def test_asked_now_and_then(self) -> None:
-        """Every three seconds at most, whatever the answer."""
+    def test_lease_request_is_throttled(self) -> None:
+        """The store is asked at most every three seconds, whatever the answer."""
         for _ in range(60):
-            self.assertTrue(self.is_of(self.first))
-            self.assertFalse(self.is_of(self.second))
+            self.assertTrue(self.is_held(self.first))
+            self.assertFalse(self.is_held(self.second))
             self.clock.advance(0.5)
         self.assertEqual(self.asked, 20)
 
-    def test_not_known(self) -> None:
-        """A store that is away does not say; what was known before is over with the lease."""
-        self.assertTrue(self.is_of(self.first))
+    def test_lease_lapses_without_store(self) -> None:
+        """Without the store, a held lease ends at its deadline."""
+        self.assertTrue(self.is_held(self.first))
         self.clock.advance(3)
         with self.in_memory.failing("acquire_lease", StoreUnavailable()):
             self.failureResultOf(Deferred.fromCoroutine(self.first.is_leader()), StoreUnavailable)
 
-    def test_an_answer_that_took_too_long(self) -> None:
-        """It may be somebody else's turn by now."""
+    def test_late_answer_is_ignored(self) -> None:
+        """After a slow answer another node may be the leader."""
         held: Deferred[bool] = Deferred()
         cluster: Any = self.in_memory.store.cluster
         cluster.acquire_lease = lambda *args: held
@@ -554,9 +555,9 @@ class LeaderLeaseTests(SynchronousTestCase):
         held.callback(True)
         self.assertFalse(self.successResultOf(asking))
 
-    def test_a_clock_set_back(self) -> None:
-        """It is asked again."""
-        self.assertTrue(self.is_of(self.first))
+    def test_clock_step_renews_request(self) -> None:
+        """After a clock step the store is asked again."""
+        self.assertTrue(self.is_held(self.first))
         self.clock.rightNow -= 3600
-        self.assertTrue(self.is_of(self.first))
+        self.assertTrue(self.is_held(self.first))
         self.assertEqual(self.asked, 2)

@@ -1,4 +1,4 @@
-"""The main flow of UC-021 through all rooms: enrol, forward, push or pick up, acknowledge."""
+"""The main flow of UC-021: enrol, forward, push or pick up, acknowledge."""
 
 import hashlib
 import json
@@ -22,14 +22,14 @@ class OfflineTests(SynchronousTestCase):
     def forward(self, *payloads: bytes, **headers: object) -> int:
         return self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, *payloads, **headers)).status
 
-    def test_a_message_waits_until_it_is_acknowledged(self) -> None:
-        """Stored, counted, delivered as often as asked for, gone once acknowledged (UC-021 steps 8, 7)."""
-        letter = self.bob.letter()
-        reply = self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, letter))
+    def test_message_stays_until_acknowledged(self) -> None:
+        """Stored, counted, delivered as often as requested, removed once acknowledged (UC-021 steps 8, 7)."""
+        message = self.bob.letter()
+        reply = self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, message))
         self.assertEqual((reply.status, reply.body), (202, b""))
         for _ in range(2):
             (delivered,) = self.bob.fetch()
-            self.assertEqual((delivered.payload, delivered.form), (letter, "json"))
+            self.assertEqual((delivered.payload, delivered.form), (message, "json"))
         status = self.bob.answer(f"{MP}/messages-received", {"message_id_list": [delivered.id]})
         self.assertEqual(status.body["message_count"], 0)
         again = self.bob.answer(f"{MP}/delivery-request", {"limit": 10})
@@ -42,19 +42,19 @@ class OfflineTests(SynchronousTestCase):
             [1, 1, 1],
         )
 
-    def test_what_is_delivered_opens(self) -> None:
+    def test_delivered_message_decrypts(self) -> None:
         """The recipient decrypts exactly what the sender wrote."""
         self.forward(self.bob.letter("secret words"))
         self.assertEqual(self.bob.open(self.bob.fetch()[0].payload).text, "secret words")
 
-    def test_several_attachments_are_several_messages_in_order(self) -> None:
-        """Each is queued as its own (reference 4.4)."""
-        letters = [self.bob.letter(text) for text in "abc"]
-        self.assertEqual(self.forward(*letters), 202)
-        self.assertEqual([delivered.payload for delivered in self.bob.fetch()], letters)
+    def test_attachments_are_separate_messages_in_order(self) -> None:
+        """Each attachment is queued as its own message (reference 4.4)."""
+        messages = [self.bob.letter(text) for text in "abc"]
+        self.assertEqual(self.forward(*messages), 202)
+        self.assertEqual([delivered.payload for delivered in self.bob.fetch()], messages)
         self.assertEqual(self.in_memory.counter("mediator_messages_forwarded_total"), 3)
 
-    def test_one_bad_attachment_stores_none(self) -> None:
+    def test_one_invalid_attachment_stores_none(self) -> None:
         """All or nothing (reference 4.4)."""
         good = {"data": {"json": json.loads(self.bob.letter())}}
         attachments = [good, {"data": {"json": {"plain": 1}}}]
@@ -63,37 +63,39 @@ class OfflineTests(SynchronousTestCase):
         self.assertEqual((reply.status, code_of(reply)), (400, "e.p.msg.bad-attachment"))
         self.assertEqual(self.bob.waiting(), 0)
 
-    def test_base64_comes_back_as_base64(self) -> None:
+    def test_base64_is_preserved(self) -> None:
         """Decision D10."""
-        letter = self.bob.letter()
-        self.forward(letter, form="base64")
+        message = self.bob.letter()
+        self.forward(message, form="base64")
         (delivered,) = self.bob.fetch()
-        self.assertEqual((delivered.payload, delivered.form), (letter, "base64"))
+        self.assertEqual((delivered.payload, delivered.form), (message, "base64"))
 
-    def test_the_order_is_that_of_arrival(self) -> None:
+    def test_oldest_messages_first(self) -> None:
         """Oldest first, at most `limit` (reference 6.1)."""
         for text in "abcd":
             self.forward(self.bob.letter(text))
         texts = [self.bob.open(delivered.payload).text for delivered in self.bob.fetch(3)]
         self.assertEqual(texts, ["a", "b", "c"])
 
-    def test_acknowledging_by_digest(self) -> None:
-        """The SHA-256 of the payload also names it (reference 6.1)."""
-        letter = self.bob.letter()
-        self.forward(letter)
-        status = self.bob.answer(f"{MP}/messages-received", {"message_id_list": [hashlib.sha256(letter).hexdigest()]})
+    def test_acknowledges_by_digest(self) -> None:
+        """The SHA-256 of a payload also names it (reference 6.1)."""
+        message = self.bob.letter()
+        self.forward(message)
+        status = self.bob.answer(
+            f"{MP}/messages-received", {"message_id_list": [hashlib.sha256(message).hexdigest()]}
+        )
         self.assertEqual(status.body["message_count"], 0)
 
-    def test_nobody_elses_messages_can_be_acknowledged(self) -> None:
-        """Foreign ids are ignored (reference 6.1)."""
+    def test_ignores_acknowledgement_of_foreign_messages(self) -> None:
+        """Ids of other accounts' messages are ignored (reference 6.1)."""
         self.forward(self.bob.letter())
         (delivered,) = self.bob.fetch()
         eve = InMemoryWallet(self.in_memory).enrol()
         eve.answer(f"{MP}/messages-received", {"message_id_list": [delivered.id]})
         self.assertEqual(self.bob.waiting(), 1)
 
-    def test_expiry_by_time(self) -> None:
-        """After the TTL the message is gone, whoever asks first: the reader or the sweep (UC-021 AF-5)."""
+    def test_messages_expire(self) -> None:
+        """After the TTL a message is gone, for readers and for housekeeping (UC-021 AF-5)."""
         self.forward(self.bob.letter())
         self.in_memory.clock.advance(72 * 3600 - 1)
         self.assertEqual(self.bob.waiting(), 1)
@@ -103,7 +105,7 @@ class OfflineTests(SynchronousTestCase):
         self.assertEqual(self.in_memory.counter("mediator_messages_expired_total"), 1)
         self.assertEqual([event["reason"] for event in self.in_memory.events("msg.expire")], ["ttl"])
 
-    def test_expires_time_shortens(self) -> None:
+    def test_expires_time_shortens_ttl(self) -> None:
         """A forward may ask for less than the TTL (reference 4.5)."""
         self.forward(self.bob.letter(), expires_time=int(NOW) + 100)
         self.in_memory.clock.advance(99)
@@ -111,22 +113,22 @@ class OfflineTests(SynchronousTestCase):
         self.in_memory.clock.advance(2)
         self.assertEqual(self.bob.waiting(), 0)
 
-    def test_status_tells_ages_and_sizes(self) -> None:
+    def test_status_has_ages_and_sizes(self) -> None:
         """Whole seconds, and bytes of payload (reference 6)."""
-        letter = self.bob.letter()
-        self.forward(letter)
+        message = self.bob.letter()
+        self.forward(message)
         self.in_memory.clock.advance(10)
-        self.forward(letter)
+        self.forward(message)
         self.in_memory.clock.advance(5)
         body = self.bob.answer(f"{MP}/status-request", {"recipient_did": self.bob.did}).body
         self.assertEqual(body["message_count"], 2)
         self.assertEqual(body["longest_waited_seconds"], 15)
         self.assertEqual(body["oldest_received_time"], int(NOW))
         self.assertEqual(body["newest_received_time"], int(NOW) + 10)
-        self.assertEqual(body["total_bytes"], 2 * len(letter))
+        self.assertEqual(body["total_bytes"], 2 * len(message))
         self.assertEqual(body["recipient_did"], self.bob.did)
 
-    def test_authenticated_forwards_are_taken_too(self) -> None:
+    def test_accepts_authenticated_forwards(self) -> None:
         """Decision D12: both encryptions, with or without `to`."""
         alice = InMemoryWallet(self.in_memory)
         body = {"next": self.bob.did}
@@ -134,21 +136,21 @@ class OfflineTests(SynchronousTestCase):
         reply = alice.ask(FORWARD, body, attachments=attachments, to=None)
         self.assertEqual((reply.status, reply.body), (202, b""))
 
-    def test_please_ack_is_not_honoured(self) -> None:
+    def test_ignores_please_ack(self) -> None:
         """Mediators must not answer it (reference 4.5)."""
         raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter(), please_ack=[""], id="f")
         self.assertEqual(self.in_memory.receive(raw).body, b"")
 
-    def test_the_same_forward_twice_is_two_messages(self) -> None:
-        """A sender that lost our 202 tries again with the same bytes (section 11, row 24)."""
+    def test_repeated_forward_is_stored_twice(self) -> None:
+        """A sender that lost its 202 sends the same bytes again (section 11, row 24)."""
         raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter())
         self.assertEqual([self.in_memory.receive(raw).status for _ in range(2)], [202, 202])
         self.assertEqual(self.bob.waiting(), 2)
 
 
 class QueueLimitTests(SynchronousTestCase):
-    def test_a_full_queue_drops_its_oldest_message_and_the_sender_still_gets_202(self) -> None:
-        """FIFO eviction, transparent to the sender (UC-021 AF-4)."""
+    def test_full_queue_evicts_oldest_message(self) -> None:
+        """FIFO eviction; the sender still gets its 202 (UC-021 AF-4)."""
         in_memory = InMemoryMediator(self, queue={"max_messages": 3})
         bob = InMemoryWallet(in_memory).enrol()
         for text in "abcd":
@@ -168,18 +170,18 @@ class LiveTests(SynchronousTestCase):
         raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter(text), **headers)
         self.assertEqual(self.in_memory.receive(raw).status, 202)
 
-    def pushed(self, frame: bytes) -> tuple[str, str]:
+    def read_push(self, frame: bytes) -> tuple[str, str]:
         """Id and text of a pushed delivery."""
         message = self.bob.open(frame).message
         self.assertEqual((message.thid, message.body), (None, {}))
         (delivered,) = read_delivery(message)
         return delivered.id, self.bob.open(delivered.payload).text
 
-    def test_a_live_socket_gets_messages_at_once(self) -> None:
+    def test_live_socket_gets_messages_at_once(self) -> None:
         """Pushed as a delivery, kept until acknowledged (UC-021 step 7, decision D11)."""
         socket = self.bob.go_live()
         self.forward()
-        id_, text = self.pushed(socket.frames[-1])
+        id_, text = self.read_push(socket.frames[-1])
         self.assertEqual(text, "hello")
         self.assertEqual(self.bob.waiting(), 1)
         self.bob.answer(f"{MP}/messages-received", {"message_id_list": [id_]})
@@ -188,55 +190,55 @@ class LiveTests(SynchronousTestCase):
         self.assertEqual(self.in_memory.counter("mediator_messages_delivered_total"), 1)
         self.assertEqual(self.in_memory.events("msg.ack")[0]["path"], "live")
 
-    def test_a_socket_without_live_mode_gets_nothing(self) -> None:
-        """While live mode is off new messages are queued only (reference 6.3)."""
+    def test_socket_without_live_mode_gets_nothing(self) -> None:
+        """While live mode is off, messages are only queued (reference 6.3)."""
         socket = self.in_memory.socket()
         self.bob.answer(f"{MP}/status-request", socket=socket)
         self.forward()
         self.assertEqual(socket.frames, [])
 
-    def test_the_backlog_is_not_flushed(self) -> None:
-        """Switching live mode on pushes nothing old (reference 6.3)."""
+    def test_backlog_is_not_pushed(self) -> None:
+        """Enabling live mode pushes no older messages (reference 6.3)."""
         self.forward()
         socket = self.bob.go_live()
         self.assertEqual(socket.frames, [])
 
-    def test_every_live_socket_gets_it_and_one_acknowledgement_is_enough(self) -> None:
+    def test_all_live_sockets_get_message_and_one_acknowledges(self) -> None:
         """Several devices (reference 6.3)."""
         sockets = [self.bob.go_live(), self.bob.go_live()]
         self.forward()
-        (first, _), (second, _) = (self.pushed(socket.frames[-1]) for socket in sockets)
+        (first, _), (second, _) = (self.read_push(socket.frames[-1]) for socket in sockets)
         self.assertEqual(first, second)
         self.bob.answer(f"{MP}/messages-received", {"message_id_list": [first]}, socket=sockets[1])
         self.assertEqual(self.bob.waiting(), 0)
 
-    def test_switching_off_one_socket_leaves_the_other(self) -> None:
-        """Live mode belongs to a connection (reference 6.3)."""
+    def test_live_mode_is_per_socket(self) -> None:
+        """Disabling it on one socket leaves the other live (reference 6.3)."""
         first, second = self.bob.go_live(), self.bob.go_live()
         self.bob.answer(f"{MP}/live-delivery-change", {"live_delivery": False}, socket=first)
         self.forward()
         self.assertEqual((len(first.frames), len(second.frames)), (0, 1))
 
     def test_two_wallets_on_one_socket(self) -> None:
-        """Each gets its own, encrypted to itself."""
+        """Each gets its own messages, encrypted to it."""
         carol = InMemoryWallet(self.in_memory).enrol()
         socket = self.bob.go_live()
         carol.answer(f"{MP}/live-delivery-change", {"live_delivery": True}, socket=socket)
         self.forward("for bob")
         self.in_memory.receive(pack_forward(self.in_memory, carol.did, carol.letter("for carol")))
-        self.assertEqual(self.pushed(socket.frames[0])[1], "for bob")
+        self.assertEqual(self.read_push(socket.frames[0])[1], "for bob")
         (delivered,) = read_delivery(carol.open(socket.frames[1]).message)
         self.assertEqual(carol.open(delivered.payload).text, "for carol")
 
-    def test_a_socket_that_closes_gives_its_messages_back(self) -> None:
-        """Pending again, counted as stored, and there on reconnect (UC-021 AF-6)."""
+    def test_closed_socket_makes_messages_pending(self) -> None:
+        """Pending again, counted as stored, and delivered on reconnect (UC-021 AF-6)."""
         socket = self.bob.go_live()
         self.forward()
         self.in_memory.base.connections.closed(socket)
         self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 1)
         self.assertEqual(len(self.bob.fetch()), 1)
 
-    def test_a_push_that_is_never_acknowledged_is_pending_after_a_minute(self) -> None:
+    def test_unacknowledged_push_is_pending_after_timeout(self) -> None:
         """`queue.delivered_timeout` (reference 6.3)."""
         self.bob.go_live()
         self.forward()
@@ -245,8 +247,8 @@ class LiveTests(SynchronousTestCase):
         self.in_memory.clock.pump([1] * 4)
         self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 1)
 
-    def test_a_second_push_of_a_message_counts_beside_the_first(self) -> None:
-        """Two looks at the store may meet; it waits again when the last socket that took it is gone."""
+    def test_second_push_counts_beside_first(self) -> None:
+        """Two reads of the store may overlap; the message is pending again when its last socket is gone."""
         first, second = self.bob.go_live(), self.bob.go_live()
         second.takes = False
         self.forward()
@@ -260,7 +262,7 @@ class LiveTests(SynchronousTestCase):
         self.in_memory.base.connections.closed(first)
         self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 1)
 
-    def test_a_stuck_socket_leaves_the_message_in_the_queue(self) -> None:
+    def test_stalled_socket_leaves_message_queued(self) -> None:
         """A push never blocks (reference 6.3)."""
         socket = self.bob.go_live()
         socket.takes = False
@@ -268,28 +270,28 @@ class LiveTests(SynchronousTestCase):
         self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 1)
         self.assertEqual(self.bob.waiting(), 1)
 
-    def test_a_delayed_message_is_invisible_until_it_is_due(self) -> None:
-        """To status, delivery and live push alike (reference 4.5)."""
+    def test_delayed_message_is_invisible_until_due(self) -> None:
+        """To status, delivery and live push (reference 4.5)."""
         socket = self.bob.go_live()
         self.forward(delay_milli=5000)
         self.in_memory.clock.advance(4.9)
         self.assertEqual((self.bob.waiting(), socket.frames), (0, []))
         self.in_memory.clock.advance(0.2)
-        self.assertEqual(self.pushed(socket.frames[-1])[1], "hello")
+        self.assertEqual(self.read_push(socket.frames[-1])[1], "hello")
         self.assertEqual(self.bob.waiting(), 1)
 
-    def test_delays_come_due_in_their_own_order(self) -> None:
-        """The later of two waits on after the first is out."""
+    def test_delays_end_in_their_own_order(self) -> None:
+        """The longer delay continues after the shorter one."""
         socket = self.bob.go_live()
         self.forward("late", delay_milli=9000)
         self.forward("soon", delay_milli=2000)
         self.in_memory.clock.advance(3)
-        self.assertEqual([self.pushed(frame)[1] for frame in socket.frames], ["soon"])
+        self.assertEqual([self.read_push(frame)[1] for frame in socket.frames], ["soon"])
         self.in_memory.clock.advance(7)
-        self.assertEqual([self.pushed(frame)[1] for frame in socket.frames], ["soon", "late"])
+        self.assertEqual([self.read_push(frame)[1] for frame in socket.frames], ["soon", "late"])
 
     def test_delays_are_capped_and_negative_ones_random(self) -> None:
-        """At most max_delay; a negative one is within its size (reference 4.5)."""
+        """At most max_delay; a negative one is random within its size (reference 4.5)."""
         in_memory = InMemoryMediator(self, didcomm={"max_delay": "10s"})
         bob = InMemoryWallet(in_memory).enrol()
         for milli in (10**9, -(10**9), -1000):
@@ -300,16 +302,16 @@ class LiveTests(SynchronousTestCase):
         self.assertEqual(bob.waiting(), 3)
 
     def test_raw_push(self) -> None:
-        """`live_push: raw` sends the inner envelope itself (reference 6.3)."""
+        """`live_push: raw` pushes the inner envelope itself (reference 6.3)."""
         in_memory = InMemoryMediator(self, didcomm={"live_push": "raw"})
         bob = InMemoryWallet(in_memory).enrol()
         socket = bob.go_live()
-        letter = bob.letter()
-        in_memory.receive(pack_forward(in_memory, bob.did, letter))
-        self.assertEqual(socket.frames, [letter])
+        message = bob.letter()
+        in_memory.receive(pack_forward(in_memory, bob.did, message))
+        self.assertEqual(socket.frames, [message])
 
     def test_live_by_default(self) -> None:
-        """`live_default_on` serves wallets that never ask (reference 6.3)."""
+        """`live_default_on` serves wallets that never enable it (reference 6.3)."""
         in_memory = InMemoryMediator(self, didcomm={"live_default_on": True})
         bob = InMemoryWallet(in_memory).enrol()
         socket = in_memory.socket()
@@ -323,21 +325,21 @@ class CoordinationTests(SynchronousTestCase):
         self.in_memory = InMemoryMediator(self)
 
     def test_grants_in_both_versions(self) -> None:
-        """Decision D13, and a second request gets the same grant."""
+        """Decision D13; a second request gets the same grant."""
         bob = InMemoryWallet(self.in_memory)
         for _ in range(2):
             self.assertEqual(bob.answer(f"{CM2}/mediate-request").body, {"routing_did": self.in_memory.did})
             self.assertEqual(bob.answer(f"{CM3}/mediate-request").body, {"routing_did": [self.in_memory.did]})
 
-    def test_a_grant_alone_makes_nothing_routable(self) -> None:
+    def test_grant_alone_registers_nothing(self) -> None:
         """Only `add` does (reference 5.3)."""
         bob = InMemoryWallet(self.in_memory)
         bob.answer(f"{CM3}/mediate-request")
         reply = self.in_memory.receive(pack_forward(self.in_memory, bob.did, bob.letter()))
         self.assertEqual((reply.status, code_of(reply)), (400, "e.p.me.res.not-found"))
 
-    def test_every_result_of_an_update(self) -> None:
-        """One result an entry, in order (reference 5.3)."""
+    def test_all_results_of_update(self) -> None:
+        """One result per entry, in order (reference 5.3)."""
         bob, eve = InMemoryWallet(self.in_memory).enrol(), InMemoryWallet(self.in_memory).enrol()
         key = generate_identity("did:key").did
         cases = [
@@ -377,8 +379,8 @@ class CoordinationTests(SynchronousTestCase):
             },
         )
 
-    def test_removal_keeps_what_is_queued(self) -> None:
-        """No more forwards from now on, but what came stays for the account (reference 5.3)."""
+    def test_removal_keeps_queued_messages(self) -> None:
+        """Further forwards are refused, queued messages stay for the account (reference 5.3)."""
         bob = InMemoryWallet(self.in_memory).enrol()
         raw = pack_forward(self.in_memory, bob.did, bob.letter())
         self.in_memory.receive(raw)
@@ -386,7 +388,7 @@ class CoordinationTests(SynchronousTestCase):
         self.assertEqual(self.in_memory.receive(raw).status, 400)
         self.assertEqual(bob.waiting(), 1)
 
-    def test_an_allow_list_denies_others(self) -> None:
+    def test_allow_list_denies_others(self) -> None:
         """Section 11, row 27."""
         bob = WalletIdentity.generate()
         in_memory = InMemoryMediator(self, didcomm={"registration": "allow-list", "allow": [bob.did]})
@@ -397,16 +399,16 @@ class CoordinationTests(SynchronousTestCase):
             denied = InMemoryWallet(in_memory).answer(f"{version}/mediate-request")
             self.assertEqual((denied.message.type.uri, denied.body), (f"{version}/mediate-deny", {}))
 
-    def test_no_more_recipients_than_allowed(self) -> None:
-        """`didcomm.max_recipients`: one too many is a client_error."""
+    def test_limits_recipients(self) -> None:
+        """`didcomm.max_recipients`: one more is a client_error."""
         in_memory = InMemoryMediator(self, didcomm={"max_recipients": 2})
         bob = InMemoryWallet(in_memory).enrol("did:example:1", "did:example:2")
         updates = [{"recipient_did": "did:example:3", "action": "add"}]
         updated = bob.answer(f"{CM3}/recipient-update", {"updates": updates}).body["updated"]
         self.assertEqual(updated[0]["result"], "client_error")
 
-    def test_our_did_web_is_given_back_to_who_used_it(self) -> None:
-        """The form the client addressed (reference 5.3)."""
+    def test_returns_did_web_if_addressed_by_it(self) -> None:
+        """The grant has the form of the DID that the client used (reference 5.3)."""
         identity = self.in_memory.base.identity.now
         self.in_memory.document = parse_did_document(identity.web_did, identity.web_document)
         self.in_memory.did = identity.web_did
@@ -416,8 +418,8 @@ class CoordinationTests(SynchronousTestCase):
         self.assertEqual(grant.body, {"routing_did": [identity.web_did]})
         self.assertEqual(grant.sender, identity.web_did)
 
-    def test_peer_4_long_and_short_are_one(self) -> None:
-        """A long form in `next` finds what was registered short, and the other way round (reference 8.4)."""
+    def test_peer_4_long_and_short_forms_are_equal(self) -> None:
+        """A long form in `next` finds a short form's registration, and vice versa (reference 8.4)."""
         bob = InMemoryWallet(self.in_memory, generate_identity("did:peer:4", endpoint=self.in_memory.did)).enrol()
         short = bob.did.rpartition(":")[0]
         for next_ in (bob.did, short, f"{bob.did}#key-1"):

@@ -1,4 +1,4 @@
-"""What is forwarded is bytes: the JSON text of an attachment reaches its recipient as the sender wrote it."""
+"""Forwarded payloads are opaque: the JSON text of an attachment arrives unchanged."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def base64_of(text: str) -> str:
 
 
 class Sender:
-    """Writes forwards by hand, since a library would write the payload anew."""
+    """Writes forwards by hand, as a library would reformat the payload."""
 
     def __init__(self, in_memory: InMemoryMediator, recipient: InMemoryWallet) -> None:
         self.in_memory, self.recipient = in_memory, recipient
@@ -40,19 +40,19 @@ class Sender:
         self.keys = [(method.id, method.key) for method in in_memory.document.key_agreement]
 
     def plaintext(self, *data: str, headers: str = "") -> bytes:
-        """A forward with an attachment for each `data`; `headers` end with a comma."""
-        attachments = ", ".join(f'{{"id" : "a", "data": {one} }}' for one in data)
+        """A forward with one attachment per `data`; `headers` end with a comma."""
+        attachments = ", ".join(f'{{"id" : "a", "data": {text} }}' for text in data)
         return (
             f'{{"id":"f-1","type":"{FORWARD}",{headers}"body":{{"next":"{self.recipient.did}"}},'
             f'"attachments":[ {attachments} ]}}'
         ).encode()
 
     def anonymous(self, *data: str, headers: str = "") -> bytes:
-        """One that says nothing of its sender."""
+        """An anonymous forward."""
         return encrypt_anoncrypt(self.plaintext(*data, headers=headers), self.keys)
 
     def authenticated(self, *data: str) -> bytes:
-        """One that proves its sender."""
+        """An authenticated forward."""
         own = self.identity.agreement
         plaintext = self.plaintext(*data, headers=f'"from":"{self.identity.did}",')
         return encrypt_authcrypt(plaintext, (own.kid, own.private), self.keys)
@@ -65,21 +65,21 @@ class OpaqueTests(SynchronousTestCase):
         self.bob = InMemoryWallet(self.in_memory).enrol()
         self.sender = Sender(self.in_memory, self.bob)
 
-    def slowly(self, raw: bytes) -> RequestReply:
-        """The reply of the general path, over HTTP."""
+    def send_by_general_path(self, raw: bytes) -> RequestReply:
+        """Post on the general path and return the reply."""
         return self.successResultOf(
             Deferred.fromCoroutine(self.in_memory.didcomm.dispatcher.receive(raw, MessageOrigin(PEER)))
         )
 
-    def fetched(self, guest: InMemoryWallet | None = None) -> list[bytes]:
-        """All that waits, which is acknowledged."""
+    def fetch_and_acknowledge(self, guest: InMemoryWallet | None = None) -> list[bytes]:
+        """Fetch and acknowledge all messages."""
         guest = guest or self.bob
         delivered = read_delivery(guest.answer(f"{MP}/delivery-request", {"limit": 100}).message)
-        guest.ask(f"{MP}/messages-received", {"message_id_list": [one.id for one in delivered]})
-        return [one.payload for one in delivered]
+        guest.ask(f"{MP}/messages-received", {"message_id_list": [element.id for element in delivered]})
+        return [item.payload for item in delivered]
 
-    def pushed(self, socket: FakeSocket) -> bytes:
-        """The last that came on a socket, acknowledged; its text is in the frame as it is."""
+    def last_push(self, socket: FakeSocket) -> bytes:
+        """Acknowledge the last push; its text is in the frame unchanged."""
         opened = self.bob.open(socket.frames.pop())
         (delivered,) = read_delivery(opened.message)
         self.bob.ask(f"{MP}/messages-received", {"message_id_list": [delivered.id]})
@@ -87,9 +87,10 @@ class OpaqueTests(SynchronousTestCase):
             self.assertIn(b'"json":' + delivered.payload + b"}", opened.plaintext)
         return delivered.payload
 
-    def test_every_way(self) -> None:
+    def test_all_paths(self) -> None:
         """
-        Fast and general path, HTTP and socket, with and without a sender, one and several, delayed, fetched and live.
+        Fast and general path, HTTP and socket, anonymous and authenticated, one and several, delayed, fetched and
+        live.
         """
         socket = self.bob.go_live()
         talking = self.in_memory.socket()
@@ -99,38 +100,38 @@ class OpaqueTests(SynchronousTestCase):
         def run(text: str, other: str) -> None:
             ways = (
                 lambda: self.in_memory.receive(self.sender.anonymous(data_of(text))),
-                lambda: self.slowly(self.sender.anonymous(data_of(text))),
-                lambda: self.slowly(self.sender.authenticated(data_of(text))),
+                lambda: self.send_by_general_path(self.sender.anonymous(data_of(text))),
+                lambda: self.send_by_general_path(self.sender.authenticated(data_of(text))),
                 lambda: self.in_memory.receive(self.sender.anonymous(data_of(text)), talking),
                 lambda: self.in_memory.receive(self.sender.anonymous(base64_of(text))),
-                lambda: self.slowly(self.sender.anonymous(base64_of(text))),
+                lambda: self.send_by_general_path(self.sender.anonymous(base64_of(text))),
             )
             for way in ways:
                 self.assertEqual(way().status, 202)
-                self.assertEqual(self.pushed(socket), text.encode())
+                self.assertEqual(self.last_push(socket), text.encode())
             several = [data_of(text), base64_of(other), data_of(other), data_of(text)]
             self.in_memory.receive(self.sender.anonymous(*several, headers='"delay_milli":1000,'))
             self.in_memory.clock.advance(2)
-            found = [self.pushed(socket) for _ in several][::-1]
-            self.assertEqual(found, [one.encode() for one in (text, other, other, text)])
+            found = [self.last_push(socket) for _ in several][::-1]
+            self.assertEqual(found, [item.encode() for item in (text, other, other, text)])
 
         run()
         self.assertEqual(talking.frames, [])
 
-    def test_fetched(self) -> None:
-        """In the order in which they came, each as it was."""
+    def test_fetched_payloads(self) -> None:
+        """In order of arrival, each unchanged."""
 
         @_BOUNDS
         @given(st.lists(payloads, min_size=1, max_size=5))
         def run(texts: list[str]) -> None:
             for text in texts:
                 self.assertEqual(self.in_memory.receive(self.sender.anonymous(data_of(text))).status, 202)
-            self.assertEqual(self.fetched(), [text.encode() for text in texts])
+            self.assertEqual(self.fetch_and_acknowledge(), [text.encode() for text in texts])
 
         run()
 
-    def test_the_other_form(self) -> None:
-        """Asked for in one form and sent in the other, it is the same text."""
+    def test_forms_are_equivalent(self) -> None:
+        """The text is the same if requested in one form and sent in the other."""
         for form in ("json", "base64"):
             in_memory = InMemoryMediator(self, didcomm={"delivery_form": form}, limits={"ip_per_minute": 1000})
             bob = InMemoryWallet(in_memory).enrol()
@@ -140,13 +141,13 @@ class OpaqueTests(SynchronousTestCase):
                 for data in (data_of(text), base64_of(text)):
                     self.assertEqual(in_memory.receive(sender.anonymous(data)).status, 202)
             delivered = bob.fetch(100)
-            self.assertEqual({one.form for one in delivered}, {form})
-            self.assertTrue(all(b"\\u0041" in one.payload for one in delivered))
-            numbers = [one.payload.partition(b"[")[2].partition(b"]")[0].decode() for one in delivered]
+            self.assertEqual({element.form for element in delivered}, {form})
+            self.assertTrue(all(b"\\u0041" in member.payload for member in delivered))
+            numbers = [item.payload.partition(b"[")[2].partition(b"]")[0].decode() for item in delivered]
             self.assertEqual(numbers, [number for number in NUMBERS for _ in range(2)])
 
-    def test_wrapped(self) -> None:
-        """In a forward of ours it is as it was, too."""
+    def test_wrapped_payload(self) -> None:
+        """Inside a forward of the mediator the text is unchanged too."""
         in_memory = InMemoryMediator(self, didcomm={"rewrap": True})
         bob = InMemoryWallet(in_memory).enrol()
         text = '{"n": 123456789012345678901234567890, "ciphertext":"\\u0041", "n":-0}'
@@ -154,8 +155,8 @@ class OpaqueTests(SynchronousTestCase):
         (delivered,) = bob.fetch()
         self.assertIn(f'"data":{{"json":{text}}}'.encode(), bob.open(delivered.payload).plaintext)
 
-    def test_long_ones(self) -> None:
-        """However long they are, and wherever the length is."""
+    def test_long_payloads(self) -> None:
+        """Whatever the length and its position."""
         long = "A" * 300_000
         for text in (
             f'{{"n" : 1e5, "ciphertext" : "{long}", "tag":1.0}}',
@@ -165,12 +166,12 @@ class OpaqueTests(SynchronousTestCase):
             f'{{"ciphertext":"{long}","ciphertext":"x"}}',
             f'{{"ciphertext":"x","ciphertext":"{long}"}}',
         ):
-            for send in (self.in_memory.receive, self.slowly):
+            for send in (self.in_memory.receive, self.send_by_general_path):
                 self.assertEqual(send(self.sender.anonymous(data_of(text))).status, 202)
-                self.assertEqual(self.fetched(), [text.encode()])
+                self.assertEqual(self.fetch_and_acknowledge(), [text.encode()])
 
-    def test_where_it_stands(self) -> None:
-        """Members with the same name, of which the last one counts, and other texts that look like the payload."""
+    def test_payload_position(self) -> None:
+        """With duplicate members, of which the last counts, and other texts that look like the payload."""
         right, wrong = '{"ciphertext": "right"}', '{"ciphertext":"wrong"}'
         for data, headers in (
             (f'{{"json":{wrong},"json":{right}}}', ""),
@@ -184,45 +185,48 @@ class OpaqueTests(SynchronousTestCase):
             (data_of(right), f'"note":"\\"json\\":{{","n":{data_of(wrong)},'),
             (f'{{"json":1,"json":{right}}},"data":{{"json":{right}}}, "x":{{}}', ""),
         ):
-            for send in (self.in_memory.receive, self.slowly):
+            for send in (self.in_memory.receive, self.send_by_general_path):
                 reply = send(self.sender.anonymous(data, headers=headers))
-                self.assertEqual((reply.status, self.fetched()), (202, [right.encode()]), data)
+                self.assertEqual((reply.status, self.fetch_and_acknowledge()), (202, [right.encode()]), data)
 
-    def test_what_cannot_be_kept(self) -> None:
-        """What recipients' parsers refuse would block their queue, so it is refused; as text it is the same."""
+    def test_refuses_payload_that_recipients_cannot_parse(self) -> None:
+        """It would block the recipient's queue; the same bytes as text are refused as well."""
         for bad in (*UNREADABLE, *NO_JSON):
             text = f'{{"ciphertext":"c","n":{bad}}}'
-            for send in (self.in_memory.receive, self.slowly):
+            for send in (self.in_memory.receive, self.send_by_general_path):
                 reply = send(self.sender.anonymous(data_of(text)))
                 self.assertEqual((reply.status, code_of(reply)), (400, "e.p.msg"), bad)
                 reply = send(self.sender.anonymous(base64_of(text)))
                 self.assertEqual((reply.status, code_of(reply)), (400, "e.p.msg.bad-attachment"), bad)
         self.assertEqual(self.bob.waiting(), 0)
 
-    def test_depth(self) -> None:
-        """As deep as was always accepted, in either form, and no deeper."""
+    def test_depth_limit(self) -> None:
+        """The depth limit is the same in either form."""
         for depth, status in ((MAX_PAYLOAD_DEPTH, 202), (MAX_PAYLOAD_DEPTH + 1, 400)):
             inner = f"{'[' * (depth - 1)}{']' * (depth - 1)}"
             text = f'{{"ciphertext":{inner}}}'
             for data in (data_of(text), base64_of(text)):
-                for send in (self.in_memory.receive, self.slowly):
+                for send in (self.in_memory.receive, self.send_by_general_path):
                     self.assertEqual(send(self.sender.anonymous(data)).status, status)
-        self.assertEqual({len(one) for one in self.fetched()}, {len('{"ciphertext":}') + 2 * (MAX_PAYLOAD_DEPTH - 1)})
+        self.assertEqual(
+            {len(item) for item in self.fetch_and_acknowledge()},
+            {len('{"ciphertext":}') + 2 * (MAX_PAYLOAD_DEPTH - 1)},
+        )
 
     def test_many_members(self) -> None:
-        """A payload may have any number of members; around it there is an end to them."""
+        """A payload may have any number of members; the message around it is limited."""
         members = ",".join(f'"{number}":0' for number in range(3000))
         fine = f'{{{members},"ciphertext":""}}'
-        for send in (self.in_memory.receive, self.slowly):
+        for send in (self.in_memory.receive, self.send_by_general_path):
             self.assertEqual(send(self.sender.anonymous(data_of(fine))).status, 202)
-            self.assertEqual(self.fetched(), [fine.encode()])
+            self.assertEqual(self.fetch_and_acknowledge(), [fine.encode()])
             reply = send(self.sender.anonymous(data_of(fine), headers=f"{members},"))
             self.assertEqual((reply.status, code_of(reply)), (400, "e.p.msg.bad-attachment"))
 
-    def test_a_forward_to_the_mediator_itself(self) -> None:
-        """What is unwrapped here is opened from its own text."""
+    def test_forward_to_mediator_itself(self) -> None:
+        """A nested forward is parsed from its own text."""
         text = '{"ciphertext" : "\\u0041", "n":18446744073709551616}'
         inner = self.sender.anonymous(data_of(text)).decode()
         outer = self.sender.plaintext(data_of(inner)).replace(self.bob.did.encode(), self.in_memory.did.encode())
         self.assertEqual(self.in_memory.receive(encrypt_anoncrypt(outer, self.sender.keys)).status, 202)
-        self.assertEqual(self.fetched(), [text.encode()])
+        self.assertEqual(self.fetch_and_acknowledge(), [text.encode()])

@@ -28,20 +28,20 @@ class OwnershipTestCase(SynchronousTestCase):
         self.alias = WalletIdentity.generate()
 
     def update(self, guest: InMemoryWallet, did: str, *proofs: bytes, action: str = "add") -> str:
-        """What becomes of one entry."""
+        """Send one update and return its result."""
         headers: dict[str, Any] = {"attachments": [build_attachment(proof) for proof in proofs]} if proofs else {}
         updates = [{"recipient_did": did, "action": action}]
         body = guest.answer(f"{CM3}/recipient-update", {"updates": updates}, **headers).body
         return str(body["updated"][0]["result"])
 
     def proof(self, did: str | None = None, account: str | None = None, owner: WalletIdentity | None = None) -> bytes:
-        """Made now, as the wallet does."""
+        """Make a proof now, as wallets do."""
         owner = owner or self.alias
         now = self.in_memory.clock.seconds()
         return prove_ownership(owner, did or owner.did, account or self.bob.did, self.in_memory.document, now=now)
 
     def message(self, **changes: Any) -> dict[str, Any]:
-        """A proof before it is packed."""
+        """Make a proof without packing it."""
         headers = {
             "to": [self.in_memory.did],
             "created_time": int(self.in_memory.clock.seconds()),
@@ -52,16 +52,16 @@ class OwnershipTestCase(SynchronousTestCase):
 
 
 class RequiredTests(OwnershipTestCase):
-    def test_its_own(self) -> None:
-        """The account's own DID needs none; nor does what is registered already, and removal."""
+    def test_no_proof_needed_for_own_did(self) -> None:
+        """The account's own DID, registered DIDs and removals need no proof."""
         self.assertEqual(self.update(self.bob, self.bob.did), "no_change")
         self.assertEqual(self.update(self.bob, self.alias.did, self.proof()), "success")
         self.assertEqual(self.update(self.bob, self.alias.did), "no_change")
         self.assertEqual(self.update(self.bob, self.alias.did, action="remove"), "success")
         self.assertEqual(self.update(self.bob, self.alias.did), "client_error")
 
-    def test_another(self) -> None:
-        """Needs one, and then mail comes for it."""
+    def test_other_did_needs_proof(self) -> None:
+        """With a proof, messages for another DID are accepted."""
         self.assertEqual(self.update(self.bob, self.alias.did), "client_error")
         forward = pack_forward(self.in_memory, self.alias.did, self.bob.letter())
         self.assertEqual(self.in_memory.receive(forward).status, 400)
@@ -70,15 +70,15 @@ class RequiredTests(OwnershipTestCase):
         self.assertEqual(self.in_memory.receive(again).status, 202)
         self.assertEqual(self.bob.waiting(), 1)
 
-    def test_a_key_of_it(self) -> None:
-        """A proof is for a DID, under whichever of its names it is registered."""
+    def test_proof_covers_all_spellings(self) -> None:
+        """A proof is for a DID, under whichever spelling it is registered."""
         with_key = self.alias.agreement.kid
         self.assertEqual(self.update(self.bob, with_key), "client_error")
         self.assertEqual(self.update(self.bob, with_key, self.proof()), "success")
         self.assertEqual(self.update(self.bob, self.alias.did, self.proof(with_key)), "success")
 
-    def test_a_signature(self) -> None:
-        """Proves as much as authenticated encryption."""
+    def test_signature_is_proof(self) -> None:
+        """A signature proves as much as authenticated encryption."""
         jws = json_web_signature.sign(
             encoding.dumps(self.message()), self.alias.signing.kid, self.alias.signing.private
         )
@@ -87,8 +87,8 @@ class RequiredTests(OwnershipTestCase):
             "success",
         )
 
-    def test_what_proves_nothing(self) -> None:
-        """Somebody else's, for another account or mediator, of another time or kind, or nobody's."""
+    def test_invalid_proofs(self) -> None:
+        """Of another DID, for another account or mediator, of another time or type, or anonymous."""
         now, eve = int(self.in_memory.clock.seconds()), InMemoryWallet(self.in_memory).enrol()
         bad: dict[str, bytes] = {
             "by another": self.proof(self.alias.did, owner=WalletIdentity.generate()),
@@ -122,15 +122,15 @@ class RequiredTests(OwnershipTestCase):
             self.assertEqual(self.update(self.bob, self.alias.did, proof), "success")
             self.update(self.bob, self.alias.did, action="remove")
 
-    def test_once(self) -> None:
-        """Whoever has taken its DID elsewhere does not have it taken back by what was recorded."""
+    def test_proof_is_used_once(self) -> None:
+        """A recorded proof cannot take back a DID that has moved to another account."""
         proof = self.proof()
         self.assertEqual(self.update(self.bob, self.alias.did, proof), "success")
         self.update(self.bob, self.alias.did, action="remove")
         self.assertEqual(self.update(self.bob, self.alias.did, proof), "client_error")
 
-    def test_not_used_up_by_what_was_not_done(self) -> None:
-        """Where the update was refused as a whole, the very same one may come again."""
+    def test_refused_update_keeps_proof(self) -> None:
+        """If the whole update was refused, the same one may be repeated."""
         updates = [{"recipient_did": self.alias.did, "action": "add"}]
         proofs = [build_attachment(self.proof()), build_attachment(self.proof(owner=WalletIdentity.generate()))]
         update = self.bob.pack(f"{CM3}/recipient-update", {"updates": updates}, attachments=proofs)
@@ -144,10 +144,10 @@ class RequiredTests(OwnershipTestCase):
             packed = self.bob.pack(f"{CM3}/recipient-update", {"updates": other}, attachments=proofs[:1])
             self.assertEqual(self.in_memory.receive(packed).status, 503)
         body = self.bob.open(self.in_memory.receive(update).body).body
-        self.assertEqual([one["result"] for one in body["updated"]], ["success"])
+        self.assertEqual([item["result"] for item in body["updated"]], ["success"])
 
-    def test_not_used_up_by_what_was_not_charged(self) -> None:
-        """Where there was no room for what the update adds, the very same one may come again."""
+    def test_update_over_quota_keeps_proof(self) -> None:
+        """If there was no room for the addition, the same update may be repeated."""
         self.in_memory = ReloadableMediator(self, didcomm={"require_ownership": True})
         self.bob = InMemoryWallet(self.in_memory).enrol()
         self.in_memory.reload("limits", registration_bytes=1)
@@ -158,10 +158,10 @@ class RequiredTests(OwnershipTestCase):
         self.assertEqual(self.in_memory.receive(packed).status, 503)
         self.in_memory.reload("limits", registration_bytes=1_000_000)
         body = self.bob.open(self.in_memory.receive(packed).body).body
-        self.assertEqual([one["result"] for one in body["updated"]], ["success"])
+        self.assertEqual([item["result"] for item in body["updated"]], ["success"])
 
-    def test_each_costs_as_much_as_a_request(self) -> None:
-        """Of the account that sends them."""
+    def test_each_proof_counts_as_request(self) -> None:
+        """Proofs count for the account that sends them."""
         self.in_memory.clock.advance(60)
         proofs = [self.proof(owner=WalletIdentity.generate()) for _ in range(4)]
         answers = 0
@@ -176,12 +176,12 @@ class RequiredTests(OwnershipTestCase):
 
 
 class OwnershipTransferTests(OwnershipTestCase):
-    """Where no proof is asked for, one counts all the same."""
+    """A proof counts also where none is required."""
 
     required = False
 
-    def test_the_owner_wins(self) -> None:
-        """Of who has registered a DID, and who proves that it is theirs; the other's own mail stays the other's."""
+    def test_owner_takes_over_registration(self) -> None:
+        """A proof takes the DID from the account that registered it, whose queued messages stay."""
         eve = InMemoryWallet(self.in_memory).enrol()
         self.assertEqual(self.update(eve, self.alias.did), "success")
         self.in_memory.receive(pack_forward(self.in_memory, self.alias.did, self.bob.letter("before")))
@@ -194,8 +194,8 @@ class OwnershipTransferTests(OwnershipTestCase):
         events = [(event["n_added"], event["n_removed"]) for event in self.in_memory.events("acct.update")]
         self.assertIn((0, 1), events)
 
-    def test_a_former_name(self) -> None:
-        """Who has lost the keys of a DID, and goes by another one since, does not lose its mail too."""
+    def test_former_spelling_keeps_messages(self) -> None:
+        """An account that now uses another spelling of the DID keeps its messages."""
         alias = InMemoryWallet(self.in_memory, self.alias).enrol(self.alias.did)
         new = InMemoryWallet(self.in_memory)
         claim = FromPriorClaims(self.alias.signing.kid, alias.did, new.did, int(self.in_memory.clock.seconds()))
@@ -204,8 +204,8 @@ class OwnershipTransferTests(OwnershipTestCase):
         self.assertEqual(self.update(self.bob, self.alias.did, self.proof()), "client_error")
         self.assertIn({"recipient_did": self.alias.did}, new.answer(f"{CM3}/recipient-query").body["dids"])
 
-    def test_no_room(self) -> None:
-        """What cannot be added stays where it was, rather than nowhere."""
+    def test_transfer_over_quota(self) -> None:
+        """A DID that cannot be added stays where it was."""
         self.in_memory = InMemoryMediator(self, didcomm={"max_recipients": 1})
         self.bob, eve = InMemoryWallet(self.in_memory).enrol(), InMemoryWallet(self.in_memory).enrol()
         self.update(eve, eve.did, action="remove")
@@ -213,7 +213,7 @@ class OwnershipTransferTests(OwnershipTestCase):
         self.assertEqual(self.update(self.bob, self.alias.did, self.proof()), "client_error")
         self.assertEqual(eve.answer(f"{CM3}/recipient-query").body["dids"], [{"recipient_did": self.alias.did}])
 
-    def test_removing_takes_nothing_from_others(self) -> None:
+    def test_removal_with_proof_takes_nothing_from_others(self) -> None:
         """A proof is for adding."""
         eve = InMemoryWallet(self.in_memory).enrol()
         self.update(eve, self.alias.did)

@@ -1,4 +1,4 @@
-"""The form of problem reports: who can read them, who can check them, and what they say."""
+"""Problem reports: who can read them, who can verify them, and what they say."""
 
 from __future__ import annotations
 
@@ -38,31 +38,35 @@ NOT_FOUND, NOT_ENROLLED = "e.p.me.res.not-found", "e.p.req.not_enroll"
 
 
 class SignedReportTests(SynchronousTestCase):
-    """An anonymous sender can tell that it was this mediator who refused."""
+    """Anonymous senders can verify that this mediator refused."""
 
     def setUp(self) -> None:
         self.in_memory = InMemoryMediator(self, limits={"ip_per_minute": 1000})
         self.bob = InMemoryWallet(self.in_memory).enrol()
 
-    def slowly(self, raw: bytes) -> RequestReply:
-        """The reply of the general path."""
+    def send_by_general_path(self, raw: bytes) -> RequestReply:
+        """Post on the general path and return the reply."""
         return self.successResultOf(
             Deferred.fromCoroutine(self.in_memory.didcomm.dispatcher.receive(raw, MessageOrigin(PEER)))
         )
 
-    def refused(self, reply: RequestReply, code: str) -> dict[str, Any]:
-        """The report, signed by the DID of the mediator that was addressed."""
+    def read_refusal(self, reply: RequestReply, code: str) -> dict[str, Any]:
+        """Return the report, signed by the DID of the mediator that was addressed."""
         self.assertEqual((reply.status, reply.media_type), (400, json_web_signature.SIGNED_MEDIA_TYPE))
         report = read_problem_report(reply)
         self.assertEqual(report["body"]["code"], code)
         return report
 
-    def test_every_way(self) -> None:
-        """By either path over HTTP, and as a frame on a socket."""
+    def test_all_paths(self) -> None:
+        """On either path over HTTP, and as a frame on a socket."""
         raw = pack_forward(self.in_memory, NOBODY, self.bob.letter(), id="f-1", thid="t-1")
         socket = self.in_memory.socket()
-        for reply in (self.in_memory.receive(raw), self.slowly(raw), self.in_memory.receive(raw, socket)):
-            report = self.refused(reply, NOT_FOUND)
+        for reply in (
+            self.in_memory.receive(raw),
+            self.send_by_general_path(raw),
+            self.in_memory.receive(raw, socket),
+        ):
+            report = self.read_refusal(reply, NOT_FOUND)
             self.assertEqual(report["body"]["comment"], "Recipient not registered with this mediator")
             self.assertEqual((report["pthid"], report["from"]), ("t-1", self.in_memory.did))
 
@@ -76,7 +80,7 @@ class SignedReportTests(SynchronousTestCase):
         self.assertEqual(signature["header"], {"kid": f"{self.in_memory.did}#key-2"})
 
     def test_refusals_of_a_forward(self) -> None:
-        """All that the sender can do something about."""
+        """All that the sender can act on."""
         letter = self.bob.letter()
         linked = {"attachments": [{"data": {"links": ["https://x.example"], "hash": "x"}}]}
         for message, code in (
@@ -86,10 +90,10 @@ class SignedReportTests(SynchronousTestCase):
             ({**build_forward(self.bob.did, [letter]), **linked}, "e.p.xfer.attachment-links-not-supported"),
             (compose_message("https://didcomm.org/x/1.0/y"), "e.p.msg.unsupported"),
         ):
-            self.refused(self.in_memory.receive(anoncrypt(message, self.in_memory.document)), code)
+            self.read_refusal(self.in_memory.receive(anoncrypt(message, self.in_memory.document)), code)
 
-    def test_in_the_clear(self) -> None:
-        """What was not opened, what passes by itself, and requests that nobody anonymous may make."""
+    def test_reports_in_the_clear(self) -> None:
+        """Undecryptable messages, temporary failures, and requests that need a sender."""
         raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter())
         cut = json.loads(raw)
         cut["tag"] = cut["tag"][::-1]
@@ -102,27 +106,27 @@ class SignedReportTests(SynchronousTestCase):
             PLAINTEXT_MEDIA_TYPE,
         )
         for error in (StoreUnavailable(), QueueFull()):
-            for operation, send in (("enqueue_each", self.in_memory.receive), ("enqueue", self.slowly)):
+            for operation, send in (("enqueue_each", self.in_memory.receive), ("enqueue", self.send_by_general_path)):
                 with self.in_memory.failing(operation, error):
                     self.assertEqual(send(raw).media_type, PLAINTEXT_MEDIA_TYPE)
 
-    def test_over_the_limit(self) -> None:
-        """Signing comes after the limit of the address: whoever is over it has nothing signed."""
+    def test_nothing_is_signed_over_the_limit(self) -> None:
+        """An address over its limit has nothing signed."""
         in_memory = InMemoryMediator(self, limits={"ip_per_minute": 5})
         raw = pack_forward(in_memory, NOBODY, self.bob.letter())
         replies = [in_memory.receive(raw) for _ in range(8)]
         forms = [(reply.status, reply.media_type) for reply in replies]
         self.assertEqual(forms, [(400, json_web_signature.SIGNED_MEDIA_TYPE)] * 5 + [(429, PLAINTEXT_MEDIA_TYPE)] * 3)
 
-    def test_authenticated_senders(self) -> None:
-        """Have it encrypted, as ever."""
+    def test_authenticated_senders_get_encrypted_reports(self) -> None:
+        """Authenticated senders get an encrypted report."""
         attachments = [{"data": {"json": json.loads(self.bob.letter())}}]
         reply = self.bob.ask(FORWARD, {"next": NOBODY}, attachments=attachments)
         self.assertEqual((reply.status, reply.media_type), (400, ENCRYPTED_MEDIA_TYPE))
         self.assertEqual(code_of(reply, self.bob), NOT_FOUND)
 
-    def test_by_the_name_that_was_addressed(self) -> None:
-        """The key id is spelled as ours was, since the sender's library resolves it that way (reference 8.6)."""
+    def test_signed_by_the_addressed_spelling(self) -> None:
+        """The key id has the spelling that the sender used and can resolve (reference 8.6)."""
         did, identity = self.in_memory.did, self.in_memory.base.identity.now
         (agreement,) = self.in_memory.document.key_agreement
         (signing,) = resolve_local(did).authentication
@@ -135,14 +139,14 @@ class SignedReportTests(SynchronousTestCase):
             (f"{derive_did_peer_3(did)}#key-1", f"{derive_did_peer_3(did)}#key-2"),
             (f"{identity.web_did}#prekey", f"{identity.web_did}#signing"),
         ):
-            raw = self.sealed(kid, agreement.key)
-            for send in (self.in_memory.receive, self.slowly):
+            raw = self.encrypt_to_kid(kid, agreement.key)
+            for send in (self.in_memory.receive, self.send_by_general_path):
                 jws = json.loads(send(raw).body)
                 self.assertEqual(jws["signatures"][0]["header"]["kid"], expected)
                 report = json.loads(json_web_signature.parse_jws(jws).verify(signing.key))
                 self.assertEqual(report["from"], strip_did_url(expected))
 
-    def sealed(self, kid: str, key: PublicKey) -> bytes:
+    def encrypt_to_kid(self, kid: str, key: PublicKey) -> bytes:
         plaintext = json.dumps(build_forward(NOBODY, [self.bob.letter()])).encode()
         return encrypt_anoncrypt(plaintext, [(kid, key)])
 
@@ -151,7 +155,7 @@ class CodeTests(SynchronousTestCase):
     """`didcomm.problem_codes`."""
 
     def test_codes(self) -> None:
-        """That of UC-021, or the one of Identus; in the log as the sender was told."""
+        """The code of UC-021, or that of Identus; the log has the same."""
         for setting, code in ((None, NOT_FOUND), ("uc021", NOT_FOUND), ("identus", NOT_ENROLLED)):
             in_memory = InMemoryMediator(self, didcomm={} if setting is None else {"problem_codes": setting})
             bob = InMemoryWallet(in_memory).enrol()
@@ -172,8 +176,8 @@ class CodeTests(SynchronousTestCase):
             self.assertEqual(code_of(unread), "e.p.msg")
 
 
-# What each library takes in the headers of a message, where that is narrower than the specification; of those that
-# are not named it refuses none, or hands them on as headers of the application.
+# What each library accepts in headers, where narrower than the specification; others it accepts or passes to the
+# application.
 STRINGS, NUMBERS, LISTS, OBJECTS = "string", "number", "list of strings", "object"
 EXPECTED = {
     "id": STRINGS,
@@ -187,10 +191,10 @@ EXPECTED = {
     "body": OBJECTS,
 }
 LIBRARIES: dict[str, dict[str, str]] = {
-    # A required `id`, `type` and `body`; a `typ` in full; whole numbers; no unknown member of an attachment.
+    # Requires `id`, `type`, `body`, a full `typ` and whole numbers; refuses unknown members of attachments.
     "didcomm (Python)": EXPECTED,
     "didcomm-node": EXPECTED,
-    # Takes `ack` for one string, and fails on a list.
+    # Expects `ack` to be a string and fails on a list.
     "didcomm-jvm": {**EXPECTED, "ack": STRINGS},
     "didcomm-messaging": EXPECTED,
     "@veramo/did-comm": EXPECTED,
@@ -199,18 +203,18 @@ ATTACHMENT = {"id", "media_type", "data"}
 
 
 def kind(value: object) -> str:
-    """What a library sees in a header."""
+    """The kind of a header's value, as libraries distinguish them."""
     if isinstance(value, str):
         return STRINGS
     if isinstance(value, int) and not isinstance(value, bool):
         return NUMBERS
-    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
         return LISTS
     return OBJECTS if isinstance(value, dict) else "something else"
 
 
 def check_headers(message: dict[str, Any]) -> None:
-    """Every library can read it."""
+    """Every library can read the message."""
     headers = {name: kind(value) for name, value in message.items() if name != "attachments"}
     for library, takes in LIBRARIES.items():
         wrong = {name: found for name, found in headers.items() if takes.get(name) != found}
@@ -227,7 +231,7 @@ def check_headers(message: dict[str, Any]) -> None:
 
 
 class HeaderTests(SynchronousTestCase):
-    """Minimal headers, for libraries that are stricter than the specification."""
+    """Minimal headers, for libraries stricter than the specification."""
 
     def setUp(self) -> None:
         self.in_memory = InMemoryMediator(self, didcomm={"rewrap": True}, limits={"ip_per_minute": 1000})
@@ -242,8 +246,8 @@ class HeaderTests(SynchronousTestCase):
         reply = self.bob.ask(type_, body, thid="a-thread", pthid="another", lang="de", please_ack=[""], **headers)
         self.check(json.loads(self.bob.open(reply.body).plaintext))
 
-    def test_all_that_is_sent(self) -> None:
-        """Each kind of message, to whoever it goes."""
+    def test_all_sent_messages(self) -> None:
+        """Each kind of message, to each kind of recipient."""
         cm2 = "https://didcomm.org/coordinate-mediation/2.0"
         update = {"updates": [{"recipient_did": self.bob.did, "action": "add"}]}
         for base, words in (
@@ -269,14 +273,14 @@ class HeaderTests(SynchronousTestCase):
         self.asked(f"{MP}/live-delivery-change", {"live_delivery": True})
         for raw in (b"{}", pack_forward(self.in_memory, NOBODY, self.bob.letter())):
             self.check(read_problem_report(self.in_memory.receive(raw)))
-        self.check(build_invitation(self.in_memory.did))
+        self.check(build_invitation("https://mediator.example", self.in_memory.did))
         denied = InMemoryMediator(self, didcomm={"registration": "allow-list"})
         guest = InMemoryWallet(denied)
         self.check(json.loads(guest.open(guest.ask(f"{CM3}/mediate-request").body).plaintext))
         self.assertEqual(
             self.seen,
             {
-                *(f"coordinate-mediation/{one}/mediate-grant" for one in ("2.0", "3.0")),
+                *(f"coordinate-mediation/{version}/mediate-grant" for version in ("2.0", "3.0")),
                 "coordinate-mediation/3.0/mediate-deny",
                 "coordinate-mediation/3.0/recipient-update-response",
                 "coordinate-mediation/3.0/recipient",
@@ -284,15 +288,15 @@ class HeaderTests(SynchronousTestCase):
                 "coordinate-mediation/2.0/keylist",
                 "discover-features/2.0/disclose",
                 "trust-ping/2.0/ping-response",
-                *(f"messagepickup/3.0/{one}" for one in ("status", "delivery")),
+                *(f"messagepickup/3.0/{name}" for name in ("status", "delivery")),
                 "routing/2.0/forward",
                 "report-problem/2.0/problem-report",
                 "out-of-band/2.0/invitation",
             },
         )
 
-    def test_form_that_cannot_be_kept(self) -> None:
-        """Where the long form of its DID cannot be stored, who has an account fetches and deletes all the same."""
+    def test_account_with_unstorable_long_form(self) -> None:
+        """An account whose long form cannot be stored fetches and deletes nevertheless."""
         in_memory = InMemoryMediator(self)
         bob = InMemoryWallet(in_memory, generate_identity("did:peer:4", endpoint=in_memory.did))
         resolver = in_memory.didcomm.dispatcher._context.unpacker._resolver
@@ -304,8 +308,8 @@ class HeaderTests(SynchronousTestCase):
         full.restore()
         bob.enrol()
 
-    def test_ack(self) -> None:
-        """Left out, unless the setting brings it back: for those who read the specification's list."""
+    def test_ack_header(self) -> None:
+        """Left out unless the setting adds it."""
         for setting, ack in ((False, None), (True, ["f-1"])):
             in_memory = InMemoryMediator(self, didcomm={"problem_report_ack": setting})
             bob = InMemoryWallet(in_memory).enrol()

@@ -1,4 +1,4 @@
-"""A DID has one owner, whatever it is named by, in every request that names one (reference 4.3, 5.3 and 6)."""
+"""A DID has one owner under all its spellings, in every request (reference 4.3, 5.3 and 6)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ WEB = "did:web:wallet.example:bob"
 PEER_4 = "did:peer:4zQmd8CpeFPci817KDsbSAKWcXAE2mjvCQSasRewvbSF54Bd"
 
 
-def forms(did: str) -> list[str]:
-    """Other names of a DID."""
+def spellings(did: str) -> list[str]:
+    """Other spellings of a DID."""
     parts = ["#key-1", "#", "/path", "?service=x", ";service=x", "/path?query#key-1"]
     escaped = did[:12] + f"%{ord(did[12]):02x}" + did[13:]
     return [*(did + part for part in parts), escaped, f"{escaped}#key-1"]
@@ -32,23 +32,23 @@ class OneOwnerTests(SynchronousTestCase):
         self.eve = InMemoryWallet(self.in_memory).enrol()
         own = derive_did_peer_3(self.bob.did)
         self.names = {
-            self.bob.did: [*forms(self.bob.did), own, f"{own}#key-1"],
-            WEB: [*forms(WEB), "did:web:Wallet.Example:bob", "did:web:wallet.example%3A443:bob#key-1"],
-            PEER_4: [*forms(PEER_4), f"{PEER_4}:z2M1k7h4psgp4CmJ", f"{PEER_4}:z2M1k7h4psgp4CmJ#key-1"],
+            self.bob.did: [*spellings(self.bob.did), own, f"{own}#key-1"],
+            WEB: [*spellings(WEB), "did:web:Wallet.Example:bob", "did:web:wallet.example%3A443:bob#key-1"],
+            PEER_4: [*spellings(PEER_4), f"{PEER_4}:z2M1k7h4psgp4CmJ", f"{PEER_4}:z2M1k7h4psgp4CmJ#key-1"],
         }
         for did in (WEB, PEER_4):
             self.assertEqual(self.update(self.bob, did), "success")
 
     def update(self, guest: InMemoryWallet, did: str, action: str = "add", version: str = CM3, **headers: Any) -> str:
-        """What becomes of one entry, which is named in the answer as it came."""
+        """Send one update; the response repeats the spelling."""
         kind = "recipient-update" if version == CM3 else "keylist-update"
         updates = [{"recipient_did": did, "action": action}]
         (entry,) = guest.answer(f"{version}/{kind}", {"updates": updates}, **headers).body["updated"]
         self.assertEqual(entry["recipient_did"], did)
         return str(entry["result"])
 
-    def test_nobody_else_registers_it(self) -> None:
-        """Under no name, in neither version; and removes it under none."""
+    def test_nobody_else_registers_a_spelling(self) -> None:
+        """No other account can add or remove any spelling, in either version."""
         for did, names in self.names.items():
             for name in (did, *names):
                 for version in (CM2, CM3):
@@ -56,8 +56,8 @@ class OneOwnerTests(SynchronousTestCase):
                     self.assertIn(self.update(self.eve, name, "remove", version), ("no_change", "client_error"), name)
         self.assertEqual(self.eve.answer(f"{CM3}/recipient-query").body["dids"], [{"recipient_did": self.eve.did}])
 
-    def test_forwards(self) -> None:
-        """What is addressed to any name of it waits for its owner, whoever tries to have it meanwhile."""
+    def test_forwards_to_any_spelling(self) -> None:
+        """Messages to any spelling are queued for its owner, whoever else tries to register it."""
         for did, names in self.names.items():
             for name in names:
                 self.update(self.eve, name)
@@ -67,8 +67,8 @@ class OneOwnerTests(SynchronousTestCase):
             self.assertEqual(status.body["message_count"], len(names))
         self.assertEqual(self.eve.waiting(), 0)
 
-    def test_pickup(self) -> None:
-        """Its owner asks for its queue by any name, which the answer repeats; nobody else does."""
+    def test_pickup_by_any_spelling(self) -> None:
+        """The owner can use any spelling, which the response repeats; no other account can."""
         for did, names in self.names.items():
             self.in_memory.receive(pack_forward(self.in_memory, did, self.bob.letter()))
             for name in names:
@@ -79,8 +79,8 @@ class OneOwnerTests(SynchronousTestCase):
                     self.assertEqual(code_of(self.eve.ask(f"{MP}/{kind}", asked), self.eve), NOT_ENROLLED, name)
                 self.assertEqual(len(answer.message.attachments or ()), 1, name)
 
-    def test_names_of_its_own(self) -> None:
-        """Keys of one's DID can be registered, are listed as they were spelled, and removed one by one."""
+    def test_registers_keys_of_own_did(self) -> None:
+        """Key ids of one's DID can be added, are listed as spelled, and removed one by one."""
         keys = [f"{self.eve.did}#key-{number}" for number in (1, 2)]
         for key in keys:
             self.assertEqual(self.update(self.eve, key), "success")
@@ -98,10 +98,10 @@ class OneOwnerTests(SynchronousTestCase):
         self.assertEqual(self.update(self.eve, keys[1], "remove"), "success")
         self.assertEqual(self.in_memory.receive(pack_forward(self.in_memory, keys[1], self.eve.letter())).status, 400)
 
-    def test_the_mediator(self) -> None:
-        """Nobody registers a name of it, and a forward to one is to itself."""
+    def test_mediator_did(self) -> None:
+        """No account can register a spelling of the mediator, and a forward to one is a forward to itself."""
         did = self.in_memory.did
-        for name in (did, *forms(did), derive_did_peer_3(did), "did:web:127.0.0.1%3a8080#key-1"):
+        for name in (did, *spellings(did), derive_did_peer_3(did), "did:web:127.0.0.1%3a8080#key-1"):
             self.assertEqual(self.update(self.eve, name), "client_error", name)
             inner = pack_forward(self.in_memory, self.bob.did, self.bob.letter())
             self.assertEqual(self.in_memory.receive(pack_forward(self.in_memory, name, inner)).status, 202, name)
@@ -125,8 +125,8 @@ class ProofTests(SynchronousTestCase):
         (entry,) = guest.answer(f"{CM3}/recipient-update", {"updates": updates}, **headers).body["updated"]
         return str(entry["result"])
 
-    def test_one_proof(self) -> None:
-        """Whoever proves to hold a DID holds all its names, and takes over those that somebody else has."""
+    def test_proof_covers_all_spellings(self) -> None:
+        """A proof covers all spellings, and takes over those of other accounts."""
         keys = [f"{self.alias.did}#key-{number}" for number in (1, 2)]
         self.assertEqual(self.update(self.eve, keys[0]), "client_error")
         self.assertEqual(self.update(self.eve, keys[0], self.alias.did), "success")
@@ -137,13 +137,13 @@ class ProofTests(SynchronousTestCase):
         self.assertEqual(self.in_memory.receive(pack_forward(self.in_memory, keys[1], self.bob.letter())).status, 202)
         self.assertEqual(self.bob.waiting(), 1)
 
-    def test_own_did(self) -> None:
-        """Any name of an account's own DID needs no proof."""
+    def test_own_did_needs_no_proof(self) -> None:
+        """No spelling of an account's own DID needs a proof."""
         self.assertEqual(self.update(self.bob, f"{self.bob.did}#key-1"), "success")
         self.assertEqual(self.update(self.bob, f"{self.eve.did}#key-1"), "client_error")
 
-    def test_no_room(self) -> None:
-        """What is taken over and does not fit goes back, with all its names."""
+    def test_transfer_over_quota(self) -> None:
+        """A transfer that does not fit is undone, with all spellings."""
         full = InMemoryMediator(self, didcomm={"require_ownership": True, "max_recipients": 1})
         self.in_memory, self.bob = full, InMemoryWallet(full).enrol()
         self.eve = InMemoryWallet(full)
@@ -155,8 +155,8 @@ class ProofTests(SynchronousTestCase):
 
 
 class ListTests(SynchronousTestCase):
-    def test_denied(self) -> None:
-        """No name of a denied DID is registered by anybody."""
+    def test_denied_did(self) -> None:
+        """No spelling of a denied DID can be registered."""
         denied = WalletIdentity.generate().did
         in_memory = InMemoryMediator(self, didcomm={"deny": [denied, WEB]})
         bob = InMemoryWallet(in_memory).enrol()

@@ -1,4 +1,4 @@
-"""Which way an answer goes: every row of the table in reference 3.3."""
+"""Reply routing: every row of the table in reference 3.3."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import DIDDocumentCache, unpack_message
-from tests.didcomm.test_endpoint_delivery import INBOX, EndpointMediator, answer, payload_of, with_services
+from tests.didcomm.test_endpoint_delivery import INBOX, EndpointMediator, identity_with_services, payload_of, respond
 from tests.in_memory_mediator import MP, PING, FakeSocket, InMemoryWallet
 
 OTHER = "https://wallet.example/other"
 
-# No http(s) endpoint that an answer could be POSTed to (reference 3.3 and 3.4).
+# No http(s) endpoint for a response (reference 3.3 and 3.4).
 ENDPOINTLESS: tuple[dict[str, Any], ...] = (
     {"uri": "didcomm:transport/queue"},
     {"uri": "wss://wallet.example/ws"},
@@ -25,17 +25,19 @@ ENDPOINTLESS: tuple[dict[str, Any], ...] = (
 ROUTES: tuple[dict[str, Any], ...] = ({}, {"return_route": "none"}, {"return_route": "all"})
 
 
-class ReplyingTests(SynchronousTestCase):
+class ReplyRoutingTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.in_memory = EndpointMediator(self)
-        self.office = self.in_memory.office
+        self.poster = self.in_memory.poster
         self.bare = InMemoryWallet(self.in_memory, WalletIdentity.generate())
-        self.reachable = InMemoryWallet(self.in_memory, with_services({"uri": INBOX}))
+        self.reachable = InMemoryWallet(self.in_memory, identity_with_services({"uri": INBOX}))
 
-    def ping(self, guest: InMemoryWallet, *, socket: FakeSocket | None = None, **headers: Any) -> str:
-        """Which way the answer to a ping goes: `connection`, `endpoint` or `nowhere`."""
+    def route_of_ping_response(
+        self, guest: InMemoryWallet, *, socket: FakeSocket | None = None, **headers: Any
+    ) -> str:
+        """Route of the response to a ping: `connection`, `endpoint` or `nowhere`."""
         reply = self.in_memory.receive(guest.pack(PING, id="ping-1", **headers), socket)
-        posted = self.office.taken()
+        posted = self.poster.take_posts()
         if reply.status == 200:
             self.assertEqual(posted, [])
             raw = reply.body
@@ -43,7 +45,7 @@ class ReplyingTests(SynchronousTestCase):
             self.assertEqual((reply.status, reply.body), (202, b""))
             if not posted:
                 return "nowhere"
-            self.assertEqual([one.url for one in posted], [INBOX])
+            self.assertEqual([post.url for post in posted], [INBOX])
             self.assertEqual(posted[0].content_type, b"application/didcomm-encrypted+json")
             raw = posted[0].body
         opened = guest.open(raw)
@@ -52,105 +54,120 @@ class ReplyingTests(SynchronousTestCase):
         return "connection" if reply.status == 200 else "endpoint"
 
     def test_http_all(self) -> None:
-        """In the response, endpoint or not."""
+        """In the response, with or without an endpoint."""
         for guest in (self.bare, self.reachable):
-            self.assertEqual(self.ping(guest, return_route="all"), "connection")
+            self.assertEqual(self.route_of_ping_response(guest, return_route="all"), "connection")
 
     def test_http_thread(self) -> None:
-        """Likewise, for this very thread, whether it is named or not."""
+        """The same for this very thread, named or not."""
         for guest in (self.bare, self.reachable):
-            self.assertEqual(self.ping(guest, return_route="thread"), "connection")
-            self.assertEqual(self.ping(guest, return_route="thread", return_route_thread="ping-1"), "connection")
+            self.assertEqual(self.route_of_ping_response(guest, return_route="thread"), "connection")
             self.assertEqual(
-                self.ping(guest, return_route="thread", thid="ping-1", return_route_thread="ping-1"), "connection"
+                self.route_of_ping_response(guest, return_route="thread", return_route_thread="ping-1"), "connection"
+            )
+            self.assertEqual(
+                self.route_of_ping_response(
+                    guest, return_route="thread", thid="ping-1", return_route_thread="ping-1"
+                ),
+                "connection",
             )
 
-    def test_http_another_thread(self) -> None:
-        """Named for another thread, it says nothing good about this one: as `none`."""
+    def test_http_other_thread(self) -> None:
+        """For another thread, like `none`."""
         headers: dict[str, Any] = {"return_route": "thread", "return_route_thread": "another"}
-        self.assertEqual(self.ping(self.bare, **headers), "nowhere")
-        self.assertEqual(self.ping(self.reachable, **headers), "endpoint")
+        self.assertEqual(self.route_of_ping_response(self.bare, **headers), "nowhere")
+        self.assertEqual(self.route_of_ping_response(self.reachable, **headers), "endpoint")
 
     def test_http_absent(self) -> None:
-        """POSTed to an endpoint of the sender if there is one, else in the response (decision D14)."""
-        self.assertEqual(self.ping(self.reachable), "endpoint")
-        self.assertEqual(self.ping(self.bare), "connection")
-        self.assertEqual(self.ping(InMemoryWallet(self.in_memory, with_services(*ENDPOINTLESS))), "connection")
+        """Posted to an endpoint of the sender if there is one, else in the response (decision D14)."""
+        self.assertEqual(self.route_of_ping_response(self.reachable), "endpoint")
+        self.assertEqual(self.route_of_ping_response(self.bare), "connection")
+        self.assertEqual(
+            self.route_of_ping_response(InMemoryWallet(self.in_memory, identity_with_services(*ENDPOINTLESS))),
+            "connection",
+        )
 
     def test_http_none(self) -> None:
-        """POSTed to an endpoint of the sender, else dropped; nothing of it is kept."""
-        self.assertEqual(self.ping(self.reachable, return_route="none"), "endpoint")
-        self.assertEqual(self.ping(self.bare, return_route="none"), "nowhere")
+        """Posted to an endpoint of the sender, else dropped and not kept."""
+        self.assertEqual(self.route_of_ping_response(self.reachable, return_route="none"), "endpoint")
+        self.assertEqual(self.route_of_ping_response(self.bare, return_route="none"), "nowhere")
         self.assertEqual(
-            self.ping(InMemoryWallet(self.in_memory, with_services(*ENDPOINTLESS)), return_route="none"), "nowhere"
+            self.route_of_ping_response(
+                InMemoryWallet(self.in_memory, identity_with_services(*ENDPOINTLESS)), return_route="none"
+            ),
+            "nowhere",
         )
         self.assertEqual(self.bare.enrol().waiting(), 0)
 
     def test_socket(self) -> None:
-        """On the socket, whatever was given but an explicit `none`, and endpoint or not."""
+        """On the socket, whatever the route but `none`, with or without an endpoint."""
         for guest in (self.bare, self.reachable):
             for headers in ({}, {"return_route": "all"}, {"return_route": "thread"}):
-                self.assertEqual(self.ping(guest, socket=self.in_memory.socket(), **headers), "connection")
+                self.assertEqual(
+                    self.route_of_ping_response(guest, socket=self.in_memory.socket(), **headers), "connection"
+                )
 
     def test_socket_none(self) -> None:
-        """Nothing on the socket; POSTed if there is an endpoint."""
+        """Nothing on the socket; posted if there is an endpoint."""
         another = {"return_route": "thread", "return_route_thread": "another"}
         for headers in ({"return_route": "none"}, another):
             socket = self.in_memory.socket()
-            self.assertEqual(self.ping(self.bare, socket=socket, **headers), "nowhere")
-            self.assertEqual(self.ping(self.reachable, socket=socket, **headers), "endpoint")
+            self.assertEqual(self.route_of_ping_response(self.bare, socket=socket, **headers), "nowhere")
+            self.assertEqual(self.route_of_ping_response(self.reachable, socket=socket, **headers), "endpoint")
             self.assertEqual(socket.frames, [])
 
-    def test_requests_are_served_whichever_way_the_answer_goes(self) -> None:
-        """A request with nowhere to answer to is done all the same (reference 5.3)."""
+    def test_request_without_route_is_executed(self) -> None:
+        """A request without a route for its response is executed (reference 5.3)."""
         for headers in ROUTES[:2]:
-            guest = InMemoryWallet(self.in_memory, with_services({"uri": INBOX}))
+            guest = InMemoryWallet(self.in_memory, identity_with_services({"uri": INBOX}))
             raw = guest.pack("https://didcomm.org/coordinate-mediation/3.0/mediate-request", **headers)
             self.assertEqual(self.in_memory.receive(raw).status, 202)
-            self.office.taken()
+            self.poster.take_posts()
             self.assertEqual(guest.answer(f"{MP}/status-request").body["message_count"], 0)
 
-    def test_problem_reports(self) -> None:
-        """They always travel in the response itself, whatever `return_route` says (reference 3.3)."""
+    def test_problem_reports_use_the_connection(self) -> None:
+        """Always in the response itself, whatever `return_route` says (reference 3.3)."""
         for guest in (self.bare, self.reachable):
             for headers in ROUTES:
                 reply = self.in_memory.receive(guest.pack(f"{MP}/status-request", **headers))
                 self.assertEqual(reply.status, 200)
                 self.assertEqual(guest.open(reply.body).body["code"], "e.p.req.not_enroll")
-        self.assertEqual(self.office.taken(), [])
+        self.assertEqual(self.poster.take_posts(), [])
 
-    def test_nothing_to_answer(self) -> None:
-        """A ping that wants no response gets none, anywhere."""
+    def test_ping_without_requested_response(self) -> None:
+        """A ping that requests no response gets none."""
         for route in ("all", "none"):
             raw = self.reachable.pack(PING, {"response_requested": False}, return_route=route)
             self.assertEqual(self.in_memory.receive(raw).status, 202)
-        self.assertEqual(self.office.taken(), [])
+        self.assertEqual(self.poster.take_posts(), [])
 
-    def test_the_next_endpoint(self) -> None:
-        """One round over the sender's endpoints: the next one when one fails, and no second round."""
-        guest = InMemoryWallet(self.in_memory, with_services({"uri": INBOX}, *ENDPOINTLESS, {"uri": OTHER}))
+    def test_tries_endpoints_once(self) -> None:
+        """Each endpoint of the sender is tried once, in order."""
+        guest = InMemoryWallet(self.in_memory, identity_with_services({"uri": INBOX}, *ENDPOINTLESS, {"uri": OTHER}))
         self.assertEqual(self.in_memory.receive(guest.pack(PING)).status, 202)
-        first = self.office.one()
+        first = self.poster.take_post()
         self.assertEqual(first.url, INBOX)
-        answer(first, 500)
-        second = self.office.one()
+        respond(first, 500)
+        second = self.poster.take_post()
         self.assertEqual(second.url, OTHER)
-        answer(second, 500)
+        respond(second, 500)
         self.in_memory.clock.advance(3600)
-        self.assertEqual(self.office.taken(), [])
+        self.assertEqual(self.poster.take_posts(), [])
 
-    def test_the_first_endpoint_that_takes_it(self) -> None:
-        """Is the last one that is tried."""
-        guest = InMemoryWallet(self.in_memory, with_services({"uri": INBOX}, {"uri": OTHER}))
+    def test_stops_at_first_success(self) -> None:
+        """No endpoint is tried after a success."""
+        guest = InMemoryWallet(self.in_memory, identity_with_services({"uri": INBOX}, {"uri": OTHER}))
         self.in_memory.receive(guest.pack(PING))
-        answer(self.office.one(), 202)
-        self.assertEqual(self.office.taken(), [])
+        respond(self.poster.take_post(), 202)
+        self.assertEqual(self.poster.take_posts(), [])
 
-    def test_an_endpoint_behind_routing_keys(self) -> None:
-        """The answer is wrapped for them, with the sender as `next`."""
+    def test_endpoint_with_routing_keys(self) -> None:
+        """The response is wrapped for them, with the sender as `next`."""
         guard = WalletIdentity.generate()
         endpoint = {"uri": INBOX, "routing_keys": [guard.did], "routingKeys": [guard.did]}
-        guest = InMemoryWallet(self.in_memory, with_services(endpoint))
+        guest = InMemoryWallet(self.in_memory, identity_with_services(endpoint))
         self.in_memory.receive(guest.pack(PING))
-        inside = payload_of(unpack_message(self.office.one().body, guard, DIDDocumentCache().resolve), guest.did)
+        inside = payload_of(
+            unpack_message(self.poster.take_post().body, guard, DIDDocumentCache().resolve), guest.did
+        )
         self.assertEqual(guest.open(inside).message.type.key[2], "pingresponse")

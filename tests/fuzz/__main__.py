@@ -1,8 +1,8 @@
 """
-`make fuzz`: every target in turn, each for so long, with what comes of it.
+`make fuzz`: run every target in turn for a while, and report.
 
-What leads further is kept in `var/fuzz/TARGET`, and with `--merge` the least of it that leads as far in
-`tests/fuzz/corpus/TARGET`. What goes wrong is in `tests/fuzz/crashes`.
+Inputs with new coverage are kept in `var/fuzz/TARGET`, and with `--merge` a minimal set of them in
+`tests/fuzz/corpus/TARGET`. Failures are in `tests/fuzz/crashes`.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from tests.fuzz import corpus
 from tests.fuzz.targets import NAMES, target
 
 FOUND = Path("var/fuzz")
-# A part of a merged corpus that is larger teaches nothing and costs time whenever it is tried.
+# Larger inputs of a merged corpus add no coverage and cost time in each run.
 MOST_BYTES = 16_384
-# Characters of what libFuzzer says last.
+# Characters of the end of libFuzzer's output.
 _TAIL = 6_000
 _DONE = re.compile(r"Done (\d+) runs in (\d+) second")
 _COVERED = re.compile(r"\b(INITED|DONE)\s+cov: (\d+) ft: (\d+)")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """:return: 1 if something has gone wrong, 2 if nothing can be tried."""
+    """:return: 1 after a failure, 2 if nothing can be fuzzed."""
     options = _options().parse_args(arguments)
     if options.repeat:
         return _repeat(options.target[0], options.repeat)
     if find_spec("atheris") is None:
-        _say("there is no atheris here; it has wheels for CPython 3.11 to 3.13: pip install '.[fuzz]'")
+        _print("there is no atheris here; it has wheels for CPython 3.11 to 3.13: pip install '.[fuzz]'")
         return 2
     failed = 0
     for name in options.target or NAMES:
@@ -58,7 +58,7 @@ def _repeat(name: str, path: Path) -> int:
         tried.run(path.read_bytes())
     finally:
         tried.close()
-    _say(f"{name}: {path} does no harm")
+    _print(f"{name}: {path} does no harm")
     return 0
 
 
@@ -69,25 +69,27 @@ def _fuzz(name: str, seconds: int, more: Sequence[str]) -> int:
     new.mkdir(parents=True, exist_ok=True)
     corpus.CRASHES.mkdir(exist_ok=True)
     before = set(corpus.CRASHES.iterdir())
-    places = [str(new), str(seeds), *(str(corpus.CORPUS / name) for _ in corpus.kept(name)[:1])]
+    places = [str(new), str(seeds), *(str(corpus.CORPUS / name) for _ in corpus.corpus_files(name)[:1])]
     limits = ["-timeout=20", "-rss_limit_mb=2048", f"-max_len={tried.longest}", "-detect_leaks=0"]
     limits += [f"-max_total_time={seconds}", f"-artifact_prefix={corpus.CRASHES}/{name}-"]
-    told = _one([name, *places, *limits, *more])
-    covered = dict((word, f"{lines} edges, {features} features") for word, lines, features in _COVERED.findall(told))
-    runs = _DONE.search(told)
+    output = _run_libfuzzer([name, *places, *limits, *more])
+    covered = dict(
+        (word, f"{lines} edges, {features} features") for word, lines, features in _COVERED.findall(output)
+    )
+    runs = _DONE.search(output)
     count = runs[1] if runs else "an unknown number of"
-    _say(f"{name}: {count} runs, {covered.get('INITED')} -> {covered.get('DONE')}")
+    _print(f"{name}: {count} runs, {covered.get('INITED')} -> {covered.get('DONE')}")
     found = sorted(set(corpus.CRASHES.iterdir()) - before)
     for path in found:
-        _say(f"{name}: see {path}; again: {sys.executable} -m tests.fuzz --target {name} --repeat {path}")
+        _print(f"{name}: see {path}; again: {sys.executable} -m tests.fuzz --target {name} --repeat {path}")
     if found or runs is None:
-        _say(told[max(told.rfind("=== Uncaught"), len(told) - _TAIL) :])
+        _print(output[max(output.rfind("=== Uncaught"), len(output) - _TAIL) :])
         return 1
     return 0
 
 
 def _merge(name: str) -> int:
-    """Into an empty directory, which then takes the place of the corpus."""
+    """Merge into an empty directory, which then replaces the corpus."""
     into, seeds = FOUND / f"{name}-merged", FOUND / f"{name}-seeds"
     _empty(into)
     corpus.write(seeds, target(name).seeds())
@@ -98,14 +100,14 @@ def _merge(name: str) -> int:
     )
     again.chmod(0o755)
     options = ["-merge=1", f"-max_len={MOST_BYTES}", "-detect_leaks=0"]
-    told = _one([name, f"--again={again.absolute()}", *options, str(into), *sources])
+    output = _run_libfuzzer([name, f"--again={again.absolute()}", *options, str(into), *sources])
     inputs = [path.read_bytes() for path in into.iterdir()]
     if not inputs:
-        _say(told[-_TAIL:])
+        _print(output[-_TAIL:])
         return 1
     _empty(corpus.CORPUS / name)
     corpus.write(corpus.CORPUS / name, inputs)
-    _say(f"{name}: {len(inputs)} inputs of {sum(map(len, inputs))} bytes")
+    _print(f"{name}: {len(inputs)} inputs of {sum(map(len, inputs))} bytes")
     return 0
 
 
@@ -115,14 +117,14 @@ def _empty(directory: Path) -> None:
         path.unlink()
 
 
-def _one(arguments: Sequence[str]) -> str:
-    """What libFuzzer says."""
+def _run_libfuzzer(arguments: Sequence[str]) -> str:
+    """Run libFuzzer and return its output."""
     command = [sys.executable, "-m", "tests.fuzz.atheris_process", *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     return done.stdout.decode("utf-8", "replace")
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 

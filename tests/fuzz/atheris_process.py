@@ -1,8 +1,8 @@
 """
-One target under atheris, in a process of its own: libFuzzer ends the process when it is done.
+One target under atheris, in its own process, which libFuzzer ends.
 
-Arguments: the name of the target, then those of libFuzzer. Where it starts itself once more, it does so by the
-program that `--again=` names.
+Arguments: the name of the target, then those of libFuzzer. If libFuzzer restarts itself, it uses the program that
+`--again=` names.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _AGAIN = "--again="
 
 def main(arguments: list[str]) -> None:
     """Fuzz; does not return."""
-    name, *options = [one for one in arguments if not one.startswith(_AGAIN)]
-    again = next((one.removeprefix(_AGAIN) for one in arguments if one.startswith(_AGAIN)), name)
+    name, *options = [item for item in arguments if not item.startswith(_AGAIN)]
+    again = next((element.removeprefix(_AGAIN) for element in arguments if element.startswith(_AGAIN)), name)
     with atheris.instrument_imports(include=["mediatord"]):
         tried = target(name)
 
     def mutate(data: bytes, most: int, seed: int) -> bytes:
-        dice = Random(seed)
-        if dice.random() < _HALF:
+        rng = Random(seed)
+        if rng.random() < _HALF:
             return bytes(atheris.Mutate(data, most))
-        return mutated(data, dice, most, tried.words)
+        return mutated(data, rng, most, tried.words)
 
     atheris.Setup([again, *options], tried.run, custom_mutator=mutate)
     atheris.Fuzz()

@@ -1,4 +1,4 @@
-"""Bombs thrown at the front door of a mediator, and what they cost it: calls and bytes, which are counted."""
+"""Resource exhaustion attacks on a mediator, and their cost in calls and bytes."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from tests.fuzz.targets.http import statuses
 from tests.http.in_memory_site import HTTPResponse, InMemorySite, InMemoryTransport
 from tests.in_memory_mediator import PING, InMemoryWallet
 from tests.integration.daemon import PLENTY
-from tests.protocol.didcomm.foreign_jwe import Writing
+from tests.protocol.didcomm.foreign_jwe import JWEWriter
 
-# Functions that a usual message has called, thrice: about 1000.
+# Three times the calls of a common message, about 1000.
 USUAL = 3_000
-# Bytes of memory, and how many more for each that comes: it is there as HTTP, as JSON, decoded and decrypted.
+# Bytes of memory, constant and per byte received, which exists as HTTP, as JSON, decoded and decrypted.
 ROOM = 600_000
 COPIES = 20
 
 
 class BombTestCase(SynchronousTestCase):
-    """A mediator that allows any number of messages, and a wallet that has an account there."""
+    """A mediator without rate limits, and a wallet with an account."""
 
     def setUp(self) -> None:
         self.site_fixture = InMemorySite(self, **PLENTY, listen=["tcp:0"])
@@ -31,7 +31,7 @@ class BombTestCase(SynchronousTestCase):
         self.to = [(method.id, method.key) for method in self.site_fixture.document.key_agreement]
 
     def message(self, type_: str = PING, body: Any = None, **headers: Any) -> bytes:
-        """Of the wallet to the mediator, in the clear."""
+        """A plaintext message of the wallet to the mediator."""
         value = {
             "id": "b-1",
             "type": type_,
@@ -42,51 +42,51 @@ class BombTestCase(SynchronousTestCase):
         return json.dumps({**value, **headers}).encode()
 
     def anoncrypted(self, plaintext: bytes) -> bytes:
-        """By nobody."""
+        """Encrypt anonymously."""
         return encrypt_anoncrypt(plaintext, self.to)
 
     def authcrypted(self, plaintext: bytes) -> bytes:
-        """By the wallet."""
+        """Encrypt as the wallet."""
         key = self.guest.identity.agreement
         return encrypt_authcrypt(plaintext, (key.kid, key.private), self.to)
 
-    def foreign(self, plaintext: bytes = b"{}", **writing: Any) -> dict[str, Any]:
-        """An envelope written in any way."""
-        return Writing(**writing).write(plaintext, self.to[0])
+    def encrypt_by_writer(self, plaintext: bytes = b"{}", **writing: Any) -> dict[str, Any]:
+        """Encrypt with the independent writer."""
+        return JWEWriter(**writing).write(plaintext, self.to[0])
 
     def post(self, body: bytes, *, most_calls: int = USUAL, most: int = 0, **headers: str) -> HTTPResponse:
         """
-        The answer to an envelope, which must not have cost more.
+        Post an envelope within a cost, and return the response.
 
-        :param most: bytes of memory; 20 times what was sent and some more unless given.
+        :param most: bytes of memory; by default 20 times the request and a constant.
         """
-        self.site_fixture.post(self.anoncrypted(b"{}"))  # what is only done once is done now
-        answers: list[HTTPResponse] = []
-        work = measure_cost(lambda: answers.append(self.site_fixture.post(body, **headers)))
-        self.bounded(work, most_calls, most or ROOM + COPIES * len(body))
-        return answers[0]
+        self.site_fixture.post(self.anoncrypted(b"{}"))  # warm up caches
+        responses: list[HTTPResponse] = []
+        work = measure_cost(lambda: responses.append(self.site_fixture.post(body, **headers)))
+        self.assert_cost(work, most_calls, most or ROOM + COPIES * len(body))
+        return responses[0]
 
-    def refused(self, body: bytes, status: int = 400, **options: Any) -> str:
-        """The code that an envelope is refused with, in the clear."""
+    def refusal_code(self, body: bytes, status: int = 400, **options: Any) -> str:
+        """The code with which an envelope is refused in the clear."""
         waiting = self.guest.waiting()
-        answer = self.post(body, **options)
-        self.assertEqual(answer.status, status, answer.body)
+        response = self.post(body, **options)
+        self.assertEqual(response.status, status, response.body)
         self.assertEqual(self.guest.waiting(), waiting)
-        return problem_code(answer.body)
+        return problem_code(response.body)
 
-    def told(self, *pieces: bytes, most_calls: int, most: int) -> tuple[list[int], InMemoryTransport]:
-        """The statuses of what is answered on one connection."""
-        line = self.site_fixture.line()
+    def statuses_of(self, *pieces: bytes, most_calls: int, most: int) -> tuple[list[int], InMemoryTransport]:
+        """The statuses of the responses on one connection."""
+        transport = self.site_fixture.connect()
 
         def feed() -> None:
             for piece in pieces:
-                line.feed(piece)
-            self.site_fixture.settle()
+                transport.feed(piece)
+            self.site_fixture.run_due_calls()
 
-        self.bounded(measure_cost(feed), most_calls, most)
-        return statuses(line.taken()), line
+        self.assert_cost(measure_cost(feed), most_calls, most)
+        return statuses(transport.take_output()), transport
 
-    def bounded(self, work: MeasuredCost, most_calls: int, most: int) -> None:
-        """It has cost no more than that."""
+    def assert_cost(self, work: MeasuredCost, most_calls: int, most: int) -> None:
+        """Run within this cost."""
         self.assertLess(work.calls, most_calls)
         self.assertLess(work.peak, most)

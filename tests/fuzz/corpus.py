@@ -1,4 +1,4 @@
-"""The inputs that are kept: a directory a target, a file an input, named after what is in it."""
+"""Corpora: a directory per target, a file per input, named by its digest."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ CORPUS = HERE / "corpus"
 CRASHES = HERE / "crashes"
 
 
-def kept(name: str) -> list[Path]:
-    """The files of a target, in one order."""
+def corpus_files(name: str) -> list[Path]:
+    """The files of a target, sorted."""
     return sorted(path for path in (CORPUS / name).glob("*") if path.is_file())
 
 
 def write(directory: Path, inputs: Iterable[bytes]) -> None:
-    """One file each, with the name that libFuzzer would give it."""
+    """Write one file per input, named as by libFuzzer."""
     directory.mkdir(parents=True, exist_ok=True)
     for data in inputs:
         (directory / sha1(data, usedforsecurity=False).hexdigest()).write_bytes(data)

@@ -1,4 +1,4 @@
-"""Where inputs are tried: a mediator in memory, what it must keep to whatever comes, and what that costs it."""
+"""In-memory mediator for fuzzing: its invariants, and the cost of an input."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from mediatord.wallet.didcomm_messages import open_problem_report
 from tests.http.in_memory_site import InMemorySite
 from tests.integration.daemon import PLENTY
 
-# Inputs that one mediator is tried with, so that what it keeps of them does not grow without end.
+# Inputs per mediator, so that its state stays bounded.
 LIFETIME = 400
-# Of a refusal for want of something, such as a store, only this one is no fault.
+# The only refusal for a missing resource that is no failure.
 UNAVAILABLE = 503
 
 CODES = {wire.code: wire for wire in DIDCOMM_ERROR_CODES.values()}
@@ -32,12 +32,12 @@ DECENTRL_CODES = {wire.code for wire in DECENTRL_ERROR_CODES.values()}
 STATUSES = {200, 202, *(wire.status for wire in DIDCOMM_ERROR_CODES.values() if wire.status < 500), UNAVAILABLE}
 DECENTRL_STATUSES = {200, *(wire.status for wire in DECENTRL_ERROR_CODES.values() if wire.status < 500), UNAVAILABLE}
 
-# What a refusal may leave behind all the same: that it was here, and the long form of a DID.
+# What a refusal may store: a replay digest, and the long form of a DID.
 _LEFT_ALL_THE_SAME = ("nonce", "did_document", "counter", "lease", "quota", "node", "presence", "pickup")
 
 
 class StandInTestCase(SynchronousTestCase):
-    """Stands where a test would, since what is tried is more than one."""
+    """Replaces a test case, as inputs are run outside of tests."""
 
     def stand(self) -> None:
         """Do nothing."""
@@ -45,31 +45,31 @@ class StandInTestCase(SynchronousTestCase):
 
 class FuzzMediator:
     """
-    A mediator with its front door, which is built anew now and then.
+    A mediator with its HTTP site, rebuilt after some inputs.
 
-    :param newcomer: prepares one: enrols wallets and the like.
+    :param prepare: prepares a new one, such as enrolling wallets.
     :param settings: as for :class:`~tests.in_memory_mediator.InMemoryMediator`.
     """
 
-    def __init__(self, newcomer: Callable[[InMemorySite], None], **settings: Any) -> None:
-        self._newcomer = newcomer
+    def __init__(self, prepare: Callable[[InMemorySite], None], **settings: Any) -> None:
+        self._newcomer = prepare
         self._settings = {**PLENTY, **settings}
         self._resident: StandInTestCase | None = None
         self._premises: InMemorySite | None = None
         self._left = 0
         self._faults: list[Any] = []
-        self._observer = cast(Any, self._note)
-        # What other tests have left behind may log that it has failed when it is freed.
+        self._observer = cast(Any, self._record_log_event)
+        # Garbage of other tests may log failures when it is freed.
         gc.collect()
         globalLogPublisher.addObserver(self._observer)
 
-    def _note(self, event: Any) -> None:
+    def _record_log_event(self, event: Any) -> None:
         level = event.get("log_level")
         if "log_failure" in event or (level is not None and level >= LogLevel.error):
             self._faults.append(event)
 
     def enter(self) -> InMemorySite:
-        """The mediator for the next input."""
+        """Return the mediator for the next input."""
         if self._premises is None or not self._left:
             self.leave()
             self._resident = StandInTestCase("stand")
@@ -80,18 +80,18 @@ class FuzzMediator:
         return self._premises
 
     def leave(self) -> None:
-        """Take the mediator down, if there is one."""
+        """Stop the mediator, if there is one."""
         if self._resident is not None:
             self._resident.doCleanups()
         self._resident = self._premises = None
 
     def close(self) -> None:
-        """There will be no more inputs."""
+        """Finish; there are no more inputs."""
         self.leave()
         globalLogPublisher.removeObserver(self._observer)
 
-    def calm(self) -> None:
-        """:raise AssertionError: something has gone wrong that only the log knows of."""
+    def assert_no_failures(self) -> None:
+        """:raise AssertionError: a failure was logged."""
         faults, self._faults = self._faults, []
         for event in faults:
             failure = event.get("log_failure")
@@ -99,8 +99,8 @@ class FuzzMediator:
                 failure.raiseException()
             raise AssertionError(event.get("log_format"))
 
-    def kept(self) -> bytes:
-        """All that the store holds for anybody, as bytes to be compared."""
+    def store_content(self) -> bytes:
+        """Everything in the store, as comparable bytes."""
         assert self._premises is not None
         store: Any = self._premises.store
         connection: sqlite3.Connection = store._executor._connection
@@ -110,7 +110,7 @@ class FuzzMediator:
 
 
 def _rows(connection: sqlite3.Connection, table: str) -> list[tuple[Any, ...]]:
-    """The rows of a table, without what says only how far it has counted."""
+    """The rows of a table, without mere counters."""
     columns = ", ".join(row[1] for row in connection.execute(f"PRAGMA table_info({table})") if row[1] != "places")
     return connection.execute(f"SELECT {columns} FROM {table}").fetchall()
 
@@ -119,7 +119,7 @@ def problem_code(body: bytes) -> str:
     """
     The code of a refusal in the clear, or signed.
 
-    :raise AssertionError: it is not one error in the words of the table, or has anything of the input in it.
+    :raise AssertionError: it is not one error of the table, or contains part of the input.
     """
     report = open_problem_report(body, resolve_local)
     assert set(report) <= {"id", "typ", "type", "body", "pthid", "created_time", "from"}, sorted(report)
@@ -136,10 +136,10 @@ def problem_code(body: bytes) -> str:
 @dataclass(frozen=True, slots=True)
 class MeasuredCost:
     """
-    What something has cost, however busy the machine is.
+    Cost of an operation, independent of the load of the machine.
 
-    :param calls: functions of Python and of C that were called, those of the tests left out.
-    :param peak: bytes of memory, at most, beyond what was held before.
+    :param calls: calls of Python and C functions, except those of tests.
+    :param peak: peak of memory in bytes, above what was allocated before.
     """
 
     calls: int
@@ -147,10 +147,10 @@ class MeasuredCost:
 
 
 def measure_cost(work: Callable[..., object], *arguments: object) -> MeasuredCost:
-    """Do it and count, without what the garbage collector would do at that moment for others."""
+    """Run and measure, without garbage collection."""
     calls = 0
 
-    def note(frame: FrameType, event: str, _: object) -> None:
+    def record_call(frame: FrameType, event: str, _: object) -> None:
         nonlocal calls
         if event in ("call", "c_call") and "/tests/" not in frame.f_code.co_filename:
             calls += 1
@@ -158,7 +158,7 @@ def measure_cost(work: Callable[..., object], *arguments: object) -> MeasuredCos
     gc.freeze()
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
-    sys.setprofile(note)
+    sys.setprofile(record_call)
     try:
         work(*arguments)
     finally:

@@ -1,4 +1,4 @@
-"""Configuration files that are longer than they look, or that YAML itself chokes on."""
+"""Configuration files that expand, or make PyYAML fail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from mediatord.config.file import MAX_YAML_VALUES, ConfigError, load_config, parse_yaml
 
 
-def laughs(levels: int) -> bytes:
+def nested_aliases(levels: int) -> bytes:
     """Ten aliases a line, each for ten of the line before."""
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{number}: &a{number} [{', '.join([f'*a{number - 1}'] * 10)}]" for number in range(1, levels)]
@@ -18,16 +18,16 @@ def laughs(levels: int) -> bytes:
 
 @pytest.mark.parametrize("levels", [6, 60])
 def test_aliases(levels: int) -> None:
-    """Values are counted wherever they stand, so that a few lines neither fill the memory nor take forever."""
-    tree = parse_yaml(laughs(levels), "m.yaml")
+    """Values are counted at each alias, so that a few lines neither fill the memory nor take forever."""
+    tree = parse_yaml(nested_aliases(levels), "m.yaml")
     assert tree.count == MAX_YAML_VALUES + 1
     ((line, place, problem),) = tree.problems
     assert (place, problem) == (f"m.yaml:{line}", "invalid YAML: more than 100000 values")
 
 
-def test_what_aliases_are_for() -> None:
-    """Some thousands of values are as good as ever."""
-    tree = parse_yaml(laughs(3), "m.yaml")
+def test_legitimate_aliases() -> None:
+    """Some thousands of values are accepted."""
+    tree = parse_yaml(nested_aliases(3), "m.yaml")
     assert tree.complete
     assert len(tree.values["a2"]) == 10
 
@@ -37,7 +37,7 @@ def test_what_aliases_are_for() -> None:
     ["!!int ''", "!!float ''", "!!bool a", "!!timestamp a", "!!timestamp 2001-99-99", "!!int 0b", "!!binary é"],
 )
 def test_tags(tmp_path: Path, text: str) -> None:
-    """A scalar that is not of the kind it is said to be is a problem of the file, however PyYAML puts it."""
+    """A scalar that does not match its tag is an error of the file, whatever PyYAML raises."""
     path = tmp_path / "m.yaml"
     path.write_text(f"public_url: {text}\n", "utf-8")
     with pytest.raises(ConfigError) as refused:
@@ -48,6 +48,6 @@ def test_tags(tmp_path: Path, text: str) -> None:
 
 @pytest.mark.parametrize("text", ["x: " + "[" * 2_000, "x: " + "{a: " * 1_000, "? " * 2_000, "- " * 2_000])
 def test_depth(text: str) -> None:
-    """Nesting without end is unreadable, and says so."""
+    """Endless nesting is an error."""
     ((_, _, problem),) = parse_yaml(text.encode(), "m.yaml").problems
     assert problem.startswith("invalid YAML: ")

@@ -1,4 +1,4 @@
-"""Envelopes that are much work to whoever reads on after the first mistake."""
+"""Envelopes that would be expensive to process after the first error."""
 
 from __future__ import annotations
 
@@ -17,55 +17,56 @@ FORWARD = "https://didcomm.org/routing/2.0/forward"
 
 
 class DepthTests(BombTestCase):
-    """Nesting of 100 000 levels, wherever there is JSON."""
+    """Nesting of 100 000 levels, at any place in JSON."""
 
     def test_around(self) -> None:
-        """Of the envelope itself, in arrays and in objects, closed or not."""
+        """In the envelope itself, in arrays and objects, closed or not."""
         for raw in (b"[" * DEEP, b"[" * DEEP + b"]" * DEEP, b'{"a":' * DEEP, b'{"a":' * DEEP + b"1" + b"}" * DEEP):
-            self.assertEqual(self.refused(raw), NO_MESSAGE)
+            self.assertEqual(self.refusal_code(raw), NO_MESSAGE)
 
-    def test_protected(self) -> None:
-        """Of the protected header; also such as is as deep as may be, and has to be read by the slow parser."""
-        envelope = self.foreign()
+    def test_protected_header(self) -> None:
+        """In the protected header; also at the maximum depth, which the slow parser reads."""
+        envelope = self.encrypt_by_writer()
         for header in (b'{"a":' * DEEP, b'{ "a":' * 900 + b"1" + b"}" * 900):
             raw = json.dumps({**envelope, "protected": encoding.encode_base64url(header)}).encode()
-            self.assertEqual(self.refused(raw, most_calls=5_000), CRYPTO)
+            self.assertEqual(self.refusal_code(raw, most_calls=5_000), CRYPTO)
 
-    def test_inside(self) -> None:
-        """Of the message, and of what it carries."""
+    def test_message(self) -> None:
+        """In the message and its attachments."""
         for depth in (b"[" * DEEP, b"[" * DEEP + b"]" * DEEP, b'{"a":' * DEEP):
             self.assertEqual(
-                self.refused(self.anoncrypted(b'{"id":"1","type":"a/b/1/c","body":' + depth)), NO_MESSAGE
+                self.refusal_code(self.anoncrypted(b'{"id":"1","type":"a/b/1/c","body":' + depth)), NO_MESSAGE
             )
 
-    def test_carried(self) -> None:
-        """An attachment that is read and cannot be written again is refused, and not stored."""
+    def test_attachment(self) -> None:
+        """An attachment that can be parsed and not written is refused, and not stored."""
         deep = b'{"ciphertext":"A","a":' + b"[" * 800 + b"]" * 800 + b"}"
         forward = b'{"id":"1","type":"%b","body":{"next":"%b"},"attachments":[{"data":{"json":%b}}]}'
         raw = forward % (FORWARD.encode(), self.guest.did.encode(), deep)
-        self.assertEqual(self.refused(self.anoncrypted(raw)), "e.p.msg.bad-attachment")
+        self.assertEqual(self.refusal_code(self.anoncrypted(raw)), "e.p.msg.bad-attachment")
 
 
 class ManyTests(BombTestCase):
-    """Ten thousand of what there may be several of."""
+    """Ten thousand items of every list."""
 
     def test_recipients(self) -> None:
-        """Their list is too long before one of them is looked at; as many as may be cost no decryption."""
+        """A list that is too long is refused before its items are read; one of maximum length costs no decryption."""
         entries = [{"header": {"kid": f"did:key:z{number}#a"}, "encrypted_key": "AA"} for number in range(10_000)]
-        raw = json.dumps({**self.foreign(), "recipients": entries}).encode()
-        self.assertEqual(self.refused(raw, most=30 * len(raw)), CRYPTO)
-        raw = json.dumps({**self.foreign(), "recipients": entries[:100]}).encode()
-        self.assertEqual(self.refused(raw, most_calls=6_000), CRYPTO)
+        raw = json.dumps({**self.encrypt_by_writer(), "recipients": entries}).encode()
+        self.assertEqual(self.refusal_code(raw, most=30 * len(raw)), CRYPTO)
+        raw = json.dumps({**self.encrypt_by_writer(), "recipients": entries[:100]}).encode()
+        self.assertEqual(self.refusal_code(raw, most_calls=6_000), CRYPTO)
 
     def test_attachments(self) -> None:
-        """A forward of more than twenty is none."""
+        """A forward of more than twenty is refused."""
         self.assertEqual(
-            self.refused(self.forward(10_000), most_calls=30_000, most=20_000_000), "e.p.msg.bad-attachment"
+            self.refusal_code(self.build_forward_of(10_000), most_calls=30_000, most=20_000_000),
+            "e.p.msg.bad-attachment",
         )
-        self.assertEqual(self.post(self.forward(20), most_calls=6_000).status, 202)
+        self.assertEqual(self.post(self.build_forward_of(20), most_calls=6_000).status, 202)
         self.assertEqual(self.guest.waiting(), 20)
 
-    def forward(self, count: int) -> bytes:
+    def build_forward_of(self, count: int) -> bytes:
         """To the wallet."""
         attachments = [{"data": {"json": {"ciphertext": "A"}}}] * count
         return self.anoncrypted(
@@ -75,7 +76,7 @@ class ManyTests(BombTestCase):
         )
 
     def test_ids_and_updates(self) -> None:
-        """A list that is too long costs a look at each entry at most; one that is just short enough a few calls."""
+        """A list that is too long costs at most a check per entry; one of maximum length a few calls per entry."""
         updates = [{"recipient_did": f"did:x:{number}", "action": "add"} for number in range(10_000)]
         for type_, member, entries, longest in (
             (f"{MP}/messages-received", "message_id_list", [f"i-{number}" for number in range(49_000)], 10_000),
@@ -87,44 +88,48 @@ class ManyTests(BombTestCase):
                 is_refused = self.guest.open(answer.body).message.type.uri.endswith("/problem-report")
                 self.assertIs(is_refused, count > longest)
 
-    def test_names(self) -> None:
-        """A header with two members of one name is read twice and refused, however many there are."""
+    def test_duplicate_names(self) -> None:
+        """A header with a duplicate name is parsed twice and refused, however many there are."""
         header = b"{" + b'"a":1,' * 6_000 + b'"b":1}'
-        raw = json.dumps({**self.foreign(), "protected": encoding.encode_base64url(header)}).encode()
-        self.assertEqual(self.refused(raw, most=60 * len(raw)), CRYPTO)
+        raw = json.dumps({**self.encrypt_by_writer(), "protected": encoding.encode_base64url(header)}).encode()
+        self.assertEqual(self.refusal_code(raw, most=60 * len(raw)), CRYPTO)
 
 
-class PackedTests(BombTestCase):
-    """What would become more when it is unpacked is not, and no header makes us work."""
+class CompressionTests(BombTestCase):
+    """Nothing is decompressed, and no header causes work."""
 
     def test_zip(self) -> None:
-        """An envelope with a compressed content is refused before it is decrypted (DIDComm has none)."""
+        """A compressed envelope is refused before decryption (DIDComm has none)."""
         packed = zlib.compress(bytes(100_000_000), 9)[2:-4]
-        raw = json.dumps(self.foreign(packed, change=lambda header: header.update(zip="DEF"))).encode()
-        self.assertEqual(self.refused(raw), CRYPTO)
-        raw = json.dumps(self.foreign(packed, headers={"zip": "DEF"})).encode()
-        self.assertEqual(self.refused(raw), CRYPTO)
+        raw = json.dumps(self.encrypt_by_writer(packed, change=lambda header: header.update(zip="DEF"))).encode()
+        self.assertEqual(self.refusal_code(raw), CRYPTO)
+        raw = json.dumps(self.encrypt_by_writer(packed, headers={"zip": "DEF"})).encode()
+        self.assertEqual(self.refusal_code(raw), CRYPTO)
 
     def test_gzip(self) -> None:
-        """A compressed body is not unpacked, whatever it is called."""
+        """A compressed body is not decompressed, whatever its headers."""
         packed = gzip.compress(bytes(100_000_000))
         for coding in ("gzip", "deflate", "br", "gzip, gzip"):
             headers: dict[str, Any] = {"Content-Encoding": coding}
-            self.assertEqual(self.refused(packed, **headers), NO_MESSAGE)
+            self.assertEqual(self.refusal_code(packed, **headers), NO_MESSAGE)
 
-    def test_rounds(self) -> None:
-        """Nobody but we ourselves says how often a key is derived: such parameters mean nothing (CVE-2023-6681)."""
+    def test_key_derivation_rounds(self) -> None:
+        """Senders cannot set the number of rounds: such parameters are ignored (CVE-2023-6681)."""
         message = json.dumps({"id": "1", "type": PING, "body": {}}).encode()
-        raw = json.dumps(self.foreign(message, change=lambda header: header.update(p2c=2**31, p2s="AA"))).encode()
+        raw = json.dumps(
+            self.encrypt_by_writer(message, change=lambda header: header.update(p2c=2**31, p2s="AA"))
+        ).encode()
         self.assertEqual(self.post(raw).status, 202)
         for alg in ("PBES2-HS512+A256KW", "dir", "RSA-OAEP", "none", "ECDH-ES"):
             header = {"alg": alg, "p2c": 2**31, "p2s": "AA"}
-            raw = json.dumps(self.foreign(message, change=lambda found, more=header: found.update(more))).encode()
-            self.assertEqual(self.refused(raw), CRYPTO)
+            raw = json.dumps(
+                self.encrypt_by_writer(message, change=lambda found, more=header: found.update(more))
+            ).encode()
+            self.assertEqual(self.refusal_code(raw), CRYPTO)
 
     def test_base64(self) -> None:
-        """Padding, line ends and foreign characters without end, in each part of an envelope."""
+        """Endless padding, line ends and foreign characters, in each part of an envelope."""
         for junk in ("=" * 60_000, "A" * 60_000 + "=", " \n" * 30_000, "é" * 30_000, "A=" * 30_000, "\0" * 60_000):
             for member in ("protected", "iv", "ciphertext", "tag"):
-                raw = json.dumps({**self.foreign(), member: junk}).encode()
-                self.assertEqual(self.refused(raw), CRYPTO)
+                raw = json.dumps({**self.encrypt_by_writer(), member: junk}).encode()
+                self.assertEqual(self.refusal_code(raw), CRYPTO)

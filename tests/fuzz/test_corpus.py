@@ -1,4 +1,4 @@
-"""Every input that is kept goes through its target, and so do neighbours of it, at a cost that is counted."""
+"""Every input of the corpora, and mutations of it, at a bounded cost."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tests.fuzz.fuzz_mediator import measure_cost
 from tests.fuzz.mutation import mutated
 from tests.fuzz.targets import NAMES, Target, target
 
-# Of each target; `make fuzz` tries as many in seconds.
+# Per target; `make fuzz` runs as many in seconds.
 NEIGHBOURS = 400
-# Inputs whose cost is counted, which takes longer than trying them.
+# Inputs whose cost is measured, which is slower than running them.
 COUNTED = 30
 MOST_BYTES = 1_000_000
 
@@ -26,54 +26,54 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def tried(name: str) -> Iterator[Target]:
+def fuzz_target(name: str) -> Iterator[Target]:
     made = target(name)
     yield made
     made.close()
 
 
-def inputs(name: str, tried: Target) -> list[bytes]:
-    """Those that are kept, and those that all began with."""
-    return [*tried.seeds(), *(path.read_bytes() for path in corpus.kept(name))]
+def inputs(name: str, fuzz_target: Target) -> list[bytes]:
+    """The corpus, and the seeds."""
+    return [*fuzz_target.seeds(), *(path.read_bytes() for path in corpus.corpus_files(name))]
 
 
-def attempt(tried: Target, data: bytes) -> None:
-    """Fails with the input, so that it can be tried again."""
+def attempt(fuzz_target: Target, data: bytes) -> None:
+    """Run an input; a failure shows it, so that it can be repeated."""
     try:
-        tried.run(data)
+        fuzz_target.run(data)
     except Exception as error:
         raise AssertionError(f"{data!r} is not borne") from error
 
 
-def test_kept(name: str, tried: Target) -> None:
-    """What once led further leads to nothing bad."""
-    for data in inputs(name, tried):
-        attempt(tried, data)
+def test_corpus_inputs(name: str, fuzz_target: Target) -> None:
+    """No input of the corpus fails."""
+    for data in inputs(name, fuzz_target):
+        attempt(fuzz_target, data)
 
 
-def test_neighbours(name: str, tried: Target) -> None:
-    """Nor does what is close to it; which ones that are follows from a seed."""
-    dice, known = Random(f"{name} 1"), inputs(name, tried)
+def test_mutations(name: str, fuzz_target: Target) -> None:
+    """No mutation of them fails; the seed determines which."""
+    rng, known = Random(f"{name} 1"), inputs(name, fuzz_target)
     for _ in range(NEIGHBOURS):
-        attempt(tried, mutated(dice.choice(known), dice, tried.longest, tried.words))
+        attempt(fuzz_target, mutated(rng.choice(known), rng, fuzz_target.longest, fuzz_target.words))
 
 
-def test_cost(name: str, tried: Target) -> None:
-    """Calls and memory are within what the length of an input allows."""
-    dice, known = Random(f"{name} 2"), inputs(name, tried)
-    chosen = dice.sample(known, min(COUNTED, len(known)))
-    chosen += [mutated(dice.choice(known), dice, tried.longest, tried.words) for _ in range(COUNTED)]
-    tried.run(known[0])  # what is only done once is done now
+def test_cost(name: str, fuzz_target: Target) -> None:
+    """Calls and memory are within the bounds for the length of the input."""
+    rng, known = Random(f"{name} 2"), inputs(name, fuzz_target)
+    chosen = rng.sample(known, min(COUNTED, len(known)))
+    chosen += [mutated(rng.choice(known), rng, fuzz_target.longest, fuzz_target.words) for _ in range(COUNTED)]
+    fuzz_target.run(known[0])  # warm up caches
     for data in chosen:
-        work = measure_cost(tried.run, data)
-        calls, more_calls = tried.most_calls
-        memory, more_memory = tried.most_memory
+        work = measure_cost(fuzz_target.run, data)
+        calls, more_calls = fuzz_target.most_calls
+        memory, more_memory = fuzz_target.most_memory
         assert work.calls <= calls + more_calls * len(data), (work, data)
         assert work.peak <= memory + more_memory * len(data), (work, data)
 
 
 def test_size() -> None:
-    """The corpora of all targets together are small, and each target has one."""
-    sizes = {one: [path.stat().st_size for path in corpus.kept(one)] for one in NAMES}
+    """The corpora are small in total, and each target has one."""
+    sizes = {item: [path.stat().st_size for path in corpus.corpus_files(item)] for item in NAMES}
     assert all(sizes.values()), sizes
     assert sum(map(sum, sizes.values())) < MOST_BYTES

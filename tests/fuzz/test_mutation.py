@@ -1,4 +1,4 @@
-"""The plain mutator, and the command that runs the fuzzer."""
+"""The mutator, and the command that runs the fuzzer."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from tests.in_memory_mediator import PING, InMemoryWallet, pack_forward
 GOOD = b'j{"a":[1,{"b":"c"}],"d":"e"}'
 
 
-def test_neighbours_differ() -> None:
-    """They are of all kinds: mostly JSON, sometimes none, never longer than they may be; the seed says which."""
+def test_mutations_differ() -> None:
+    """Mutations are of all kinds: mostly JSON, never too long; the seed determines them."""
     made = [mutated(GOOD, Random(seed), 200, [b"word"]) for seed in range(500)]
     assert made == [mutated(GOOD, Random(seed), 200, [b"word"]) for seed in range(500)]
     assert len(set(made)) > 300
     assert max(map(len, made)) <= 200
-    assert {one[:1] for one in made} == {b"j"}
-    assert any(b"word" in one for one in made)
+    assert {element[:1] for element in made} == {b"j"}
+    assert any(b"word" in member for member in made)
     readable = 0
-    for one in made:
+    for item in made:
         try:
-            json.loads(one[1:])
+            json.loads(item[1:])
         except ValueError:
             continue
         readable += 1
     assert 100 < readable < 450
 
 
-def test_a_fault_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What a target does not bear comes out of it; `--repeat` shows it again."""
+def test_failure_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A failure of a target is raised; `--repeat` shows it again."""
     path = tmp_path / "input"
     path.write_bytes(b'q{"queries":[{"feature-type":"protocol","match":"*"}]}')
     assert command.main(["--target", "features", "--repeat", str(path)]) == 0
@@ -50,54 +50,54 @@ def test_a_fault_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         command.main(["--target", "features", "--repeat", str(path)])
 
 
-def test_without_a_fuzzer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """It says what is missing."""
+def test_without_fuzzer(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command says what is missing."""
     monkeypatch.setattr("tests.fuzz.__main__.find_spec", lambda name: None)
     assert command.main([]) == 2
     assert "there is no atheris here" in capsys.readouterr().out
 
 
 @pytest.mark.skipif(find_spec("atheris") is None, reason="no atheris here, which `make fuzz` installs")
-def test_with_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It runs, says how much it has tried and how far that led, and keeps the least of it."""
+def test_with_fuzzer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command runs, reports numbers and coverage, and keeps a minimal corpus."""
     monkeypatch.setattr(command, "FOUND", tmp_path / "found")
     monkeypatch.setattr(corpus, "CORPUS", tmp_path / "corpus")
     monkeypatch.setattr(corpus, "CRASHES", tmp_path / "crashes")
     assert command.main(["--target", "features", "--seconds", "60", "--", "-runs=500", "-seed=1"]) == 0
     assert "features: 500 runs, " in capsys.readouterr().out
     assert command.main(["--target", "features", "--merge"]) == 0
-    assert 1 < len(corpus.kept("features")) < 200
+    assert 1 < len(corpus.corpus_files("features")) < 200
 
 
-def test_what_is_kept() -> None:
-    """It stays what it is when something is asked, and not when something is stored."""
+def test_store_content() -> None:
+    """It stays the same after reads, and changes after writes."""
     fuzz_mediator = FuzzMediator(lambda site_fixture: None)
     site_fixture = fuzz_mediator.enter()
     guest = InMemoryWallet(site_fixture).enrol()
-    before = fuzz_mediator.kept()
+    before = fuzz_mediator.store_content()
     guest.answer(PING)
-    assert fuzz_mediator.kept() == before
+    assert fuzz_mediator.store_content() == before
     assert site_fixture.receive(pack_forward(site_fixture, guest.did, guest.letter())).status == 202
-    assert fuzz_mediator.kept() != before
+    assert fuzz_mediator.store_content() != before
     fuzz_mediator.close()
 
 
-def test_what_is_only_logged() -> None:
-    """A fault that somebody has caught and logged comes out all the same."""
+def test_logged_failure() -> None:
+    """A failure that was caught and logged is raised."""
     fuzz_mediator = FuzzMediator(lambda site_fixture: None)
-    fuzz_mediator.calm()
+    fuzz_mediator.assert_no_failures()
     try:
         raise ZeroDivisionError
     except ZeroDivisionError:
         Logger().failure("it has failed")
     with pytest.raises(ZeroDivisionError):
-        fuzz_mediator.calm()
-    fuzz_mediator.calm()
+        fuzz_mediator.assert_no_failures()
+    fuzz_mediator.assert_no_failures()
     fuzz_mediator.close()
 
 
-def test_all_targets_are_there() -> None:
-    """Each has inputs to begin with, which differ, and words to try."""
+def test_targets_are_complete() -> None:
+    """Each target has different seeds, and words."""
     for name in NAMES:
         tried = target(name)
         seeds = list(tried.seeds())
@@ -108,8 +108,8 @@ def test_all_targets_are_there() -> None:
         target("none")
 
 
-def test_the_slow_reading_of_stars() -> None:
-    """What queries are held against is right itself."""
+def test_simple_pattern_matching() -> None:
+    """The implementation for comparison is right."""
     for match, text, expected in (
         ("*", "", True),
         ("", "", True),
@@ -123,8 +123,8 @@ def test_the_slow_reading_of_stars() -> None:
         assert matches(match, text) is expected, (match, text)
 
 
-def test_declared_errors_are_no_faults() -> None:
-    """A refusal that is declared does not come out of a target."""
+def test_declared_errors_are_no_failures() -> None:
+    """A declared refusal is not raised by a target."""
     try:
         FeaturesTarget().run(b'q{"queries":1}')
     except MediatorError as error:

@@ -1,4 +1,4 @@
-"""Protocols that only note what the web layer hands to them, and answer as a test wants."""
+"""Fake protocols that record what the web layer passes to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mediatord.ratelimit.admission import RequestReply
 
 
 class FakeDIDComm:
-    """A DIDComm protocol that answers with the length of the body."""
+    """DIDComm protocol that replies with the length of the body."""
 
     def __init__(self) -> None:
         self.received: list[tuple[bytes, MessageOrigin]] = []
@@ -26,11 +26,11 @@ class FakeDIDComm:
     def take(
         self, raw: bytes, peer: str, answer: Callable[[RequestReply], None], fallback: Callable[[], None]
     ) -> bool:
-        """Nothing takes the fast path."""
+        """Decline the fast path."""
         return False
 
     async def receive(self, raw: bytes, origin: MessageOrigin) -> RequestReply:
-        """Note and answer."""
+        """Record the message and reply."""
         self.received.append((raw, origin))
         reply: RequestReply = await self.answer(raw)
         return reply
@@ -38,9 +38,9 @@ class FakeDIDComm:
 
 class FakeDecentrl:
     """
-    A Decentrl protocol that answers commands with the length of the body, and queries with an empty object.
+    Decentrl protocol that replies to commands with the length of the body, and to queries with an empty object.
 
-    :ivar opened: told of every socket.
+    :ivar opened: called with every new socket protocol.
     """
 
     def __init__(self) -> None:
@@ -53,13 +53,13 @@ class FakeDecentrl:
         self.dispatcher = self
 
     async def receive(self, raw: bytes, peer: str) -> RequestReply:
-        """Note and answer."""
+        """Record the command and reply."""
         self.received.append((raw, peer))
         reply: RequestReply = await self.answer(raw)
         return reply
 
     async def public(self, did: str, arguments: Mapping[bytes, Sequence[bytes]], peer: str) -> RequestReply:
-        """Note and answer."""
+        """Record the query and reply."""
         self.queried.append((did, arguments, peer))
         reply: RequestReply = await self.page(did)
         return reply
@@ -72,9 +72,9 @@ class FakeDecentrl:
 
 class FakeDecentrlSocketProtocol:
     """
-    A socket protocol that notes its calls.
+    Socket protocol that records its calls.
 
-    :ivar calls: what happened, in order; messages as payload and whether they were binary.
+    :ivar calls: calls in order; messages as payload and whether they were binary.
     :ivar answer: fires when a message has been served.
     """
 
@@ -85,15 +85,15 @@ class FakeDecentrlSocketProtocol:
         self.answer: Callable[[bytes], Deferred[None]] = lambda frame: succeed(None)
 
     def start(self) -> None:
-        """Note."""
+        """Record the call."""
         self.calls.append("begin")
         self._opened(self)
 
     async def handle_message(self, frame: bytes, binary: bool) -> None:
-        """Note, and be done when the test says so."""
+        """Record the message; served when `answer` fires."""
         self.calls.append((frame, binary))
         await self.answer(frame)
 
     def stop(self) -> None:
-        """Note."""
+        """Record the call."""
         self.calls.append("end")

@@ -1,4 +1,4 @@
-"""A mediator with its HTTP site, in memory: TCP connections whose peer the test plays, byte by byte."""
+"""In-memory mediator with its HTTP site; tests play the TCP peer, byte by byte."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ ENCRYPTED = b"application/didcomm-encrypted+json"
 
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 
-# As much as a TCP transport of Twisted reads at once, and holds before it calls itself full.
+# What a TCP transport of Twisted reads at once, and buffers before it pauses its producer.
 _READ = 65_536
 _FULL = 65_536
 
 
 class InMemoryTransport(StringTransport):
     """
-    Our end of a TCP connection.
+    The server's side of a TCP connection.
 
-    :ivar stuck: whether the peer has stopped reading.
-    :ivar half_closed: whether we have said that nothing more will come.
+    :ivar peer_stalled: whether the peer has stopped reading.
+    :ivar half_closed: whether the server has closed its side.
     """
 
     protocol: Protocol
 
     def __init__(self, clock: Clock, peer: str) -> None:
         super().__init__(peerAddress=IPv4Address("TCP", peer, 50_000), lenient=True)
-        self.stuck = False
+        self.peer_stalled = False
         self.half_closed = False
         self.lost = False
         self._clock = clock
@@ -52,31 +52,31 @@ class InMemoryTransport(StringTransport):
 
     @property
     def unsent(self) -> int:
-        """Bytes that wait for the peer to read."""
+        """Bytes that the peer has not read."""
         return self._unsent
 
     @property
     def unread(self) -> int:
-        """Bytes from the peer that we have not looked at, because reading is paused."""
+        """Bytes from the peer that the server has not read, because reading is paused."""
         return sum(map(len, self._inbound))
 
     def feed(self, data: bytes) -> None:
-        """The peer sends, and the reactor's turn ends."""
+        """Deliver bytes from the peer and end the reactor iteration."""
         self._inbound.extend(data[start : start + _READ] for start in range(0, len(data), _READ))
         self._deliver()
         self._clock.advance(0)
 
-    def hang_up(self, *, cleanly: bool = True) -> None:
-        """The peer closes the connection."""
+    def disconnect(self, *, cleanly: bool = True) -> None:
+        """Close the connection from the peer's side."""
         self._lose(ConnectionDone() if cleanly else ConnectionLost())
 
-    def unstick(self) -> None:
-        """The peer reads again, all there is."""
-        self.stuck = False
-        self._drained()
+    def resume_peer(self) -> None:
+        """Let the peer read everything that waits."""
+        self.peer_stalled = False
+        self._drain()
 
-    def taken(self) -> bytes:
-        """What was written since this was asked last."""
+    def take_output(self) -> bytes:
+        """Return what was written since the last call."""
         value: bytes = self.value()
         self.clear()
         return value
@@ -87,12 +87,12 @@ class InMemoryTransport(StringTransport):
         super().write(data)
         self._unsent += len(data)
         if self._unsent <= _FULL:
-            self._unsent *= self.stuck
+            self._unsent *= self.peer_stalled
         elif self.producer is not None:
             self._full = True
             self.producer.pauseProducing()
-            if not self.stuck:
-                self._clock.callLater(0, self._drained)
+            if not self.peer_stalled:
+                self._clock.callLater(0, self._drain)
 
     def writeSequence(self, data: Any) -> None:  # noqa: N802  the transport's name
         self.write(b"".join(data))
@@ -103,11 +103,11 @@ class InMemoryTransport(StringTransport):
 
     def loseConnection(self) -> None:
         super().loseConnection()
-        if not self.stuck:
+        if not self.peer_stalled:
             self._clock.callLater(0, self._lose, ConnectionDone())
 
     def loseWriteConnection(self) -> None:  # noqa: N802  the transport's name
-        """Say that nothing more will come, once all that was written is gone."""
+        """Close the server's side once everything has been written."""
         self._clock.callLater(0, setattr, self, "half_closed", True)
 
     def abortConnection(self) -> None:  # noqa: N802  the transport's name
@@ -122,7 +122,7 @@ class InMemoryTransport(StringTransport):
             self.protocol.dataReceived(self._inbound.popleft())
         self._delivering = False
 
-    def _drained(self) -> None:
+    def _drain(self) -> None:
         self._unsent = 0
         if self._full and self.producer is not None:
             self._full = False
@@ -143,7 +143,7 @@ class HTTPResponse:
     """
     An HTTP response.
 
-    :param headers: by lower-case name; of several with one name the last.
+    :param headers: by lower-case name; the last one of several with the same name.
     """
 
     status: int
@@ -152,17 +152,17 @@ class HTTPResponse:
 
     @property
     def json(self) -> dict[str, Any]:
-        """The body as an object."""
+        """The body as a JSON object."""
         return encoding.loads_object(self.body)
 
 
 def parse_responses(raw: bytes, *, head: bool = False) -> list[HTTPResponse]:
     """
-    All responses in `raw`, which has to consist of nothing else.
+    Parse `raw`, which must consist of whole responses.
 
-    :param head: they answer HEAD requests, so that there are no bodies.
+    :param head: the responses answer HEAD requests and have no bodies.
     """
-    found = []
+    responses = []
     while raw:
         top, separator, raw = raw.partition(b"\r\n\r\n")
         assert separator, f"no end of headers: {top!r}"
@@ -171,13 +171,13 @@ def parse_responses(raw: bytes, *, head: bool = False) -> list[HTTPResponse]:
         headers = {name.lower(): value for name, value in (line.split(": ", 1) for line in lines)}
         length = 0 if head else int(headers.get("content-length", "0"))
         assert len(raw) >= length, "the body is not complete"
-        found.append(HTTPResponse(int(first.split()[1]), headers, raw[:length]))
+        responses.append(HTTPResponse(int(first.split()[1]), headers, raw[:length]))
         raw = raw[length:]
-    return found
+    return responses
 
 
 def encode_request(method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> bytes:
-    """An HTTP request as bytes, with a Content-Length if there is a body."""
+    """Encode an HTTP request, with a Content-Length if there is a body."""
     lines = {"Host": "mediator.example", **(headers or {})}
     if body is not None:
         lines["Content-Length"] = str(len(body))
@@ -186,42 +186,42 @@ def encode_request(method: str, path: str, body: bytes | None = None, headers: d
 
 
 class InMemoryWebSocketClient:
-    """A client's WebSocket: everything it sends and gets is written and read here, none of it by Autobahn."""
+    """WebSocket client that encodes and decodes frames itself, without Autobahn."""
 
-    def __init__(self, site_fixture: InMemorySite, line: InMemoryTransport, opened: bytes) -> None:
-        self.line = line
+    def __init__(self, site_fixture: InMemorySite, transport: InMemoryTransport, opened: bytes) -> None:
+        self.transport = transport
         self._site_fixture = site_fixture
-        self._got = opened
+        self._received = opened
 
     def send(self, payload: bytes, opcode: int = TEXT, *, final: bool = True) -> None:
         """Send one frame."""
-        self.line.feed(encode_masked_frame(payload, opcode, final=final))
+        self.transport.feed(encode_masked_frame(payload, opcode, final=final))
 
     def frames(self) -> list[tuple[int, bytes]]:
-        """What has arrived since this was asked last: opcodes and payloads, all final, unmasked, uncompressed."""
-        self._site_fixture.settle()
-        self._got += self.line.taken()
-        found = []
-        while self._got:
-            first, length = self._got[0], self._got[1]
+        """Return opcodes and payloads received since the last call; all must be final, unmasked and uncompressed."""
+        self._site_fixture.run_due_calls()
+        self._received += self.transport.take_output()
+        decoded = []
+        while self._received:
+            first, length = self._received[0], self._received[1]
             assert first & 0x70 == 0, "a reserved bit is set"
             assert first & 0x80, "a fragment"
             assert length < 128, "masked by the server"
             start = {126: 4, 127: 10}.get(length, 2)
             if start > 2:
-                length = int.from_bytes(self._got[2:start], "big")
-            found.append((first & 0x0F, self._got[start : start + length]))
-            self._got = self._got[start + length :]
-        return found
+                length = int.from_bytes(self._received[2:start], "big")
+            decoded.append((first & 0x0F, self._received[start : start + length]))
+            self._received = self._received[start + length :]
+        return decoded
 
     def texts(self) -> list[bytes]:
-        """The text frames that have arrived; there must be no others."""
+        """Return the text frames received since the last call; there must be no others."""
         frames = self.frames()
         assert {opcode for opcode, _ in frames} <= {TEXT}, frames
         return [payload for _, payload in frames]
 
     def close_code(self) -> int | None:
-        """The code of the close frame that arrived last of all, if one did."""
+        """Return the code of the close frame, if that was the last frame."""
         frames = self.frames()
         if not frames or frames[-1][0] != CLOSE:
             return None
@@ -229,7 +229,7 @@ class InMemoryWebSocketClient:
 
 
 def encode_masked_frame(payload: bytes, opcode: int = TEXT, *, final: bool = True) -> bytes:
-    """A masked frame, as clients write it (RFC 6455 section 5.2)."""
+    """Encode a masked frame, as clients send it (RFC 6455 section 5.2)."""
     mask = b"\x11\x22\x33\x44"
     length = len(payload)
     if length < 126:
@@ -245,9 +245,9 @@ def encode_masked_frame(payload: bytes, opcode: int = TEXT, *, final: bool = Tru
 
 class InMemorySite(InMemoryMediator):
     """
-    A mediator in memory with its HTTP site.
+    In-memory mediator with its HTTP site.
 
-    :param fake_decentrl: what is to be served instead of the real one.
+    :param fake_decentrl: replaces the Decentrl protocol.
     """
 
     def __init__(
@@ -256,25 +256,25 @@ class InMemorySite(InMemoryMediator):
         super().__init__(test, **settings)
         protocol: Any = fake_decentrl or self.decentrl
         self.site = build_site(self.base, self.didcomm, protocol, self.config)
-        # How much is served in a turn, and so the order of events, does not depend on how busy the machine is.
+        # The work of one quantum, and so the order of events, must not depend on the load of the machine.
         self.site.scheduler._steady = self.clock.seconds
 
-    def line(self, peer: str = PEER) -> InMemoryTransport:
-        """A new connection."""
-        line = InMemoryTransport(self.clock, peer)
-        protocol = self.site.buildProtocol(line.getPeer())
-        line.protocol = protocol
-        protocol.makeConnection(line)
-        return line
+    def connect(self, peer: str = PEER) -> InMemoryTransport:
+        """Open a TCP connection."""
+        transport = InMemoryTransport(self.clock, peer)
+        protocol = self.site.buildProtocol(transport.getPeer())
+        transport.protocol = protocol
+        protocol.makeConnection(transport)
+        return transport
 
-    def tag(self, did: str) -> str:
-        """How the log and the metrics name a DID."""
+    def pseudonym(self, did: str) -> str:
+        """Return the pseudonym of a DID in log and metrics."""
         return Pseudonymizer(
             self.config.log.dids, load_pseudonym_key(self.config.identity.keys.with_name("log.key"))
         ).did(did)
 
-    def settle(self) -> None:
-        """Let everything happen that is to happen at once."""
+    def run_due_calls(self) -> None:
+        """Run all calls that are due now."""
         while any(call.getTime() <= self.clock.seconds() for call in self.clock.getDelayedCalls()):
             self.clock.advance(0)
 
@@ -286,39 +286,39 @@ class InMemorySite(InMemoryMediator):
         headers: dict[str, str] | None = None,
         peer: str = PEER,
     ) -> HTTPResponse:
-        """The response to one request on a connection of its own."""
-        line = self.line(peer)
-        line.feed(encode_request(method, path, body, headers))
-        self.settle()
-        (response,) = parse_responses(line.taken(), head=method == "HEAD")
-        line.hang_up()
+        """Send one request on its own connection and return the response."""
+        transport = self.connect(peer)
+        transport.feed(encode_request(method, path, body, headers))
+        self.run_due_calls()
+        (response,) = parse_responses(transport.take_output(), head=method == "HEAD")
+        transport.disconnect()
         return response
 
     def post(self, body: bytes, path: str = "/didcomm", **headers: str) -> HTTPResponse:
-        """The response to an envelope."""
+        """Post an envelope and return the response."""
         return self.request("POST", path, body, {"Content-Type": ENCRYPTED.decode(), **headers})
 
     def upgrade(
         self, path: str = "/didcomm", peer: str = PEER, **headers: str
     ) -> tuple[InMemoryTransport, HTTPResponse, bytes]:
-        """Ask for a WebSocket; the line, the response, and what came after it."""
-        line = self.line(peer)
-        wanted = {
+        """Request a WebSocket; return the transport, the response and the bytes after it."""
+        transport = self.connect(peer)
+        upgrade_headers = {
             "Connection": "keep-alive, Upgrade",
             "Upgrade": "websocket",
             "Sec-WebSocket-Version": "13",
             "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
             **headers,
         }
-        line.feed(encode_request("GET", path, None, wanted))
-        self.settle()
-        top, _, rest = line.taken().partition(b"\r\n\r\n")
+        transport.feed(encode_request("GET", path, None, upgrade_headers))
+        self.run_due_calls()
+        top, _, rest = transport.take_output().partition(b"\r\n\r\n")
         length = int(parse_responses(top + b"\r\n\r\n", head=True)[0].headers.get("content-length", "0"))
         (response,) = parse_responses(top + b"\r\n\r\n" + rest[:length])
-        return line, response, rest[length:]
+        return transport, response, rest[length:]
 
     def websocket_client(self, path: str = "/didcomm", peer: str = PEER, **headers: str) -> InMemoryWebSocketClient:
-        """A WebSocket that is open."""
-        line, response, rest = self.upgrade(path, peer, **headers)
+        """Open a WebSocket."""
+        transport, response, rest = self.upgrade(path, peer, **headers)
         self.test.assertEqual(response.status, 101)
-        return InMemoryWebSocketClient(self, line, rest)
+        return InMemoryWebSocketClient(self, transport, rest)

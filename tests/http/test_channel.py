@@ -1,4 +1,4 @@
-"""The fast path for plain POSTs: whatever arrives, clients see what they would see from twisted.web."""
+"""The fast path for plain POSTs responds as twisted.web would, whatever arrives."""
 
 from __future__ import annotations
 
@@ -29,79 +29,79 @@ MAX_BODY = 1000
 
 
 class RecordingTransport(StringTransport):
-    """A transport that notes how the connection ends."""
+    """Transport that records how the connection ended."""
 
     ended = ""
 
     def abortConnection(self) -> None:  # noqa: N802
-        """Cut off."""
+        """Record the abort."""
         self.ended = "aborted"
 
     def loseConnection(self) -> None:
-        """Close."""
+        """Record the close."""
         self.ended = self.ended or "closed"
         super().loseConnection()
 
 
-def site_of(in_memory: InMemoryMediator, didcomm: Any, decentrl: Any) -> MediatorSite:
-    """A house's own site, but for the halves behind it."""
+def build_site_with_protocols(in_memory: InMemoryMediator, didcomm: Any, decentrl: Any) -> MediatorSite:
+    """Build the site of an in-memory mediator with other protocols."""
     return build_site(in_memory.base, didcomm, decentrl, in_memory.config)
 
 
 class SiteFixture:
-    """One site, to be talked to on the fast path or straight through twisted.web."""
+    """A site that can be used through the fast path or through twisted.web alone."""
 
     def __init__(self, test: SynchronousTestCase) -> None:
-        # However many requests of one address Hypothesis makes, none of them is one too many.
+        # Hypothesis sends more requests than the default limit of one address.
         limits = {"max_message_bytes": MAX_BODY, "ip_per_minute": 1_000_000}
         self.in_memory = InMemoryMediator(test, limits=limits, trusted_proxies=["192.168.1.1"], listen=["tcp:0"])
         self.didcomm, self.decentrl = FakeDIDComm(), FakeDecentrl()
-        self.site = site_of(self.in_memory, self.didcomm, self.decentrl)
+        self.site = build_site_with_protocols(self.in_memory, self.didcomm, self.decentrl)
 
     def connect(self, *, stock: bool = False) -> tuple[Any, RecordingTransport]:
-        """A new connection."""
-        line = RecordingTransport()
-        address = line.getPeer()
+        """Open a connection."""
+        transport = RecordingTransport()
+        address = transport.getPeer()
         channel: Any = self.site.buildProtocol(address)
         if stock:
             channel._read = partial(BackpressureHTTPChannel._read, channel)
-        channel.makeConnection(line)
-        return channel, line
+        channel.makeConnection(transport)
+        return channel, transport
 
     def exchange(self, pieces: Sequence[bytes], *, stock: bool = False) -> tuple[list[Any], bytes, str]:
-        """What was taken, what was answered (without the date), and how it ended."""
+        """Send pieces; return the accepted messages, the comparable responses and how the connection ended."""
         self.didcomm.received, self.decentrl.received = [], []
-        channel, line = self.connect(stock=stock)
+        channel, transport = self.connect(stock=stock)
         for piece in pieces:
-            if not line.disconnecting and not line.ended:
+            if not transport.disconnecting and not transport.ended:
                 channel.dataReceived(piece)
         while any(
             call.getTime() <= self.in_memory.clock.seconds() for call in self.in_memory.clock.getDelayedCalls()
         ):
             self.in_memory.clock.advance(0)
         channel.connectionLost(Failure(ConnectionError()))
-        taken = [("didcomm", *one) for one in self.didcomm.received] + [
-            ("decentrl", *one) for one in self.decentrl.received
+        accepted = [("didcomm", *item) for item in self.didcomm.received] + [
+            ("decentrl", *element) for element in self.decentrl.received
         ]
-        return taken, _comparable(line.value()), line.ended
+        return accepted, _normalize_responses(transport.value()), transport.ended
 
 
-def _comparable(answers: bytes) -> bytes:
-    """Answers without what may differ: the date, the ids of reports, the order of headers."""
-    answers = re.sub(rb"Date: [^\r]*\r\n", b"", answers)
-    answers = re.sub(rb'"id":"[0-9a-f-]{36}"', b'"id":""', answers)
-    blocks = re.split(rb"(?=HTTP/1\.1 \d{3} )", answers)
-    return b"".join(_sorted(block) for block in blocks)
+def _normalize_responses(responses: bytes) -> bytes:
+    """Remove what may differ between responses: date, report ids, order of headers."""
+    responses = re.sub(rb"Date: [^\r]*\r\n", b"", responses)
+    responses = re.sub(rb'"id":"[0-9a-f-]{36}"', b'"id":""', responses)
+    blocks = re.split(rb"(?=HTTP/1\.1 \d{3} )", responses)
+    return b"".join(_normalize_response(block) for block in blocks)
 
 
-def _sorted(block: bytes) -> bytes:
+def _normalize_response(block: bytes) -> bytes:
     head, _, body = block.partition(b"\r\n\r\n")
     status, *lines = head.split(b"\r\n")
     return b"\n".join([status, *sorted(line.lower() for line in lines)]) + b"\n\n" + body + b"\n"
 
 
 def post(body: bytes = b"hello", path: str = "/didcomm", /, **headers: str) -> bytes:
-    """An envelope, unless the headers say otherwise."""
+    """Encode a request with an envelope, unless the headers say otherwise."""
     lines = {"Host": "a", "Content-Type": "application/didcomm-encrypted+json", "Content-Length": str(len(body))}
     lines |= {name.replace("_", "-"): value for name, value in headers.items()}
     head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
@@ -109,12 +109,12 @@ def post(body: bytes = b"hello", path: str = "/didcomm", /, **headers: str) -> b
 
 
 def command(body: bytes = b"hello", /, **headers: str) -> bytes:
-    """A command."""
+    """Encode a request with a command."""
     return post(body, "/", **{"Content_Type": "application/json", **headers})
 
 
-# What programs and pages send around a command.
-LIBRARIES = {
+# Headers that programs and pages send with a command.
+LIBRARY_HEADERS = {
     "axios in a browser": {
         "Connection": "keep-alive",
         "sec-ch-ua-platform": '"Linux"',
@@ -171,10 +171,10 @@ LIBRARIES = {
         "X-Forwarded-Port": "443",
     },
 }
-BROWSER = LIBRARIES["axios in a browser"]
+BROWSER_HEADERS = LIBRARY_HEADERS["axios in a browser"]
 
-# Requests in which parsers have disagreed, and plain ones with something odd about them.
-ODD = [
+# Requests on which parsers have disagreed, and plain ones with one odd detail.
+ODD_REQUESTS = [
     post().replace(b"Host: a\r\n", b""),
     post(Transfer_Encoding="chunked"),
     post(b"5\r\nhello\r\n0\r\n\r\n", Transfer_Encoding="chunked"),
@@ -227,7 +227,7 @@ ODD = [
     post(User_Agent="x" * 9000),
     post(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"),
     b"GET /did HTTP/1.1\r\nHost: a\r\n\r\n",
-    # Where the label decides, two labels or an odd one must not be read in two ways.
+    # Where the Content-Type decides, two of them or an odd one must not be read in two ways.
     command().replace(b"Content-Type", b"X-Label"),
     command().replace(b"Content-Type: application/json\r\n", b""),
     command(Content_Type=""),
@@ -252,14 +252,14 @@ ODD = [
     command(Origin="https://\xe9.example"),
     command(Sec_WebSocket_Key="x", Upgrade="websocket"),
     command(Sec_Fetch_Mode="cors", sec_fetch_mode="cors"),
-    command(**BROWSER),
-    post(**BROWSER),
+    command(**BROWSER_HEADERS),
+    post(**BROWSER_HEADERS),
     b"\x16\x03\x01\x02\x00",
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 ]
 
 
-# What makes a head mean something else.
+# Insertions that change the meaning of a head.
 _INSERTED = [
     *(b"", b"\r", b"\n", b"\r\n", b"\r\n\r\n", b" ", b"\0", b":", b"\t", b"0", b"4", b"55", b"-", b"+", b"\xff"),
     *(b",", b"\r\nTransfer-Encoding: chunked", b"\r\n Content-Length: 3", b"\r\nX: content-length:1"),
@@ -271,40 +271,48 @@ _INSERTED = [
         b"\r\nAccept: Content-Length: 1",
     ),
 ]
-PLAIN = [post(), post(b"{}"), command(), command(b"{}"), command(Content_Type="text/plain")]
+PLAIN_REQUESTS = [post(), post(b"{}"), command(), command(b"{}"), command(Content_Type="text/plain")]
 
 
 class EquivalenceTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.fixture = SiteFixture(self)
 
-    def check(self, pieces: Sequence[bytes]) -> None:
-        """Both ways take the same messages and give the same answers."""
+    def assert_paths_agree(self, pieces: Sequence[bytes]) -> None:
+        """Both paths accept the same messages and send the same responses."""
         self.assertEqual(self.fixture.exchange(pieces), self.fixture.exchange(pieces, stock=True))
 
-    def test_odd_requests(self) -> None:
-        """Alone, and with a plain one before and after them on the same connection."""
-        for request in ODD:
-            self.check([request])
-            self.check([post(b"before") + request + command(b"after")])
-            self.check([command(b"before"), request, post(b"after")])
+    def test_odd_requests_alone_and_between_plain_ones(self) -> None:
+        """Odd requests get the same responses alone and between plain ones on one connection."""
+        for request in ODD_REQUESTS:
+            self.assert_paths_agree([request])
+            self.assert_paths_agree([post(b"before") + request + command(b"after")])
+            self.assert_paths_agree([command(b"before"), request, post(b"after")])
 
-    def test_what_libraries_send(self) -> None:
-        """Also with everything that browsers and proxies add."""
-        for headers in LIBRARIES.values():
-            self.check([command(**headers) + post(**headers)])
+    def test_requests_of_http_libraries(self) -> None:
+        """Headers that browsers, libraries and proxies add make no difference."""
+        for headers in LIBRARY_HEADERS.values():
+            self.assert_paths_agree([command(**headers) + post(**headers)])
 
-    def test_in_any_pieces(self) -> None:
-        """Wherever the network cuts."""
-        for request in (post(), command(), ODD[1], ODD[9], post(b"one") + command(b"two") + ODD[0]):
+    def test_requests_in_pieces(self) -> None:
+        """Cuts at any position make no difference."""
+        for request in (
+            post(),
+            command(),
+            ODD_REQUESTS[1],
+            ODD_REQUESTS[9],
+            post(b"one") + command(b"two") + ODD_REQUESTS[0],
+        ):
             for size in (1, 2, 7, 64):
-                self.check([request[start : start + size] for start in range(0, len(request), size)])
+                self.assert_paths_agree([request[start : start + size] for start in range(0, len(request), size)])
 
     @settings(max_examples=300, deadline=None)
     @given(st.data())
-    def test_anything(self, data: Any) -> None:
-        """Requests with bytes changed, inserted and removed, in any pieces and any sequence."""
-        stream = b"".join(data.draw(st.lists(st.sampled_from([*PLAIN, *ODD]), min_size=1, max_size=3)))
+    def test_mutated_streams(self, data: Any) -> None:
+        """Both paths agree on requests with bytes changed, inserted and removed, cut anywhere."""
+        stream = b"".join(
+            data.draw(st.lists(st.sampled_from([*PLAIN_REQUESTS, *ODD_REQUESTS]), min_size=1, max_size=3))
+        )
         for _ in range(data.draw(st.integers(0, 3))):
             at = data.draw(st.integers(0, len(stream)))
             gone = data.draw(st.integers(0, 2))
@@ -312,13 +320,13 @@ class EquivalenceTests(SynchronousTestCase):
             stream = stream[:at] + new + stream[at + gone :]
         cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=4)))
         edges = [0, *cuts, len(stream)]
-        self.check([stream[a:b] for a, b in zip(edges, edges[1:], strict=False)])
+        self.assert_paths_agree([stream[a:b] for a, b in zip(edges, edges[1:], strict=False)])
 
     @settings(max_examples=500, deadline=None)
     @given(st.data())
-    def test_whole_requests(self, data: Any) -> None:
-        """One after the other, each in one piece and most of them like the one before, with bytes changed in it."""
-        request = data.draw(st.sampled_from([*PLAIN, *(one for one in ODD if len(one) < 600)]))
+    def test_mutated_requests_in_sequence(self, data: Any) -> None:
+        """Both paths agree on whole requests with changed bytes, most of them like the one before."""
+        request = data.draw(st.sampled_from([*PLAIN_REQUESTS, *(item for item in ODD_REQUESTS if len(item) < 600)]))
         pieces = []
         for _ in range(data.draw(st.integers(2, 5))):
             piece = request
@@ -329,47 +337,47 @@ class EquivalenceTests(SynchronousTestCase):
                 gone = data.draw(st.integers(0, 2))
                 piece = piece[:at] + data.draw(st.sampled_from(_INSERTED)) + piece[at + gone :]
             pieces.append(piece)
-        self.check(pieces)
+        self.assert_paths_agree(pieces)
 
 
 class FastPathTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.fixture = SiteFixture(self)
         self.channel: MediatorHTTPChannel
-        self.channel, self.line = self.fixture.connect()
+        self.channel, self.transport = self.fixture.connect()
         self.parsed_by_twisted: list[bytes] = []
-        self.patch(HTTPChannel, "lineReceived", lambda channel, line: self.parsed_by_twisted.append(line))
+        self.patch(HTTPChannel, "lineReceived", lambda channel, transport: self.parsed_by_twisted.append(transport))
 
-    def answers(self) -> list[bytes]:
-        """The status lines so far."""
-        return re.findall(rb"HTTP/1\.1 (\d{3}) ", self.line.value())
+    def status_lines(self) -> list[bytes]:
+        """Status lines of the responses so far."""
+        return re.findall(rb"HTTP/1\.1 (\d{3}) ", self.transport.value())
 
-    def test_a_plain_post_never_reaches_twisted_web(self) -> None:
-        """That is what it is for."""
+    def test_plain_post_bypasses_twisted_web(self) -> None:
+        """twisted.web parses no plain POST."""
         self.fixture.didcomm.answer = lambda body: succeed(ACCEPTED)
         self.channel.dataReceived(post())
-        self.assertEqual(self.answers(), [b"202"])
-        self.assertIn(b"Content-Length: 0\r\n\r\n", self.line.value())
-        self.assertNotIn(b"Content-Type", self.line.value())
+        self.assertEqual(self.status_lines(), [b"202"])
+        self.assertIn(b"Content-Length: 0\r\n\r\n", self.transport.value())
+        self.assertNotIn(b"Content-Type", self.transport.value())
         self.assertEqual(self.parsed_by_twisted, [])
 
-    def test_a_plain_command_never_reaches_twisted_web(self) -> None:
-        """Nor one that a browser, axios or a proxy has dressed up; each is charged to its client."""
-        for headers in LIBRARIES.values():
+    def test_plain_command_bypasses_twisted_web(self) -> None:
+        """twisted.web parses no command, with headers of browsers, axios or proxies either; its client is charged."""
+        for headers in LIBRARY_HEADERS.values():
             self.fixture.decentrl.received = []
             self.channel.dataReceived(command(**headers))
             self.assertEqual(
                 self.fixture.decentrl.received, [(b"hello", headers.get("X-Forwarded-For", "192.168.1.1"))]
             )
-            (answer,) = parse_responses(self.line.value())
-            self.assertEqual((answer.status, answer.json), (200, {"n": 5}))
-            self.assertEqual(answer.headers["content-type"], "application/json")
-            self.assertEqual(answer.headers["access-control-allow-origin"], "*")
+            (response,) = parse_responses(self.transport.value())
+            self.assertEqual((response.status, response.json), (200, {"n": 5}))
+            self.assertEqual(response.headers["content-type"], "application/json")
+            self.assertEqual(response.headers["access-control-allow-origin"], "*")
             self.assertEqual(self.parsed_by_twisted, [])
-            self.line.clear()
+            self.transport.clear()
 
-    def test_whom_a_body_is_for(self) -> None:
-        """At `/` the label decides, at `/didcomm` it does not matter."""
+    def test_content_type_selects_protocol(self) -> None:
+        """At `/` the Content-Type selects the protocol, at `/didcomm` it does not matter."""
         json, envelope = "application/json", "Application/DIDComm-Encrypted+JSON; charset=utf-8"
         for path, label in (("/", json), ("/", envelope), ("/didcomm", json), ("/didcomm", envelope)):
             self.channel.dataReceived(post(path.encode(), path, Content_Type=label))
@@ -377,120 +385,120 @@ class FastPathTests(SynchronousTestCase):
         self.assertEqual([raw for raw, _ in self.fixture.didcomm.received], [b"/", b"/didcomm", b"/didcomm"])
         self.assertEqual(self.parsed_by_twisted, [])
 
-    def test_answers_come_in_order(self) -> None:
-        """A second request that arrives while the first is served waits for its turn."""
+    def test_responses_keep_request_order(self) -> None:
+        """A request that arrives while the one before is served waits."""
         first: Deferred[RequestReply] = Deferred()
         self.fixture.didcomm.answer = lambda body: first if body == b"one" else succeed(ACCEPTED)
         self.channel.dataReceived(post(b"one") + post(b"two"))
         self.assertEqual([raw for raw, _ in self.fixture.didcomm.received], [b"one"])
         first.callback(RequestReply(429, media_type="", retry_after=7))
-        self.assertEqual(self.answers(), [b"429", b"202"])
-        self.assertIn(b"Retry-After: 7\r\n", self.line.value())
+        self.assertEqual(self.status_lines(), [b"429", b"202"])
+        self.assertIn(b"Retry-After: 7\r\n", self.transport.value())
 
-    def test_reading_stops_while_too_much_waits(self) -> None:
-        """What is read ahead is bounded."""
+    def test_pauses_reading_beyond_read_ahead_limit(self) -> None:
+        """Read-ahead is bounded."""
         first: Deferred[RequestReply] = Deferred()
         self.fixture.didcomm.answer = lambda body: first if body == b"one" else succeed(ACCEPTED)
         self.channel.dataReceived(post(b"one") + post(b"x" * 900) * 80)
         self.channel.dataReceived(post())
-        self.assertEqual(self.line.producerState, "paused")
+        self.assertEqual(self.transport.producerState, "paused")
         first.callback(ACCEPTED)
-        self.assertEqual(self.line.producerState, "paused")
+        self.assertEqual(self.transport.producerState, "paused")
         for _ in range(82):
             self.fixture.in_memory.clock.advance(0)
-        self.assertEqual(self.line.producerState, "producing")
-        self.assertEqual(len(self.answers()), 82)
+        self.assertEqual(self.transport.producerState, "producing")
+        self.assertEqual(len(self.status_lines()), 82)
 
-    def test_a_client_that_does_not_read_is_served_no_more(self) -> None:
-        """Until it has read what there was."""
+    def test_pauses_serving_until_client_reads(self) -> None:
+        """A client that does not read its responses is not served."""
         self.channel.pauseProducing()
         self.channel.dataReceived(post())
-        self.assertEqual(self.answers(), [])
+        self.assertEqual(self.status_lines(), [])
         self.channel.resumeProducing()
-        self.assertEqual(self.answers(), [b"200"])
+        self.assertEqual(self.status_lines(), [b"200"])
 
-    def test_a_request_that_takes_too_long(self) -> None:
-        """503 after the deadline; the next is served, and the late answer goes nowhere."""
+    def test_request_times_out(self) -> None:
+        """503 after the deadline; the next request is served, the late reply is discarded."""
         first: Deferred[RequestReply] = Deferred()
         self.fixture.didcomm.answer = lambda body: first if body == b"one" else succeed(ACCEPTED)
         self.channel.dataReceived(post(b"one") + post(b"two"))
         self.fixture.in_memory.clock.advance(9.9)
-        self.assertEqual(self.answers(), [])
+        self.assertEqual(self.status_lines(), [])
         self.fixture.in_memory.clock.advance(0.2)
-        self.assertEqual(self.answers(), [b"503", b"202"])
+        self.assertEqual(self.status_lines(), [b"503", b"202"])
         first.callback(ACCEPTED)
-        self.assertEqual(self.answers(), [b"503", b"202"])
+        self.assertEqual(self.status_lines(), [b"503", b"202"])
 
-    def test_a_command_that_takes_too_long(self) -> None:
-        """503 in the form of its protocol; an envelope behind it that takes too long gets the other form."""
+    def test_command_times_out(self) -> None:
+        """A 503 has the form of its protocol, also for an envelope that times out behind a command."""
         self.fixture.decentrl.answer = self.fixture.didcomm.answer = lambda body: Deferred()
         self.channel.dataReceived(command() + post())
         self.fixture.in_memory.clock.pump([10, 10])
-        first, second = parse_responses(self.line.value())
+        first, second = parse_responses(self.transport.value())
         self.assertEqual((first.status, first.json), (503, {"type": "ERROR", "code": "UNAVAILABLE"}))
         self.assertEqual(first.headers["retry-after"], "5")
         self.assertEqual((second.status, second.json["status"]), (503, "error"))
 
-    def test_silence_ends_the_connection(self) -> None:
-        """Before the first request, within one, and between two."""
+    def test_closes_idle_connections(self) -> None:
+        """Idle connections time out before, within and between requests."""
         self.channel.dataReceived(post(b"hello")[:-1])
         self.fixture.in_memory.clock.pump([30, 29])
-        self.assertEqual(self.line.ended, "")
+        self.assertEqual(self.transport.ended, "")
         self.channel.dataReceived(b"o")
-        self.assertEqual(self.answers(), [b"200"])
+        self.assertEqual(self.status_lines(), [b"200"])
         self.fixture.in_memory.clock.pump([30, 29])
-        self.assertEqual(self.line.ended, "")
+        self.assertEqual(self.transport.ended, "")
         self.fixture.in_memory.clock.pump([1.1])
-        self.assertEqual(self.line.ended, "aborted")
+        self.assertEqual(self.transport.ended, "aborted")
 
-    def test_a_clock_set_back(self) -> None:
-        """Neither a request that takes too long nor a silent client has more time than that once more."""
+    def test_timeouts_survive_clock_step(self) -> None:
+        """Setting the clock back at most doubles the time of a request or an idle client."""
         self.fixture.didcomm.answer = lambda body: Deferred()
         self.channel.dataReceived(post())
         self.fixture.in_memory.clock.set_by(-3600)
         self.fixture.in_memory.clock.pump([10, 10])
-        self.assertEqual(self.answers(), [b"503"])
+        self.assertEqual(self.status_lines(), [b"503"])
         self.fixture.in_memory.clock.set_by(-3600)
         self.fixture.in_memory.clock.pump([60, 60])
-        self.assertEqual(self.line.ended, "aborted")
+        self.assertEqual(self.transport.ended, "aborted")
 
-    def test_a_fault(self) -> None:
-        """500, and the connection lives."""
+    def test_internal_error_keeps_connection(self) -> None:
+        """An internal error is a 500; the connection stays open."""
         self.fixture.didcomm.answer = self.fixture.decentrl.answer = lambda body: fail(ZeroDivisionError("secret"))
         self.channel.dataReceived(post() + command())
-        first, second = parse_responses(self.line.value())
+        first, second = parse_responses(self.transport.value())
         self.assertEqual((first.status, first.json["status"]), (500, "error"))
         self.assertEqual((second.status, second.json), (500, {"type": "ERROR", "code": "INTERNAL_ERROR"}))
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 2)
 
-    def test_while_stopping(self) -> None:
-        """503 with Retry-After."""
+    def test_refuses_while_stopping(self) -> None:
+        """503 with Retry-After while the daemon stops."""
         in_memory = self.fixture.in_memory
-        self.fixture.site = site_of(in_memory, in_memory.didcomm, in_memory.decentrl)
-        channel, line = self.fixture.connect()
+        self.fixture.site = build_site_with_protocols(in_memory, in_memory.didcomm, in_memory.decentrl)
+        channel, transport = self.fixture.connect()
         in_memory.base.gate.stopService()
         channel.dataReceived(post() + command())
-        first, second = parse_responses(line.value())
+        first, second = parse_responses(transport.value())
         self.assertEqual((first.status, first.headers["retry-after"]), (503, "5"))
         self.assertEqual((second.status, second.headers["retry-after"]), (503, "5"))
         self.assertEqual(second.json, {"type": "ERROR", "code": "UNAVAILABLE"})
 
-    def test_a_client_that_leaves(self) -> None:
-        """What it asked for is done; nothing is written and no timer stays."""
+    def test_request_of_disconnected_client_finishes(self) -> None:
+        """The request is finished, nothing is written, and no timer remains."""
         first: Deferred[RequestReply] = Deferred()
         self.fixture.didcomm.answer = lambda body: first
         self.channel.dataReceived(post())
         self.channel.connectionLost()
         first.callback(ACCEPTED)
-        self.assertEqual(self.line.value(), b"")
+        self.assertEqual(self.transport.value(), b"")
         mine = [call for call in self.fixture.in_memory.clock.getDelayedCalls() if "HTTPChannel" in repr(call)]
         self.assertEqual(mine, [])
 
 
-def test_the_head_reader_is_strict() -> None:
-    """Of all the odd heads it reads only those whose spelling cannot mean two things."""
-    read = [request for request in ODD if parse_plain_head(request.partition(b"\r\n\r\n")[0]) is not None]
-    assert post() not in ODD and parse_plain_head(post().partition(b"\r\n\r\n")[0]) is not None
+def test_plain_head_parser_rejects_ambiguous_heads() -> None:
+    """The parser accepts only the odd heads that cannot be read in two ways."""
+    read = [request for request in ODD_REQUESTS if parse_plain_head(request.partition(b"\r\n\r\n")[0]) is not None]
+    assert post() not in ODD_REQUESTS and parse_plain_head(post().partition(b"\r\n\r\n")[0]) is not None
     for request in read:
         assert request.startswith((b"POST /didcomm HTTP/1.1\r\n", b"POST / HTTP/1.1\r\n"))
         assert request.lower().count(b"content-length") == 1
@@ -499,12 +507,12 @@ def test_the_head_reader_is_strict() -> None:
 
 
 class ReadAheadTests(SynchronousTestCase):
-    def test_what_is_not_served_yet_is_counted(self) -> None:
-        """Parts of requests, and requests behind one that takes its time, until they are served or gone."""
+    def test_read_ahead_is_counted(self) -> None:
+        """Partial and waiting requests count as read-ahead until they are served or gone."""
         fixture = SiteFixture(self)
         held: Deferred[Any] = Deferred()
         fixture.didcomm.answer = lambda body: held
-        (part, line), (behind, _) = fixture.connect(), fixture.connect()
+        (part, transport), (behind, _) = fixture.connect(), fixture.connect()
         part.dataReceived(post()[:-1])
         behind.dataReceived(post())
         self.assertEqual(fixture.site.read_ahead(), (1, len(post()) - 1))
@@ -514,24 +522,26 @@ class ReadAheadTests(SynchronousTestCase):
         self.assertEqual(fixture.site.read_ahead(), (1, 2 * len(post())))
         held.callback(RequestReply(202, media_type=""))
         self.assertEqual(fixture.site.read_ahead(), (0, 0))
-        self.assertEqual(line.ended, "")
+        self.assertEqual(transport.ended, "")
 
 
 def _heads() -> st.SearchStrategy[bytes]:
-    """Heads that are alike, as those of one connection are, and not quite."""
-    request = st.sampled_from([*PLAIN, *(one for one in ODD if b"ontent-" in one), post(Content_Length="007")])
+    """Similar heads, as those of one connection are."""
+    request = st.sampled_from(
+        [*PLAIN_REQUESTS, *(item for item in ODD_REQUESTS if b"ontent-" in item), post(Content_Length="007")]
+    )
     length = st.sampled_from([b"5", b"0", b"17", b"+5", b"5 ", b" 5", b"5\r\nHost: b", b"", b"1234567890", b"5:5"])
 
-    def with_length(request: bytes, length: bytes) -> bytes:
+    def replace_length(request: bytes, length: bytes) -> bytes:
         return request.partition(b"\r\n\r\n")[0].replace(b"Content-Length: 5", b"Content-Length: " + length)
 
-    return st.builds(with_length, request, length)
+    return st.builds(replace_length, request, length)
 
 
 @settings(max_examples=1000, deadline=None)
 @given(st.lists(_heads(), min_size=2, max_size=5))
-def test_cached_heads(heads: list[bytes]) -> None:
-    """After others, a head is parsed as if it were the first; what is parsed never has a second length."""
+def test_cached_heads_parse_like_new_ones(heads: list[bytes]) -> None:
+    """A head after others is parsed as if it were the first; none has two lengths."""
     parsed = [parse_plain_head(head) for head in heads]
     for head, found in zip(heads, parsed, strict=True):
         channel_module._parse_cached_head.cache_clear()
@@ -539,8 +549,8 @@ def test_cached_heads(heads: list[bytes]) -> None:
         assert found is None or head.lower().count(b"content-length") == 1
 
 
-def test_only_the_length_of_a_known_head_is_parsed() -> None:
-    """Of a head like one before; one that is too long to keep is parsed anew."""
+def test_parses_only_length_of_cached_head() -> None:
+    """Only the length of a cached head is parsed; a head too long for the cache is parsed whole."""
     cached = channel_module._parse_cached_head
     cached.cache_clear()
     head = b"POST / HTTP/1.1\r\nHost: a\r\n%bContent-Length: %d"
@@ -553,91 +563,93 @@ def test_only_the_length_of_a_known_head_is_parsed() -> None:
 
 
 class EndlessHeadTests(SynchronousTestCase):
-    """A head that is too long for the fast path is left to twisted.web, and does not keep the reactor busy."""
+    """A head too long for the fast path is left to twisted.web and does not occupy the reactor."""
 
     def setUp(self) -> None:
         self.fixture = SiteFixture(self)
 
     def connect(self) -> tuple[Any, RecordingTransport]:
-        """A connection that gives up after a hundred quanta, in place of going on for ever."""
-        channel, line = self.fixture.connect()
+        """Open a connection that fails after a hundred quanta."""
+        channel, transport = self.fixture.connect()
         self.quanta = 0
         run_quantum = channel.run_quantum
 
-        def counted() -> None:
+        def count_quantum() -> None:
             self.quanta += 1
             if self.quanta <= 100:
                 run_quantum()
 
-        channel.run_quantum = counted
-        return channel, line
+        channel.run_quantum = count_quantum
+        return channel, transport
 
-    def send(self, channel: Any, line: RecordingTransport, pieces: Sequence[bytes]) -> None:
-        """Send pieces, each once all work on those before it is done."""
+    def send(self, channel: Any, transport: RecordingTransport, pieces: Sequence[bytes]) -> None:
+        """Send pieces, each after all work on those before is done."""
         for piece in pieces:
-            if not line.ended:
+            if not transport.ended:
                 channel.dataReceived(piece)
                 self.fixture.in_memory.clock.advance(0)
         self.assertLessEqual(self.quanta, 100)
 
-    def test_a_line_that_does_not_end(self) -> None:
-        """It is given up as by twisted.web, whole or in pieces."""
+    def test_rejects_endless_line(self) -> None:
+        """An endless line is rejected as by twisted.web, whole or in pieces."""
         request = b"POST /didcomm HTTP/1.1\r\nHost: a\r\nX: "
         for beginning in (b"", b"GET /", request, request + b"a\r\n "):
             for size in (1_000, 9_000, 20_000, 1_000_000):
                 endless = beginning + b"a" * 100_000
                 pieces = [endless[at : at + size] for at in range(0, len(endless), size)]
-                channel, line = self.connect()
-                self.send(channel, line, pieces)
-                _, answered, ended = self.fixture.exchange(pieces, stock=True)
-                self.assertEqual((_comparable(line.value()), line.ended), (answered, ended), (beginning, size))
-                self.assertTrue(line.ended)
+                channel, transport = self.connect()
+                self.send(channel, transport, pieces)
+                _, response, ended = self.fixture.exchange(pieces, stock=True)
+                self.assertEqual(
+                    (_normalize_responses(transport.value()), transport.ended), (response, ended), (beginning, size)
+                )
+                self.assertTrue(transport.ended)
 
-    def test_a_line_that_waits_for_its_end(self) -> None:
-        """Between the longest plain head and what twisted.web reads, the rest is waited for, and then parsed."""
+    def test_waits_for_rest_of_long_line(self) -> None:
+        """A line between the limits of the fast path and of twisted.web is read to its end and parsed."""
         for beginning, rest in ((b"POST /didcomm HTTP/1.1\r\nX: ", b""), (b"POST /didcomm?", b" HTTP/1.1")):
-            channel, line = self.connect()
-            self.send(channel, line, (beginning, b"a" * 8_000, b"a" * 4_000, b"a"))
-            self.assertEqual((line.value(), line.ended), (b"", ""))
-            self.send(channel, line, [rest + b"\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello"])
+            channel, transport = self.connect()
+            self.send(channel, transport, (beginning, b"a" * 8_000, b"a" * 4_000, b"a"))
+            self.assertEqual((transport.value(), transport.ended), (b"", ""))
+            self.send(channel, transport, [rest + b"\r\nHost: a\r\nContent-Length: 5\r\n\r\nhello"])
             self.assertEqual(self.fixture.didcomm.received.pop()[0], b"hello")
-            self.assertEqual(line.ended, "")
+            self.assertEqual(transport.ended, "")
 
 
 class SlowRequestTests(SynchronousTestCase):
-    """A request that takes more than a minute to arrive is given up, however steadily it drips."""
+    """A request that takes more than a minute is given up, however steadily it arrives."""
 
     def setUp(self) -> None:
         self.fixture = SiteFixture(self)
 
-    def drip(self, beginning: bytes, step: float = 0.0) -> str:
-        channel, line = self.fixture.connect()
+    def send_slowly(self, beginning: bytes, step: float = 0.0) -> str:
+        channel, transport = self.fixture.connect()
         channel.dataReceived(beginning)
         self.fixture.in_memory.clock.set_by(step)
         channel.dataReceived(b"x")
         for _ in range(5):
             self.fixture.in_memory.clock.advance(15)
-            if not line.ended:
+            if not transport.ended:
                 channel.dataReceived(b"x")
-        return line.ended
+        return transport.ended
 
-    def test_body(self) -> None:
-        """On the fast path."""
-        self.assertEqual(self.drip(post(b"", Content_Length="900")), "aborted")
+    def test_slow_body(self) -> None:
+        """A slow body times out on the fast path."""
+        self.assertEqual(self.send_slowly(post(b"", Content_Length="900")), "aborted")
 
-    def test_body_when_the_clock_is_set_back(self) -> None:
-        """As long from then on."""
-        self.assertEqual(self.drip(post(b"", Content_Length="900"), step=-3600), "aborted")
+    def test_slow_body_when_clock_is_set_back(self) -> None:
+        """After the clock is set back, the time-out counts from then."""
+        self.assertEqual(self.send_slowly(post(b"", Content_Length="900"), step=-3600), "aborted")
 
-    def test_head(self) -> None:
-        """At twisted.web."""
-        self.assertEqual(self.drip(b"POST /didcomm HTTP/1.1\r\nX: "), "aborted")
+    def test_slow_head(self) -> None:
+        """A slow head times out in twisted.web."""
+        self.assertEqual(self.send_slowly(b"POST /didcomm HTTP/1.1\r\nX: "), "aborted")
 
-    def test_connections_of_one_address_are_limited(self) -> None:
-        """One too many is closed at once; when one is gone, there is room again."""
+    def test_limits_connections_per_address(self) -> None:
+        """Connections above the limit are closed at once; closed ones make room."""
         limit = 4 * self.fixture.in_memory.config.limits.max_connections_per_ip
         in_memory = InMemoryMediator(self)
-        site = site_of(in_memory, self.fixture.didcomm, self.fixture.decentrl)
+        site = build_site_with_protocols(in_memory, self.fixture.didcomm, self.fixture.decentrl)
         address = StringTransport().getPeer()
         channels = [site.buildProtocol(address) for _ in range(limit)]
         self.assertIsNone(site.buildProtocol(address))

@@ -1,4 +1,4 @@
-"""Whose address counts behind proxies."""
+"""Client addresses behind proxies."""
 
 from ipaddress import ip_network
 
@@ -29,7 +29,7 @@ TRUSTED = ClientAddressResolver([ip_network("10.0.0.0/8"), ip_network("::1/128")
     ],
 )
 def test_client_address(connected: str, forwarded: str | None, client: str) -> None:
-    """Only trusted proxies are believed, and of what they say only the last stranger (contract section 3)."""
+    """Only trusted proxies are believed, and only the last untrusted address they report (contract section 3)."""
     assert TRUSTED.client(connected, forwarded) == client
 
 
@@ -44,13 +44,13 @@ def test_client_address(connected: str, forwarded: str | None, client: str) -> N
         ("", ""),
     ],
 )
-def test_who_pays(address: str, rate_limit_key: str) -> None:
-    """One host has a whole /64 of IPv6 addresses, and pays for all of them."""
+def test_ipv6_hosts_share_rate_limit_of_their_network(address: str, rate_limit_key: str) -> None:
+    """The rate limit key of an IPv6 address is its /64."""
     assert TRUSTED.rate_limit_key(address, None) == rate_limit_key
 
 
-def test_networks_of_both_families() -> None:
-    """An IPv4 address in IPv6 clothes is what it is; a name is nowhere."""
+def test_network_contains_mapped_ipv4_address() -> None:
+    """A network contains IPv4-mapped IPv6 addresses, and no names."""
     assert is_in_networks("::ffff:127.0.0.1", [ip_network("127.0.0.0/8")])
     assert not is_in_networks("localhost", [ip_network("0.0.0.0/0")])
     assert not is_in_networks("::1", [ip_network("127.0.0.0/8")])

@@ -1,6 +1,4 @@
-"""
-What a forward costs between the socket and the store, counted: no clock is asked, so a busy machine changes nothing.
-"""
+"""Cost of a forward between socket and store, in function calls: independent of the load of the machine."""
 
 from __future__ import annotations
 
@@ -18,21 +16,21 @@ from mediatord.app.public_site import build_site
 from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult, StoredMessage
 from tests.in_memory_mediator import NOW, InMemoryMediator, InMemoryWallet, pack_forward
 
-# Functions of Python that are called for one message: 93 when this was written, about 330 without the fast path.
+# Python functions called for one message: 93 when this was written, about 330 without the fast path.
 MOST_CALLS = 100
-TOGETHER = 16
+FORWARD_COUNT = 16
 
 
-class Store:
-    """Deposits that are done at once, so that only what is around them is counted."""
+class ImmediateStore:
+    """Store that enqueues at once, so that only the code around it is counted."""
 
     def __init__(self) -> None:
-        self.asked: list[int] = []
+        self.batch_sizes: list[int] = []
 
     def enqueue_each(self, deposits: Sequence[EnqueueRequest], early: Any) -> Deferred[list[EnqueueResult]]:
-        """All of them."""
-        self.asked.append(len(deposits))
-        return succeed([EnqueueResult((self._stored(one),), ()) for one in deposits])
+        """Enqueue all."""
+        self.batch_sizes.append(len(deposits))
+        return succeed([EnqueueResult((self._stored(item),), ()) for item in deposits])
 
     def _stored(self, one: EnqueueRequest) -> StoredMessage:
         (payload,) = one.payloads
@@ -54,45 +52,45 @@ class ForwardCostTests(SynchronousTestCase):
         self.site = build_site(
             self.in_memory.base, self.in_memory.didcomm, self.in_memory.decentrl, self.in_memory.config
         )
-        self.store = Store()
+        self.store = ImmediateStore()
         self.patch(self.in_memory.store, "enqueue_each", self.store.enqueue_each)
-        self.lines = [StringTransport() for _ in range(TOGETHER)]
-        self.channels: list[Any] = [self.site.buildProtocol(line.getPeer()) for line in self.lines]
-        for channel, line in zip(self.channels, self.lines, strict=True):
+        self.transports = [StringTransport() for _ in range(FORWARD_COUNT)]
+        self.channels: list[Any] = [self.site.buildProtocol(line.getPeer()) for line in self.transports]
+        for channel, line in zip(self.channels, self.transports, strict=True):
             channel.makeConnection(line)
 
         raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter())
         self.request = b"POST /didcomm HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(raw), raw)
 
     def post(self) -> None:
-        """One forward on each connection, all in one turn of the reactor."""
+        """Post one forward on each connection within one reactor iteration."""
         for channel in self.channels:
             channel.dataReceived(self.request)
         self.in_memory.clock.advance(0)
 
-    def test_what_comes_in_one_turn_is_stored_together(self) -> None:
-        """One question to the store, whatever the number, and one write for each answer."""
+    def test_one_store_call_per_iteration(self) -> None:
+        """All forwards of one iteration take one store call, and each response one write."""
         self.post()
-        self.assertEqual(self.store.asked, [TOGETHER])
-        for line in self.lines:
-            self.assertEqual(line.value().count(b"HTTP/1.1 202 "), 1)
+        self.assertEqual(self.store.batch_sizes, [FORWARD_COUNT])
+        for transport in self.transports:
+            self.assertEqual(transport.value().count(b"HTTP/1.1 202 "), 1)
 
-    def test_calls(self) -> None:
-        """A message leads through few functions."""
-        self.post()  # what is only done once is done now
-        calls = counted(self.post)
-        total = sum(calls.values()) / TOGETHER
+    def test_function_calls_per_forward(self) -> None:
+        """A forward takes few function calls."""
+        self.post()  # warm up caches
+        calls = count_calls(self.post)
+        total = sum(calls.values()) / FORWARD_COUNT
         self.assertLess(total, MOST_CALLS, sorted(calls.items(), key=lambda one: -one[1])[:40])
 
-    def test_two_lines(self) -> None:
-        """And nothing else in the event log."""
+    def test_two_log_lines_per_forward(self) -> None:
+        """A forward writes two lines to the event log."""
         self.in_memory.clock.advance(0)
         before = [len(self.in_memory.events(name)) for name in ("msg.accept", "req.done")]
         whole = self._lines()
         self.post()
         after = [len(self.in_memory.events(name)) for name in ("msg.accept", "req.done")]
-        self.assertEqual([b - a for a, b in zip(before, after, strict=True)], [TOGETHER] * 2)
-        self.assertEqual(self._lines() - whole, 2 * TOGETHER)
+        self.assertEqual([b - a for a, b in zip(before, after, strict=True)], [FORWARD_COUNT] * 2)
+        self.assertEqual(self._lines() - whole, 2 * FORWARD_COUNT)
 
     def _lines(self) -> int:
         return sum(
@@ -100,22 +98,22 @@ class ForwardCostTests(SynchronousTestCase):
         )
 
 
-def counted(work: Callable[[], object]) -> dict[str, int]:
-    """How often each function of mediatord and of Twisted was called, by name; those of the tests are left out."""
+def count_calls(work: Callable[[], object]) -> dict[str, int]:
+    """Count calls of functions of mediatord and Twisted by name, without those of tests."""
     calls: dict[str, int] = {}
 
-    def note(frame: FrameType, event: str, _: object) -> None:
+    def record_call(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
         if event == "call" and ("/mediatord/" in code.co_filename or "/twisted/" in code.co_filename):
             if code.co_filename.endswith(("twisted/internet/task.py", "twisted/internet/base.py")):
-                return  # the clock of the test
+                return  # the test's clock
             name = f"{code.co_filename.rpartition('/')[2]}:{code.co_name}"
             calls[name] = calls.get(name, 0) + 1
 
-    # What other tests have left would else be finalized whenever the collector happens to run.
+    # Garbage of other tests would otherwise be finalized at any time.
     gc.collect()
     gc.freeze()
-    sys.setprofile(note)
+    sys.setprofile(record_call)
     try:
         work()
     finally:

@@ -1,4 +1,4 @@
-"""A peer that is gone without a word loses nothing (reference 6.3, UC-021 AF-6)."""
+"""A peer that disappears without closing loses nothing (reference 6.3, UC-021 AF-6)."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from mediatord.wallet.didcomm_messages import OpenedMessage
 from tests.http.in_memory_site import PING, PONG, InMemoryWebSocketClient
 from tests.http.test_websocket import SocketTestCase
 
-# Seconds between two pings of a socket.
+# Seconds between pings of a socket.
 PING_INTERVAL = 30
 
 
 class HalfOpenTests(SocketTestCase):
-    """Only the pings of the socket tell: a push may stay unacknowledged for as long as it likes."""
+    """Only pings reveal a dead peer: a push may stay unacknowledged for an hour."""
 
     settings = {"queue": {"delivered_timeout": "1h"}}
 
-    def test_pending_within_two_ping_intervals(self) -> None:
+    def test_push_is_pending_within_two_ping_intervals(self) -> None:
         """
-        Whenever the peer dies, before a ping or after it has answered one, what was pushed to it is pending again
-        two ping intervals later at most, and comes by pickup and by push with the id that it had.
+        Whenever the peer dies, before or after answering a ping, its pushes are pending again within two ping
+        intervals, and are delivered by pickup and by push with the same id.
         """
         for age in range(0, 2 * PING_INTERVAL + 1, 7):
             with self.subTest(age=age):
                 self.setUp()
-                self.die_at(age)
+                self.check_peer_dying_at(age)
 
-    def die_at(self, age: int) -> None:
-        """:param age: seconds that the socket is well for."""
+    def check_peer_dying_at(self, age: int) -> None:
+        """:param age: seconds for which the peer answers."""
         websocket_client = self.site_fixture.websocket_client()
         self.go_live(websocket_client)
         for _ in range(age):
@@ -38,7 +38,7 @@ class HalfOpenTests(SocketTestCase):
         pushed = self.delivered(frame).id
         self.assertEqual(self.pending(), 0)
         self.site_fixture.clock.pump([1] * (2 * PING_INTERVAL))
-        self.site_fixture.settle()
+        self.site_fixture.run_due_calls()
         self.assertEqual(self.pending(), 1)
         (fetched,) = self.bob.fetch()
         self.assertEqual(fetched.id, pushed)
@@ -53,9 +53,9 @@ class HalfOpenTests(SocketTestCase):
         return self.site_fixture.counter("mediator_messages_stored_total")
 
     def ids_on_another_socket(self) -> list[str]:
-        """What is delivered to Bob when he comes back, at his request."""
+        """Ids delivered to Bob on a new socket, on request."""
         websocket_client = self.site_fixture.websocket_client()
         self.go_live(websocket_client)
         websocket_client.send(self.bob.pack("https://didcomm.org/messagepickup/3.0/delivery-request", {"limit": 10}))
         opened: list[OpenedMessage] = [self.bob.open(frame) for frame in websocket_client.texts()]
-        return [one.id for answer in opened for one in read_delivery(answer.message)]
+        return [delivered.id for answer in opened for delivered in read_delivery(answer.message)]

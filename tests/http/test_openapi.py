@@ -1,4 +1,4 @@
-"""The OpenAPI document says what the daemon does."""
+"""The OpenAPI document matches the daemon."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from tests.protocol.decentrl.samples import CHANNELS, authenticate, command
 
 DOCUMENT: dict[str, Any] = json.loads(OPENAPI_JSON)
 SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
-# Where the document of a did:web is that has a path, behind a proxy that takes the path off: another name of a page.
+# Path of the document of a did:web with a path, behind a proxy that strips the path: an alias of a page.
 ALIASES = {"/did.json"}
 
 
-def checker(name: str) -> Draft202012Validator:
-    """What tells whether a value is what a schema of the document says."""
+def schema_validator(name: str) -> Draft202012Validator:
+    """Return a validator of a schema of the document."""
     return Draft202012Validator({"$ref": f"#/components/schemas/{name}", "components": DOCUMENT["components"]})
 
 
-KINDS = [checker(name) for name in ("DirectCommand", "PrivateCommand", "PublicCommand")]
-GONE = object()
+KINDS = [schema_validator(name) for name in ("DirectCommand", "PrivateCommand", "PublicCommand")]
+MISSING = object()
 TEXTS = ["", "a", "é", " ", "a b", "did:x:y", "a\n", "x" * 1024, "x" * 1025, "x" * 2048, "x" * 2049, "x" * 2305]
 NUMBERS = [-1, 0, 1, 1.0, 0.5, 1000, 1001, 1e300, -1e300, 2**53 - 1, 2**53, float(2**53)]
 LISTS: list[Any] = [[], {}, [1], [None], {"a": 1}, ["x"] * 1000, ["x"] * 1001, ["x" * 1025], [[]]]
 VALUES = [None, True, False, *TEXTS, *NUMBERS, *LISTS, *sorted(CHANNELS), *sorted(CHANNELS.values())]
 
 
-def is_command(document: Any) -> bool:
-    """Whether the daemon takes it for a command."""
+def parses_as_command(document: Any) -> bool:
+    """Whether the daemon accepts the document as a command."""
     try:
         parse_command(json.dumps(document).encode())
     except InvalidCommand:
@@ -46,26 +46,26 @@ def is_command(document: Any) -> bool:
     return True
 
 
-def places(value: Any) -> Iterator[tuple[Any, str | int]]:
-    """Every member and item, at any depth, as what holds it and its name there."""
+def members(value: Any) -> Iterator[tuple[Any, str | int]]:
+    """Yield every member and item at any depth, as container and key."""
     for name in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
         yield value, name
-        yield from places(value[name])
+        yield from members(value[name])
 
 
-def test_the_copy_is_up_to_date() -> None:
-    """What is served was written by `python -m mediatord.http.openapi` from the models as they are."""
+def test_document_is_up_to_date() -> None:
+    """The served document is what `python -m mediatord.http.openapi` generates from the models."""
     assert OPENAPI_JSON.decode() == render_openapi_document()
 
 
-def test_it_is_openapi() -> None:
-    """It is valid OpenAPI 3.1, and its schemas are valid JSON Schema."""
+def test_document_is_valid() -> None:
+    """The document is valid OpenAPI 3.1, and its schemas are valid JSON Schema."""
     assert DOCUMENT["openapi"].startswith("3.1.")
     assert [error.message for error in OpenAPIV31SpecValidator(DOCUMENT).iter_errors()] == []
 
 
-def test_every_code_is_there() -> None:
-    """The codes of each status are those of the daemon's tables, and all of them together are those of an error."""
+def test_error_codes_are_complete() -> None:
+    """The codes of each status are those of the daemon's tables; together they are all error codes."""
     listed: dict[int, set[str]] = {status: {code} for status, code in HTTP_ERROR_CODES.items()}
     for wire in DECENTRL_ERROR_CODES.values():
         listed.setdefault(wire.status, set()).add(wire.code)
@@ -77,8 +77,8 @@ def test_every_code_is_there() -> None:
     }
 
 
-def test_every_status_is_there() -> None:
-    """Whatever the tables of either protocol answer is listed with the operation that answers it."""
+def test_statuses_are_complete() -> None:
+    """Each status of either protocol's tables is listed with its operation."""
     decentrl = {str(wire.status) for wire in DECENTRL_ERROR_CODES.values()}
     didcomm = {
         str(status)
@@ -92,8 +92,8 @@ def test_every_status_is_there() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CHANNELS))
-def test_every_command_fits(name: str) -> None:
-    """Each command has a schema, and the table of replies has a row for it that names one."""
+def test_commands_have_schemas_and_replies(name: str) -> None:
+    """Each command has a schema, and a row in the table of replies that names one."""
     assert any(kind.is_valid(command(name)) for kind in KINDS)
     rows = [line.split("`") for line in DOCUMENT["paths"]["/"]["post"]["description"].splitlines()]
     replies = [row[3] for row in rows if len(row) == 5 and row[1].partition(" ")[0] == name]
@@ -103,37 +103,37 @@ def test_every_command_fits(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(CHANNELS))
 def test_schema_and_parser_agree(name: str) -> None:
-    """With any member gone, or with any other value in its place, both take it or both do not."""
-    for number in range(len(list(places(command(name))))):
-        for value in (GONE, *VALUES):
+    """Schema and parser agree when any member is missing or has another value."""
+    for number in range(len(list(members(command(name))))):
+        for value in (MISSING, *VALUES):
             document = command(name)
-            holder, member = list(places(document))[number]
-            if value is not GONE:
+            holder, member = list(members(document))[number]
+            if value is not MISSING:
                 holder[member] = value
             elif isinstance(holder, dict):
                 del holder[member]
-            # That nobody makes a contract with oneself is beyond a schema.
+            # A schema cannot express that the parties of a contract differ.
             if "requestor_did" not in holder or holder["requestor_did"] != holder.get("recipient_did"):
                 allowed = any(kind.is_valid(document) for kind in KINDS)
-                assert is_command(document) is allowed, (member, value)
+                assert parses_as_command(document) is allowed, (member, value)
 
 
-def test_the_first_frame_of_a_socket() -> None:
-    """It has a schema, which is nobody's answer but in the text."""
+def test_first_socket_frame_has_schema() -> None:
+    """The first frame has a schema, which only the text refers to."""
     parse_authentication_request(json.dumps(authenticate()).encode())
-    frame = checker("AuthenticateMessage")
+    frame = schema_validator("AuthenticateMessage")
     assert frame.is_valid(authenticate())
     assert not frame.is_valid(authenticate(timestamp="now"))
 
 
 class ServedTests(SynchronousTestCase):
-    """A mediator, and what it answers to each operation that needs nothing."""
+    """Responses of a mediator to operations without prerequisites."""
 
     def setUp(self) -> None:
         self.site_fixture = InMemorySite(self)
 
-    def follows(self, response: HTTPResponse, path: str, method: str = "get") -> None:
-        """The answer is one of those that the document lists with the operation."""
+    def assert_documented(self, response: HTTPResponse, path: str, method: str = "get") -> None:
+        """The response is one that the document lists for the operation."""
         listed = DOCUMENT["paths"][path][method]["responses"]
         self.assertIn(str(response.status), listed)
         for name in listed[str(response.status)].get("headers", {}):
@@ -149,37 +149,39 @@ class ServedTests(SynchronousTestCase):
         checked = Draft202012Validator({**schemas[media_type], "components": DOCUMENT["components"]})
         self.assertEqual([error.message for error in checked.iter_errors(body)], [])
 
-    def test_every_page(self) -> None:
-        """Each GET without parameters is answered as listed; so is one from where metrics are not shown."""
+    def test_pages(self) -> None:
+        """Each GET without parameters is documented, also metrics from a denied address."""
         for path, operations in DOCUMENT["paths"].items():
             if "get" in operations and "{" not in path:
-                self.follows(self.site_fixture.request("GET", path), path)
-        self.follows(self.site_fixture.request("GET", "/metrics", peer="127.0.0.1"), "/metrics")
-        self.follows(self.site_fixture.request("GET", "/invitation", headers={"Accept": "text/html"}), "/invitation")
-        self.follows(self.site_fixture.request("GET", "/?_oob=x"), "/")
+                self.assert_documented(self.site_fixture.request("GET", path), path)
+        self.assert_documented(self.site_fixture.request("GET", "/metrics", peer="127.0.0.1"), "/metrics")
+        self.assert_documented(
+            self.site_fixture.request("GET", "/invitation", headers={"Accept": "text/html"}), "/invitation"
+        )
+        self.assert_documented(self.site_fixture.request("GET", "/?_oob=x"), "/")
 
-    def test_the_document_itself(self) -> None:
-        """It is served as it is kept."""
+    def test_document_is_served_unchanged(self) -> None:
+        """`/openapi.json` serves the document as it is."""
         self.assertEqual(self.site_fixture.request("GET", "/openapi.json").body, OPENAPI_JSON)
 
     def test_public_channels(self) -> None:
-        """Of somebody unknown, and with parameters that make no sense."""
+        """Unknown DIDs and invalid parameters get documented responses."""
         for query, status in (("", 200), ("?tags=a,b&page_size=7", 200), ("?page=x", 400)):
             response = self.site_fixture.request("GET", f"/public/did:example:a{query}")
             self.assertEqual(response.status, status)
-            self.follows(response, "/public/{did}")
+            self.assert_documented(response, "/public/{did}")
 
     def test_refusals(self) -> None:
-        """Of what is no message and no command."""
-        self.follows(self.site_fixture.post(b"{}"), "/didcomm", "post")
-        self.follows(self.site_fixture.post(b"{}", "/"), "/", "post")
+        """Invalid messages and commands get documented responses."""
+        self.assert_documented(self.site_fixture.post(b"{}"), "/didcomm", "post")
+        self.assert_documented(self.site_fixture.post(b"{}", "/"), "/", "post")
         for body in (b"{}", json.dumps(command("QUERY_EVENTS")).encode()):
             response = self.site_fixture.request("POST", "/", body, {"Content-Type": "application/json"})
             self.assertIn(response.status, (400, 401))
-            self.follows(response, "/", "post")
+            self.assert_documented(response, "/", "post")
 
-    def test_nothing_is_left_out(self) -> None:
-        """Every path that there is stands in the document, and every method but OPTIONS and HEAD."""
+    def test_all_paths_and_methods_are_documented(self) -> None:
+        """All paths are in the document, with all methods but OPTIONS and HEAD."""
         root = self.site_fixture.site.resource
         served = {f"/{name.decode()}" for name in root.listNames()} - ALIASES
         listed = {"/" + path.split("/")[1] for path in DOCUMENT["paths"]} - {"/"}

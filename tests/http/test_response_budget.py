@@ -1,4 +1,4 @@
-"""Answers that clients do not read: how many bytes of them there may be, and for how long."""
+"""Bounds on the bytes and the age of unread responses."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ from tests.http.in_memory_site import (
     encode_request,
     parse_responses,
 )
-from tests.http.test_decentrl_http import DETOUR, DID
-from tests.http.test_websocket import PLENTY
+from tests.http.test_decentrl_http import DID, GENERAL_PATH_HEADERS
+from tests.http.test_websocket import HIGH_LIMITS
 from tests.in_memory_mediator import PEER
 
-OTHER, THIRD, PROXY = "192.0.2.2", "192.0.2.3", "198.51.100.1"
+SECOND_CLIENT, THIRD_CLIENT, PROXY = "192.0.2.2", "192.0.2.3", "198.51.100.1"
 LOCAL = "127.0.0.1"
 PAGE = f"/public/{DID}"
-REFUSED = {"type": "ERROR", "code": "RATE_LIMITED"}
+REFUSAL = {"type": "ERROR", "code": "RATE_LIMITED"}
 
-# What the tests allow: to one client, and to all.
-ONE, ALL = 300_000, 500_000
+# Limits of the tests for one client and in total.
+CLIENT_LIMIT, TOTAL_LIMIT = 300_000, 500_000
 
 
-class CountTests(SynchronousTestCase):
-    def test_limits(self) -> None:
-        """32 MiB for one client, 256 MiB for all; exactly so much fits, and not a byte more."""
+class ResponseBudgetTests(SynchronousTestCase):
+    def test_limits_per_client_and_in_total(self) -> None:
+        """32 MiB for one client, 256 MiB for all, exactly."""
         unread = ResponseBudget()
         self.assertEqual((MAX_UNREAD_PER_CLIENT, MAX_UNREAD_TOTAL), (32 * 1024 * 1024, 256 * 1024 * 1024))
         self.assertTrue(unread.has_room("a", MAX_UNREAD_PER_CLIENT))
@@ -52,8 +52,8 @@ class CountTests(SynchronousTestCase):
         self.assertFalse(unread.has_room("i", SMALL_RESPONSE_BYTES + 2))
         self.assertFalse(unread.has_room("a", SMALL_RESPONSE_BYTES + 1))
 
-    def test_sums(self) -> None:
-        """What is gone does not count; of a client who owes nothing, nothing is kept."""
+    def test_sums_forget_read_responses(self) -> None:
+        """Read responses do not count; nothing is kept for a client without unread responses."""
         unread = ResponseBudget()
         for rate_limit_key, size in (("a", 10), ("b", 5), ("a", 7)):
             unread.add(rate_limit_key, size)
@@ -65,144 +65,148 @@ class CountTests(SynchronousTestCase):
         self.assertEqual((unread.total, unread._waiting), (0, {}))
 
 
-class UnreadTests(SynchronousTestCase):
+class UnreadResponseTests(SynchronousTestCase):
     """
-    Each test asks with commands and envelopes on the fast path.
+    Unread responses to commands and envelopes on the fast path.
 
-    :cvar way: headers of a request, which decide who serves it.
+    :cvar path_headers: headers that select the path of a request.
     """
 
-    way: ClassVar[dict[str, str]] = {}
+    path_headers: ClassVar[dict[str, str]] = {}
 
     def setUp(self) -> None:
         self.didcomm, self.decentrl = FakeDIDComm(), FakeDecentrl()
-        self.site_fixture = InMemorySite(self, fake_decentrl=self.decentrl, limits=PLENTY, trusted_proxies=[PROXY])
+        self.site_fixture = InMemorySite(
+            self, fake_decentrl=self.decentrl, limits=HIGH_LIMITS, trusted_proxies=[PROXY]
+        )
         didcomm: Any = self.didcomm
         decentrl: Any = self.decentrl
         self.site_fixture.site = build_site(self.site_fixture.base, didcomm, decentrl, self.site_fixture.config)
         self.site_fixture.site.scheduler._steady = self.site_fixture.clock.seconds
-        self.unread = self.site_fixture.site.unread = ResponseBudget(ONE, ALL)
+        self.unread = self.site_fixture.site.unread = ResponseBudget(CLIENT_LIMIT, TOTAL_LIMIT)
 
-    def asking(self, size: int, **headers: str) -> bytes:
-        """A command whose answer has so many bytes."""
+    def request_of_size(self, size: int, **headers: str) -> bytes:
+        """Encode a command whose response has `size` bytes."""
         self.decentrl.answer = lambda body: succeed(RequestReply(200, b"x" * int(body)))
-        return encode_request("POST", "/", b"%d" % size, {"Content-Type": "application/json", **self.way, **headers})
+        return encode_request(
+            "POST", "/", b"%d" % size, {"Content-Type": "application/json", **self.path_headers, **headers}
+        )
 
-    def leave(self, size: int, peer: str = PEER, **headers: str) -> InMemoryTransport:
-        """A connection on which somebody asks for so many bytes, and does not read."""
-        line = self.site_fixture.line(peer)
-        line.stuck = True
-        line.feed(self.asking(size, **headers))
-        return line
+    def request_without_reading(self, size: int, peer: str = PEER, **headers: str) -> InMemoryTransport:
+        """Request `size` bytes on a new connection and do not read them."""
+        transport = self.site_fixture.connect(peer)
+        transport.peer_stalled = True
+        transport.feed(self.request_of_size(size, **headers))
+        return transport
 
     def statuses(self, *lines: InMemoryTransport) -> list[int]:
-        """Of the one answer on each connection."""
-        return [self.only(line).status for line in lines]
+        """The status of the one response on each connection."""
+        return [self.response_on(line).status for line in lines]
 
-    def only(self, line: InMemoryTransport) -> HTTPResponse:
-        """The answer on a connection."""
-        (answer,) = parse_responses(line.taken())
-        return answer
+    def response_on(self, transport: InMemoryTransport) -> HTTPResponse:
+        """The one response on a connection."""
+        (response,) = parse_responses(transport.take_output())
+        return response
 
-    def is_refused(self, line: InMemoryTransport) -> None:
-        """The answer is a refusal that says when to come again."""
-        answer = self.only(line)
-        self.assertEqual((answer.status, answer.json), (429, REFUSED))
-        self.assertEqual(answer.headers["retry-after"], "60")
-        self.assertEqual(answer.headers["access-control-expose-headers"], "Retry-After")
-        self.assertEqual(answer.headers["access-control-allow-origin"], "*")
+    def assert_refused(self, line: InMemoryTransport) -> None:
+        """The response is a refusal with Retry-After."""
+        response = self.response_on(line)
+        self.assertEqual((response.status, response.json), (429, REFUSAL))
+        self.assertEqual(response.headers["retry-after"], "60")
+        self.assertEqual(response.headers["access-control-expose-headers"], "Retry-After")
+        self.assertEqual(response.headers["access-control-allow-origin"], "*")
 
-    def test_of_one_payer(self) -> None:
-        """Exactly as much as is allowed is answered; the next answer is a refusal, of which nothing counts."""
-        lines = self.leave(200_000), self.leave(100_000)
-        self.assertEqual(self.statuses(*lines), [200, 200])
-        self.assertEqual((self.unread.of(PEER), self.unread.total), (ONE, ONE))
-        self.is_refused(self.leave(SMALL_RESPONSE_BYTES + 1))
-        self.assertEqual(self.unread.of(PEER), ONE)
+    def test_limit_of_one_client(self) -> None:
+        """The limit can be used up exactly; the next response is a refusal, which does not count."""
+        transports = self.request_without_reading(200_000), self.request_without_reading(100_000)
+        self.assertEqual(self.statuses(*transports), [200, 200])
+        self.assertEqual((self.unread.of(PEER), self.unread.total), (CLIENT_LIMIT, CLIENT_LIMIT))
+        self.assert_refused(self.request_without_reading(SMALL_RESPONSE_BYTES + 1))
+        self.assertEqual(self.unread.of(PEER), CLIENT_LIMIT)
 
-    def test_one_byte_too_many(self) -> None:
-        """The size of the answer itself counts."""
-        self.leave(200_000)
-        self.is_refused(self.leave(100_001))
-        self.assertEqual(self.statuses(self.leave(100_000)), [200])
-        self.is_refused(self.leave(ONE + 1, OTHER))
+    def test_limit_includes_new_response(self) -> None:
+        """The size of the new response counts."""
+        self.request_without_reading(200_000)
+        self.assert_refused(self.request_without_reading(100_001))
+        self.assertEqual(self.statuses(self.request_without_reading(100_000)), [200])
+        self.assert_refused(self.request_without_reading(CLIENT_LIMIT + 1, SECOND_CLIENT))
 
-    def test_of_all(self) -> None:
-        """Somebody who owes nothing is refused too while there is no room, until somebody has read."""
-        first = self.leave(ONE)
-        second = self.leave(200_000, OTHER)
+    def test_total_limit(self) -> None:
+        """A client without unread responses is refused too, until others have read."""
+        first = self.request_without_reading(CLIENT_LIMIT)
+        second = self.request_without_reading(200_000, SECOND_CLIENT)
         self.assertEqual(self.statuses(first, second), [200, 200])
-        self.assertEqual(self.unread.total, ALL)
-        self.is_refused(self.leave(SMALL_RESPONSE_BYTES + 1, THIRD))
-        second.unstick()
-        self.assertEqual(self.statuses(self.leave(200_000, THIRD)), [200])
-        self.assertEqual(self.unread.total, ALL)
+        self.assertEqual(self.unread.total, TOTAL_LIMIT)
+        self.assert_refused(self.request_without_reading(SMALL_RESPONSE_BYTES + 1, THIRD_CLIENT))
+        second.resume_peer()
+        self.assertEqual(self.statuses(self.request_without_reading(200_000, THIRD_CLIENT)), [200])
+        self.assertEqual(self.unread.total, TOTAL_LIMIT)
 
-    def test_of_others(self) -> None:
-        """Who reads is not concerned by those who do not."""
-        self.leave(ONE)
-        self.is_refused(self.leave(ONE))
-        self.assertEqual(self.statuses(self.leave(200_000, OTHER)), [200])
-        self.assertEqual((self.unread.of(PEER), self.unread.of(OTHER)), (ONE, 200_000))
+    def test_limit_of_one_client_spares_others(self) -> None:
+        """Other clients are not affected."""
+        self.request_without_reading(CLIENT_LIMIT)
+        self.assert_refused(self.request_without_reading(CLIENT_LIMIT))
+        self.assertEqual(self.statuses(self.request_without_reading(200_000, SECOND_CLIENT)), [200])
+        self.assertEqual((self.unread.of(PEER), self.unread.of(SECOND_CLIENT)), (CLIENT_LIMIT, 200_000))
 
-    def test_small_answers(self) -> None:
-        """They are always written; they count where they make the transport full, and not where it has room."""
-        self.leave(ONE)
-        tiny, small = self.leave(1000), self.leave(SMALL_RESPONSE_BYTES)
+    def test_small_responses_are_always_written(self) -> None:
+        """Small responses are always written, and count only if the transport is full."""
+        self.request_without_reading(CLIENT_LIMIT)
+        tiny, small = self.request_without_reading(1000), self.request_without_reading(SMALL_RESPONSE_BYTES)
         self.assertEqual(self.statuses(tiny, small), [200, 200])
-        self.assertEqual(self.unread.of(PEER), ONE + SMALL_RESPONSE_BYTES)
-        small.unstick()
-        self.assertEqual(self.unread.of(PEER), ONE)
+        self.assertEqual(self.unread.of(PEER), CLIENT_LIMIT + SMALL_RESPONSE_BYTES)
+        small.resume_peer()
+        self.assertEqual(self.unread.of(PEER), CLIENT_LIMIT)
 
-    def test_reading(self) -> None:
-        """An answer counts until all of it is taken; then there is room, on the same connection too."""
-        line = self.leave(ONE)
-        self.is_refused(self.leave(ONE))
-        line.unstick()
-        self.site_fixture.settle()
-        self.assertEqual(self.statuses(line), [200])
+    def test_read_response_makes_room(self) -> None:
+        """A response counts until it is read whole; then there is room, also on the same connection."""
+        transport = self.request_without_reading(CLIENT_LIMIT)
+        self.assert_refused(self.request_without_reading(CLIENT_LIMIT))
+        transport.resume_peer()
+        self.site_fixture.run_due_calls()
+        self.assertEqual(self.statuses(transport), [200])
         self.assertEqual((self.unread.of(PEER), self.unread.total), (0, 0))
-        line.stuck = True
-        line.feed(self.asking(ONE))
-        self.assertEqual(self.statuses(line), [200])
-        self.assertEqual(self.unread.of(PEER), ONE)
+        transport.peer_stalled = True
+        transport.feed(self.request_of_size(CLIENT_LIMIT))
+        self.assertEqual(self.statuses(transport), [200])
+        self.assertEqual(self.unread.of(PEER), CLIENT_LIMIT)
 
-    def test_leaving(self) -> None:
-        """What will never be read counts no longer, whoever ends the connection."""
-        for line in (self.leave(200_000), self.leave(100_000)):
-            line.hang_up(cleanly=False)
+    def test_disconnect_makes_room(self) -> None:
+        """Responses of a closed connection do not count, whoever closed it."""
+        for transport in (self.request_without_reading(200_000), self.request_without_reading(100_000)):
+            transport.disconnect(cleanly=False)
         self.assertEqual(self.unread.total, 0)
-        self.leave(ONE).abortConnection()
-        self.assertEqual(self.unread.total, ONE)
-        self.site_fixture.settle()
+        self.request_without_reading(CLIENT_LIMIT).abortConnection()
+        self.assertEqual(self.unread.total, CLIENT_LIMIT)
+        self.site_fixture.run_due_calls()
         self.assertEqual(self.unread.total, 0)
 
-    def test_leaving_before_the_answer(self) -> None:
-        """To nobody nothing is written."""
-        line = self.leave(0)
-        line.taken()
-        late: Deferred[RequestReply] = Deferred()
-        request = self.asking(1)
-        self.decentrl.answer = lambda body: late
-        line.feed(request)
-        line.hang_up()
-        late.callback(RequestReply(200, b"x" * ONE))
-        self.assertEqual((line.taken(), self.unread.total), (b"", 0))
+    def test_late_response_to_disconnected_client(self) -> None:
+        """Nothing is written to a disconnected client."""
+        transport = self.request_without_reading(0)
+        transport.take_output()
+        pending_reply: Deferred[RequestReply] = Deferred()
+        request = self.request_of_size(1)
+        self.decentrl.answer = lambda body: pending_reply
+        transport.feed(request)
+        transport.disconnect()
+        pending_reply.callback(RequestReply(200, b"x" * CLIENT_LIMIT))
+        self.assertEqual((transport.take_output(), self.unread.total), (b"", 0))
 
-    def test_who_reads_at_once(self) -> None:
-        """May ask for as much as there is, time after time."""
-        line = self.site_fixture.line()
+    def test_fast_reader_is_never_refused(self) -> None:
+        """A client that reads at once can request any amount in total."""
+        transport = self.site_fixture.connect()
         for _ in range(10):
-            line.feed(self.asking(ONE))
-            self.site_fixture.settle()
-            self.assertEqual(self.statuses(line), [200])
+            transport.feed(self.request_of_size(CLIENT_LIMIT))
+            self.site_fixture.run_due_calls()
+            self.assertEqual(self.statuses(transport), [200])
             self.assertEqual(self.unread.total, 0)
 
-    def test_pipelining(self) -> None:
-        """One connection has one answer unread; the next request is not even looked at."""
-        line = self.site_fixture.line()
-        line.stuck = True
-        requests = self.asking(100_000) * 3
+    def test_pipelined_requests_wait_for_reader(self) -> None:
+        """A connection has one unread response; the next request waits."""
+        transport = self.site_fixture.connect()
+        transport.peer_stalled = True
+        requests = self.request_of_size(100_000) * 3
         unread = []
 
         def answer(body: bytes) -> Deferred[RequestReply]:
@@ -210,166 +214,177 @@ class UnreadTests(SynchronousTestCase):
             return succeed(RequestReply(200, b"x" * 100_000))
 
         self.decentrl.answer = answer
-        line.feed(requests)
+        transport.feed(requests)
         self.assertEqual((unread, self.unread.total), ([0], 100_000))
-        line.unstick()
-        self.site_fixture.settle()
+        transport.resume_peer()
+        self.site_fixture.run_due_calls()
         self.assertEqual((unread, self.unread.total), ([0, 0, 0], 0))
-        self.assertEqual([one.status for one in parse_responses(line.taken())], [200, 200, 200])
+        self.assertEqual([response.status for response in parse_responses(transport.take_output())], [200, 200, 200])
 
-    def test_refusals_in_a_row(self) -> None:
-        """They keep their order among other answers, and the connection goes on."""
-        self.leave(ONE)
-        line = self.site_fixture.line()
-        line.feed(self.asking(100_000) + self.asking(10) + self.asking(100_000))
-        self.assertEqual([answer.status for answer in parse_responses(line.taken())], [429, 200, 429])
-        self.assertFalse(line.lost or line.disconnecting)
+    def test_refusals_keep_order_and_connection(self) -> None:
+        """Refusals keep their order among other responses, and the connection stays open."""
+        self.request_without_reading(CLIENT_LIMIT)
+        transport = self.site_fixture.connect()
+        transport.feed(self.request_of_size(100_000) + self.request_of_size(10) + self.request_of_size(100_000))
+        self.assertEqual([answer.status for answer in parse_responses(transport.take_output())], [429, 200, 429])
+        self.assertFalse(transport.lost or transport.disconnecting)
 
-    def test_an_envelope(self) -> None:
-        """A refusal has the form of the protocol that was asked."""
-        self.leave(ONE)
+    def test_refused_envelope(self) -> None:
+        """A refusal has the form of the protocol that was used."""
+        self.request_without_reading(CLIENT_LIMIT)
         self.didcomm.answer = lambda body: succeed(RequestReply(200, b"x" * 100_000, "text/x-test"))
-        line = self.site_fixture.line()
+        transport = self.site_fixture.connect()
         for path in ("/didcomm", "/"):
-            line.feed(encode_request("POST", path, b"{}", {"Content-Type": ENCRYPTED.decode(), **self.way}))
-            answer = self.only(line)
-            self.assertEqual((answer.status, answer.headers["retry-after"]), (429, "60"))
-            self.assertEqual(answer.json, {"status": "error", "detail": "Too many requests"})
+            transport.feed(
+                encode_request("POST", path, b"{}", {"Content-Type": ENCRYPTED.decode(), **self.path_headers})
+            )
+            response = self.response_on(transport)
+            self.assertEqual((response.status, response.headers["retry-after"]), (429, "60"))
+            self.assertEqual(response.json, {"status": "error", "detail": "Too many requests"})
 
-    def test_behind_a_proxy(self) -> None:
-        """Each client pays for itself, of an IPv6 network all its addresses together."""
+    def test_clients_behind_proxy_are_counted_separately(self) -> None:
+        """Each client behind a proxy has its limit, an IPv6 /64 a common one."""
         for client, rate_limit_key in (("203.0.113.1", "203.0.113.1"), ("2001:db8::1", "2001:db8::")):
-            line = self.leave(200_000, PROXY, **{"X-Forwarded-For": client})
+            line = self.request_without_reading(200_000, PROXY, **{"X-Forwarded-For": client})
             self.assertEqual((self.statuses(line), self.unread.of(rate_limit_key)), ([200], 200_000))
-        self.is_refused(self.leave(100_001, PROXY, **{"X-Forwarded-For": "2001:db8::2"}))
-        self.assertEqual(self.statuses(self.leave(100_000, PROXY, **{"X-Forwarded-For": "203.0.113.1"})), [200])
-        self.assertEqual((self.unread.of("203.0.113.1"), self.unread.of(PROXY)), (ONE, 0))
+        self.assert_refused(self.request_without_reading(100_001, PROXY, **{"X-Forwarded-For": "2001:db8::2"}))
+        self.assertEqual(
+            self.statuses(self.request_without_reading(100_000, PROXY, **{"X-Forwarded-For": "203.0.113.1"})), [200]
+        )
+        self.assertEqual((self.unread.of("203.0.113.1"), self.unread.of(PROXY)), (CLIENT_LIMIT, 0))
 
-    def test_the_patience(self) -> None:
-        """Who has not taken an answer after a minute is cut off."""
-        line = self.leave(ONE)
+    def test_unread_response_times_out(self) -> None:
+        """A client that has not read a response after a minute is disconnected."""
+        transport = self.request_without_reading(CLIENT_LIMIT)
         self.site_fixture.clock.advance(59.9)
-        self.assertFalse(line.lost)
+        self.assertFalse(transport.lost)
         self.site_fixture.clock.advance(0.2)
-        self.site_fixture.settle()
-        self.assertTrue(line.lost)
+        self.site_fixture.run_due_calls()
+        self.assertTrue(transport.lost)
         self.assertEqual(self.unread.total, 0)
 
-    def test_the_patience_begins_anew(self) -> None:
-        """Who has taken one has a minute to ask again, and another for the next."""
-        line = self.leave(ONE)
+    def test_reading_restarts_timeout(self) -> None:
+        """After reading, a client has a minute for the next request, and another for its response."""
+        transport = self.request_without_reading(CLIENT_LIMIT)
         self.site_fixture.clock.advance(59)
-        line.unstick()
+        transport.resume_peer()
         self.site_fixture.clock.advance(59)
-        line.stuck = True
-        line.feed(self.asking(ONE))
+        transport.peer_stalled = True
+        transport.feed(self.request_of_size(CLIENT_LIMIT))
         self.site_fixture.clock.advance(59)
-        self.assertFalse(line.lost)
-        self.assertEqual(self.unread.total, ONE)
+        self.assertFalse(transport.lost)
+        self.assertEqual(self.unread.total, CLIENT_LIMIT)
         self.site_fixture.clock.advance(1.1)
-        self.site_fixture.settle()
-        self.assertTrue(line.lost)
+        self.site_fixture.run_due_calls()
+        self.assertTrue(transport.lost)
 
-    def test_a_small_answer_does_not_hold_a_connection(self) -> None:
-        """Nor may one be kept open by an answer that the transport still had room for."""
-        line = self.leave(1000)
+    def test_small_unread_response_times_out(self) -> None:
+        """A small unread response does not keep a connection open."""
+        transport = self.request_without_reading(1000)
         self.site_fixture.clock.advance(60.1)
-        self.site_fixture.settle()
-        self.assertTrue(line.lost)
+        self.site_fixture.run_due_calls()
+        self.assertTrue(transport.lost)
 
-    def test_sending_without_reading(self) -> None:
-        """A large request that comes while an answer is unread is served once that is read."""
-        line = self.leave(ONE)
-        request = encode_request("POST", "/", b"7".rjust(300_000), {"Content-Type": "application/json", **self.way})
-        line.feed(request)
-        self.assertGreater(line.unread, 0)
-        line.unstick()
-        self.site_fixture.settle()
-        self.assertEqual([len(answer.body) for answer in parse_responses(line.taken())], [ONE, 7])
+    def test_large_request_waits_for_reader(self) -> None:
+        """A large request that arrives while a response is unread is served after that is read."""
+        transport = self.request_without_reading(CLIENT_LIMIT)
+        request = encode_request(
+            "POST", "/", b"7".rjust(300_000), {"Content-Type": "application/json", **self.path_headers}
+        )
+        transport.feed(request)
+        self.assertGreater(transport.unread, 0)
+        transport.resume_peer()
+        self.site_fixture.run_due_calls()
+        self.assertEqual([len(answer.body) for answer in parse_responses(transport.take_output())], [CLIENT_LIMIT, 7])
 
 
-class GeneralPathTests(UnreadTests):
-    """The same, and what only twisted.web serves."""
+class GeneralPathTests(UnreadResponseTests):
+    """The same on the general path, and what only twisted.web serves."""
 
-    way = DETOUR
+    path_headers = GENERAL_PATH_HEADERS
 
-    def test_a_public_channel(self) -> None:
-        """A page is refused like the answer to a command; HEAD is none, and never is."""
+    def test_public_channel(self) -> None:
+        """Pages of public channels are limited like replies to commands; responses to HEAD are not."""
         self.decentrl.page = lambda did: succeed(RequestReply(200, b"x" * 100_000))
-        self.leave(200_001)
-        line = self.site_fixture.line()
-        line.feed(encode_request("GET", PAGE))
-        self.is_refused(line)
-        line.feed(encode_request("HEAD", PAGE) * 2)
-        answers = parse_responses(line.taken(), head=True)
-        self.assertEqual([(one.status, one.headers["content-length"]) for one in answers], [(200, "100000")] * 2)
+        self.request_without_reading(200_001)
+        transport = self.site_fixture.connect()
+        transport.feed(encode_request("GET", PAGE))
+        self.assert_refused(transport)
+        transport.feed(encode_request("HEAD", PAGE) * 2)
+        responses = parse_responses(transport.take_output(), head=True)
+        self.assertEqual(
+            [(response.status, response.headers["content-length"]) for response in responses], [(200, "100000")] * 2
+        )
         self.assertEqual(self.unread.total, 200_001)
 
-    def test_heads(self) -> None:
-        """Of an answer to HEAD there is nothing to count."""
-        self.decentrl.page = lambda did: succeed(RequestReply(200, b"x" * ONE))
-        line = self.site_fixture.line()
-        line.stuck = True
-        line.feed(encode_request("HEAD", PAGE))
-        self.assertEqual((line.taken()[:12], self.unread.total), (b"HTTP/1.1 200", 0))
+    def test_head_does_not_count(self) -> None:
+        """A response to HEAD counts nothing."""
+        self.decentrl.page = lambda did: succeed(RequestReply(200, b"x" * CLIENT_LIMIT))
+        transport = self.site_fixture.connect()
+        transport.peer_stalled = True
+        transport.feed(encode_request("HEAD", PAGE))
+        self.assertEqual((transport.take_output()[:12], self.unread.total), (b"HTTP/1.1 200", 0))
 
-    def test_the_largest_page(self) -> None:
-        """What is the same for everybody is in memory as often as it is unread."""
+    def test_static_document_counts_per_connection(self) -> None:
+        """A shared document counts once for each connection that has not read it."""
         size = len(self.site_fixture.request("GET", "/openapi.json").body)
         self.assertGreater(size, SMALL_RESPONSE_BYTES)
-        self.leave(ONE - size)
+        self.request_without_reading(CLIENT_LIMIT - size)
         for status in (200, 429):
-            line = self.site_fixture.line()
-            line.stuck = True
-            line.feed(encode_request("GET", "/openapi.json"))
-            self.assertEqual(self.statuses(line), [status])
-        self.assertEqual(self.unread.of(PEER), ONE)
+            transport = self.site_fixture.connect()
+            transport.peer_stalled = True
+            transport.feed(encode_request("GET", "/openapi.json"))
+            self.assertEqual(self.statuses(transport), [status])
+        self.assertEqual(self.unread.of(PEER), CLIENT_LIMIT)
 
-    def test_the_last_answer(self) -> None:
-        """Of a connection that ends with it: it counts until it is taken, and then the connection is closed."""
-        line = self.leave(ONE, Connection="close")
-        self.site_fixture.settle()
-        self.assertEqual((line.lost, self.unread.of(PEER)), (False, ONE))
-        line.unstick()
-        self.assertEqual((line.lost, self.unread.total), (True, 0))
+    def test_last_response_counts_until_read(self) -> None:
+        """The last response of a connection counts until it is read; then the connection closes."""
+        transport = self.request_without_reading(CLIENT_LIMIT, Connection="close")
+        self.site_fixture.run_due_calls()
+        self.assertEqual((transport.lost, self.unread.of(PEER)), (False, CLIENT_LIMIT))
+        transport.resume_peer()
+        self.assertEqual((transport.lost, self.unread.total), (True, 0))
 
-    def test_the_last_answer_is_not_taken(self) -> None:
-        """It does not stay for ever, be it large or small."""
-        lines = self.leave(ONE, Connection="close"), self.leave(10, Connection="close")
+    def test_unread_last_response_times_out(self) -> None:
+        """An unread last response times out, large or small."""
+        transports = (
+            self.request_without_reading(CLIENT_LIMIT, Connection="close"),
+            self.request_without_reading(10, Connection="close"),
+        )
         self.site_fixture.clock.advance(59.9)
-        self.assertEqual([line.lost for line in lines], [False, False])
+        self.assertEqual([transport.lost for transport in transports], [False, False])
         self.site_fixture.clock.advance(0.2)
-        self.site_fixture.settle()
-        self.assertEqual([line.lost for line in lines], [True, True])
+        self.site_fixture.run_due_calls()
+        self.assertEqual([transport.lost for transport in transports], [True, True])
         self.assertEqual(self.unread.total, 0)
 
-    def test_after_the_last_answer(self) -> None:
-        """What a client sends then is neither served nor kept, though a transport that closes reads on."""
-        for size in (ONE, 10):
-            line = self.leave(size, Connection="close")
+    def test_data_after_last_response_is_discarded(self) -> None:
+        """Data after the last response is neither served nor kept, although a closing transport reads on."""
+        for size in (CLIENT_LIMIT, 10):
+            transport = self.request_without_reading(size, Connection="close")
             served = len(self.decentrl.received)
             for _ in range(10):
-                line.protocol.dataReceived(self.asking(10) + b"x" * 100_000)
-            channel: Any = line.protocol
+                transport.protocol.dataReceived(self.request_of_size(10) + b"x" * 100_000)
+            channel: Any = transport.protocol
             self.assertEqual(channel.held, 0)
             self.assertEqual(len(self.decentrl.received), served)
 
-    def test_after_a_bad_request(self) -> None:
-        """The same holds where there was no answer but that what came is no HTTP."""
-        line = self.site_fixture.line()
-        line.stuck = True
-        line.feed(b"nonsense\r\n\r\n")
-        self.assertEqual(line.taken()[:12], b"HTTP/1.1 400")
-        for piece in self.asking(ONE).splitlines(keepends=True):
-            line.protocol.dataReceived(piece)
-        self.assertEqual((line.taken(), self.decentrl.received), (b"", []))
+    def test_data_after_bad_request_is_discarded(self) -> None:
+        """The same after a request that is not HTTP."""
+        transport = self.site_fixture.connect()
+        transport.peer_stalled = True
+        transport.feed(b"nonsense\r\n\r\n")
+        self.assertEqual(transport.take_output()[:12], b"HTTP/1.1 400")
+        for piece in self.request_of_size(CLIENT_LIMIT).splitlines(keepends=True):
+            transport.protocol.dataReceived(piece)
+        self.assertEqual((transport.take_output(), self.decentrl.received), (b"", []))
         self.site_fixture.clock.advance(60.1)
-        self.site_fixture.settle()
-        self.assertTrue(line.lost)
+        self.site_fixture.run_due_calls()
+        self.assertTrue(transport.lost)
 
 
-class Reader(Protocol):
-    """A client that reads when it is told to."""
+class PausableClient(Protocol):
+    """Client that reads only on request."""
 
     def __init__(self) -> None:
         self.got = bytearray()
@@ -377,14 +392,14 @@ class Reader(Protocol):
         self._whole: Deferred[bytes] = Deferred()
 
     def ask(self, request: bytes) -> None:
-        """Send, and stop reading."""
+        """Send a request and stop reading."""
         assert self.transport is not None
         wire: Any = self.transport
         wire.pauseProducing()
         wire.write(request)
 
     def read(self, body: int) -> Deferred[bytes]:
-        """All of an answer, whose body has so many bytes."""
+        """Read a whole response with a body of `body` bytes."""
         self._wanted, self._whole = body, Deferred()
         wire: Any = self.transport
         wire.resumeProducing()
@@ -394,17 +409,17 @@ class Reader(Protocol):
         self.got += data
         end = self.got.find(b"\r\n\r\n", 0, 4096)
         if end > 0 and len(self.got) >= end + 4 + self._wanted and not self._whole.called:
-            got, self.got = bytes(self.got), bytearray()
-            self._whole.callback(got)
+            output, self.got = bytes(self.got), bytearray()
+            self._whole.callback(output)
 
     def connectionLost(self, reason: Failure | None = None) -> None:
-        """What was awaited will not come."""
+        """Fail the pending read."""
         if not self._whole.called:
             self._whole.errback(Failure(ConnectionError()))
 
 
-class KernelTests(TestCase):
-    """How a transport tells that it is full, and that it no longer is, only real sockets show."""
+class RealSocketTests(TestCase):
+    """Flow control of transports on real sockets."""
 
     timeout = 120
 
@@ -412,30 +427,30 @@ class KernelTests(TestCase):
         reactor: Any = _reactor
         self.call_later = reactor.callLater
         self.decentrl = FakeDecentrl()
-        site_fixture = InMemorySite(self, fake_decentrl=self.decentrl, limits=PLENTY)
+        site_fixture = InMemorySite(self, fake_decentrl=self.decentrl, limits=HIGH_LIMITS)
         self.site = site_fixture.site
         self.unread = self.site.unread
         self.site.scheduler._clock, self.site.scheduler._steady = reactor, perf_counter
         port = reactor.listenTCP(0, self.site, interface=LOCAL)
         self.addCleanup(port.stopListening)
-        self.addCleanup(lambda: Deferred.fromCoroutine(self.closed()))
+        self.addCleanup(lambda: Deferred.fromCoroutine(self.all_closed()))
         self.endpoint = TCP4ClientEndpoint(reactor, LOCAL, port.getHost().port)
 
-    async def closed(self) -> None:
-        """Return when the daemon has no connection any more."""
+    async def all_closed(self) -> None:
+        """Fire when the daemon has no connection any more."""
         while self.site._per_host:
             await deferLater(_reactor, 0.01)
 
-    async def client(self) -> Reader:
-        """A client that is connected."""
-        reader = Reader()
+    async def client(self) -> PausableClient:
+        """Connect a client."""
+        reader = PausableClient()
         await connectProtocol(self.endpoint, reader)
         wire: Any = reader.transport
         self.addCleanup(wire.abortConnection)
         return reader
 
-    async def asked(self, reader: Reader, size: int, headers: dict[str, str]) -> None:
-        """Wait until this client's request was answered with so many bytes; it reads nothing of it."""
+    async def request_unread(self, reader: PausableClient, size: int, headers: dict[str, str]) -> None:
+        """Have a client request `size` bytes; return when the daemon has answered, without reading."""
         arrived: Deferred[None] = Deferred()
         reply: Deferred[RequestReply] = Deferred()
 
@@ -448,22 +463,22 @@ class KernelTests(TestCase):
         await arrived
         reply.callback(RequestReply(200, b"x" * size))
 
-    async def test_a_client_that_waits_with_reading(self) -> None:
+    async def test_delayed_reader(self) -> None:
         """20 MiB count until they are read; as much again is refused before that, and answered afterwards."""
         size = 20 * 1024 * 1024
         headers: dict[str, str]
-        for headers in ({}, DETOUR):
+        for headers in ({}, GENERAL_PATH_HEADERS):
             first, second = await self.client(), await self.client()
-            await self.asked(first, size, headers)
+            await self.request_unread(first, size, headers)
             self.assertEqual((self.unread.of(LOCAL), self.unread.total), (size, size))
-            await self.asked(second, size, headers)
+            await self.request_unread(second, size, headers)
             (refused,) = parse_responses(await second.read(len(b'{"type":"ERROR","code":"RATE_LIMITED"}')))
-            self.assertEqual((refused.status, refused.json), (429, REFUSED))
+            self.assertEqual((refused.status, refused.json), (429, REFUSAL))
             self.assertEqual(self.unread.total, size)
             (whole,) = parse_responses(await first.read(size))
             self.assertEqual((whole.status, len(whole.body)), (200, size))
             self.assertEqual(self.unread.total, 0)
-            await self.asked(second, size, headers)
+            await self.request_unread(second, size, headers)
             (whole,) = parse_responses(await second.read(size))
             self.assertEqual((whole.status, len(whole.body)), (200, size))
             self.assertEqual(self.unread.total, 0)

@@ -1,4 +1,4 @@
-"""A connection that sends much is served a little in each iteration of the reactor, then the next has its turn."""
+"""Connections are served in turn, one quantum each."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from mediatord.http.flow_control import MAX_ITERATION_SECONDS, MAX_QUANTA, Round
 from mediatord.ratelimit.rate_limiter import RateLimits
 from tests.http.in_memory_site import PING, PONG, InMemorySite, encode_masked_frame, encode_request, parse_responses
 
-PLENTY = {"ip_per_minute": 100_000, "did_per_minute": 100_000, "account_per_minute": 100_000}
+HIGH_LIMITS = {"ip_per_minute": 100_000, "did_per_minute": 100_000, "account_per_minute": 100_000}
 
 
-class Connection:
+class FakeConnection:
     """:ivar left: quanta that it needs."""
 
     def __init__(self, scheduler: RoundRobinScheduler, log: list[str], name: str, left: int) -> None:
@@ -30,56 +30,56 @@ class SchedulerTests(SynchronousTestCase):
         self.clock, self.now, self.log = Clock(), 0.0, list[str]()
         self.scheduler = RoundRobinScheduler(self.clock, lambda: self.now)
 
-    def test_in_turn(self) -> None:
-        """Each has a quantum before one has its second, however often it queues up."""
+    def test_serves_round_robin(self) -> None:
+        """Each connection has a quantum before one has its second, however often it is queued."""
         for name, left in (("a", 3), ("b", 2)):
-            one = Connection(self.scheduler, self.log, name, left)
+            one = FakeConnection(self.scheduler, self.log, name, left)
             self.scheduler.add(one)
             self.scheduler.add(one)
         self.clock.advance(0)
         self.assertEqual(self.log, list("ababa"))
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_so_many_in_an_iteration(self) -> None:
-        """The others in the next."""
-        self.scheduler.add(Connection(self.scheduler, self.log, "a", MAX_QUANTA + 1))
+    def test_limits_quanta_per_iteration(self) -> None:
+        """The rest follows in the next iteration."""
+        self.scheduler.add(FakeConnection(self.scheduler, self.log, "a", MAX_QUANTA + 1))
         self.scheduler._run()
         self.assertEqual(len(self.log), MAX_QUANTA)
         self.clock.advance(0)
         self.assertEqual(len(self.log), MAX_QUANTA + 1)
 
-    def test_slow_quanta(self) -> None:
-        """None begins when time is up."""
+    def test_slow_quanta_end_iteration(self) -> None:
+        """No quantum begins after the time of an iteration."""
         steps = iter(range(1000))
         self.scheduler = RoundRobinScheduler(self.clock, lambda: next(steps) * MAX_ITERATION_SECONDS)
-        self.scheduler.add(Connection(self.scheduler, self.log, "a", 3))
+        self.scheduler.add(FakeConnection(self.scheduler, self.log, "a", 3))
         self.scheduler._run()
         self.assertEqual(len(self.log), 1)
 
 
 class FloodTests(SynchronousTestCase):
-    """Nothing that is sent in one piece is served in one iteration."""
+    """Requests in one segment are not all served in one iteration."""
 
     def setUp(self) -> None:
-        self.site_fixture = InMemorySite(self, limits=PLENTY)
+        self.site_fixture = InMemorySite(self, limits=HIGH_LIMITS)
 
     def served_at_once(self, requests: bytes, number: int) -> int:
-        """How many requests are answered before others have their turn; in the end all are."""
-        line = self.site_fixture.line()
-        line.protocol.dataReceived(requests * number)
-        at_once: int = line.value().count(b"HTTP/1.1 ")
-        self.site_fixture.settle()
-        self.assertEqual(len(parse_responses(line.taken())), number)
-        self.assertEqual(line.producerState, "producing")
+        """Return how many requests are answered before other connections are served; in the end all are."""
+        transport = self.site_fixture.connect()
+        transport.protocol.dataReceived(requests * number)
+        at_once: int = transport.value().count(b"HTTP/1.1 ")
+        self.site_fixture.run_due_calls()
+        self.assertEqual(len(parse_responses(transport.take_output())), number)
+        self.assertEqual(transport.producerState, "producing")
         return at_once
 
     def test_empty_posts(self) -> None:
-        """Of either protocol, on the fast path."""
+        """Empty posts of either protocol, on the fast path."""
         for path in ("/didcomm", "/"):
             self.assertLessEqual(self.served_at_once(encode_request("POST", path, b""), 500), 8)
 
     def test_general_path(self) -> None:
-        """Whatever twisted.web serves."""
+        """Requests on the general path."""
         for request in (
             encode_request("OPTIONS", "/"),
             encode_request("GET", "/nothing"),
@@ -88,26 +88,26 @@ class FloodTests(SynchronousTestCase):
             self.assertLessEqual(self.served_at_once(request, 300), 2)
 
     def test_pings(self) -> None:
-        """And every ping is answered, in order."""
+        """Pings are all answered, in order."""
         websocket_client = self.site_fixture.websocket_client()
-        websocket_client.line.protocol.dataReceived(
+        websocket_client.transport.protocol.dataReceived(
             b"".join(encode_masked_frame(b"%d" % n, PING) for n in range(900))
         )
-        self.assertLess(websocket_client.line.value().count(b"\x8a"), 50)
-        self.assertEqual(websocket_client.line.producerState, "paused")
+        self.assertLess(websocket_client.transport.value().count(b"\x8a"), 50)
+        self.assertEqual(websocket_client.transport.producerState, "paused")
         self.assertEqual(websocket_client.frames(), [(PONG, b"%d" % n) for n in range(900)])
-        self.assertEqual(websocket_client.line.producerState, "producing")
+        self.assertEqual(websocket_client.transport.producerState, "producing")
 
-    def test_flooded(self) -> None:
-        """An address that has used up its requests is told so once, and its connections are closed."""
+    def test_flooding_address_is_disconnected(self) -> None:
+        """An address over its limit gets one refusal, and its connections are closed."""
         self.site_fixture.base.rate_limiter.set_limits(RateLimits(1, 1, 1))
         for request in (encode_request("POST", "/didcomm", b""), encode_request("OPTIONS", "/")):
-            line = self.site_fixture.line("192.0.2.50")
-            line.feed(request * 1200)
-            self.site_fixture.settle()
-            self.assertEqual([one.status for one in parse_responses(line.taken())][-1], 429)
-            self.assertTrue(line.lost)
+            transport = self.site_fixture.connect("192.0.2.50")
+            transport.feed(request * 1200)
+            self.site_fixture.run_due_calls()
+            self.assertEqual([response.status for response in parse_responses(transport.take_output())][-1], 429)
+            self.assertTrue(transport.lost)
         websocket_client = self.site_fixture.websocket_client(peer="192.0.2.51")
         websocket_client.send(b"".join([b""]))
-        websocket_client.line.feed(encode_masked_frame(b"", PING) * 1200)
+        websocket_client.transport.feed(encode_masked_frame(b"", PING) * 1200)
         self.assertEqual(websocket_client.close_code(), 1008)

@@ -1,4 +1,4 @@
-"""What a socket costs, counted: memory, timers, writes and turns of the store."""
+"""Cost of a socket in memory, timers, writes and store calls, counted."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from mediatord.wallet.didcomm_client import read_delivery
 from tests.http.in_memory_site import PING, PONG, InMemorySite, InMemoryWebSocketClient, encode_masked_frame
 from tests.in_memory_mediator import MP, InMemoryReactor, InMemoryWallet, pack_forward
 
-PLENTY = {"ip_per_minute": 100_000, "did_per_minute": 100_000, "account_per_minute": 100_000}
-MANY = 40
-# Modules whose memory is that of sockets. What the store and the limits remember of messages is not.
-OURS = (
+HIGH_LIMITS = {"ip_per_minute": 100_000, "did_per_minute": 100_000, "account_per_minute": 100_000}
+SOCKET_COUNT = 40
+# Modules whose memory counts. Memory of the store and the limits depends on messages.
+COUNTED_MODULES = (
     *("mediatord/http/", "mediatord/delivery/", "mediatord/observability/event_recorder"),
     *("mediatord/didcomm/live", "mediatord/didcomm/messages", "autobahn/", "twisted/web/", "txaio/"),
 )
@@ -33,17 +33,17 @@ OURS = (
 
 class CostsTestCase(SynchronousTestCase):
     def setUp(self) -> None:
-        self.site_fixture = InMemorySite(self, limits={**PLENTY, "max_connections_per_ip": 10_000})
+        self.site_fixture = InMemorySite(self, limits={**HIGH_LIMITS, "max_connections_per_ip": 10_000})
 
-    def live(self, wallet: InMemoryWallet) -> InMemoryWebSocketClient:
-        """A socket that a wallet's messages are pushed to."""
+    def open_live_socket(self, wallet: InMemoryWallet) -> InMemoryWebSocketClient:
+        """Open a socket with live delivery for a wallet."""
         websocket_client = self.site_fixture.websocket_client()
         websocket_client.send(wallet.pack(f"{MP}/live-delivery-change", {"live_delivery": True}))
         self.assertEqual(len(websocket_client.texts()), 1)
         return websocket_client
 
-    def pushed(self, websocket_client: InMemoryWebSocketClient, wallet: InMemoryWallet, text: str = "hello") -> str:
-        """The id of a message that a stranger sends and that comes out of a socket."""
+    def push(self, websocket_client: InMemoryWebSocketClient, wallet: InMemoryWallet, text: str = "hello") -> str:
+        """Forward a message to a wallet; return the id pushed to its socket."""
         self.site_fixture.receive(pack_forward(self.site_fixture, wallet.did, wallet.letter(text)))
         (frame,) = websocket_client.texts()
         return read_delivery(wallet.open(frame).message)[0].id
@@ -51,56 +51,60 @@ class CostsTestCase(SynchronousTestCase):
 
 class MemoryTests(CostsTestCase):
     def test_bytes_of_a_live_socket(self) -> None:
-        """At rest it takes less than three KiB in our modules and Autobahn's, where it was over ten."""
-        wallets = [InMemoryWallet(self.site_fixture).enrol() for _ in range(MANY)]
-        kept = [self.live(wallets[0])]
+        """A live socket at rest takes less than three KiB in mediatord and Autobahn; it was over ten."""
+        wallets = [InMemoryWallet(self.site_fixture).enrol() for _ in range(SOCKET_COUNT)]
+        kept = [self.open_live_socket(wallets[0])]
         gc.collect()
         tracemalloc.start()
         try:
             before = tracemalloc.take_snapshot()
-            kept += [self.live(wallet) for wallet in wallets]
+            kept += [self.open_live_socket(wallet) for wallet in wallets]
             gc.collect()
             after = tracemalloc.take_snapshot()
         finally:
             tracemalloc.stop()
-        growth = [one for one in after.compare_to(before, "filename") if self._is_ours(one.traceback[0].filename)]
-        self.assertLess(sum(one.size_diff for one in growth) / MANY, 3072)
-        self.assertLess(sum(one.count_diff for one in growth) / MANY, 40)
+        growth = [
+            item
+            for item in after.compare_to(before, "filename")
+            if self._is_counted_module(item.traceback[0].filename)
+        ]
+        self.assertLess(sum(element.size_diff for element in growth) / SOCKET_COUNT, 3072)
+        self.assertLess(sum(member.count_diff for member in growth) / SOCKET_COUNT, 40)
 
     @staticmethod
-    def _is_ours(path: str) -> bool:
-        return any(part in path.replace("\\", "/") for part in OURS)
+    def _is_counted_module(path: str) -> bool:
+        return any(part in path.replace("\\", "/") for part in COUNTED_MODULES)
 
-    def test_nothing_of_its_own(self) -> None:
-        """What Autobahn keeps of a socket at rest is that of its class, also after fragments and control frames."""
+    def test_idle_socket_shares_class_attributes(self) -> None:
+        """Autobahn's attributes of an idle socket are those of its class, also after fragments and control frames."""
         wallet = InMemoryWallet(self.site_fixture).enrol()
-        websocket_client = self.live(wallet)
-        own = vars(websocket_client.line.protocol)
+        websocket_client = self.open_live_socket(wallet)
+        own = vars(websocket_client.transport.protocol)
         self.assertEqual(own, {})
-        websocket_client.line.feed(
+        websocket_client.transport.feed(
             encode_masked_frame(b"{", final=False) + encode_masked_frame(b"who", PING) + encode_masked_frame(b"}", 0)
         )
         self.assertEqual([opcode for opcode, _ in websocket_client.frames()], [PONG, 1])
         self.assertEqual(own, {})
         self.assertLess(sys.getsizeof(own), 100)
 
-    def test_queues_are_made_when_needed(self) -> None:
-        """An empty deque takes more than all the rest of a socket."""
-        outbox = SendQueue(lambda frame: None)
-        self.assertIsNone(outbox._queued)
-        outbox.pauseProducing()
-        outbox.offer(b"x")
-        self.assertEqual(outbox.queued_bytes, 1)
-        outbox.resumeProducing()
-        self.assertIsNone(outbox._queued)
+    def test_queues_are_created_on_demand(self) -> None:
+        """An empty deque takes more memory than the rest of a socket."""
+        send_queue = SendQueue(lambda frame: None)
+        self.assertIsNone(send_queue._queued)
+        send_queue.pauseProducing()
+        send_queue.offer(b"x")
+        self.assertEqual(send_queue.queued_bytes, 1)
+        send_queue.resumeProducing()
+        self.assertIsNone(send_queue._queued)
 
-    def test_dids_are_kept_once(self) -> None:
-        """The reader of a socket shares its DID with the tables, and needs no document."""
+    def test_did_strings_are_shared(self) -> None:
+        """The subscriber of a socket shares its DID string with the tables, and holds no document."""
         wallet = InMemoryWallet(self.site_fixture).enrol()
-        websocket_client = self.live(wallet)
+        websocket_client = self.open_live_socket(wallet)
         connections = self.site_fixture.base.connections
         ((session, reader),) = connections.subscribers(wallet.did)
-        self.assertIs(session, websocket_client.line.protocol)
+        self.assertIs(session, websocket_client.transport.protocol)
         self.assertIs(reader.name, next(iter(connections._live)))
         self.assertIs(reader.name, connections._dids.lookup(session)[0][0])
         self.assertFalse(hasattr(reader, "document"))
@@ -108,14 +112,14 @@ class MemoryTests(CostsTestCase):
 
 
 class TimerTests(CostsTestCase):
-    def test_one_for_all(self) -> None:
+    def test_sockets_have_no_timers(self) -> None:
         """Open sockets have no timers of their own."""
         self.site_fixture.websocket_client()
         before = len(self.site_fixture.clock.getDelayedCalls())
-        visitors = [self.site_fixture.websocket_client() for _ in range(MANY)]
+        websocket_clients = [self.site_fixture.websocket_client() for _ in range(SOCKET_COUNT)]
         self.assertEqual(len(self.site_fixture.clock.getDelayedCalls()), before)
-        for websocket_client in visitors:
-            websocket_client.line.hang_up()
+        for websocket_client in websocket_clients:
+            websocket_client.transport.disconnect()
 
 
 class KeepaliveTests(SynchronousTestCase):
@@ -123,54 +127,54 @@ class KeepaliveTests(SynchronousTestCase):
         self.clock = InMemoryReactor()
         self.keepalive = KeepaliveScheduler(self.clock, 30.0)
 
-    def test_everybody_once_in_an_interval(self) -> None:
-        """Whenever a socket was opened; the first time an interval after that."""
-        hearts = [RecordingSocket(self.clock) for _ in range(70)]
-        for socket_ in hearts:
+    def test_pings_each_socket_once_per_interval(self) -> None:
+        """Each socket is pinged once in an interval, the first time an interval after its opening."""
+        sockets = [RecordingSocket(self.clock) for _ in range(70)]
+        for socket_ in sockets:
             self.keepalive.add(socket_)
             socket_.opened = self.clock.seconds()
             self.clock.advance(1)
         self.clock.pump([1] * 200)
-        for socket_ in hearts:
-            first, *_ = socket_.beats
+        for socket_ in sockets:
+            first, *_ = socket_.pings
             self.assertTrue(29 <= first - socket_.opened <= 30)
-            gaps = {after - before for before, after in zip(socket_.beats, socket_.beats[1:], strict=False)}
+            gaps = {after - before for before, after in zip(socket_.pings, socket_.pings[1:], strict=False)}
             self.assertEqual(gaps, {KEEPALIVE_SLOTS})
 
-    def test_many_at_once_are_spread(self) -> None:
-        """A thousand that came in the same moment do not hold up everybody else."""
-        hearts = [RecordingSocket(self.clock) for _ in range(1000)]
-        for socket_ in hearts:
+    def test_spreads_pings_of_simultaneous_sockets(self) -> None:
+        """A thousand sockets opened at once are pinged in several iterations."""
+        sockets = [RecordingSocket(self.clock) for _ in range(1000)]
+        for socket_ in sockets:
             self.keepalive.add(socket_)
-        turns: list[float] = []
+        delays: list[float] = []
         real = self.clock.callLater
 
         def call_later(delay: float, *rest: Any) -> Any:
-            turns.append(delay)
+            delays.append(delay)
             return real(delay, *rest)
 
         self.patch(self.clock, "callLater", call_later)
         self.clock.pump([1] * 30)
-        self.assertEqual(turns.count(0), 9)
-        self.assertEqual({len(socket_.beats) for socket_ in hearts}, {1})
+        self.assertEqual(delays.count(0), 9)
+        self.assertEqual({len(socket_.pings) for socket_ in sockets}, {1})
 
-    def test_one_that_fails(self) -> None:
-        """The hearts of others go on, also of those that have their turn later."""
+    def test_failing_ping_spares_others(self) -> None:
+        """A ping that fails does not stop those after it."""
 
         def fail() -> None:
             raise ZeroDivisionError
 
-        hearts = [RecordingSocket(self.clock) for _ in range(250)]
-        for socket_ in hearts:
+        sockets = [RecordingSocket(self.clock) for _ in range(250)]
+        for socket_ in sockets:
             self.keepalive.add(socket_)
         broken = next(iter(self.keepalive))
         self.patch(broken, "ping", fail)
         self.clock.pump([1] * 61)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 2)
-        self.assertEqual({len(socket_.beats) for socket_ in hearts if socket_ is not broken}, {2})
+        self.assertEqual({len(socket_.pings) for socket_ in sockets if socket_ is not broken}, {2})
 
-    def test_no_timer_for_nobody(self) -> None:
-        """Who has gone is not pinged, and removing it again does no harm."""
+    def test_removed_socket_is_not_pinged(self) -> None:
+        """A removed socket is not pinged; removing it twice is harmless."""
         socket_ = RecordingSocket(self.clock)
         self.keepalive.add(socket_)
         self.keepalive.remove(socket_)
@@ -179,39 +183,39 @@ class KeepaliveTests(SynchronousTestCase):
 
 
 class RecordingSocket:
-    """A socket that records its pings."""
+    """Socket that records its pings."""
 
     def __init__(self, clock: InMemoryReactor) -> None:
         self.keepalive_slot = 0
         self.opened = 0.0
-        self.beats: list[float] = []
+        self.pings: list[float] = []
         self._clock = clock
 
     def ping(self) -> None:
-        """Note it."""
-        self.beats.append(self._clock.seconds())
+        """Record the ping."""
+        self.pings.append(self._clock.seconds())
 
 
 class PushTests(CostsTestCase):
-    def test_writes(self) -> None:
-        """A push is one write, header and all."""
+    def test_push_is_one_write(self) -> None:
+        """A push is one write, header included."""
         wallet = InMemoryWallet(self.site_fixture).enrol()
-        websocket_client = self.live(wallet)
+        websocket_client = self.open_live_socket(wallet)
         writes: list[bytes] = []
-        real = websocket_client.line.write
+        real = websocket_client.transport.write
 
         def write(data: bytes) -> None:
             writes.append(data)
             real(data)
 
-        self.patch(websocket_client.line, "write", write)
-        self.pushed(websocket_client, wallet)
+        self.patch(websocket_client.transport, "write", write)
+        self.push(websocket_client, wallet)
         self.assertEqual(len(writes), 1)
 
-    def test_marks(self) -> None:
-        """A message that is acknowledged soon is never marked as delivered; others are, many in one go."""
+    def test_delivery_marks_are_batched(self) -> None:
+        """A message acknowledged soon is never marked as delivered; others are marked in batches."""
         wallet = InMemoryWallet(self.site_fixture).enrol()
-        websocket_client = self.live(wallet)
+        websocket_client = self.open_live_socket(wallet)
         marked: list[list[str]] = []
         store: Any = self.site_fixture.store
         real = store.mark_delivered
@@ -222,8 +226,8 @@ class PushTests(CostsTestCase):
             return real(ids, node=node)
 
         self.patch(store, "mark_delivered", mark)
-        quick = self.pushed(websocket_client, wallet)
-        slow = [self.pushed(websocket_client, wallet), self.pushed(websocket_client, wallet)]
+        quick = self.push(websocket_client, wallet)
+        slow = [self.push(websocket_client, wallet), self.push(websocket_client, wallet)]
         websocket_client.send(wallet.pack(f"{MP}/messages-received", {"message_id_list": [quick]}))
         self.assertEqual(len(websocket_client.texts()), 1)
         self.assertEqual(marked, [])
@@ -231,40 +235,40 @@ class PushTests(CostsTestCase):
         self.assertEqual(marked, [slow])
         self.assertEqual(live._marks._waiting, {})
 
-    def test_no_status_for_nobody(self) -> None:
-        """Who wants no answer to an acknowledgement has none made: the store is asked nothing for it."""
+    def test_acknowledgement_without_status_reads_no_store(self) -> None:
+        """An acknowledgement without a wanted reply does not read the store."""
         wallet = InMemoryWallet(self.site_fixture).enrol()
-        websocket_client = self.live(wallet)
-        asked: list[str] = []
+        websocket_client = self.open_live_socket(wallet)
+        response: list[str] = []
         store: Any = self.site_fixture.store
         real = store.acknowledge_once
 
         def acknowledge(*args: Any, with_status: bool) -> Any:
-            asked.extend(["status"] * with_status)
+            response.extend(["status"] * with_status)
             return real(*args, with_status=with_status)
 
         self.patch(store, "acknowledge_once", acknowledge)
         for route in ("none", "all"):
-            ids = {"message_id_list": [self.pushed(websocket_client, wallet)]}
+            ids = {"message_id_list": [self.push(websocket_client, wallet)]}
             websocket_client.send(wallet.pack(f"{MP}/messages-received", ids, return_route=route))
-            self.assertEqual(len(websocket_client.texts()), len(asked))
-        self.assertEqual(asked, ["status"])
+            self.assertEqual(len(websocket_client.texts()), len(response))
+        self.assertEqual(response, ["status"])
         self.assertEqual(wallet.waiting(), 0)
 
-    def test_unmarked_pushes_that_came_to_nothing(self) -> None:
-        """They are told of like others, and the store is not asked about what it was never told."""
+    def test_unmarked_failed_pushes(self) -> None:
+        """Failed pushes are reported; the store is not asked about unmarked ones."""
         wallet = InMemoryWallet(self.site_fixture).enrol()
-        websocket_client = self.live(wallet)
-        self.pushed(websocket_client, wallet)
-        websocket_client.line.hang_up()
+        websocket_client = self.open_live_socket(wallet)
+        self.push(websocket_client, wallet)
+        websocket_client.transport.disconnect()
         failed = [event for event in self.site_fixture.events("msg.push") if event["ok"] is False]
         self.assertEqual(len(failed), 1)
         self.assertEqual(wallet.waiting(), 1)
 
-    def test_some_of_them_marked(self) -> None:
-        """All are told of once; the store is asked about those alone that it knows to have been pushed."""
+    def test_partly_marked_failed_pushes(self) -> None:
+        """All failed pushes are reported once; the store is asked about marked ones only."""
         wallet = InMemoryWallet(self.site_fixture).enrol()
-        websocket_client = self.live(wallet)
+        websocket_client = self.open_live_socket(wallet)
         pending: list[str] = []
         store: Any = self.site_fixture.store
         real = store.mark_pending
@@ -274,97 +278,97 @@ class PushTests(CostsTestCase):
             return real(ids)
 
         self.patch(store, "mark_pending", mark_pending)
-        old = [self.pushed(websocket_client, wallet), self.pushed(websocket_client, wallet)]
+        old = [self.push(websocket_client, wallet), self.push(websocket_client, wallet)]
         self.site_fixture.clock.advance(MARK_DELAY)
-        self.pushed(websocket_client, wallet)
-        websocket_client.line.hang_up()
+        self.push(websocket_client, wallet)
+        websocket_client.transport.disconnect()
         self.assertEqual(pending, old)
         failed = [event["msg"] for event in self.site_fixture.events("msg.push") if event["ok"] is False]
         self.assertEqual((len(failed), len(set(failed))), (3, 3))
 
 
-class SendTests(SynchronousTestCase):
+class DirectWriteTests(SynchronousTestCase):
     """Writing to a TCP connection without the reactor."""
 
     def setUp(self) -> None:
-        ours, self.theirs = socket.socketpair()
-        for end in (ours, self.theirs):
+        server_end, self.client_end = socket.socketpair()
+        for end in (server_end, self.client_end):
             end.setblocking(False)
             self.addCleanup(end.close)
-        self.reactor: Any = Watched()
-        self.transport = Server(ours, Protocol(), ("127.0.0.1", 1), None, 0, self.reactor)  # type: ignore[arg-type]
+        self.reactor: Any = WriterCountingReactor()
+        self.transport = Server(server_end, Protocol(), ("127.0.0.1", 1), None, 0, self.reactor)  # type: ignore[arg-type]
         self.transport.connected = 1
 
-    def test_the_kernel_takes_it_at_once(self) -> None:
-        """On a plain TCP connection nothing is left for the reactor to write, and nothing to be asked of epoll."""
+    def test_writes_to_kernel_at_once(self) -> None:
+        """On a plain TCP connection nothing is left for the reactor to write, and epoll is not called."""
         write_immediately(self.transport, build_text_header(5) + b"hello")
-        self.assertEqual(self.theirs.recv(100), b"\x81\x05hello")
+        self.assertEqual(self.client_end.recv(100), b"\x81\x05hello")
         self.assertEqual(self.reactor.writers, 0)
 
-    def test_order(self) -> None:
-        """What the kernel does not take is kept, and what comes behind that waits behind it."""
-        everything, got = b"", b""
+    def test_keeps_order(self) -> None:
+        """What the kernel does not take is buffered, and later writes queue behind it."""
+        everything, output = b"", b""
         for number in range(40):
             piece = bytes([number]) * 100_000
             everything += piece
             write_immediately(self.transport, piece)
         self.assertGreater(self.reactor.writers, 0)
-        while len(got) < len(everything):
-            got += self.theirs.recv(1 << 20)
+        while len(output) < len(everything):
+            output += self.client_end.recv(1 << 20)
             self.transport.doWrite()
-        self.assertEqual(got, everything)
+        self.assertEqual(output, everything)
         write_immediately(self.transport, b"behind")
-        self.assertEqual(self.theirs.recv(100), b"behind")
+        self.assertEqual(self.client_end.recv(100), b"behind")
 
-    def test_producers(self) -> None:
-        """Who has written more than the kernel and the transport hold is told so, and when there is room again."""
+    def test_pauses_producer(self) -> None:
+        """A producer is paused when kernel and transport are full, and resumed afterwards."""
         producer = mock.Mock()
         self.transport.registerProducer(producer, True)
         write_immediately(self.transport, bytes(8_000_000))
         producer.pauseProducing.assert_called_once_with()
-        got = 0
-        while got < 8_000_000:
-            got += len(self.theirs.recv(1 << 20))
+        output = 0
+        while output < 8_000_000:
+            output += len(self.client_end.recv(1 << 20))
             self.transport.doWrite()
         producer.resumeProducing.assert_called_once_with()
 
-    def test_the_end(self) -> None:
-        """Once our side is closed nothing goes out, and until then what was to go."""
+    def test_close_flushes_buffer(self) -> None:
+        """After closing, the buffer is written and nothing more."""
         self.transport.loseWriteConnection()
         write_immediately(self.transport, b"late")
         self.transport.doWrite()
-        self.assertEqual(self.theirs.recv(100), b"late")
+        self.assertEqual(self.client_end.recv(100), b"late")
         write_immediately(self.transport, b"too late")
-        self.assertEqual(self.theirs.recv(100), b"")
+        self.assertEqual(self.client_end.recv(100), b"")
 
-    def test_aborted(self) -> None:
-        """Nothing goes out, although the socket is closed only in the next turn."""
+    def test_abort_drops_buffer(self) -> None:
+        """After an abort nothing is written, although the socket closes in the next iteration."""
         self.transport.abortConnection()
         write_immediately(self.transport, b"too late")
-        self.assertRaises(BlockingIOError, self.theirs.recv, 100)
+        self.assertRaises(BlockingIOError, self.client_end.recv, 100)
 
-    def test_the_peer_is_gone(self) -> None:
-        """Left to the reactor to find, with what is to be written."""
-        self.theirs.close()
+    def test_lost_peer_is_left_to_reactor(self) -> None:
+        """A write to a lost peer is left to the reactor, which finds the error."""
+        self.client_end.close()
         write_immediately(self.transport, b"hello")
         self.assertEqual(self.reactor.writers, 1)
 
 
-class Watched(Clock):
-    """As much of a reactor as a connection needs; counts how often it is asked to be told of room."""
+class WriterCountingReactor(Clock):
+    """Minimal reactor of a connection that counts registrations of writers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.writers = 0
 
     def removeReader(self, reader: object) -> None:  # noqa: N802
-        """Nobody reads."""
+        """Ignore."""
 
     def removeWriter(self, writer: object) -> None:  # noqa: N802
-        """Nobody writes any more."""
+        """Ignore."""
 
     def addReader(self, reader: object) -> None:  # noqa: N802
-        """Nobody reads."""
+        """Ignore."""
 
     def addWriter(self, writer: object) -> None:  # noqa: N802
         """Count."""

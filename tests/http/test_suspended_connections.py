@@ -1,4 +1,4 @@
-"""A connection that has spent its quantum loses nothing, whatever it becomes or does meanwhile."""
+"""A connection whose quantum is used up loses nothing, whatever happens to it meanwhile."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from tests.http.in_memory_site import (
     encode_request,
     parse_responses,
 )
-from tests.http.test_websocket import OPENING, PLENTY
+from tests.http.test_websocket import HIGH_LIMITS, OPENING
 from tests.in_memory_mediator import PEER
 
 LOCAL = "127.0.0.1"
 JSON = {"Content-Type": "application/json"}
 COMMAND = encode_request("POST", "/", b"{}", JSON)
-# The same on the general path.
-DETOUR = encode_request("POST", "/", b"{}", {**JSON, "X-Anything": "1"})
+# The same request on the general path.
+GENERAL_PATH_HEADERS = encode_request("POST", "/", b"{}", {**JSON, "X-Anything": "1"})
 HEALTH = encode_request("GET", "/health")
 CHUNKED = (
     encode_request("POST", "/", None, {**JSON, "Transfer-Encoding": "chunked"}) + b"1\r\n{\r\n1\r\n}\r\n0\r\n\r\n"
@@ -52,8 +52,8 @@ FRAMES = encode_masked_frame(b"first") + encode_masked_frame(b"second") + encode
 MESSAGES = [b"first", b"second", b"third"]
 
 
-def padded(size: int) -> bytes:
-    """A request of so many bytes, all of them head."""
+def request_of_size(size: int) -> bytes:
+    """Encode a request of `size` bytes, all of them head."""
     shortest = len(encode_request("GET", "/health", None, {"X-Pad": ""}))
     return encode_request("GET", "/health", None, {"X-Pad": "x" * (size - shortest)})
 
@@ -61,44 +61,44 @@ def padded(size: int) -> bytes:
 class UpgradeTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.decentrl = FakeDecentrl()
-        self.site_fixture = InMemorySite(self, fake_decentrl=self.decentrl, limits=PLENTY)
+        self.site_fixture = InMemorySite(self, fake_decentrl=self.decentrl, limits=HIGH_LIMITS)
 
-    def told(self, segments: list[bytes], *, at_once: bool) -> tuple[int, list[bytes]]:
+    def exchange_segments(self, segments: list[bytes], *, at_once: bool) -> tuple[int, list[bytes]]:
         """
-        Answers to the requests that the segments begin with, and messages of the socket that they end with.
+        Return the number of responses and the socket messages from the segments.
 
-        :param at_once: give the segments to the connection though it reads no more, as TLS does.
+        :param at_once: deliver the segments although the transport is paused, as TLS does.
         """
-        line = self.site_fixture.line()
+        transport = self.site_fixture.connect()
         for segment in segments:
             if at_once:
-                line.protocol.dataReceived(segment)
+                transport.protocol.dataReceived(segment)
             else:
-                line.feed(segment)
-        self.site_fixture.settle()
-        got = line.taken()
-        self.assertEqual(line.producerState, "producing")
+                transport.feed(segment)
+        self.site_fixture.run_due_calls()
+        output = transport.take_output()
+        self.assertEqual(transport.producerState, "producing")
         (socket,) = self.decentrl.sockets
         self.decentrl.sockets.clear()
-        line.hang_up()
-        self.site_fixture.settle()
+        transport.disconnect()
+        self.site_fixture.run_due_calls()
         self.assertEqual(len(self.site_fixture.site.scheduler), 0)
-        before = got.partition(b"HTTP/1.1 101 ")[0]
-        return len(parse_responses(before)), [one[0] for one in socket.calls if isinstance(one, tuple)]
+        before = output.partition(b"HTTP/1.1 101 ")[0]
+        return len(parse_responses(before)), [call[0] for call in socket.calls if isinstance(call, tuple)]
 
-    def check(self, name: str, number: int, data: bytes, cuts: Any) -> None:
-        """Wherever the segments are cut."""
+    def check_cuts(self, name: str, number: int, data: bytes, cuts: Any) -> None:
+        """Check all cuts of the data."""
         for at_once in (False, True):
             for cut in cuts:
                 with self.subTest(name, cut=cut, at_once=at_once):
-                    found = self.told([data[:cut], data[cut:]], at_once=at_once)
+                    found = self.exchange_segments([data[:cut], data[cut:]], at_once=at_once)
                     self.assertEqual(found, (number, MESSAGES))
 
-    def test_behind_requests(self) -> None:
-        """Requests that spend the quantum, a handshake, and frames right behind it: all are served, in order."""
+    def test_handshake_behind_requests(self) -> None:
+        """Requests that use up the quantum, a handshake and frames right behind it are all served in order."""
         for name, request, number in (
             ("commands", COMMAND, 17),
-            ("general path", DETOUR, 5),
+            ("general path", GENERAL_PATH_HEADERS, 5),
             ("chunked bodies", CHUNKED, 5),
             ("mixed", COMMAND * 8 + HEALTH * 2 + CHUNKED, 1),
         ):
@@ -109,81 +109,83 @@ class UpgradeTests(SynchronousTestCase):
                 *range(end - 30, len(data), 3),
                 *range(len(data) - len(FRAMES) - 5, len(data)),
             }
-            self.check(name, 11 if name == "mixed" else number, data, sorted(cuts))
+            self.check_cuts(name, 11 if name == "mixed" else number, data, sorted(cuts))
 
-    def test_behind_a_piece(self) -> None:
-        """Where what is read in one go ends within the handshake or the frames."""
+    def test_handshake_across_reads(self) -> None:
+        """A read may end within the handshake or the frames."""
         for size in range(16_384 - len(OPENING + FRAMES) - 3, 16_384 - len(OPENING) + 60, 2):
-            data = padded(size - 800 if size > 16_300 else size)
-            data += b"" if len(data) == size else padded(size - len(data))
+            data = request_of_size(size - 800 if size > 16_300 else size)
+            data += b"" if len(data) == size else request_of_size(size - len(data))
             data += OPENING + FRAMES
             for at_once in (False, True):
                 with self.subTest(size, at_once=at_once):
                     number = data.count(b"GET /health")
-                    self.assertEqual(self.told([data], at_once=at_once), (number, MESSAGES))
+                    self.assertEqual(self.exchange_segments([data], at_once=at_once), (number, MESSAGES))
 
     def test_many_frames(self) -> None:
-        """More than is read in one go, and more than a quantum of messages: none is lost, none overtakes another."""
+        """Frames beyond one read and one quantum are all served, in order."""
         wanted = [b"%d" % number for number in range(4000)]
         data = HEALTH * 3 + OPENING + b"".join(map(encode_masked_frame, wanted))
         for at_once in (False, True):
-            self.assertEqual(self.told([data], at_once=at_once), (3, wanted))
+            self.assertEqual(self.exchange_segments([data], at_once=at_once), (3, wanted))
 
-    def test_behind_a_request_that_waits(self) -> None:
-        """What came while a request before waits for the store is for the socket."""
-        for request in (COMMAND, DETOUR, CHUNKED):
+    def test_handshake_behind_waiting_request(self) -> None:
+        """Frames that arrive while the request before waits for the store reach the socket."""
+        for request in (COMMAND, GENERAL_PATH_HEADERS, CHUNKED):
             for at_once in (False, True):
                 for cut in range(len(request) - 3, len(request + OPENING + FRAMES), 5):
-                    late: Deferred[RequestReply] = Deferred()
-                    self.decentrl.answer = partial(_wait_for, late)
-                    line = self.site_fixture.line()
+                    pending_reply: Deferred[RequestReply] = Deferred()
+                    self.decentrl.answer = partial(_reply_after, pending_reply)
+                    transport = self.site_fixture.connect()
                     data = request + OPENING + FRAMES
                     for segment in (data[:cut], data[cut:]):
-                        line.protocol.dataReceived(segment) if at_once else line.feed(segment)
-                    self.site_fixture.settle()
+                        transport.protocol.dataReceived(segment) if at_once else transport.feed(segment)
+                    self.site_fixture.run_due_calls()
                     self.assertEqual(self.decentrl.sockets, [])
-                    late.callback(RequestReply(200, b"{}"))
-                    self.site_fixture.settle()
+                    pending_reply.callback(RequestReply(200, b"{}"))
+                    self.site_fixture.run_due_calls()
                     (socket,) = self.decentrl.sockets
                     self.decentrl.sockets.clear()
-                    self.assertEqual([one[0] for one in socket.calls if isinstance(one, tuple)], MESSAGES)
-                    line.hang_up()
+                    self.assertEqual([call[0] for call in socket.calls if isinstance(call, tuple)], MESSAGES)
+                    transport.disconnect()
 
-    def test_long_bodies(self) -> None:
-        """A chunked body of several pieces, and requests behind it."""
+    def test_chunked_bodies(self) -> None:
+        """Chunked bodies in several segments, with requests behind them."""
         for number in (1, 3):
             data = LONG_CHUNKS * number + HEALTH * 3
             for at_once in (False, True):
-                line = self.site_fixture.line()
-                give = line.protocol.dataReceived if at_once else line.feed
+                transport = self.site_fixture.connect()
+                feed = transport.protocol.dataReceived if at_once else transport.feed
                 for cut in range(0, len(data), 9000):
-                    give(data[cut : cut + 9000])
-                self.site_fixture.settle()
-                self.assertEqual([one.status for one in parse_responses(line.taken())], [200] * (number + 3))
-                line.hang_up()
+                    feed(data[cut : cut + 9000])
+                self.site_fixture.run_due_calls()
+                self.assertEqual(
+                    [response.status for response in parse_responses(transport.take_output())], [200] * (number + 3)
+                )
+                transport.disconnect()
 
 
 class LossTests(SynchronousTestCase):
-    """What is left of a connection that breaks while it waits for a quantum: nothing."""
+    """Nothing remains of a connection that is lost while suspended."""
 
     def setUp(self) -> None:
         self.decentrl = FakeDecentrl()
-        self.site_fixture = InMemorySite(self, fake_decentrl=self.decentrl, limits=PLENTY)
+        self.site_fixture = InMemorySite(self, fake_decentrl=self.decentrl, limits=HIGH_LIMITS)
 
-    def broken(self, first: bytes, data: bytes) -> InMemoryTransport:
-        """A connection that is suspended, and breaks."""
-        line = self.site_fixture.line()
+    def lose_suspended(self, first: bytes, data: bytes) -> InMemoryTransport:
+        """Suspend a connection and lose it."""
+        transport = self.site_fixture.connect()
         if first:
-            line.feed(first)
-            self.site_fixture.settle()
-        line.protocol.dataReceived(data)
-        self.assertEqual(line.producerState, "paused")
+            transport.feed(first)
+            self.site_fixture.run_due_calls()
+        transport.protocol.dataReceived(data)
+        self.assertEqual(transport.producerState, "paused")
         self.assertEqual(len(self.site_fixture.site.scheduler), 1)
-        line.hang_up(cleanly=False)
-        return line
+        transport.disconnect(cleanly=False)
+        return transport
 
-    def test_nothing_is_left(self) -> None:
-        """No bytes, no place in the queue of the scheduler, none among the connections of the address."""
+    def test_nothing_remains(self) -> None:
+        """No bytes, no entry in the scheduler, none among the connections of the address."""
         site = self.site_fixture.site
         for first, data in (
             (b"", COMMAND * 500),
@@ -194,112 +196,112 @@ class LossTests(SynchronousTestCase):
             (HEALTH * 3 + OPENING, encode_masked_frame(b"x") * 900),
         ):
             with self.subTest(first=first[:20], data=data[:20]):
-                line = self.broken(first, data)
-                served = len(self.decentrl.received), len(line.value())
+                transport = self.lose_suspended(first, data)
+                served = len(self.decentrl.received), len(transport.value())
                 self.assertEqual((len(site.scheduler), site._per_host, len(site.reading)), (0, {}, 0))
-                self.site_fixture.settle()
-                self.assertEqual((len(self.decentrl.received), len(line.value())), served)
+                self.site_fixture.run_due_calls()
+                self.assertEqual((len(self.decentrl.received), len(transport.value())), served)
                 self.assertEqual(site.read_ahead(), (0, 0))
                 self.assertEqual(len(self.site_fixture.base.connections), 0)
-                self.assertEqual(self.held("socket_inboxes"), (0, 0))
-                self.assertEqual(self.held("socket_outboxes"), (0, 0))
+                self.assertEqual(self.buffer_gauges("socket_inboxes"), (0, 0))
+                self.assertEqual(self.buffer_gauges("socket_outboxes"), (0, 0))
                 for kept in ("_ahead", "_unparsed", "_buffer", "_partial", "_dataBuffer"):
-                    self.assertFalse(getattr(line.protocol, kept, b""))
+                    self.assertFalse(getattr(transport.protocol, kept, b""))
         self.assertEqual(self.site_fixture.counter("mediator_active_connections"), 0)
 
-    def held(self, buffer: str) -> tuple[float, float]:
-        """What the gauges of a buffer say."""
+    def buffer_gauges(self, buffer: str) -> tuple[float, float]:
+        """Return the gauges of a buffer."""
         return tuple(  # type: ignore[return-value]
             self.site_fixture.counter(f"mediator_buffer_{kind}", buffer=buffer) for kind in ("entries", "bytes")
         )
 
-    def test_flooded_while_the_answer_is_not_read(self) -> None:
-        """Nothing more is served on a connection that was turned away, and it ends once its answers are read."""
+    def test_flooding_connection_with_unread_response(self) -> None:
+        """A refused connection is served no more, and closes once its responses are read."""
         self.site_fixture.base.rate_limiter.set_limits(RateLimits(1, 1, 1))
         self.decentrl.answer = lambda body: _reply(b"x" * 100)
-        line = self.site_fixture.line(PEER)
-        line.stuck = True
-        line.feed(COMMAND * 1001)
-        self.site_fixture.settle()
+        transport = self.site_fixture.connect(PEER)
+        transport.peer_stalled = True
+        transport.feed(COMMAND * 1001)
+        self.site_fixture.run_due_calls()
         for _ in range(20):
-            line.unstick()
-            line.stuck = True
-            self.site_fixture.settle()
-            if line.disconnecting:
+            transport.resume_peer()
+            transport.peer_stalled = True
+            self.site_fixture.run_due_calls()
+            if transport.disconnecting:
                 break
-        self.assertTrue(line.disconnecting)
+        self.assertTrue(transport.disconnecting)
         served = len(self.decentrl.received)
         turned_away = self.site_fixture.counter("mediator_rejections_total", reason="rate_limited")
         for _ in range(5):
-            line.protocol.dataReceived(COMMAND)
-        self.site_fixture.settle()
+            transport.protocol.dataReceived(COMMAND)
+        self.site_fixture.run_due_calls()
         self.assertEqual(len(self.decentrl.received), served)
         self.assertEqual(self.site_fixture.counter("mediator_rejections_total", reason="rate_limited"), turned_away)
-        line.unstick()
-        self.site_fixture.settle()
-        self.assertTrue(line.lost)
+        transport.resume_peer()
+        self.site_fixture.run_due_calls()
+        self.assertTrue(transport.lost)
 
 
-def _wait_for(late: Deferred[RequestReply], _body: bytes) -> Deferred[RequestReply]:
-    return late
+def _reply_after(pending_reply: Deferred[RequestReply], _body: bytes) -> Deferred[RequestReply]:
+    return pending_reply
 
 
 async def _reply(body: bytes) -> RequestReply:
     return RequestReply(200, body)
 
 
-class Client(Protocol):
+class RecordingClient(Protocol):
     """
-    A client.
+    Client that records what it receives.
 
-    :ivar over: what it got, once the connection is closed.
+    :ivar closed: fires with the received bytes when the connection is closed.
     """
 
     def __init__(self) -> None:
         self.got = b""
-        self.made: Deferred[Client] = Deferred()
-        self.over: Deferred[bytes] = Deferred()
+        self.made: Deferred[RecordingClient] = Deferred()
+        self.closed: Deferred[bytes] = Deferred()
         self._wanted = (b"", 0)
         self._found: Deferred[bytes] = Deferred()
 
     def connectionMade(self) -> None:
-        """It may send."""
+        """Report the connection."""
         self.made.callback(self)
 
-    def found(self, what: bytes, number: int) -> Deferred[bytes]:
-        """What it got, once that contains something so many times."""
+    def wait_for(self, what: bytes, number: int) -> Deferred[bytes]:
+        """Fire when the received bytes contain `what` so many times."""
         self._wanted = what, number
-        self._look()
+        self._check_expectation()
         return self._found
 
-    def _look(self) -> None:
+    def _check_expectation(self) -> None:
         what, number = self._wanted
         if number and not self._found.called and self.got.count(what) >= number:
             self._found.callback(self.got)
 
     def dataReceived(self, data: bytes) -> None:
         self.got += data
-        self._look()
+        self._check_expectation()
 
     def connectionLost(self, reason: Failure | None = None) -> None:
-        """All is there."""
-        self.over.callback(self.got)
+        """Report the received bytes."""
+        self.closed.callback(self.got)
 
 
-class KernelTests(TestCase):
-    """On real sockets."""
+class RealSocketTests(TestCase):
+    """Behaviour of real sockets."""
 
     timeout = 120
 
     def setUp(self) -> None:
         self.reactor: Any = _reactor
         self.decentrl = FakeDecentrl()
-        self.site_fixture = InMemorySite(self, fake_decentrl=self.decentrl, limits=PLENTY)
+        self.site_fixture = InMemorySite(self, fake_decentrl=self.decentrl, limits=HIGH_LIMITS)
         scheduler = self.site_fixture.site.scheduler
         scheduler._clock, scheduler._steady = self.reactor, perf_counter
 
     def listen(self, *, tls: bool, proxied: bool = False) -> int:
-        """The port of a listener."""
+        """Listen and return the port."""
         endpoint = f"{'haproxy:' if proxied else ''}tcp:0:interface={LOCAL}"
         if tls:
             directory = Path(tempfile.mkdtemp())
@@ -313,9 +315,9 @@ class KernelTests(TestCase):
         port: int = listener.address.port
         return port
 
-    async def connect(self, port: int, *, tls: bool) -> Client:
-        """A client that is connected."""
-        client = Client()
+    async def connect(self, port: int, *, tls: bool) -> RecordingClient:
+        """Connect a client."""
+        client = RecordingClient()
         factory = ClientFactory.forProtocol(lambda: client)
         factory.noisy = False
         if tls:
@@ -324,41 +326,41 @@ class KernelTests(TestCase):
             self.reactor.connectTCP(LOCAL, port, factory)
         await client.made
         wire: Any = client.transport
-        self.addCleanup(lambda: None if client.over.called else wire.abortConnection())
+        self.addCleanup(lambda: None if client.closed.called else wire.abortConnection())
         return client
 
-    async def test_upgrade(self) -> None:
-        """Requests, a handshake and frames in one go are served in turn, and nothing of it is lost."""
+    async def test_upgrade_behind_requests(self) -> None:
+        """Requests, a handshake and frames in one segment are served in order."""
         numbers = [b"%d" % number for number in range(500)]
-        pings = b"".join(encode_masked_frame(one, PING) for one in numbers)
-        pongs = b"".join(bytes([0x80 | PONG, len(one)]) + one for one in numbers)
+        pings = b"".join(encode_masked_frame(item, PING) for item in numbers)
+        pongs = b"".join(bytes([0x80 | PONG, len(element)]) + element for element in numbers)
         for tls in (False, True):
             port = self.listen(tls=tls)
             for requests, number in ((COMMAND * 300, 300), (HEALTH * 50, 50), (CHUNKED * 50 + COMMAND * 9, 59)):
                 client = await self.connect(port, tls=tls)
                 wire: Any = client.transport
                 wire.write(requests + OPENING + pings)
-                got = await client.found(pongs[-30:], 1)
-                before, _, after = got.partition(b"HTTP/1.1 101 ")
+                output = await client.wait_for(pongs[-30:], 1)
+                before, _, after = output.partition(b"HTTP/1.1 101 ")
                 self.assertEqual(len(parse_responses(before)), number)
                 self.assertEqual(after.partition(b"\r\n\r\n")[2], pongs)
                 wire.abortConnection()
-                await client.over
-        await self.closed()
+                await client.closed
+        await self.all_closed()
 
-    async def test_address_behind_the_proxy_protocol(self) -> None:
-        """Each client is charged by its own address, whoever parses its request."""
+    async def test_proxy_protocol_address_is_charged(self) -> None:
+        """Each client is charged by its own address, on either path."""
         port = self.listen(tls=False, proxied=True)
-        for request in (COMMAND, DETOUR):
+        for request in (COMMAND, GENERAL_PATH_HEADERS):
             client = await self.connect(port, tls=False)
             wire: Any = client.transport
             wire.write(PROXY_LINE + request)
             wire.loseWriteConnection()
-            await client.over
+            await client.closed
         self.assertEqual([peer for _, peer in self.decentrl.received], ["192.0.2.1"] * 2)
 
-    async def test_half_closed(self) -> None:
-        """Who sends requests and says that no more will come gets all answers, then the connection is closed."""
+    async def test_half_closed_connection(self) -> None:
+        """A client that sends requests and closes its side gets all responses."""
         ports = {b"": self.listen(tls=False), PROXY_LINE: self.listen(tls=False, proxied=True)}
         for request, number in ((COMMAND, 1), (COMMAND, 300), (HEALTH, 1), (HEALTH, 50), (CHUNKED, 50)):
             for first, port in ports.items():
@@ -367,40 +369,40 @@ class KernelTests(TestCase):
                 wire.write(first + request * number)
                 wire.loseWriteConnection()
                 with self.subTest(request=request[:30], number=number, first=first):
-                    self.assertEqual(len(parse_responses(await client.over)), number)
+                    self.assertEqual(len(parse_responses(await client.closed)), number)
 
-    async def test_half_closed_while_one_waits(self) -> None:
-        """Also the answer that is made only after that."""
+    async def test_half_closed_connection_with_waiting_request(self) -> None:
+        """The response to a waiting request is sent too."""
         channels: list[Any] = []
         build = self.site_fixture.site.buildProtocol
 
-        def build_noted(address: object) -> Any:
+        def build_recorded(address: object) -> Any:
             channels.append(build(address))
             return channels[-1]
 
-        self.patch(self.site_fixture.site, "buildProtocol", build_noted)
+        self.patch(self.site_fixture.site, "buildProtocol", build_recorded)
         port = self.listen(tls=False)
-        for request in (COMMAND, DETOUR):
-            late: Deferred[RequestReply] = Deferred()
+        for request in (COMMAND, GENERAL_PATH_HEADERS):
+            pending_reply: Deferred[RequestReply] = Deferred()
 
-            self.decentrl.answer = partial(_wait_for, late)
+            self.decentrl.answer = partial(_reply_after, pending_reply)
             client = await self.connect(port, tls=False)
             wire: Any = client.transport
             wire.write(request)
             wire.loseWriteConnection()
             while not (channels and channels[-1]._half_closed):
                 await deferLater(self.reactor, 0.01)
-            late.callback(RequestReply(200, b"{}"))
-            self.assertEqual([one.status for one in parse_responses(await client.over)], [200])
-        await self.closed()
+            pending_reply.callback(RequestReply(200, b"{}"))
+            self.assertEqual([response.status for response in parse_responses(await client.closed)], [200])
+        await self.all_closed()
 
-    async def closed(self) -> None:
-        """Return when the daemon has no connection any more, nor a WebSocket."""
+    async def all_closed(self) -> None:
+        """Fire when the daemon has no connection or WebSocket any more."""
         while self.site_fixture.site._per_host or len(self.site_fixture.base.connections):
             await deferLater(self.reactor, 0.01)
 
-    async def test_flooded(self) -> None:
-        """A client that is turned away is told so, and its connection closed, also behind TLS."""
+    async def test_flooding_client_is_closed(self) -> None:
+        """A refused client gets its refusal and is disconnected, also behind TLS."""
         for tls in (False, True):
             self.site_fixture.base.rate_limiter.set_limits(RateLimits(1, 1, 1))
             port = self.listen(tls=tls)
@@ -408,5 +410,5 @@ class KernelTests(TestCase):
                 client = await self.connect(port, tls=tls)
                 wire: Any = client.transport
                 wire.write(requests)
-                self.assertEqual(parse_responses(await client.over)[-1].status, 429)
-                await self.closed()
+                self.assertEqual(parse_responses(await client.closed)[-1].status, 429)
+                await self.all_closed()

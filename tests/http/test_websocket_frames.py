@@ -1,4 +1,4 @@
-"""Frames as bytes (RFC 6455 section 5): what is read on the fast path, and that it is what Autobahn would read."""
+"""Frames as bytes (RFC 6455 section 5): the fast path reads what Autobahn would read."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tests.http.in_memory_site import CLOSE as CLOSE_FRAME
 from tests.http.in_memory_site import PING as PING_FRAME
 
 MOST = 60_000
-PLENTY = {"ip_per_minute": 100_000, "did_per_minute": 100_000, "account_per_minute": 100_000}
+HIGH_LIMITS = {"ip_per_minute": 100_000, "did_per_minute": 100_000, "account_per_minute": 100_000}
 
 
-class ReadingTests(SynchronousTestCase):
-    def test_whole_and_plain(self) -> None:
-        """Texts, binaries and pongs of every length that fits, wherever they begin."""
+class FrameParserTests(SynchronousTestCase):
+    def test_parses_plain_frames(self) -> None:
+        """Texts, binaries and pongs of every length that fits, at any offset."""
         for opcode, sizes in ((TEXT, (0, 1, 125, 126, 127, 767, 768, 5000, MOST)), (PONG, (0, 4, 125))):
             for size in sizes:
                 payload = random.Random(size).randbytes(size)
@@ -40,8 +40,11 @@ class ReadingTests(SynchronousTestCase):
             FrameBounds(websocket.BINARY_FRAME, 6, 7),
         )
 
-    def test_everything_else(self) -> None:
-        """Incomplete, a fragment, a control frame, too long, unmasked, a length in more bytes than it needs."""
+    def test_leaves_other_frames(self) -> None:
+        """
+        Incomplete, fragmented, oversized, unmasked and control frames, and lengths in more bytes than needed, are
+        left to Autobahn.
+        """
         whole = encode_masked_frame(b"x" * 200)
         others = [whole[:cut] for cut in range(len(whole))]
         others += [
@@ -64,8 +67,8 @@ class ReadingTests(SynchronousTestCase):
         for data in others:
             self.assertIsNone(find_simple_frame(data, 0, MOST), data[:20])
 
-    def test_unmasking(self) -> None:
-        """Both ways, that of the interpreter and that of Autobahn's native code, are the same."""
+    def test_unmasking_implementations_agree(self) -> None:
+        """Unmasking in Python and in Autobahn's native code gives the same."""
         payload = random.Random(1).randbytes(3000)
         data = encode_masked_frame(payload)
         frame = find_simple_frame(data, 0, MOST)
@@ -74,23 +77,23 @@ class ReadingTests(SynchronousTestCase):
             with mock.patch.object(websocket, "_MAX_INTEGER_XOR", limit):
                 self.assertEqual(unmask_payload(data, frame), payload)
 
-    def test_headers(self) -> None:
-        """A final text frame, unmasked, with the length in as few bytes as can be."""
+    def test_header_encoding(self) -> None:
+        """A final unmasked text frame, with the length in the fewest bytes."""
         for length, wanted in ((0, "8100"), (125, "817d"), (126, "817e007e"), (65_535, "817effff")):
             self.assertEqual(build_text_header(length).hex(), wanted)
         self.assertEqual(build_text_header(65_536).hex(), "817f0000000000010000")
 
 
 class DifferentialTests(SynchronousTestCase):
-    """Whatever a peer sends and however the network cuts it, it gets what it would get without the fast path."""
+    """A peer receives the same with and without the fast path, whatever it sends and however it is cut."""
 
     def setUp(self) -> None:
-        self.site_fixture = InMemorySite(self, limits={**PLENTY, "max_message_bytes": 4000})
+        self.site_fixture = InMemorySite(self, limits={**HIGH_LIMITS, "max_message_bytes": 4000})
         self.served: list[tuple[bytes, bool]] = []
         served = self.served
 
-        class Echo:
-            """Takes everything; of DIDComm, the third that is no envelope would be the last."""
+        class EchoProtocol:
+            """Accepts everything; of DIDComm, the third invalid envelope closes the socket."""
 
             def __init__(self, socket: Any) -> None:
                 self.socket = socket
@@ -105,25 +108,28 @@ class DifferentialTests(SynchronousTestCase):
                 served.append((frame, binary))
                 self.socket._send_queue.put(frame)
 
-        def connected(socket: Any, request: Any) -> None:
-            socket._protocol_name, socket._decentrl = "decentrl", Echo(socket)
+        def connect(socket: Any, request: Any) -> None:
+            socket._protocol_name, socket._decentrl = "decentrl", EchoProtocol(socket)
 
-        self.patch(MediatorSocket, "onConnect", connected)
+        self.patch(MediatorSocket, "onConnect", connect)
 
-    def test_alike(self) -> None:
-        """Two hundred conversations of several frames each, good and bad."""
+    def test_generated_conversations(self) -> None:
+        """Two hundred conversations of several frames each, valid and invalid."""
         for seed in range(200):
             chance = random.Random(seed)
-            stream, cuts = self.stream(chance), [chance.choice((1, 7, 100, 3000, 100_000)) for _ in range(400)]
+            stream, cuts = (
+                self.generate_stream(chance),
+                [chance.choice((1, 7, 100, 3000, 100_000)) for _ in range(400)],
+            )
             with mock.patch.object(websocket, "find_simple_frame", lambda *_: None):
-                long = self.heard(stream, cuts)
-            self.assertEqual(self.heard(stream, cuts), long, seed)
+                long = self.exchange(stream, cuts)
+            self.assertEqual(self.exchange(stream, cuts), long, seed)
 
-    def test_any_bytes(self) -> None:
-        """Good frames with bits turned, bytes lost and bytes that nobody sent."""
+    def test_mutated_frames(self) -> None:
+        """Valid frames with flipped bits, lost bytes and inserted bytes."""
         for seed in range(1000, 1300):
             chance = random.Random(seed)
-            stream = bytearray(self.stream(chance))
+            stream = bytearray(self.generate_stream(chance))
             for _ in range(chance.randrange(1, 4)):
                 at = chance.randrange(len(stream))
                 stream[at : at + chance.choice((0, 1, 1, 2))] = chance.randbytes(chance.choice((0, 1, 1, 2)))
@@ -131,11 +137,11 @@ class DifferentialTests(SynchronousTestCase):
                 stream[at : at + 1] = bytes([chance.randrange(256)])
             cuts = [chance.choice((1, 2, 7, 100, 100_000)) for _ in range(5000)]
             with mock.patch.object(websocket, "find_simple_frame", lambda *_: None):
-                long = self.heard(bytes(stream), cuts)
-            self.assertEqual(self.heard(bytes(stream), cuts), long, seed)
+                long = self.exchange(bytes(stream), cuts)
+            self.assertEqual(self.exchange(bytes(stream), cuts), long, seed)
 
-    def stream(self, chance: random.Random) -> bytes:
-        """What a peer sends."""
+    def generate_stream(self, chance: random.Random) -> bytes:
+        """Generate the bytes that a peer sends."""
         kinds = {
             "ping": lambda: encode_masked_frame(b"are you there", PING_FRAME),
             "pong": lambda: encode_masked_frame(b"ping", PONG),
@@ -168,16 +174,20 @@ class DifferentialTests(SynchronousTestCase):
         names = chance.choices(list(kinds), weights, k=chance.randrange(1, 12))
         return b"".join(kinds[name]() for name in names)
 
-    def heard(self, stream: bytes, cuts: list[int]) -> tuple[list[tuple[int, bytes]], list[tuple[bytes, bool]], bool]:
-        """What a new peer hears that sends it, which of its messages are served, and whether it is cut off."""
+    def exchange(
+        self, stream: bytes, cuts: list[int]
+    ) -> tuple[list[tuple[int, bytes]], list[tuple[bytes, bool]], bool]:
+        """
+        Return what a new peer receives for the stream, which messages are served, and whether it is disconnected.
+        """
         self.served.clear()
         websocket_client: InMemoryWebSocketClient = self.site_fixture.websocket_client()
         for cut in cuts:
             piece, stream = stream[:cut], stream[cut:]
-            if piece and not websocket_client.line.lost:
-                websocket_client.line.feed(piece)
-        heard = websocket_client.frames()
-        gone = websocket_client.line.lost
-        if not gone:
-            websocket_client.line.hang_up()
-        return heard, self.served.copy(), gone
+            if piece and not websocket_client.transport.lost:
+                websocket_client.transport.feed(piece)
+        received = websocket_client.frames()
+        is_closed = websocket_client.transport.lost
+        if not is_closed:
+            websocket_client.transport.disconnect()
+        return received, self.served.copy(), is_closed

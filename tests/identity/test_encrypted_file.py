@@ -1,4 +1,4 @@
-"""Keys that are encrypted at rest."""
+"""Key files encrypted at rest."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from mediatord.identity.key_file import create_keys, decrypt_keys, encrypt_keys,
 from mediatord.runtime.secret_files import SecretFileError, create_secret_file, read_secret_file
 
 RIGHT, WRONG = b"correct horse battery", b"correct horse batterz"
-# Before it is lowered for these tests.
+# The cost before these tests lower it.
 USUAL_N = encrypted_file._SCRYPT_N
 CONTENT = b'{"keys": []}'
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cheap_scrypt() -> Iterator[None]:
-    """Encrypt with the least cost that is accepted, a quarter of what is usual."""
+    """Encrypt with the lowest accepted cost, a quarter of the usual one."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(encrypted_file, "_SCRYPT_N", encrypted_file._MIN_SCRYPT_N)
         yield
 
 
 @pytest.fixture(scope="module")
-def locked(cheap_scrypt: None) -> bytes:
+def encrypted(cheap_scrypt: None) -> bytes:
     """The content of an encrypted file."""
     return encrypt_content(CONTENT, RIGHT)
 
 
-def changed(content: bytes, *path: str, to: Any) -> bytes:
-    """The same with one member changed."""
+def change_member(content: bytes, *path: str, to: Any) -> bytes:
+    """The content with one member changed."""
     document = json.loads(content)
     inner = document
     for name in path[:-1]:
@@ -46,33 +46,33 @@ def changed(content: bytes, *path: str, to: Any) -> bytes:
     return json.dumps(document).encode()
 
 
-def test_opens(locked: bytes) -> None:
-    """With the passphrase, however the file is laid out; nothing of what is in it shows; each time otherwise."""
-    assert decrypt_content(locked, RIGHT, "it") == CONTENT
-    assert decrypt_content(json.dumps(json.loads(locked)).encode(), RIGHT, "it") == CONTENT
+def test_decrypts(encrypted: bytes) -> None:
+    """With the passphrase, in any layout; the content shows nothing, and differs each time."""
+    assert decrypt_content(encrypted, RIGHT, "it") == CONTENT
+    assert decrypt_content(json.dumps(json.loads(encrypted)).encode(), RIGHT, "it") == CONTENT
     assert (
-        is_encrypted(locked)
+        is_encrypted(encrypted)
         and not is_encrypted(CONTENT)
         and not is_encrypted(b"[")
         and not is_encrypted(b"[" * 100_000)
     )
-    assert CONTENT not in locked and b"keys" not in locked
-    one, other = json.loads(locked), json.loads(encrypt_content(CONTENT, RIGHT))
+    assert CONTENT not in encrypted and b"keys" not in encrypted
+    one, other = json.loads(encrypted), json.loads(encrypt_content(CONTENT, RIGHT))
     assert one["kdf"]["salt"] != other["kdf"]["salt"] and one["cipher"]["nonce"] != other["cipher"]["nonce"]
 
 
 def test_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A new file asks for 2**17 rounds of scrypt with blocks of 8, 128 MiB of memory (RFC 7914)."""
+    """A new file uses 2**17 rounds of scrypt with blocks of 8, 128 MiB of memory (RFC 7914)."""
     monkeypatch.setattr(encrypted_file, "_SCRYPT_N", USUAL_N)
     kdf = json.loads(encrypt_content(CONTENT, RIGHT))["kdf"]
     assert (kdf["n"], kdf["r"], kdf["p"]) == (1 << 17, 8, 1)
 
 
-def test_wrong_passphrase(locked: bytes) -> None:
-    """It is one line, which says so and repeats nothing."""
+def test_wrong_passphrase(encrypted: bytes) -> None:
+    """The error is one line that repeats nothing."""
     for passphrase in (WRONG, RIGHT + b"\n", RIGHT[:-1], b""):
         with pytest.raises(SecretFileError) as caught:
-            decrypt_content(locked, passphrase, "keys.jwks")
+            decrypt_content(encrypted, passphrase, "keys.jwks")
         assert str(caught.value) == "cannot decrypt keys.jwks: the passphrase is wrong, or the file was modified"
 
 
@@ -98,35 +98,35 @@ def test_wrong_passphrase(locked: bytes) -> None:
         (("ciphertext",), "*"),
     ],
 )
-def test_foreign(locked: bytes, path: tuple[str, ...], to: Any) -> None:
-    """What would be weak, or take more memory than a daemon has, is refused before anything is computed."""
+def test_refused_parameters(encrypted: bytes, path: tuple[str, ...], to: Any) -> None:
+    """Weak parameters, and those that need more memory than a daemon has, are refused before computing."""
     with pytest.raises(SecretFileError, match="unknown format, or scrypt cost"):
-        decrypt_content(changed(locked, *path, to=to), RIGHT, "it")
+        decrypt_content(change_member(encrypted, *path, to=to), RIGHT, "it")
 
 
-def test_no_memory(locked: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A small host, or one that is busy, is told what is missing."""
+def test_out_of_memory(encrypted: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small or busy host gets an error about memory."""
     monkeypatch.setattr(Scrypt, "derive", mock.Mock(side_effect=MemoryError))
     with pytest.raises(SecretFileError, match="^not enough memory for scrypt, which needs 32 MiB$"):
-        decrypt_content(locked, RIGHT, "keys.jwks")
+        decrypt_content(encrypted, RIGHT, "keys.jwks")
 
 
-def test_tampered(locked: bytes) -> None:
-    """Whatever is changed in the file, it cannot decrypt: parameters and names are authenticated too."""
-    document = json.loads(locked)
+def test_tampered(encrypted: bytes) -> None:
+    """Any change is detected: parameters and names are authenticated too."""
+    document = json.loads(encrypted)
     nonce = document["cipher"]["nonce"]
     for content in (
-        changed(locked, "kdf", "p", to=2),
-        changed(locked, "cipher", "nonce", to=nonce[:-4] + ("AAAA" if nonce[-4:] != "AAAA" else "BBBB")),
-        changed(locked, "ciphertext", to="A" * 24 + document["ciphertext"][24:]),
-        changed(locked, "comment", to="mine"),
+        change_member(encrypted, "kdf", "p", to=2),
+        change_member(encrypted, "cipher", "nonce", to=nonce[:-4] + ("AAAA" if nonce[-4:] != "AAAA" else "BBBB")),
+        change_member(encrypted, "ciphertext", to="A" * 24 + document["ciphertext"][24:]),
+        change_member(encrypted, "comment", to="mine"),
     ):
         with pytest.raises(SecretFileError, match="cannot decrypt"):
             decrypt_content(content, RIGHT, "it")
 
 
 def test_changes_leave_it_encrypted(tmp_path: Path) -> None:
-    """Rotating, preparing and retiring write the file encrypted by the passphrase that it was, mode 0600."""
+    """Rotation, preparation and retirement keep the file encrypted by its passphrase, with mode 0600."""
     path, right = tmp_path / "keys.jwks", tmp_path / "passphrase"
     create_secret_file(right, RIGHT + b"\n")
     first, passphrase = create_keys(path), make_passphrase_source(right)
@@ -148,7 +148,7 @@ def test_changes_leave_it_encrypted(tmp_path: Path) -> None:
 
 
 def test_refusals(tmp_path: Path) -> None:
-    """An encrypted file without a passphrase, with another one, and what is there already: nothing changes."""
+    """Without the passphrase, with another one, or onto an existing file, nothing changes."""
     path, wrong, short = tmp_path / "keys.jwks", tmp_path / "wrong", tmp_path / "short"
     create_keys(path)
     with pytest.raises(SecretFileError, match="is not encrypted"):
@@ -159,22 +159,22 @@ def test_refusals(tmp_path: Path) -> None:
     create_secret_file(short, b"eleven byte\n")
     with pytest.raises(SecretFileError, match="is already encrypted"):
         encrypt_keys(path, WRONG)
-    for source, said in (
+    for source, message in (
         (None, "set identity.passphrase_file"),
         (wrong, "the passphrase is wrong"),
         (short, "is shorter than 12 bytes"),
         (tmp_path / "none", "cannot read"),
         (Path("credential:passphrase"), "no such credential"),
     ):
-        with pytest.raises(SecretFileError, match=said):
+        with pytest.raises(SecretFileError, match=message):
             load_keys(path, make_passphrase_source(source))
-        with pytest.raises(SecretFileError, match=said):
+        with pytest.raises(SecretFileError, match=message):
             rotate_keys(path, str, passphrase=make_passphrase_source(source))
     assert path.read_bytes() == before
 
 
 def test_credentials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A credential of systemd may show the group's bit, as a list of access does; no other bit, and no other file."""
+    """A systemd credential may show the group's bit, as its ACL does; no other bit, and no other file."""
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     path = tmp_path / "passphrase"
     create_secret_file(path, RIGHT)

@@ -26,8 +26,8 @@ DID = "did:peer:2.Ez6LSc1YK7J47otkPx5smthWsH492pKyRthNs7XYiXo1GCnpR"
 URL = "https://m.example"
 
 
-class Page(HTMLParser):
-    """What is in a page: every tag with its attributes, and the text outside of the style."""
+class PageParser(HTMLParser):
+    """Tags with their attributes, and the text outside the style."""
 
     def __init__(self, body: bytes) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Page(HTMLParser):
 
 
 def test_message() -> None:
-    """The message is the one that wallets and onboarding scripts know."""
+    """The message is the one that wallets and onboarding scripts expect."""
     message = build_invitation(URL, DID)
     assert uuid.UUID(message.pop("id"))
     assert message == {
@@ -64,7 +64,7 @@ def test_message() -> None:
 
 
 def test_id_is_stable() -> None:
-    """The id is the same after a restart and after a key rotation, and another for another mediator."""
+    """The id is the same after a restart and a key rotation, and differs for another mediator."""
     id_ = build_invitation(URL, DID)["id"]
     assert id_ == build_invitation(URL, DID + "x")["id"] == str(uuid.uuid5(uuid.NAMESPACE_URL, URL))
     assert id_ != build_invitation(URL + "/x", DID)["id"]
@@ -78,13 +78,13 @@ def test_short_url() -> None:
 
 
 def test_qr_code_is_small() -> None:
-    """The code of a usual host can be scanned from a screen at one metre: 41 modules a side at most."""
+    """The code of a usual host can be scanned from a screen at one metre: at most 41 modules a side."""
     url = build_short_invitation_url("https://mediator.some-department.example-organisation.example.org:8443")
     assert segno.make_qr(url, error="l").symbol_size(border=0)[0] <= 41
 
 
 def test_url() -> None:
-    """The URL holds the message as base64url without padding."""
+    """The URL has the message as base64url without padding."""
     parts = urlsplit(build_invitation_url(URL, DID))
     assert f"{parts.scheme}://{parts.netloc}{parts.path}" == "https://m.example/invitation"
     (encoded,) = parse_qs(parts.query, strict_parsing=True)["_oob"]
@@ -93,7 +93,7 @@ def test_url() -> None:
 
 
 def test_wallet_url() -> None:
-    """The same message by the scheme of wallets, with nothing that would name a host."""
+    """The same message with the scheme of wallets, without a host."""
     there, ours = urlsplit(build_wallet_url(URL, DID)), urlsplit(build_invitation_url(URL, DID))
     assert (there.scheme, there.netloc, there.path, there.fragment) == ("didcomm", "", "", "")
     assert there.query == ours.query
@@ -116,7 +116,7 @@ def modules_of_svg(svg: str, size: int) -> list[list[bool]]:
     return grid
 
 
-def test_svg_is_the_code_of_the_url() -> None:
+def test_svg_is_code_of_url() -> None:
     """The drawing has exactly the modules of the URL's QR code, in black on white, with a quiet zone of 4 modules."""
     url = build_short_invitation_url(URL)
     svg = render_qr_svg(url)
@@ -138,10 +138,10 @@ def test_terminal() -> None:
         assert [character in " ▄" for character in row] == [bool(module) for module in upper]
 
 
-def test_page_shows_everything() -> None:
+def test_page_content() -> None:
     """The page has the QR code, the invitation as button, link and text, and the DID."""
     body = render_invitation_page(URL, DID).body
-    page = Page(body)
+    page = PageParser(body)
     short_url = build_short_invitation_url(URL)
     assert render_qr_svg(short_url).encode() in body
     assert [attributes["href"] for tag, attributes in page.tags if tag == "a"] == [
@@ -156,9 +156,9 @@ def test_page_shows_everything() -> None:
     assert "$" not in page.text
 
 
-def test_page_is_complete_in_itself() -> None:
-    """No script, no image, no font, no inline style, nothing that is loaded from anywhere."""
-    page = Page(render_invitation_page(URL, DID).body)
+def test_page_is_self_contained() -> None:
+    """No script, image, font, inline style or other resource."""
+    page = PageParser(render_invitation_page(URL, DID).body)
     assert {tag for tag, _ in page.tags}.isdisjoint({"script", "img", "link", "iframe", "object", "form", "base"})
     names = {name for _, attributes in page.tags for name in attributes}
     assert "style" not in names
@@ -170,7 +170,7 @@ def test_page_is_complete_in_itself() -> None:
 def test_security_policy() -> None:
     """The policy forbids everything but the one style element, which it names by its hash."""
     page = render_invitation_page(URL, DID)
-    style = Page(page.body).style
+    style = PageParser(page.body).style
     digest = b64encode(sha256(style.encode()).digest()).decode()
     policy = dict(part.strip().partition(" ")[::2] for part in page.security_policy.split(";"))
     assert policy["default-src"] == "'none'"
@@ -178,16 +178,16 @@ def test_security_policy() -> None:
     assert "unsafe" not in page.security_policy
 
 
-def test_page_for_phones_and_dark_rooms() -> None:
+def test_page_adapts_to_device() -> None:
     """It fits small screens and follows the colour scheme of the device."""
-    page = Page(render_invitation_page(URL, DID).body)
+    page = PageParser(render_invitation_page(URL, DID).body)
     viewport = [attributes["content"] for _, attributes in page.tags if attributes.get("name") == "viewport"]
     assert viewport == ["width=device-width, initial-scale=1"]
     assert "prefers-color-scheme: dark" in page.style
     assert "overflow-wrap: anywhere" in page.style
 
 
-def test_page_escapes() -> None:
-    """What comes from the configuration cannot become markup."""
+def test_page_escapes_configuration() -> None:
+    """Values of the configuration cannot become markup."""
     body = render_invitation_page('https://m.example/"><script>', "did:x:<b>&").body
-    assert {"script", "b"}.isdisjoint(tag for tag, _ in Page(body).tags)
+    assert {"script", "b"}.isdisjoint(tag for tag, _ in PageParser(body).tags)

@@ -21,7 +21,7 @@ SIGNING = PrivateKey.from_secret("Ed25519", b"2" * 32)
 P256 = PrivateKey.from_secret("P-256", b"3" * 32)
 KEYS = KeySet((("prekey", AGREEMENT), ("signing", SIGNING), ("p256", P256)))
 URL = "http://127.0.0.1:8080"
-# The known answer of reference 8.3, but for the path of the WebSocket, which the contract puts at /didcomm.
+# The known answer of reference 8.3, except the path of the WebSocket, which is /didcomm in the contract.
 KNOWN_DID = (
     "did:peer:2.Ez6LSc1YK7J47otkPx5smthWsH492pKyRthNs7XYiXo1GCnpR"
     ".Vz6MkknhhwAGsRrcTTthPSsBbQtrNX6CMqt4poro5jdP6uCue"
@@ -31,7 +31,7 @@ KNOWN_DID = (
 KNOWN_ALIAS = derive_did_peer_3(KNOWN_DID)
 
 
-def a_peer_did(*keys: PrivateKey) -> str:
+def build_peer_did(*keys: PrivateKey) -> str:
     """A did:peer:2 with these key agreement keys."""
     return make_did_peer_2([("E", key.public) for key in keys], [])
 
@@ -41,8 +41,8 @@ def test_known_answer() -> None:
     assert MediatorIdentity(KEYS, URL).did == KNOWN_DID
 
 
-def test_services_follow_the_public_url() -> None:
-    """The endpoints are those of the public URL; https brings wss, a path stays."""
+def test_services_follow_public_url() -> None:
+    """The endpoints are those of the public URL; https implies wss, a path is kept."""
     document = resolve_local(MediatorIdentity(KEYS, "https://m.example/x").did)
     uris = [endpoint.uri for endpoint in document.endpoints]
     assert uris == ["https://m.example/x/didcomm", "wss://m.example/x/didcomm"]
@@ -57,13 +57,13 @@ def test_services_follow_the_public_url() -> None:
         ("https://m.example/a%20b", "did:web:m.example:a%20b"),
     ],
 )
-def test_web_did(url: str, did: str) -> None:
-    """The did:web is made of host, port and path of the public URL (reference 8.5)."""
+def test_did_web(url: str, did: str) -> None:
+    """The did:web has host, port and path of the public URL (reference 8.5)."""
     assert MediatorIdentity(KEYS, url).web_did == did
 
 
-def test_web_document() -> None:
-    """Its document has all of what DCTRL-0004 3.2 prescribes, letter for letter, and more only after that."""
+def test_did_web_document() -> None:
+    """Its document has exactly what DCTRL-0004 3.2 prescribes first, and more after that."""
     identity = MediatorIdentity(KeySet(tuple(reversed(KEYS.keys))), "https://m.example:8443/x")
     did = "did:web:m.example%3A8443:x"
     prescribed = {
@@ -101,16 +101,16 @@ def test_web_document() -> None:
 
 
 def test_raw_keys() -> None:
-    """Where the operator wants it so, the keys of Decentrl have no multicodec prefix; they stay the same keys."""
+    """If configured, the keys of Decentrl have no multicodec prefix; they are the same keys."""
     plain = MediatorIdentity(KEYS, "https://mediator.example").web_document
     raw = MediatorIdentity(KEYS, "https://mediator.example", raw_keys=True).web_document
     for part in ("verificationMethod", "keyAgreement"):
-        prefixed, bare = (encoding.decode_base58(one[part][0]["publicKeyMultibase"][1:]) for one in (plain, raw))
+        prefixed, bare = (encoding.decode_base58(item[part][0]["publicKeyMultibase"][1:]) for item in (plain, raw))
         assert (len(prefixed), prefixed[2:]) == (34, bare)
 
 
-def test_web_document_for_didcomm() -> None:
-    """A DIDComm wallet finds in it all curves for key agreement, both services, and the did:peer:2."""
+def test_did_web_document_for_didcomm() -> None:
+    """A DIDComm wallet finds all curves for key agreement, both services, and the did:peer:2."""
     identity = MediatorIdentity(generate_keys(), "https://m.example")
     document = encoding.loads_object(encoding.dumps(identity.web_document))
     assert document["alsoKnownAs"] == [identity.did]
@@ -133,8 +133,8 @@ def test_web_document_for_didcomm() -> None:
     assert [endpoint.uri for endpoint in read.http_endpoints()] == ["https://m.example/didcomm"]
 
 
-def test_names_do_not_follow_the_key_file() -> None:
-    """The current keys are #signing and #prekey whatever the key file calls them, which still opens as well."""
+def test_key_ids_are_fixed() -> None:
+    """The current keys are #signing and #prekey whatever the key file calls them, which decrypt too."""
     named = KeySet((("k1", AGREEMENT), ("k2", SIGNING), ("k3", P256)))
     identity = MediatorIdentity(named, "https://m.example", ["did:web:old.example"])
     read = parse_did_document(identity.web_did, identity.web_document)
@@ -147,16 +147,16 @@ def test_names_do_not_follow_the_key_file() -> None:
 
 
 @pytest.mark.parametrize("kid", ["prekey", "signing"])
-def test_a_name_that_is_taken(kid: str) -> None:
-    """A key on another curve that the key file gives a name of Decentrl's has its own value for a name."""
+def test_conflicting_key_id(kid: str) -> None:
+    """A key on another curve with a Decentrl id in the key file is named by its value."""
     identity = MediatorIdentity(KeySet((("k1", AGREEMENT), ("k2", SIGNING), (kid, P256))), "https://m.example")
     names = [method["id"] for method in identity.web_document["keyAgreement"]]
     assert names == ["did:web:m.example#prekey", f"did:web:m.example#{P256.public.multibase()}"]
     assert [identity.find_agreement_key(name) for name in names] == [AGREEMENT, P256]
 
 
-def test_an_earlier_prekey() -> None:
-    """An X25519 key further down is not published any more, but opens what is encrypted to it by name."""
+def test_earlier_prekey() -> None:
+    """A later X25519 key of the file is not published, but decrypts by its id."""
     old = PrivateKey.from_secret("X25519", b"7" * 32)
     identity = MediatorIdentity(
         KeySet((("prekey-2", AGREEMENT), *KEYS.keys[1:], ("prekey-1", old))), "https://m.example"
@@ -167,8 +167,8 @@ def test_an_earlier_prekey() -> None:
     assert identity.prekeys_private == (AGREEMENT.secret, old.secret)
 
 
-def test_the_keys_of_decentrl() -> None:
-    """Decentrl uses the first Ed25519 and X25519 key of the file, private and public."""
+def test_decentrl_keys() -> None:
+    """Decentrl uses the first Ed25519 and X25519 key of the file."""
     later = [PrivateKey.from_secret(curve, b"8" * 32) for curve in ("Ed25519", "X25519")]
     named = tuple((f"k{number}", key) for number, key in enumerate(later))
     identity = MediatorIdentity(KeySet((*KEYS.keys, *named)), URL)
@@ -177,17 +177,17 @@ def test_the_keys_of_decentrl() -> None:
     assert identity.prekeys_private == (AGREEMENT.secret, later[1].secret)
 
 
-def test_the_dids_of_decentrl() -> None:
-    """Decentrl knows us by the did:web and the former ones, as they were written, and by no other DID."""
-    former = [a_peer_did(AGREEMENT), "did:web:old.example%3a8080", make_did_key(SIGNING.public)]
+def test_decentrl_dids() -> None:
+    """Decentrl accepts the did:web and former ones, as they were written, and no other DID."""
+    former = [build_peer_did(AGREEMENT), "did:web:old.example%3a8080", make_did_key(SIGNING.public)]
     assert MediatorIdentity(KEYS, URL, former).decentrl_dids == {
         "did:web:127.0.0.1%3A8080",
         "did:web:old.example%3a8080",
     }
 
 
-def test_published_keys_open() -> None:
-    """For every key agreement key that either document publishes there is the private half."""
+def test_published_keys_decrypt() -> None:
+    """Every published key agreement key has its private key."""
     identity = MediatorIdentity(generate_keys(), "https://m.example")
     web = parse_did_document(identity.web_did, identity.web_document)
     for document in (resolve_local(identity.did), web):
@@ -206,8 +206,8 @@ def test_published_keys_open() -> None:
         "z6LSc1YK7J47otkPx5smthWsH492pKyRthNs7XYiXo1GCnpR",
     ],
 )
-def test_spellings(did: str, fragment: str) -> None:
-    """A key of ours is found by every spelling of its id that clients use (reference 8.6)."""
+def test_key_id_spellings(did: str, fragment: str) -> None:
+    """A key is found by every spelling of its id that clients use (reference 8.6)."""
     assert MediatorIdentity(KEYS, URL).find_agreement_key(f"{did}#{fragment}") == AGREEMENT
 
 
@@ -221,18 +221,18 @@ def test_spellings(did: str, fragment: str) -> None:
         f"{KNOWN_DID}#key-3",
         f"{KNOWN_DID}#6LSc1YK",
         "did:web:elsewhere.example#prekey",
-        a_peer_did(PrivateKey.from_secret("X25519", b"9" * 32)) + "#key-1",
+        build_peer_did(PrivateKey.from_secret("X25519", b"9" * 32)) + "#key-1",
         "",
     ],
 )
-def test_no_such_key(kid: str) -> None:
-    """Anything else, a relative id and the signing key included, names no key agreement key of ours."""
+def test_unknown_key_id(kid: str) -> None:
+    """Anything else, a relative id and the signing key included, finds no key agreement key."""
     assert MediatorIdentity(KEYS, URL).find_agreement_key(kid) is None
 
 
-def test_ambiguous_short_spelling() -> None:
-    """Where two keys begin alike, eight characters name neither of them (reference 8.6)."""
-    # Found by search: both compressed points begin with DnaebBUb.
+def test_ambiguous_prefix() -> None:
+    """If two keys share a prefix, eight characters find neither (reference 8.6)."""
+    # Found by search: both multibase values begin with DnaebBUb.
     one, two = (PrivateKey.from_secret("P-256", number.to_bytes(32, "big")) for number in (3521, 5385))
     for keys, found in (((one, two), None), ((one,), one)):
         named = tuple((f"k{number}", key) for number, key in enumerate(keys))
@@ -242,7 +242,7 @@ def test_ambiguous_short_spelling() -> None:
 
 
 def test_owns() -> None:
-    """Our DIDs are ours in all their forms, and no others are."""
+    """Own DIDs in all their forms, and no others."""
     identity = MediatorIdentity(KEYS, URL)
     assert all(identity.owns(did) for did in (KNOWN_DID, KNOWN_ALIAS, "did:web:127.0.0.1%3A8080"))
     assert all(identity.owns(did) for did in (f"{KNOWN_DID}#key-1", f"{KNOWN_ALIAS}/a", "did:web:127.0.0.1%3a8080?b"))
@@ -250,9 +250,9 @@ def test_owns() -> None:
 
 
 def test_former_peer_did() -> None:
-    """A DID from before a change of URL or key stays ours, with the key it was made with (reference section 9)."""
+    """A DID from before a change of URL or key stays own, with its key (reference section 9)."""
     old = PrivateKey.from_secret("X25519", b"7" * 32)
-    former = a_peer_did(old)
+    former = build_peer_did(old)
     identity = MediatorIdentity(KeySet((*KEYS.keys, ("prekey-0", old))), URL, [former])
     assert identity.did == KNOWN_DID
     assert identity.owns(former)
@@ -260,7 +260,7 @@ def test_former_peer_did() -> None:
 
 
 def test_former_peer_4() -> None:
-    """A former did:peer:4 is ours in its long and its short form (reference 8.4)."""
+    """A former did:peer:4 is own in its long and its short form (reference 8.4)."""
     document = {
         "verificationMethod": [{"id": "#k", "type": "Multikey", "publicKeyMultibase": AGREEMENT.public.multibase()}],
         "keyAgreement": ["#k"],
@@ -273,7 +273,7 @@ def test_former_peer_4() -> None:
 
 
 def test_former_did_key() -> None:
-    """A former did:key of the Ed25519 key is opened with the X25519 key derived from it (reference 8.2)."""
+    """A former did:key of the Ed25519 key decrypts with the X25519 key derived from it (reference 8.2)."""
     former = make_did_key(SIGNING.public)
     (method,) = resolve_local(former).key_agreement
     assert MediatorIdentity(KEYS, URL, [former]).find_agreement_key(method.id) == convert_ed25519_to_x25519_private(
@@ -281,27 +281,27 @@ def test_former_did_key() -> None:
     )
 
 
-def test_former_web_did() -> None:
-    """A former did:web, from another host name, has the key ids of the key set."""
+def test_former_did_web() -> None:
+    """A former did:web, of another host name, has the key ids of the key set."""
     identity = MediatorIdentity(KEYS, URL, ["did:web:old.example"])
     assert identity.find_agreement_key("did:web:old.example#prekey") == AGREEMENT
     assert identity.owns("did:web:old.example")
 
 
 @pytest.mark.parametrize(
-    "did", [a_peer_did(PrivateKey.from_secret("X25519", b"9" * 32)), "did:peer:2.Ez6", "did:example:1"]
+    "did", [build_peer_did(PrivateKey.from_secret("X25519", b"9" * 32)), "did:peer:2.Ez6", "did:example:1"]
 )
-def test_former_did_of_somebody_else(did: str) -> None:
-    """A former DID without a key of ours is a mistake in the configuration, said in one line."""
+def test_former_did_without_own_key(did: str) -> None:
+    """A former DID without an own key is a configuration error of one line."""
     with pytest.raises(IdentityError, match=r"^former DID [^\n]+$"):
         MediatorIdentity(KEYS, URL, [did])
 
 
 def test_signing_keys() -> None:
-    """Every DID of ours signs with the key that its own document has; only a did:peer spells ids in several ways."""
+    """Every own DID signs with the key of its own document; only a did:peer has several spellings of ids."""
     old, older = PrivateKey.generate("X25519"), PrivateKey.generate("Ed25519")
     keys = KeySet((*KEYS.keys, ("prekey-0", old), ("signing-0", older)))
-    key_did, bare = make_did_key(SIGNING.public), a_peer_did(old)
+    key_did, bare = make_did_key(SIGNING.public), build_peer_did(old)
     identity = MediatorIdentity(keys, URL, [key_did, bare])
     (former,) = identity.former_peer_dids
     (derived,) = resolve_local(key_did).key_agreement
@@ -329,7 +329,7 @@ def test_signing_keys() -> None:
 
 
 def test_key_file(tmp_path: Path) -> None:
-    """The key file is made once, for its owner only, and reads as what was made."""
+    """The key file is created once, for its owner only, and reads as it was created."""
     path = tmp_path / "keys.jwks"
     keys = create_keys(path)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -343,8 +343,8 @@ def test_key_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
-def test_key_file_open_to_others(tmp_path: Path, mode: int) -> None:
-    """A key file that others can read is refused with the command that mends it."""
+def test_readable_key_file(tmp_path: Path, mode: int) -> None:
+    """A key file that others can read is refused with the command that fixes it."""
     path = tmp_path / "keys.jwks"
     create_keys(path)
     path.chmod(mode)
@@ -366,8 +366,8 @@ def test_key_file_open_to_others(tmp_path: Path, mode: int) -> None:
         encoding.dumps({"keys": [{"kid": "a#b", **AGREEMENT.jwk()}, {"kid": "b", **SIGNING.jwk()}]}),
     ],
 )
-def test_bad_key_file(tmp_path: Path, content: bytes) -> None:
-    """A file that does not have what is needed is refused in one line that shows nothing of it."""
+def test_invalid_key_file(tmp_path: Path, content: bytes) -> None:
+    """A file without the necessary keys is refused in one line that shows nothing of it."""
     path = tmp_path / "keys.jwks"
     path.touch(0o600)
     path.write_bytes(content)
@@ -377,13 +377,13 @@ def test_bad_key_file(tmp_path: Path, content: bytes) -> None:
 
 
 def test_missing_key_file(tmp_path: Path) -> None:
-    """A missing key file is one line."""
+    """The error is one line."""
     with pytest.raises(SecretFileError, match=r"cannot read .*keys.jwks: No such file or directory$"):
         load_keys(tmp_path / "keys.jwks")
 
 
-def test_secrets_are_not_shown() -> None:
-    """No representation has a private key in it."""
+def test_repr_hides_secrets() -> None:
+    """No representation has a private key."""
     shown = repr(KEYS) + repr(MediatorIdentity(KEYS, URL)) + repr(MediatorIdentity(KEYS, URL).__dict__)
     for key in (AGREEMENT, SIGNING, P256):
         assert key.jwk()["d"] not in shown
@@ -391,8 +391,8 @@ def test_secrets_are_not_shown() -> None:
 
 
 @pytest.mark.parametrize(("raw", "prefix"), [(False, ""), (True, "raw_")])
-def test_document_of_a_mediator(raw: bool, prefix: str) -> None:
-    """A mediator's document has its keys and a URL for a service (DCTRL-0004 3.2)."""
+def test_mediator_document(raw: bool, prefix: str) -> None:
+    """A mediator's document has its keys and a service with a URL (DCTRL-0004 3.2)."""
     keys = signing_key("mediator"), agreement_key("mediator", "prekey")
     assert make_mediator_document(MEDIATOR, *keys, "https://mediator.example", raw=raw) == {
         "@context": ["https://www.w3.org/ns/did/v1", "https://w3id.org/security/suites/jws-2020/v1"],

@@ -39,7 +39,7 @@ from tests.http.in_memory_site import (
     parse_responses,
 )
 from tests.http.in_memory_site import PING as PING_FRAME
-from tests.http.test_websocket import PLENTY
+from tests.http.test_websocket import HIGH_LIMITS
 from tests.in_memory_mediator import CM2, CM3, MP, PING, InMemoryWallet, from_header
 from tests.integration.daemon import Daemon
 from tests.integration.message_load import PATIENCE_SECONDS
@@ -310,13 +310,13 @@ class InProcessLeakTests(SynchronousTestCase):
 
     def open_mediator(self, dids: str = "plain") -> None:
         """Start a mediator with maximum logging."""
-        self.site_fixture = InMemorySite(self, limits=PLENTY, log={"level": "debug", "dids": dids})
+        self.site_fixture = InMemorySite(self, limits=HIGH_LIMITS, log={"level": "debug", "dids": dids})
         self.bob = InMemoryWallet(self.site_fixture).enrol()
         self.marked = MarkedMessages(self.bob.identity, self.site_fixture.document, self.site_fixture.did)
 
     def websocket_client(self, old: InMemoryWebSocketClient | None = None) -> InMemoryWebSocketClient:
         """An open socket."""
-        if old is not None and not old.line.disconnecting and old.line.protocol.state == 3:  # type: ignore[attr-defined]
+        if old is not None and not old.transport.disconnecting and old.transport.protocol.state == 3:  # type: ignore[attr-defined]
             return old
         return self.site_fixture.websocket_client(**MARKED_HEADERS)
 
@@ -331,14 +331,14 @@ class InProcessLeakTests(SynchronousTestCase):
         for raw in self.marked.envelopes():
             responses.append(self.site_fixture.post(raw, **MARKED_HEADERS).body)
             websocket_client = self.websocket_client(websocket_client)
-            websocket_client.line.feed(encode_masked_frame(raw))
+            websocket_client.transport.feed(encode_masked_frame(raw))
             responses += [payload for _, payload in websocket_client.frames()]
         return responses
 
     def assert_no_leak(self, responses: list[bytes]) -> None:
         """No marked text and no private key is in any log line, event, metric or response."""
         self.site_fixture.clock.advance(100)
-        self.site_fixture.settle()
+        self.site_fixture.run_due_calls()
         places = {f"line {number}": line.encode() for number, line in enumerate(self.lines)}
         places |= {f"response {number}": response for number, response in enumerate(responses)}
         places |= {path.name: path.read_bytes() for path in self.site_fixture.config.log.directory.glob("events*")}
@@ -361,17 +361,17 @@ class InProcessLeakTests(SynchronousTestCase):
         self.open_mediator()
         responses = []
         for raw in BAD_HTTP + BAD_HANDSHAKES:
-            connection = self.site_fixture.line("127.0.0.1")
+            connection = self.site_fixture.connect("127.0.0.1")
             connection.feed(raw)
-            self.site_fixture.settle()
-            responses.append(connection.taken())
+            self.site_fixture.run_due_calls()
+            responses.append(connection.take_output())
         for raw in BAD_FRAMES:
             websocket_client = self.websocket_client()
-            websocket_client.line.feed(raw)
-            self.site_fixture.settle()
+            websocket_client.transport.feed(raw)
+            self.site_fixture.run_due_calls()
             pong = encode_masked_frame(SECRET.encode(), PING_FRAME)
             if raw != pong and raw[0] & 0x0F != CLOSE:  # their payloads are echoed
-                responses.append(websocket_client.line.taken())
+                responses.append(websocket_client.transport.take_output())
         self.assert_no_leak(responses)
 
     def test_store_failures_do_not_leak(self) -> None:
@@ -399,7 +399,7 @@ class InProcessLeakTests(SynchronousTestCase):
         for operation in ("mark_delivered", "mark_pending", "acknowledge"):
             with self.site_fixture.failing(operation, ValueError(SECRET)):
                 responses = self.post_decryptable_messages()
-                websocket_client.line.hang_up()
+                websocket_client.transport.disconnect()
         self.assert_no_leak(responses)
         self.flushLoggedErrors(ValueError)
 

@@ -43,7 +43,7 @@ from tests.integration.raw_decentrl_client import (
 from tests.integration.refusal_test_case import REQUEST, RESPOND, SAVE
 from tests.integration.test_canary import MARKED_HEADERS, SECRET, STORED, find_text, private_key_values
 from tests.observability.counter_oracle import read_segments
-from tests.protocol.decentrl.mutations import replaced, spelled, without
+from tests.protocol.decentrl.mutations import replaced, to_json, without
 
 # Prefix of all nonces.
 NONCE_PREFIX = "caca0b1e-7f3a-4e0e-9a37"
@@ -204,15 +204,15 @@ class MarkedCommands:
 
     def _malformed_commands(self) -> Iterator[bytes]:
         valid = json.loads(self._refused_event())
-        yield from (SECRET.encode(), b"\xff" + SECRET.encode(), spelled(SECRET), spelled([SECRET]), spelled({}))
-        yield spelled({SECRET: SECRET})
-        yield spelled(valid)[:-1]
-        yield spelled(valid).replace(b'"header"', b'"header":{},"header"')
-        yield spelled({**valid, SECRET: "\ud800"})
+        yield from (SECRET.encode(), b"\xff" + SECRET.encode(), to_json(SECRET), to_json([SECRET]), to_json({}))
+        yield to_json({SECRET: SECRET})
+        yield to_json(valid)[:-1]
+        yield to_json(valid).replace(b'"header"', b'"header":{},"header"')
+        yield to_json({**valid, SECRET: "\ud800"})
         for path in (("header",), ("payload",), ("signature",), *(("header", name) for name in valid["header"])):
-            yield spelled(without(valid, path))
+            yield to_json(without(valid, path))
             for value in (f"not {SECRET}", None, [SECRET], {SECRET: SECRET}):
-                yield spelled(replaced(valid, path, value))
+                yield to_json(replaced(valid, path, value))
         for type_ in (REQUEST, RESPOND, SAVE, "SAVE_EVENTS", "QUERY_EVENTS", "ACKNOWLEDGE_PENDING_EVENTS", SECRET):
             for invalid in (SECRET, [{SECRET: SECRET}], None):
                 members = dict.fromkeys(("signed_communication_contract", "events", "filter", "event_ids"), invalid)
@@ -226,8 +226,8 @@ class MarkedCommands:
         """Wrong senders, recipients and times."""
         alice, bob, carol = self.alice, self.bob, self.carol
         valid = json.loads(self._refused_event())
-        yield spelled({**valid, "signature": SECRET})
-        yield spelled({**valid, "payload": f"{SECRET} {SECRET}"})
+        yield to_json({**valid, "signature": SECRET})
+        yield to_json({**valid, "payload": f"{SECRET} {SECRET}"})
         yield self._refused_event(timestamp_ms=1)
         yield self._refused_event(sender_did=f"did:web:{SECRET}", sender_signing_key_id=SECRET)
         yield self._refused_event(sender_signing_key_id=f"{alice.did}#{SECRET}")
@@ -286,24 +286,24 @@ class MarkedCommands:
         """First messages of a socket, with their opcodes."""
         alice = self.alice
         valid = alice.authentication()
-        yield spelled(valid), BINARY
-        yield spelled(valid), TEXT_OPCODE
-        yield spelled(valid), TEXT_OPCODE
+        yield to_json(valid), BINARY
+        yield to_json(valid), TEXT_OPCODE
+        yield to_json(valid), TEXT_OPCODE
         for name in ("type", "did", "signing_key_id", "timestamp", "nonce", "signature"):
-            yield spelled({**alice.authentication(), name: SECRET}), TEXT_OPCODE
-        yield spelled(alice.authentication(timestamp_ms=1)), TEXT_OPCODE
-        yield spelled(alice.authentication(did=f"did:web:{SECRET}", signing_key_id=SECRET)), TEXT_OPCODE
-        yield spelled(alice.authentication(signing_key_id=f"{alice.did}#{SECRET}")), TEXT_OPCODE
-        yield spelled(self.carol.authentication()), TEXT_OPCODE
+            yield to_json({**alice.authentication(), name: SECRET}), TEXT_OPCODE
+        yield to_json(alice.authentication(timestamp_ms=1)), TEXT_OPCODE
+        yield to_json(alice.authentication(did=f"did:web:{SECRET}", signing_key_id=SECRET)), TEXT_OPCODE
+        yield to_json(alice.authentication(signing_key_id=f"{alice.did}#{SECRET}")), TEXT_OPCODE
+        yield to_json(self.carol.authentication()), TEXT_OPCODE
         yield SECRET.encode(), TEXT_OPCODE
         yield b"\xff" + SECRET.encode(), BINARY
-        yield spelled({"protected": SECRET, "ciphertext": SECRET}), TEXT_OPCODE
+        yield to_json({"protected": SECRET, "ciphertext": SECRET}), TEXT_OPCODE
 
     def ignored_messages(self) -> Iterator[bytes]:
         """Messages that an authenticated socket may send, which are ignored."""
         yield SECRET.encode()
-        yield spelled({"type": "PONG", "timestamp": SECRET})
-        yield spelled(self.bob.authentication())
+        yield to_json({"type": "PONG", "timestamp": SECRET})
+        yield to_json(self.bob.authentication())
         yield self._refused_event()
 
     def public_paths(self) -> Iterator[str]:
@@ -414,14 +414,14 @@ class InProcessLeakTests(SynchronousTestCase):
             websocket_client = self.site_fixture.websocket_client("/ws", **MARKED_HEADERS)
             websocket_client.send(message, opcode)
             for chatter in self.marked.ignored_messages():
-                websocket_client.line.feed(encode_masked_frame(chatter))
+                websocket_client.transport.feed(encode_masked_frame(chatter))
             self.collected.add_frames(payload for _, payload in websocket_client.frames())
         self.assertIn(b'{"type":"AUTH_SUCCESS"}', self.collected.places.values())
 
     def assert_no_leak(self) -> None:
         """No marked text and no private key is in any log line, event, metric or refusal."""
         self.site_fixture.clock.advance(100)
-        self.site_fixture.settle()
+        self.site_fixture.run_due_calls()
         places = self.collected.places
         places |= {path.name: path.read_bytes() for path in self.site_fixture.config.log.directory.glob("events*")}
         places["metrics"] = self.site_fixture.request("GET", "/metrics", peer="127.0.0.1").body
@@ -433,7 +433,7 @@ class InProcessLeakTests(SynchronousTestCase):
     def test_commands_do_not_leak(self) -> None:
         """Valid and invalid commands while a socket is open; the valid ones twice, so that queries find something."""
         websocket_client = self.site_fixture.websocket_client("/ws")
-        websocket_client.send(spelled(self.marked.bob.authentication()))
+        websocket_client.send(to_json(self.marked.bob.authentication()))
         statuses = self.post_commands(self.marked.valid_commands())
         self.assertEqual(statuses, [200] * 17 + [404])
         self.assertEqual(self.post_commands(self.marked.valid_commands()), statuses)
@@ -472,7 +472,7 @@ class InProcessLeakTests(SynchronousTestCase):
     def assert_authentication_fails(self, code: int) -> None:
         """Authentication fails with this close code."""
         websocket_client = self.site_fixture.websocket_client("/ws")
-        websocket_client.send(spelled(self.marked.alice.authentication()))
+        websocket_client.send(to_json(self.marked.alice.authentication()))
         frames = websocket_client.frames()
         self.collected.add_frames(payload for _, payload in frames)
         self.assertEqual(int.from_bytes(frames[-1][1][:2], "big"), code)

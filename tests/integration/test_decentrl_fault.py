@@ -14,7 +14,7 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from tests.http.in_memory_site import InMemorySite
-from tests.http.test_decentrl_socket import LOCAL, Client
+from tests.http.test_decentrl_socket import LOCAL, RecordingWebSocketClient
 from tests.in_memory_identities import InMemoryIdentity
 from tests.integration.message_load import PATIENCE_SECONDS
 
@@ -67,7 +67,7 @@ class FaultTests(TestCase):
         factory.noisy = False
         # The default time-out of one second is too short for a busy machine.
         factory.setProtocolOptions(openHandshakeTimeout=0, closeHandshakeTimeout=0, serverConnectionDropTimeout=0)
-        client = Client(self.alice.greeting())
+        client = RecordingWebSocketClient(self.alice.greeting())
         client.factory = factory
         with self.site_fixture.failing("check_guard", RuntimeError(MARK)):
             await connectProtocol(TCP4ClientEndpoint(_reactor, LOCAL, self.number), client)

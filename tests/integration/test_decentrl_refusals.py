@@ -23,7 +23,7 @@ from tests.integration.refusal_test_case import (
     SEALED,
     RefusalDaemonTestCase,
 )
-from tests.protocol.decentrl.mutations import nested, places, replaced, spelled, without
+from tests.protocol.decentrl.mutations import nested, paths_of, replaced, to_json, without
 
 LIMIT = 1 << 20
 NONCE = "6f1c1d52-6a0b-4e0e-9a37-0d6f3a1b2c{:02x}"
@@ -70,23 +70,23 @@ class CodeTests(RefusalDaemonTestCase):
         """400 INVALID_COMMAND, under any media type (reference 12)."""
         good = json.loads(self.alice.command("sealed", to=self.bob.did, channel=PRIVATE_CHANNEL))
         bodies = [b"", b"{", b"null", b"[]", b'"x"', b"7", b"\xff", b"{}", b"\xef\xbb\xbf{}", b"[" * 100_000]
-        bodies += [spelled(without(good, path)) for path in places(good)]
-        for path in places(good):
+        bodies += [to_json(without(good, path)) for path in paths_of(good)]
+        for path in paths_of(good):
             if path != ("signature",):  # any text is well-formed, if not correct
                 odd: tuple[Any, ...] = (None, True, {}, [], nested(70))
-                bodies += [spelled(replaced(good, path, one)) for one in odd]
+                bodies += [to_json(replaced(good, path, one)) for one in odd]
         bodies += [
-            spelled(replaced(good, ("header", "channel"), "THREE_WAY")),
-            spelled(replaced(good, ("header", "timestamp"), "1")),
-            spelled(replaced(good, ("header", "timestamp"), float("nan"))),
-            spelled(replaced(good, ("header", "timestamp"), 10**400)),
-            spelled(replaced(good, ("header", "nonce"), "not-a-uuid")),
-            spelled(replaced(good, ("header", "sender_did"), "")),
-            spelled(replaced(good, ("payload",), "")),
-            spelled(replaced(good, ("payload",), "\ud800")),
-            spelled(replaced(good, ("unknown",), "\ud800")),
-            spelled(good).replace(b'"payload"', b'"payload":"x","payload"'),
-            spelled(good).replace(b'"channel"', b'"channel":"TWO_WAY_PRIVATE","channel"'),
+            to_json(replaced(good, ("header", "channel"), "THREE_WAY")),
+            to_json(replaced(good, ("header", "timestamp"), "1")),
+            to_json(replaced(good, ("header", "timestamp"), float("nan"))),
+            to_json(replaced(good, ("header", "timestamp"), 10**400)),
+            to_json(replaced(good, ("header", "nonce"), "not-a-uuid")),
+            to_json(replaced(good, ("header", "sender_did"), "")),
+            to_json(replaced(good, ("payload",), "")),
+            to_json(replaced(good, ("payload",), "\ud800")),
+            to_json(replaced(good, ("unknown",), "\ud800")),
+            to_json(good).replace(b'"payload"', b'"payload":"x","payload"'),
+            to_json(good).replace(b'"channel"', b'"channel":"TWO_WAY_PRIVATE","channel"'),
         ]
         before = self.daemon_client.read_rows()
         for body in bodies:
@@ -104,7 +104,7 @@ class CodeTests(RefusalDaemonTestCase):
         before = self.daemon_client.read_rows()
         for name, channel, members in self.registered_commands():
             payload = {"type": name, **members}
-            for path in places(payload):
+            for path in paths_of(payload):
                 broken = [replaced(payload, path, {"a": 1})]
                 if isinstance(path[-1], str):  # a list without one of its elements is still a list
                     broken.append(without(payload, path))
@@ -137,7 +137,7 @@ class CodeTests(RefusalDaemonTestCase):
     def test_malformed_body_does_not_use_its_nonce(self) -> None:
         """The nonce can be used afterwards (reference 6.1)."""
         nonce = NONCE.format(0)
-        for broken in (b"{", spelled(replaced(json.loads(self.make_query(nonce=nonce)), ("payload",), "x"))):
+        for broken in (b"{", to_json(replaced(json.loads(self.make_query(nonce=nonce)), ("payload",), "x"))):
             self.assert_error(self.daemon_client.post_command(broken), 400, "INVALID_COMMAND")
         self.assert_error(
             self.daemon_client.post_command(self.alice.command({"type": "NO_SUCH"}, nonce=nonce)),
@@ -223,7 +223,7 @@ class CodeTests(RefusalDaemonTestCase):
 
     def alter_signed(self, make: Callable[[], bytes], change: Callable[[Any], Any]) -> bytes:
         """Alter a command after it was signed."""
-        return spelled(change(json.loads(make())))
+        return to_json(change(json.loads(make())))
 
     def test_invalid_contract_signature(self) -> None:
         """401: a contract not signed by both, or whose keys cannot be found (reference 7.3)."""
@@ -356,7 +356,7 @@ class CodeTests(RefusalDaemonTestCase):
         yield dave.command(save), "SUCCESS"
         yield carol.command({"type": "SAVE_EVENTS", "events": [carol.stored_event("never")]}), "UNAUTHORIZED_COMMAND"
         yield dave.command(save), "SUCCESS"
-        yield spelled({**json.loads(dave.command(save)), "signature": ""}), "INVALID_SIGNATURE"
+        yield to_json({**json.loads(dave.command(save)), "signature": ""}), "INVALID_SIGNATURE"
         yield dave.command({"type": SAVE, "signed_communication_contract": contract}), "SUCCESS"
         yield eve.command({"type": SAVE, "signed_communication_contract": {}}), "INVALID_COMMAND"
         yield carol.command({"type": REQUEST, **SEALED}, to=dave.did), "SUCCESS"

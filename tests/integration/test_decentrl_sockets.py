@@ -20,7 +20,7 @@ from tests.in_memory_mediator import PING, from_header
 from tests.integration.message_load import PATIENCE_SECONDS
 from tests.integration.raw_decentrl_client import RawDecentrlClient, RawWebSocket, unix_time
 from tests.integration.refusal_test_case import OTHER_MEDIATOR, REQUEST, RESPOND, SAVE, SEALED, RefusalTestCase
-from tests.protocol.decentrl.mutations import nested, replaced, spelled, without
+from tests.protocol.decentrl.mutations import nested, replaced, to_json, without
 
 BINARY, CONTINUATION = 2, 0
 NONCE = "6f1c1d52-6a0b-4e0e-9a37-0d6f3a1b2c{:02x}"
@@ -106,10 +106,10 @@ class AuthenticationTests(SocketTestCase):
             {**good, "nonce": "1"},
             {**good, "did": None},
             {**good, "signature": 7},
-            spelled({**good, "unknown": "\ud800"}),
-            spelled({**good, "unknown": nested(70)}),
-            spelled(replaced(good, ("timestamp",), 10**400)),
-            spelled(good).replace(b'"did"', b'"did":"x","did"'),
+            to_json({**good, "unknown": "\ud800"}),
+            to_json({**good, "unknown": nested(70)}),
+            to_json(replaced(good, ("timestamp",), 10**400)),
+            to_json(good).replace(b'"did"', b'"did":"x","did"'),
             self.alice.command({"type": "QUERY_EVENTS"}),
             *(without(good, (name,)) for name in good),
         ):

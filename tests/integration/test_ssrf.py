@@ -16,7 +16,7 @@ from mediatord.net.did_resolver import DIDResolver, DIDWebResolver
 from mediatord.net.outbound_http import OutboundError, OutboundHTTPClient
 from tests.integration.test_outbound import PATIENCE_SECONDS, NamedReactor
 from tests.net.ssrf_corpus import PLACES, ScriptedResolver, SSRFTarget
-from tests.net.test_ssrf import web_did
+from tests.net.test_ssrf import did_web_of
 
 reactor: Any = _reactor
 OTHER_ADDRESS = "127.0.0.2"
@@ -100,7 +100,7 @@ class LoopbackTests(TestCase):
         resolver = DIDResolver(web, lambda short, long: succeed(None), lambda short: succeed(None))
         for target in PLACES:
             with self.assertRaises(MediatorError, msg=target.host):
-                await resolver.resolve(web_did(target.host, self.port), "198.51.100.7")
+                await resolver.resolve(did_web_of(target.host, self.port), "198.51.100.7")
         self.assertEqual(self.server.connection_count, 0)
 
     async def test_no_redirect_reaches_loopback(self) -> None:

@@ -1,4 +1,4 @@
-"""A reactor on which names and peers are played in memory, for tests of outgoing requests."""
+"""Reactor with in-memory names and peers, for tests of outgoing requests."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\
 
 
 def redirect(status: int, location: bytes) -> bytes:
-    """A response that sends elsewhere."""
+    """A redirect response."""
     return b"HTTP/1.1 %d Elsewhere\r\nLocation: %s\r\nContent-Length: 0\r\n\r\n" % (status, location)
 
 
 @implementer(IHostnameResolver)
 class FakeResolver:
-    """A resolver that knows some names and notes every question; one whose addresses are None gets no answer."""
+    """Resolver of known names that records queries; a name whose addresses are None is never answered."""
 
     def __init__(self, known: Mapping[str, Sequence[str] | None]) -> None:
         self.known = known
@@ -55,7 +55,7 @@ class FakeResolver:
 
 
 class FakeTransport(StringTransport):
-    """Our end of a connection whose peer never answers that we hang up."""
+    """Transport of a connection whose peer never closes."""
 
     protocol: Protocol
 
@@ -66,7 +66,7 @@ class FakeTransport(StringTransport):
 
 
 class OutboundTestCase(SynchronousTestCase):
-    """:class:`Outbound` on a reactor that never connects, except where a test plays the peer."""
+    """:class:`Outbound` on a reactor that connects only where a test plays the peer."""
 
     def setUp(self) -> None:
         self.names = FakeResolver(
@@ -85,31 +85,31 @@ class OutboundTestCase(SynchronousTestCase):
         self.outbound = OutboundHTTPClient(self.reactor)
 
     def get(self, url: str) -> Deferred[OutboundResponse]:
-        """A GET with 5 seconds of time, for a body of at most 1000 bytes."""
+        """Send a GET with a time-out of 5 seconds and a limit of 1000 bytes."""
         return Deferred.fromCoroutine(self.outbound.get(url, limit=1000, timeout=5))
 
     def post(self, url: str = "http://a.example/inbox") -> Deferred[OutboundResponse]:
-        """A POST of `sealed` with 10 seconds of time."""
+        """Send a POST with a time-out of 10 seconds."""
         return Deferred.fromCoroutine(self.outbound.post(url, b"sealed", b"application/x-test", timeout=10))
 
     def accept(self) -> FakeTransport:
-        """Let the connection attempt that was made last succeed."""
+        """Let the last connection attempt succeed."""
         wire = FakeTransport()
         wire.protocol = self.reactor.tcpClients[-1][2].buildProtocol(None)
         wire.protocol.makeConnection(wire)
         return wire
 
     def refuse(self) -> None:
-        """Let the connection attempt that was made last fail."""
+        """Let the last connection attempt fail."""
         factory = self.reactor.tcpClients[-1][2]
         factory.clientConnectionFailed(self.reactor.connectors[-1], Failure(ConnectionRefusedError()))
 
-    def answer(self, response: bytes) -> FakeTransport:
-        """Let the connection attempt that was made last succeed, and the peer answer."""
+    def respond(self, response: bytes) -> FakeTransport:
+        """Let the last connection attempt succeed, and the peer respond."""
         wire = self.accept()
         wire.protocol.dataReceived(response)
         return wire
 
     def attempts(self) -> list[tuple[str, int]]:
-        """The addresses and ports that connections were tried to."""
+        """Addresses and ports of the connection attempts."""
         return [client[:2] for client in self.reactor.tcpClients]

@@ -1,7 +1,7 @@
 """
-Places that a stranger may name to have the mediator connect to its own host or network (reference 8.5).
+Locations by which strangers may try to reach the mediator's own host or network (reference 8.5).
 
-One list for both ways out: documents of did:web, and POSTs to endpoints and where these redirect to.
+They are used for documents of did:web, and for endpoints and their redirects.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from tests.net.outbound_test_case import OTHER_PUBLIC, PUBLIC, FakeResolver
 @dataclass(frozen=True, slots=True)
 class SSRFTarget:
     """
-    A host as a stranger writes it.
+    A host in a spelling.
 
-    :param host: in an URL.
-    :param means: the address that it stands for; None where it must be refused without asking anybody.
+    :param host: as in a URL.
+    :param means: the address that it stands for; None if it must be refused without a lookup.
     """
 
     host: str
     means: str | None = None
 
 
-# Names whose owners have them resolve to what they like.
+# Names whose owners choose the addresses.
 RESOLVING: dict[str, Sequence[str] | None] = {
     "loopback.example": ["127.0.0.1"],
     "loopback6.example": ["::1"],
@@ -56,7 +56,7 @@ RESOLVING: dict[str, Sequence[str] | None] = {
 
 
 def _first(host: str) -> str:
-    """What is connected to if nobody objects."""
+    """The address to which an unguarded connection goes."""
     return next(iter(RESOLVING[host] or ()))
 
 
@@ -65,7 +65,7 @@ _NAMES = [SSRFTarget(host, _first(host)) for host in RESOLVING if not host.start
 _LOOPBACK = "127.0.0.1"
 _METADATA = "169.254.169.254"
 
-# As `inet_aton` reads them: one to four parts, each decimal, octal or hexadecimal.
+# Parsed like `inet_aton`: one to four parts, each decimal, octal or hexadecimal.
 _NUMBERS = [
     *(
         SSRFTarget(host, _LOOPBACK)
@@ -147,7 +147,7 @@ _BRACKETS = [
     )
 ]
 
-# What IDNA makes of them is plain ASCII: an address, or a name that is resolved as such.
+# IDNA maps these to plain ASCII: an address, or a name to resolve.
 _BEYOND_ASCII = [
     SSRFTarget("１２７.０.０.１", _LOOPBACK),
     SSRFTarget("127。0。0。1", _LOOPBACK),
@@ -166,7 +166,7 @@ _BEYOND_ASCII = [
     SSRFTarget("\ufeff127.0.0.1"),
 ]
 
-# Refused by how they are written: two readers could take them for two hosts.
+# Refused by syntax: two parsers could see two hosts.
 _CONFUSING = [
     SSRFTarget(host)
     for host in (
@@ -199,7 +199,7 @@ _CONFUSING = [
     )
 ]
 
-# Numbers that mean nothing to `inet_aton`, or an address with a dot behind it: they are asked for as names.
+# Invalid for `inet_aton`, or an address with a trailing dot: resolved as names.
 NOBODY = [
     "127.0.0.1.",
     "256.256.256.256",
@@ -213,7 +213,7 @@ NOBODY = [
 
 PLACES: list[SSRFTarget] = list(dict.fromkeys([*_NAMES, *_NUMBERS, *_BRACKETS, *_BEYOND_ASCII, *_CONFUSING]))
 
-# Whole URLs that are no places to go to, for the port and the scheme that they have or lack.
+# URLs that are refused for their port or scheme.
 URLS = [
     "gopher://127.0.0.1/_GET",
     "ftp://127.0.0.1/",
@@ -249,9 +249,9 @@ URLS = [
 
 class ScriptedResolver(FakeResolver):
     """
-    Resolves the names of the corpus as scripted, and numbers as the platform does; nobody else is asked.
+    Resolver of the corpus: names as scripted, numbers as on the platform, nothing else.
 
-    :ivar script: what a name resolves to the first time, the second time, and so on; the last holds on.
+    :ivar script: results of successive lookups of a name; the last one is repeated.
     """
 
     def __init__(self, script: dict[str, list[Sequence[str]]] | None = None) -> None:
@@ -269,12 +269,12 @@ class ScriptedResolver(FakeResolver):
         return super().resolveHostName(resolutionReceiver, hostName, *others, **more)  # type: ignore[arg-type]  # passed on
 
     def _addresses(self, host: str) -> Iterator[str]:
-        turns = self.script.get(host)
-        if turns is not None:
-            yield from turns.pop(0) if len(turns) > 1 else turns[0]
+        results = self.script.get(host)
+        if results is not None:
+            yield from results.pop(0) if len(results) > 1 else results[0]
         elif host in RESOLVING:
             yield from RESOLVING[host] or ()
         else:
             with contextlib.suppress(socket.gaierror):
                 found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-                yield from (str(one[4][0]) for one in found)
+                yield from (str(item[4][0]) for item in found)

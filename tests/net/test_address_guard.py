@@ -1,4 +1,4 @@
-"""The addresses that strangers may and may not make mediatord connect to (reference 8.5)."""
+"""Addresses to which mediatord may connect on behalf of strangers (reference 8.5)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from mediatord.net.outbound_http import AddressGuard
         "2606:4700::5efe:101:101",
     ],
 )
-def test_public(address: str) -> None:
-    """Public unicast addresses are fine, in IPv6 clothes too."""
+def test_allows_public_addresses(address: str) -> None:
+    """Public unicast addresses are allowed, also as IPv4-mapped IPv6."""
     assert AddressGuard().permits(address)
 
 
@@ -92,13 +92,13 @@ def test_public(address: str) -> None:
         "",
     ],
 )
-def test_off_limits(address: str) -> None:
-    """Everything else is off limits: loopback, private, link-local, multicast, reserved, metadata, disguises."""
+def test_refuses_other_addresses(address: str) -> None:
+    """Loopback, private, link-local, multicast, reserved and metadata addresses, and embedded forms."""
     assert not AddressGuard().permits(address)
 
 
 def test_allowed_networks() -> None:
-    """An allowed network is fine, in IPv6 clothes too; its neighbours stay off limits."""
+    """A configured network is allowed, also as IPv4-mapped IPv6; its neighbours are not."""
     guard = AddressGuard([ip_network("10.1.0.0/16"), ip_network("fd00::/64")])
     assert guard.permits("10.1.2.3")
     assert guard.permits("::ffff:10.1.2.3")

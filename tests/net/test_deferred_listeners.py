@@ -1,4 +1,4 @@
-"""The doors of the daemon, which open once there is something to serve those with who wait in front of them."""
+"""Listeners that accept connections once the store is open; until then clients wait in the backlog."""
 
 from __future__ import annotations
 
@@ -21,86 +21,86 @@ from mediatord.app.lifecycle import MAX_ACCEPT_DELAY, AcceptDelay
 from mediatord.net.listeners import Listener, add_backlog
 from mediatord.workers.shared_listeners import InheritedSocketReactor
 
-# As mypy knows it.
+# For mypy.
 reactor: Any = _reactor
 
 PATIENCE_SECONDS = 60.0
-# More than Twisted lets wait by itself.
+# More than Twisted's default backlog.
 MANY = 80
 
 
 class FakeListener(Listener):
-    """Bound to nothing; knows whether it was told to take connections."""
+    """Unbound listener that records whether it accepts connections."""
 
     def __init__(self) -> None:
         super().__init__("tcp:9000", Factory(), MemoryReactorClock())
-        self.told: list[str] = []
+        self.calls: list[str] = []
 
     def hold(self) -> None:
-        self.told.append("hold")
+        self.calls.append("hold")
 
     def resume_accepting(self) -> None:
-        self.told.append("let in")
+        self.calls.append("resume")
 
 
 class DeferredListenersTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.clock = Clock()
-        self.door = FakeListener()
-        self.doors = AcceptDelay(self.clock, [self.door])
+        self.listener = FakeListener()
+        self.accept_delay = AcceptDelay(self.clock, [self.listener])
 
-    def test_opened_once_there_is_a_store(self) -> None:
-        """However often that is said."""
-        self.doors.startService()
-        self.assertEqual(self.door.told, ["hold"])
-        self.doors.open()
-        self.doors.open()
-        self.assertEqual(self.door.told, ["hold", "let in"])
+    def test_opens_with_store(self) -> None:
+        """Opening is idempotent."""
+        self.accept_delay.startService()
+        self.assertEqual(self.listener.calls, ["hold"])
+        self.accept_delay.open()
+        self.accept_delay.open()
+        self.assertEqual(self.listener.calls, ["hold", "resume"])
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_held_as_soon_as_bound(self) -> None:
-        """Which is for privileges, and some time may pass before the start."""
-        self.doors.privilegedStartService()
-        self.assertEqual(self.door.told, ["hold"])
+    def test_pauses_when_bound(self) -> None:
+        """A listener does not accept from binding, which needs privileges, until the start."""
+        self.accept_delay.privilegedStartService()
+        self.assertEqual(self.listener.calls, ["hold"])
 
-    def test_opened_without(self) -> None:
-        """After a while, so that clients are told of the trouble."""
-        self.doors.startService()
+    def test_opens_after_timeout(self) -> None:
+        """After a while listeners open without a store, so that clients get errors."""
+        self.accept_delay.startService()
         self.clock.advance(MAX_ACCEPT_DELAY - 0.01)
-        self.assertEqual(self.door.told, ["hold"])
+        self.assertEqual(self.listener.calls, ["hold"])
         self.clock.advance(0.01)
-        self.assertEqual(self.door.told, ["hold", "let in"])
-        self.doors.open()
-        self.assertEqual(self.door.told, ["hold", "let in"])
+        self.assertEqual(self.listener.calls, ["hold", "resume"])
+        self.accept_delay.open()
+        self.assertEqual(self.listener.calls, ["hold", "resume"])
 
-    def test_a_store_that_is_quick(self) -> None:
-        """It may be open before there are doors."""
-        self.doors.privilegedStartService()
-        self.doors.open()
-        self.doors.startService()
-        self.assertEqual((self.door.told[-1], self.clock.getDelayedCalls()), ("let in", []))
+    def test_store_opens_before_listeners(self) -> None:
+        """The store may be open before listeners are bound."""
+        self.accept_delay.privilegedStartService()
+        self.accept_delay.open()
+        self.accept_delay.startService()
+        self.assertEqual((self.listener.calls[-1], self.clock.getDelayedCalls()), ("resume", []))
 
-    def test_stopped_before(self) -> None:
+    def test_stopped_before_opening(self) -> None:
         """Then they stay closed."""
-        self.doors.startService()
-        self.doors.stopService()
-        self.doors.open()
+        self.accept_delay.startService()
+        self.accept_delay.stopService()
+        self.accept_delay.open()
         self.clock.advance(10)
-        self.assertEqual(self.door.told, ["hold"])
+        self.assertEqual(self.listener.calls, ["hold"])
 
 
 class RecordingClient(Protocol):
-    """Notes what it is told."""
+    """Records received data."""
 
     def __init__(self) -> None:
-        self.heard: Deferred[bytes] = Deferred()
+        self.received: Deferred[bytes] = Deferred()
 
     def dataReceived(self, data: bytes) -> None:
-        self.heard.callback(data)
+        self.received.callback(data)
 
 
 class GreetingServer(Protocol):
-    """Greets."""
+    """Sends a greeting."""
 
     def connectionMade(self) -> None:
         self.transport.write(b"welcome")  # type: ignore[union-attr]  # it is made
@@ -108,18 +108,20 @@ class GreetingServer(Protocol):
 
 
 class BacklogTests(TestCase):
-    """With a kernel: connected by the system, accepted by nobody, and let in with the others once the doors open."""
+    """With real sockets: connections queue in the kernel and are accepted once the listeners open."""
 
     timeout = PATIENCE_SECONDS
 
-    async def test_tcp(self) -> None:
-        """The port of a process of its own."""
+    async def test_tcp_port(self) -> None:
+        """The port of a single process."""
         factory = Factory.forProtocol(GreetingServer)
         listener = Listener("tcp:0:interface=127.0.0.1", factory, reactor)
-        await self.wait(listener, factory, lambda: TCP4ClientEndpoint(reactor, "127.0.0.1", listener.address.port))
+        await self.check_backlog(
+            listener, factory, lambda: TCP4ClientEndpoint(reactor, "127.0.0.1", listener.address.port)
+        )
 
-    async def test_unix_of_a_worker(self) -> None:
-        """Others listen on it as well, and may take what this one does not."""
+    async def test_unix_socket_of_worker(self) -> None:
+        """Other workers listen too, and may accept connections that this one does not."""
         directory = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, directory)
         path = f"{directory}/s"
@@ -129,24 +131,24 @@ class BacklogTests(TestCase):
         adopted.listen(2 * MANY)
         factory = Factory.forProtocol(GreetingServer)
         adopting = InheritedSocketReactor(reactor, adopted.detach())
-        await self.wait(
+        await self.check_backlog(
             Listener(f"unix:{path}", factory, adopting), factory, lambda: UNIXClientEndpoint(reactor, path)
         )
 
-    async def wait(self, listener: Listener, factory: Any, way: Callable[[], Any]) -> None:
-        """Come before the doors are open, and be greeted afterwards."""
-        doors = AcceptDelay(Clock(), [listener])
-        for service in (listener, doors):
+    async def check_backlog(self, listener: Listener, factory: Any, way: Callable[[], Any]) -> None:
+        """Connect before the listeners open, and be greeted afterwards."""
+        accept_delay = AcceptDelay(Clock(), [listener])
+        for service in (listener, accept_delay):
             service.privilegedStartService()
-        for service in (listener, doors):
+        for service in (listener, accept_delay):
             service.startService()
         self.addCleanup(listener.stopService)
-        self.addCleanup(doors.stopService)
-        # The reactor has been through what it had to do for one when the next is connected.
-        guests = [await connectProtocol(way(), RecordingClient()) for _ in range(MANY)]
-        self.assertEqual((factory.numPorts, [guest.heard.called for guest in guests]), (1, [False] * MANY))
-        doors.open()
-        self.assertEqual([await guest.heard for guest in guests], [b"welcome"] * MANY)
+        self.addCleanup(accept_delay.stopService)
+        # The reactor finishes one connection before the next.
+        clients = [await connectProtocol(way(), RecordingClient()) for _ in range(MANY)]
+        self.assertEqual((factory.numPorts, [client.received.called for client in clients]), (1, [False] * MANY))
+        accept_delay.open()
+        self.assertEqual([await client.received for client in clients], [b"welcome"] * MANY)
 
 
 @pytest.mark.parametrize(
@@ -161,6 +163,6 @@ class BacklogTests(TestCase):
         ("tcp:80:127.0.0.1:100", "tcp:80:127.0.0.1:100"),
     ],
 )
-def test_how_many_may_wait(endpoint: str, used: str) -> None:
-    """As many as the operator says, or enough for wallets that all come back at once."""
+def test_backlog_size(endpoint: str, used: str) -> None:
+    """The configured size, or enough for wallets that all reconnect at once."""
     assert add_backlog(endpoint) == used

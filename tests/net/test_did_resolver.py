@@ -1,4 +1,4 @@
-"""Resolution with its caches, its memory of long forms, and its limits (reference 8.1, 8.4 and 8.5)."""
+"""DID resolution with its caches, remembered long forms, and limits (reference 8.1, 8.4 and 8.5)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ METHOD = {"id": "#k", "type": "Multikey", "publicKeyMultibase": KEY.multibase()}
 LONG, SHORT = make_did_peer_4({"keyAgreement": [METHOD]})
 
 
-class Web:
-    """What plays `Outbound.get`: notes each request, and answers when a test says so."""
+class FakeOutbound:
+    """Replaces `Outbound.get`: records requests, which the test answers."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[str, int, float]] = []
@@ -39,8 +39,8 @@ class Web:
         self.waiting.append(answer)
         return await answer
 
-    def answer(self, response: OutboundResponse | Exception) -> None:
-        """Answer the oldest request that waits."""
+    def respond(self, response: OutboundResponse | Exception) -> None:
+        """Answer the oldest pending request."""
         waiting = self.waiting.pop(0)
         if isinstance(response, Exception):
             waiting.errback(response)
@@ -48,28 +48,28 @@ class Web:
             waiting.callback(response)
 
 
-def a_response(
+def document_response(
     did: str = WEB, *, status: int = 200, content_type: bytes = b"application/did+json; charset=utf-8"
 ) -> OutboundResponse:
-    """A document of `did` with one key."""
+    """A response with a document of `did` with one key."""
     return OutboundResponse(status, content_type, encoding.dumps({"id": did, "keyAgreement": [METHOD]}))
 
 
 class ResolverTestCase(SynchronousTestCase):
-    """A resolver on a :class:`Web` and a store that are played."""
+    """Resolver on fakes of the outbound client and the store."""
 
     def setUp(self) -> None:
         self.clock = Clock()
         self.clock.advance(1_800_000_000)
-        self.web = Web()
+        self.web = FakeOutbound()
         self.remembered: list[tuple[str, str]] = []
         self.store: dict[str, str] = {}
         self.available = True
         self.charging: Deferred[None] | None = None
-        self.resolver = self.a_resolver()
+        self.resolver = self.build_resolver()
 
-    def a_resolver(self, *, allow_private: Any = (), **limits: int) -> DIDResolver:
-        """One that allows 3 lookups in a minute for each peer address."""
+    def build_resolver(self, *, allow_private: Any = (), **limits: int) -> DIDResolver:
+        """Build a resolver that allows 3 lookups a minute per peer address."""
         lookups = SlidingWindowLimiter(3)
 
         async def charge(peer: str) -> int:
@@ -82,11 +82,11 @@ class ResolverTestCase(SynchronousTestCase):
         return resolver
 
     def keep(self, did: str) -> None:
-        """Have the resolver remember, which has to go well."""
+        """Have the resolver remember a DID, successfully."""
         self.successResultOf(Deferred.fromCoroutine(self.resolver.remember_long_form(did)))
 
     def remember(self, short: str, long: str) -> Deferred[None]:
-        """`remember_did` of the account store."""
+        """Fake `remember_did` of the account store."""
         if not self.available:
             return fail(StoreUnavailable())
         self.remembered.append((short, long))
@@ -94,7 +94,7 @@ class ResolverTestCase(SynchronousTestCase):
         return succeed(None)
 
     def recall(self, short: str) -> Deferred[str | None]:
-        """`recall_did` of the account store."""
+        """Fake `recall_did` of the account store."""
         return succeed(self.store.get(short)) if self.available else fail(StoreUnavailable())
 
 
@@ -102,7 +102,7 @@ class LocalTests(ResolverTestCase):
     """DIDs that need no network."""
 
     def test_local_methods(self) -> None:
-        """did:key and did:peer:2 resolve at once, and to the same document each time."""
+        """did:key and did:peer:2 resolve at once, to the same document each time."""
         for did in (make_did_key(KEY), make_did_peer_2([("E", KEY)], [])):
             document = self.successResultOf(self.resolver.resolve(did))
             self.assertEqual((document.did, document.key_agreement[0].key), (did, KEY))
@@ -116,7 +116,7 @@ class LocalTests(ResolverTestCase):
         self.failureResultOf(self.resolver.resolve("did:prism:abc"), UnsupportedDIDMethod)
 
     def test_long_form_is_remembered(self) -> None:
-        """Once its holder has proven itself a long form is kept, once; then the short form resolves (8.4)."""
+        """An authenticated long form is stored once; then the short form resolves (8.4)."""
         self.successResultOf(self.resolver.resolve(LONG))
         self.failureResultOf(self.resolver.resolve(SHORT), UnresolvableDID)
         for did in (LONG, LONG, SHORT, make_did_key(KEY)):
@@ -126,18 +126,18 @@ class LocalTests(ResolverTestCase):
         self.assertEqual(document.did, SHORT)
         self.assertEqual(document.key_agreement[0].id, f"{SHORT}#k")
 
-    def test_memory_survives_the_resolver(self) -> None:
-        """A short form resolves after a restart, since the store has kept the long one (8.4)."""
+    def test_stored_long_form_survives_restart(self) -> None:
+        """A short form resolves after a restart, from the store (8.4)."""
         self.keep(LONG)
-        self.assertEqual(self.successResultOf(self.a_resolver().resolve(SHORT)).did, SHORT)
+        self.assertEqual(self.successResultOf(self.build_resolver().resolve(SHORT)).did, SHORT)
 
-    def test_wrong_memory(self) -> None:
-        """A long form that does not belong to the short one is not believed, wherever it comes from."""
+    def test_wrong_long_form(self) -> None:
+        """A long form that does not match the short one is refused, wherever it comes from."""
         self.store[SHORT] = make_did_peer_4({})[0]
         self.failureResultOf(self.resolver.resolve(SHORT), UnresolvableDID)
 
     def test_store_unavailable(self) -> None:
-        """Without the store nothing is kept or recalled, and both work once the store is back."""
+        """Without the store nothing is remembered or recalled; both work once it is back."""
         self.available = False
         self.failureResultOf(Deferred.fromCoroutine(self.resolver.remember_long_form(LONG)), StoreUnavailable)
         self.failureResultOf(self.resolver.resolve(SHORT), StoreUnavailable)
@@ -146,11 +146,11 @@ class LocalTests(ResolverTestCase):
         self.successResultOf(self.resolver.resolve(SHORT))
         self.assertEqual(self.remembered, [(SHORT, LONG)])
 
-    def test_bounded(self) -> None:
-        """Only so many documents are kept, and only in so many bytes; the one unused for longest goes first."""
+    def test_cache_is_bounded(self) -> None:
+        """Documents are bounded in number and bytes; the least recently used is evicted."""
         others = [make_did_peer_4({"n": n})[0] for n in range(2)]
         for limits in ({"max_entries": 2}, {"max_bytes": 2500}):
-            resolver = self.a_resolver(**limits)
+            resolver = self.build_resolver(**limits)
             first = {did: self.successResultOf(resolver.resolve(did)) for did in (LONG, others[0])}
             self.assertIs(self.successResultOf(resolver.resolve(LONG)), first[LONG])
             self.successResultOf(resolver.resolve(others[1]))
@@ -161,73 +161,73 @@ class LocalTests(ResolverTestCase):
 class WebTests(ResolverTestCase):
     """did:web."""
 
-    def found(self, did: str = WEB) -> DIDDocument:
-        """Resolve, with the web answering."""
+    def resolve_from_web(self, did: str = WEB) -> DIDDocument:
+        """Resolve, with the fake web answering."""
         resolving = self.resolver.resolve(did)
-        self.web.answer(a_response(did))
+        self.web.respond(document_response(did))
         return self.successResultOf(resolving)
 
     def test_fetch(self) -> None:
-        """The document comes from where the DID says, within 5 s and 256 KiB (8.5)."""
-        document = self.found("did:web:example.com%3A8443:a")
+        """The document is fetched from the DID's location, within 5 s and 256 KiB (8.5)."""
+        document = self.resolve_from_web("did:web:example.com%3A8443:a")
         self.assertEqual(self.web.requests, [("https://example.com:8443/a/did.json", 262_144, 5.0)])
         self.assertEqual(document.key_agreement[0].id, "did:web:example.com%3A8443:a#k")
 
-    def test_kept_for_five_minutes(self) -> None:
-        """A document is kept for 5 minutes."""
-        document = self.found()
+    def test_document_is_cached_for_five_minutes(self) -> None:
+        """A document is cached for 5 minutes."""
+        document = self.resolve_from_web()
         self.clock.advance(299)
         self.assertIs(self.successResultOf(self.resolver.resolve(WEB)), document)
         self.clock.advance(1)
-        self.found()
+        self.resolve_from_web()
         self.assertEqual(len(self.web.requests), 2)
 
-    def test_failure_is_kept_for_thirty_seconds(self) -> None:
-        """A failure is kept for 30 seconds."""
+    def test_failure_is_cached_for_thirty_seconds(self) -> None:
+        """A failure is cached for 30 seconds."""
         resolving = self.resolver.resolve(WEB)
-        self.web.answer(OutboundRequestError())
+        self.web.respond(OutboundRequestError())
         self.failureResultOf(resolving, UnresolvableDID)
         self.clock.advance(29)
         self.failureResultOf(self.resolver.resolve(WEB), UnresolvableDID)
         self.assertEqual(len(self.web.requests), 1)
         self.clock.advance(1)
-        self.found()
+        self.resolve_from_web()
 
-    def test_what_is_no_document(self) -> None:
-        """Another status, another type, another DID's document, no JSON, or no answer: unresolvable (8.5)."""
+    def test_invalid_responses(self) -> None:
+        """Another status, type, or DID, invalid JSON, or no response: unresolvable (8.5)."""
         answers: list[OutboundResponse | Exception] = [
-            a_response(status=404),
-            a_response(status=302),
-            a_response(content_type=b"text/html"),
-            a_response("did:web:other.example"),
+            document_response(status=404),
+            document_response(status=302),
+            document_response(content_type=b"text/html"),
+            document_response("did:web:other.example"),
             OutboundResponse(200, b"application/json", b"<html>"),
             OutboundAddressError(),
             OutboundRequestError(),
         ]
         for answer in answers:
-            resolving = self.a_resolver().resolve(WEB)
-            self.web.answer(answer)
+            resolving = self.build_resolver().resolve(WEB)
+            self.web.respond(answer)
             self.failureResultOf(resolving, UnresolvableDID)
 
-    def test_json_types(self) -> None:
-        """Any JSON type will do, and none at all."""
+    def test_content_types(self) -> None:
+        """Any JSON type, or none."""
         for n, kind in enumerate((b"", b"application/json", b"Application/DID+LD+JSON;x=y")):
             did = f"{WEB}:{n}"
             resolving = self.resolver.resolve(did)
-            self.web.answer(a_response(did, content_type=kind))
+            self.web.respond(document_response(did, content_type=kind))
             self.successResultOf(resolving)
 
-    def test_concurrent_lookups_share_a_fetch(self) -> None:
-        """Whoever asks during a fetch waits for it; that one gives up is nothing to the others."""
+    def test_concurrent_lookups_share_fetch(self) -> None:
+        """Lookups during a fetch wait for it; one that is cancelled does not affect others."""
         first, second, third = (self.resolver.resolve(WEB, f"192.0.2.{n}") for n in range(3))
         first.cancel()
         self.failureResultOf(first, CancelledError)
-        self.web.answer(a_response())
+        self.web.respond(document_response())
         self.assertIs(self.successResultOf(second), self.successResultOf(third))
         self.assertEqual(len(self.web.requests), 1)
 
-    def test_takes_no_time_of_the_store(self) -> None:
-        """However long a fetch takes, all requests that wait for it may ask the store for as long as before."""
+    def test_fetch_does_not_use_store_deadline(self) -> None:
+        """Requests that wait for a fetch have their whole store deadline afterwards."""
         left: list[float] = []
 
         async def request() -> None:
@@ -239,13 +239,13 @@ class WebTests(ResolverTestCase):
         self.clock.advance(4.0)
         second = Deferred.fromCoroutine(request())
         self.clock.advance(0.5)
-        self.web.answer(a_response())
-        for one in (first, second):
-            self.successResultOf(one)
+        self.web.respond(document_response())
+        for item in (first, second):
+            self.successResultOf(item)
         self.assertEqual(left, [REQUEST_TIME_LIMIT, REQUEST_TIME_LIMIT])
 
-    def test_concurrent_charges_share_a_fetch(self) -> None:
-        """While it is found out whether they may, others may begin, or be as many as are possible at a time."""
+    def test_lookups_while_charging_share_fetch(self) -> None:
+        """While one lookup waits for its charge, others may begin, up to the limit."""
         self.charging = Deferred()
         asking = [self.resolver.resolve(WEB, f"192.0.2.{n}") for n in range(3)]
         other = self.resolver.resolve(f"{WEB}:other", "192.0.2.9")
@@ -256,13 +256,13 @@ class WebTests(ResolverTestCase):
         self.assertEqual(len(self.web.requests), 64)
         self.failureResultOf(other, RateLimitExceeded)
         for n in range(63):
-            self.web.answer(a_response(f"{WEB}:{n}"))
-        self.web.answer(a_response())
-        documents = [self.successResultOf(one) for one in asking]
+            self.web.respond(document_response(f"{WEB}:{n}"))
+        self.web.respond(document_response())
+        documents = [self.successResultOf(item) for item in asking]
         self.assertIs(documents[0], documents[2])
 
     def test_limit_per_peer(self) -> None:
-        """One peer address may cause so many fetches in a minute; what is known costs nothing (8.5)."""
+        """Fetches are limited per peer address and minute; cached documents are free (8.5)."""
         for n in range(3):
             self.resolver.resolve(f"{WEB}:{n}", "192.0.2.1")
         refused = self.failureResultOf(self.resolver.resolve(f"{WEB}:3", "192.0.2.1"), RateLimitExceeded).value
@@ -274,49 +274,49 @@ class WebTests(ResolverTestCase):
         self.clock.advance(60)
         self.assertNoResult(self.resolver.resolve(f"{WEB}:5", "192.0.2.1"))
 
-    def test_limit_of_fetches_under_way(self) -> None:
-        """No more than 64 fetches at a time, whoever asks."""
+    def test_limit_of_concurrent_fetches(self) -> None:
+        """No more than 64 fetches at a time."""
         first, *_ = [self.resolver.resolve(f"{WEB}:{n}") for n in range(64)]
         self.assertNoResult(first)
         self.failureResultOf(self.resolver.resolve(f"{WEB}:64"), RateLimitExceeded)
-        self.web.answer(OutboundRequestError())
+        self.web.respond(OutboundRequestError())
         self.failureResultOf(first, UnresolvableDID)
         self.assertNoResult(self.resolver.resolve(f"{WEB}:64"))
 
-    def test_malformed(self) -> None:
-        """A DID without a place costs no lookup."""
+    def test_malformed_did(self) -> None:
+        """A DID without a location costs no lookup."""
         for n in range(9):
             did = f"did:web:example.com%3A0:{n}"
             self.failureResultOf(self.resolver.resolve(did, "192.0.2.1"), UnresolvableDID)
         self.assertEqual(self.web.requests, [])
 
-    def test_addresses_instead_of_names(self) -> None:
-        """An address is no host for a did:web, unless it is in an allowed network (8.5)."""
+    def test_addresses_as_hosts(self) -> None:
+        """An address as host is refused, unless in an allowed network (8.5)."""
         hosts = ("127.0.0.1", "127.1", "2130706433", "0x7f.1", "0x7f000001", "1.1.1.1", "127.0.0.1%3A8443")
         for host in hosts:
             self.failureResultOf(self.resolver.resolve(f"did:web:{host}"), UnresolvableDID)
-        self.resolver = self.a_resolver(allow_private=[ip_network("127.0.0.0/8")])
+        self.resolver = self.build_resolver(allow_private=[ip_network("127.0.0.0/8")])
         for host in hosts[1:-1]:
             self.failureResultOf(self.resolver.resolve(f"did:web:{host}"), UnresolvableDID)
         self.assertEqual(self.web.requests, [])
-        self.found("did:web:127.0.0.1%3A8443")
+        self.resolve_from_web("did:web:127.0.0.1%3A8443")
         self.assertEqual(self.web.requests[0][0], "https://127.0.0.1:8443/.well-known/did.json")
 
-    def test_fault(self) -> None:
-        """A fault of ours is logged, those who wait are answered, and the next one gets a new try."""
+    def test_internal_error(self) -> None:
+        """An internal error is logged, waiting lookups fail, and the next one tries again."""
         resolving = self.resolver.resolve(WEB)
-        self.web.answer(ZeroDivisionError())
+        self.web.respond(ZeroDivisionError())
         self.failureResultOf(resolving, UnresolvableDID)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
         self.clock.advance(30)
-        self.found()
+        self.resolve_from_web()
 
 
-class RecentTests(SynchronousTestCase):
+class LRUCacheTests(SynchronousTestCase):
     """:class:`LRUCache`."""
 
-    def test_replacing_a_value(self) -> None:
-        """A value that replaces another takes its room."""
+    def test_replaces_value(self) -> None:
+        """A new value replaces the size of the old one."""
         recent: LRUCache[int] = LRUCache(10, 100)
         for n in range(5):
             recent.put("a", n, 60)
@@ -324,8 +324,8 @@ class RecentTests(SynchronousTestCase):
         recent.put("b", 5, 40)
         self.assertEqual((recent.get("a"), recent.get("b")), (4, 5))
 
-    def test_value_that_does_not_fit(self) -> None:
-        """A value over the limit by itself is not kept, and does no harm."""
+    def test_oversized_value(self) -> None:
+        """A value over the limit is not cached, and evicts nothing."""
         recent: LRUCache[int] = LRUCache(10, 100)
         recent.put("a", 1, 101)
         self.assertIsNone(recent.get("a"))

@@ -1,4 +1,4 @@
-"""TLS and the PROXY protocol around the listeners: limits, handshakes, cipher suites."""
+"""TLS and the PROXY protocol on listeners: limits, handshakes, cipher suites."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ OPENING = encode_request(
 
 class LimitedFactory(Factory):
     """
-    Lets one connection in.
+    Accepts one connection.
 
-    :ivar received: what it got.
+    :ivar received: the received data.
     """
 
     noisy = False
@@ -58,15 +58,15 @@ class LimitedFactory(Factory):
         return protocol
 
     def receive(self, data: bytes) -> None:
-        """Note it."""
+        """Record the data."""
         self.received += data
 
 
-class Wire(StringTransport):
+class TCPTransport(StringTransport):
     """The transport below the layers."""
 
     def setTcpNoDelay(self, enabled: bool) -> None:  # noqa: N802  Twisted's name
-        """As TCP has it."""
+        """Ignore."""
 
 
 class TLSClient:
@@ -82,7 +82,7 @@ class TLSClient:
         self.connection.set_connect_state()
 
     def shake_hands(self, protocol: Any, transport: StringTransport) -> bool:
-        """Whether the two agree."""
+        """Return whether the handshake succeeds."""
         is_done = False
         for _ in range(4):
             try:
@@ -101,7 +101,7 @@ class TLSClient:
 
 
 class ListenerLayerTests(SynchronousTestCase):
-    """Listeners on a reactor of memory."""
+    """Listeners on an in-memory reactor."""
 
     def setUp(self) -> None:
         directory = Path(tempfile.mkdtemp())
@@ -113,19 +113,19 @@ class ListenerLayerTests(SynchronousTestCase):
         self.address = IPv4Address("TCP", PEER, 50_000)
 
     def listen(self, endpoint: str, factory: Any) -> Any:
-        """What the port of a listener builds its protocols with."""
+        """Return the factory of a listener's port."""
         Listener(endpoint, factory, self.reactor).privilegedStartService()
         return self.reactor.tcpServers[-1][1]
 
     def connect(self, factory: Any) -> tuple[Any, StringTransport]:
-        """A connection that the factory takes."""
-        transport = Wire(peerAddress=self.address)
+        """Open a connection that the factory accepts."""
+        transport = TCPTransport(peerAddress=self.address)
         protocol = factory.buildProtocol(self.address)
         protocol.makeConnection(transport)
         return protocol, transport
 
-    def test_refused_within_every_layer(self) -> None:
-        """What the factory inside refuses is refused by the whole, so that the port closes it."""
+    def test_refusal_reaches_port(self) -> None:
+        """A connection that the inner factory refuses is refused by all layers, so that the port closes it."""
         for endpoint in ("tcp:8080", self.tls, "haproxy:tcp:8080", f"haproxy:{self.tls}"):
             inner = LimitedFactory()
             outer = self.listen(endpoint, inner)
@@ -134,12 +134,12 @@ class ListenerLayerTests(SynchronousTestCase):
                 self.assertIsNone(outer.buildProtocol(self.address))
 
     def peer_server(self) -> PeerServer:
-        """The listener of nodes."""
+        """The listener for peers."""
         keys = derive_cluster_keys(b"s" * 32)
         return PeerServer(self.reactor, keys, "bbbb", lambda body: self.fail("nobody asks"), lambda reason: None)
 
-    def test_limits_of_the_sites(self) -> None:
-        """Those of clients, of the page of operators and of nodes hold behind TLS; handshakes that wait count."""
+    def test_connection_limits_behind_tls(self) -> None:
+        """Limits of the public, admin and peer listeners hold behind TLS; pending handshakes count."""
         nodes = self.peer_server()
         site_fixture = InMemorySite(self, limits={"max_connections_per_ip": 1})
         for site, limit in (
@@ -149,14 +149,14 @@ class ListenerLayerTests(SynchronousTestCase):
         ):
             outer = self.listen(self.tls, site)
             connections = [self.connect(outer) for _ in range(limit)]
-            if site is not nodes:  # where the oldest that says nothing gives way
+            if site is not nodes:  # where the oldest silent connection is evicted
                 self.assertIsNone(outer.buildProtocol(self.address))
             for protocol, _ in connections:
                 protocol.connectionLost()
             self.assertIsNotNone(outer.buildProtocol(self.address))
 
-    def test_nodes_without_room(self) -> None:
-        """The listener of nodes refuses behind TLS as well, where nobody can give way."""
+    def test_peer_listener_at_its_limit(self) -> None:
+        """The peer listener refuses behind TLS too, if no connection can be evicted."""
         site = self.peer_server()
         outer = self.listen(self.tls, site)
         for _ in range(MAX_UNAUTHENTICATED_PER_ADDRESS):
@@ -165,14 +165,14 @@ class ListenerLayerTests(SynchronousTestCase):
         self.assertIsNone(outer.buildProtocol(self.address))
 
     def test_proxy_header(self) -> None:
-        """A listener behind HAProxy reads the first line, and hands on what follows."""
+        """A listener behind HAProxy reads the first line, and passes on what follows."""
         inner = LimitedFactory()
         protocol, _ = self.connect(self.listen("haproxy:tcp:8080", inner))
         protocol.dataReceived(b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\nrest")
         self.assertEqual((inner.received, protocol.getPeer().host), (b"rest", "192.0.2.1"))
 
-    def test_handshake_that_does_not_end(self) -> None:
-        """It is aborted when its time is up, also of a client that goes on sending."""
+    def test_unfinished_handshake_times_out(self) -> None:
+        """It is aborted after its time, also if the client keeps sending."""
         outer = self.listen(self.tls, LimitedFactory())
         protocol, transport = self.connect(outer)
         protocol.dataReceived(b"\x16\x03\x01")
@@ -183,8 +183,8 @@ class ListenerLayerTests(SynchronousTestCase):
         self.assertTrue(transport.disconnected)
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
-    def test_handshake_that_ends(self) -> None:
-        """The connection stays, and no timer is left behind when it is gone."""
+    def test_finished_handshake(self) -> None:
+        """The connection stays, and leaves no timer."""
         inner = LimitedFactory()
         protocol, transport = self.connect(self.listen(self.tls, inner))
         client = TLSClient()
@@ -195,14 +195,14 @@ class ListenerLayerTests(SynchronousTestCase):
         protocol.dataReceived(client.connection.bio_read(1 << 16))
         self.assertEqual(inner.received, b"hello")
 
-    def test_client_that_leaves_before_its_handshake(self) -> None:
-        """No timer is left behind."""
+    def test_client_disconnects_before_handshake(self) -> None:
+        """No timer remains."""
         protocol, _ = self.connect(self.listen(self.tls, LimitedFactory()))
         protocol.connectionLost()
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
-    def test_frames_behind_the_handshake(self) -> None:
-        """A WebSocket gets those in the TLS record of its upgrade, also where a proxy names its client within TLS."""
+    def test_frames_behind_upgrade(self) -> None:
+        """A WebSocket gets frames in the TLS record of its upgrade, also behind a PROXY header within TLS."""
         for before, header in (("", b""), ("haproxy:", b"PROXY TCP4 192.0.2.1 192.0.2.2 1 2\r\n")):
             decentrl = FakeDecentrl()
             site_fixture = InMemorySite(self, fake_decentrl=decentrl)
@@ -214,10 +214,10 @@ class ListenerLayerTests(SynchronousTestCase):
             client.connection.send(encode_masked_frame(b"third"))
             protocol.dataReceived(client.connection.bio_read(1 << 16))
             (socket,) = decentrl.sockets
-            self.assertEqual(socket.calls, ["begin", *((one, False) for one in (b"first", b"second", b"third"))])
+            self.assertEqual(socket.calls, ["begin", *((item, False) for item in (b"first", b"second", b"third"))])
 
     def test_cipher_suites(self) -> None:
-        """Suites without forward secrecy or without authenticated encryption are refused, and TLS before 1.2."""
+        """Suites without forward secrecy or authenticated encryption are refused, and TLS before 1.2."""
         by_rsa = self.authority.issue("rsa", ["127.0.0.1"], with_rsa=True)
         for name, is_accepted in {
             "ECDHE-ECDSA-AES128-GCM-SHA256": True,

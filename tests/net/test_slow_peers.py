@@ -1,4 +1,4 @@
-"""Connections to peers that are slow, endless or rude (reference 4.7 and 8.5)."""
+"""Connections to slow, endless or faulty peers (reference 4.7 and 8.5)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tests.net.outbound_test_case import OK, OutboundTestCase, redirect
 
 
 class TimeoutTests(OutboundTestCase):
-    """Peers that are slow, endless or rude."""
+    """Slow, endless or faulty peers."""
 
-    def test_slow_name(self) -> None:
-        """The time covers the resolution of the name."""
+    def test_slow_lookup(self) -> None:
+        """The time-out covers the lookup of the name."""
         asked = self.get("https://slow.example/")
         self.reactor.advance(4.9)
         self.assertNoResult(asked)
@@ -22,13 +22,13 @@ class TimeoutTests(OutboundTestCase):
         self.assertEqual(self.attempts(), [])
 
     def test_slow_connection(self) -> None:
-        """The time covers the connection."""
+        """The time-out covers the connection."""
         asked = self.get("https://a.example/")
         self.reactor.advance(5)
         self.failureResultOf(asked, OutboundRequestError)
 
-    def test_slow_answer(self) -> None:
-        """The time covers the answer; then the connection is cut off."""
+    def test_slow_response(self) -> None:
+        """The time-out covers the response; then the connection is aborted."""
         posted = self.post()
         wire = self.accept()
         self.reactor.advance(10)
@@ -37,9 +37,9 @@ class TimeoutTests(OutboundTestCase):
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
     def test_slow_body(self) -> None:
-        """The time covers the body; then the connection is cut off, even if the peer does not let go."""
+        """The time-out covers the body; then the connection is aborted, even if the peer does not close."""
         posted = self.post()
-        wire = self.answer(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n1234")
+        wire = self.respond(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n1234")
         self.reactor.advance(10)
         self.failureResultOf(posted, OutboundRequestError)
         self.reactor.advance(2)
@@ -47,43 +47,43 @@ class TimeoutTests(OutboundTestCase):
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
     def test_slow_redirects(self) -> None:
-        """The time covers all redirects together."""
+        """The time-out covers all redirects together."""
         posted = self.post()
         self.reactor.advance(6)
-        self.answer(redirect(307, b"/other"))
+        self.respond(redirect(307, b"/other"))
         self.accept()
         self.assertNoResult(posted)
         self.reactor.advance(4)
         self.failureResultOf(posted, OutboundRequestError)
 
-    def test_peer_that_stays(self) -> None:
-        """After the answer the connection is closed; a peer that keeps it open (TLS lets it) is cut off."""
+    def test_peer_that_stays_connected(self) -> None:
+        """After the response the connection is closed; a peer that keeps it open, as TLS allows, is aborted."""
         posted = self.post()
-        wire = self.answer(OK)
+        wire = self.respond(OK)
         self.successResultOf(posted)
         self.assertTrue(wire.disconnecting)
         self.assertFalse(wire.disconnected)
         self.reactor.advance(2)
         self.assertTrue(wire.disconnected)
 
-    def test_peer_that_leaves(self) -> None:
-        """When the peer lets go too, nothing remains to be done."""
+    def test_peer_that_disconnects(self) -> None:
+        """If the peer closes too, nothing remains to be done."""
         self.post()
-        self.answer(OK).protocol.connectionLost(Failure(ConnectionDone()))
+        self.respond(OK).protocol.connectionLost(Failure(ConnectionDone()))
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
     def test_endless_headers(self) -> None:
-        """A peer that sends headers without end is cut off."""
+        """A peer that sends endless headers is disconnected."""
         posted = self.post()
-        wire = self.answer(b"HTTP/1.1 200 OK\r\n")
+        wire = self.respond(b"HTTP/1.1 200 OK\r\n")
         for number in range(300):
             if not wire.disconnected:
                 wire.protocol.dataReceived(b"X-%d: %s\r\n" % (number, b"x" * 1000))
         self.assertTrue(wire.disconnected)
         self.failureResultOf(posted, OutboundRequestError)
 
-    def test_rude_answers(self) -> None:
-        """What is no HTTP, or ends too early, is a failure that repeats nothing of it."""
+    def test_malformed_responses(self) -> None:
+        """Malformed and truncated responses are failures whose text has nothing of them."""
         for response in (
             b"SSH-2.0-secret\r\n",
             b"HTTP/1.1 secret\r\n\r\n",
@@ -91,7 +91,7 @@ class TimeoutTests(OutboundTestCase):
             b"",
         ):
             posted = self.post()
-            wire = self.answer(response)
+            wire = self.respond(response)
             wire.abortConnection()
             failure = self.failureResultOf(posted, OutboundRequestError)
             self.assertNotIn("secret", failure.getErrorMessage() + repr(failure.value.args))
@@ -99,7 +99,7 @@ class TimeoutTests(OutboundTestCase):
             self.assertTrue(failure.value.__suppress_context__)
 
     def test_close(self) -> None:
-        """Closing cuts off what is under way, and fires when all of it is gone."""
+        """Closing aborts requests in progress, and fires when all are gone."""
         posted = [self.post(), self.post()]
         wires = []
         for client in self.reactor.tcpClients:

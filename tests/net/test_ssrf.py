@@ -1,4 +1,4 @@
-"""Nobody can have the mediator connect to its own host or network (reference 8.5): each place of the corpus."""
+"""No location of the corpus makes the mediator connect to its own host or network (reference 8.5)."""
 
 from __future__ import annotations
 
@@ -21,88 +21,90 @@ async def _free(peer: str) -> int:
     return 0
 
 
-def web_did(host: str, port: int | None = None) -> str:
-    """The did:web of a host, which makes of it whatever a DID can hold."""
+def did_web_of(host: str, port: int | None = None) -> str:
+    """The did:web of a host, as far as a DID can express it."""
     return "did:web:" + quote(host if port is None else f"{host}:{port}", safe="")
 
 
 class CorpusTestCase(OutboundTestCase):
-    """The real ways out, on names that are scripted and a reactor that notes where connections would go."""
+    """The real outbound client, with scripted names and a reactor that records connections."""
 
     def setUp(self) -> None:
         super().setUp()
-        self.go_by(ScriptedResolver())
+        self.restart_with(ScriptedResolver())
 
-    def go_by(self, names: ScriptedResolver, *allowed: Any) -> None:
-        """Begin anew, with these names and networks."""
+    def restart_with(self, names: ScriptedResolver, *allowed: Any) -> None:
+        """Start again, with these names and networks."""
         self.names = self.reactor.nameResolver = names
         self.outbound = OutboundHTTPClient(self.reactor, allow_private=allowed)
         web = DIDWebResolver(self.reactor, self.outbound.get, _free, allow_private=allowed)
         self.resolver = DIDResolver(web, lambda short, long: succeed(None), lambda short: succeed(None))
 
     def resolve(self, did: str) -> Deferred[Any]:
-        """Resolve a DID, on behalf of somebody."""
+        """Resolve a DID on behalf of a peer."""
         return self.resolver.resolve(did, "198.51.100.7")
 
 
 class CorpusTests(CorpusTestCase):
     def test_endpoints(self) -> None:
-        """A POST to any place is refused, over http and https, with a port and without; nothing is connected to."""
+        """
+        A POST to any location is refused, over http and https, with and without a port; nothing is connected to.
+        """
         for place in PLACES:
             for url in (f"http://{place.host}/inbox", f"https://{place.host}:8443/inbox", f"HTTP://{place.host}"):
                 self.failureResultOf(self.post(url), OutboundAddressError)
                 self.assertEqual(self.attempts(), [], url)
 
     def test_documents(self) -> None:
-        """No did:web of any place resolves; nothing is connected to."""
+        """No did:web of any location resolves; nothing is connected to."""
         for place in PLACES:
-            for did in (web_did(place.host), web_did(place.host, 8443), f"did:web:{place.host}"):
+            for did in (did_web_of(place.host), did_web_of(place.host, 8443), f"did:web:{place.host}"):
                 self.failureResultOf(self.resolve(did), MediatorError)
             self.failureResultOf(self.get(f"https://{place.host}/.well-known/did.json"), OutboundAddressError)
             self.assertEqual(self.attempts(), [], place.host)
 
     def test_redirects(self) -> None:
-        """A redirect to any place, by its whole URL or by host alone, is refused."""
+        """A redirect to any location, by URL or by host alone, is refused."""
         for place in PLACES:
             for location in (f"{start}{place.host}/x" for start in ("http://", "https://", "//") if place.host):
-                posted = self.redirected(location)
+                posted = self.redirect_to(location)
                 self.failureResultOf(posted, OutboundError)
                 self.assertEqual(self.attempts(), [(PUBLIC, 80)], location)
 
     def test_redirects_that_look_like_hosts(self) -> None:
-        """A redirect is read by the rules of URLs: what is a path by these stays with the host that has sent it."""
+        """A redirect is parsed as a URL: a path stays on the host that sent it."""
         for location in (*URLS, "/\\127.0.0.1/", "\\\\127.0.0.1\\", "127.0.0.1", "http:///x", "//"):
-            self.redirected(location).addErrback(lambda failure: failure.trap(OutboundError))
+            self.redirect_to(location).addErrback(lambda failure: failure.trap(OutboundError))
             self.assertEqual(set(self.attempts()), {(PUBLIC, 80)}, location)
 
-    def redirected(self, location: str) -> Deferred[Any]:
-        """A POST to a public address, which sends it elsewhere."""
+    def redirect_to(self, location: str) -> Deferred[Any]:
+        """Post to a public address, which redirects."""
         self.reactor.tcpClients.clear()
         posted = self.post(f"http://{PUBLIC}/inbox")
-        self.answer(redirect(307, location.encode()))
+        self.respond(redirect(307, location.encode()))
         return posted
 
     def test_urls(self) -> None:
-        """Other schemes, ports that are none, and what two readers read in two ways: refused, and nobody is asked."""
+        """Other schemes, invalid ports and ambiguous URLs are refused without a lookup."""
         for url in URLS:
             for way in (self.post, self.get):
                 self.failureResultOf(way(url), OutboundAddressError)
                 self.assertEqual((self.attempts(), self.names.asked), ([], []), url)
 
-    def test_nobody(self) -> None:
-        """What is neither address nor name leads nowhere."""
+    def test_neither_address_nor_name(self) -> None:
+        """Hosts that are neither address nor name are refused."""
         for host in NOBODY:
             self.failureResultOf(self.post(f"http://{host}/"), OutboundError)
-            self.failureResultOf(self.resolve(web_did(host)), UnresolvableDID)
+            self.failureResultOf(self.resolve(did_web_of(host)), UnresolvableDID)
             self.assertEqual(self.attempts(), [], host)
 
-    def test_each_place_means_what_it_says(self) -> None:
+    def test_unguarded_connections_reach_targets(self) -> None:
         """
-        Without the guard, each place is connected to as the corpus says: so it is the guard that stops them. What
-        means nothing is refused even then, by how it is written, and nobody is asked.
+        Without the guard each location is connected to as the corpus says, so it is the guard that refuses. Invalid
+        ones are refused even then, by syntax, without a lookup.
         """
         for place in PLACES:
-            self.go_by(ScriptedResolver(), *ANYWHERE)
+            self.restart_with(ScriptedResolver(), *ANYWHERE)
             self.reactor.tcpClients.clear()
             posted = self.post(f"http://{place.host}:8080/")
             if place.means is None:
@@ -113,12 +115,12 @@ class CorpusTests(CorpusTestCase):
 
 
 class RebindingTests(CorpusTestCase):
-    """A name that resolves to one address when it is judged, and to another when it is asked again."""
+    """A name that resolves to different addresses in successive lookups."""
 
-    def test_judged_and_connected_to_are_one(self) -> None:
-        """The name is asked for once, and the connection goes to what was judged; asked anew, it is refused."""
+    def test_connects_to_checked_address(self) -> None:
+        """The name is looked up once, and the connection goes to the checked address; a new lookup is refused."""
         for way in ("post", "resolve"):
-            self.go_by(ScriptedResolver({"rebinding.example": [[PUBLIC], ["127.0.0.1"]]}))
+            self.restart_with(ScriptedResolver({"rebinding.example": [[PUBLIC], ["127.0.0.1"]]}))
             self.reactor.tcpClients.clear()
             post = lambda: self.post("https://rebinding.example/")  # noqa: E731  one of two ways
             begin = post if way == "post" else lambda: self.resolve("did:web:rebinding.example")
@@ -126,14 +128,14 @@ class RebindingTests(CorpusTestCase):
             self.assertEqual((self.attempts(), self.names.asked), ([(PUBLIC, 443)], ["rebinding.example"]))
             self.refuse()
             self.failureResultOf(first, OutboundRequestError, UnresolvableDID)
-            self.reactor.advance(31)  # as long as a failure of did:web is remembered
+            self.reactor.advance(31)  # as long as a failure of did:web is cached
             self.failureResultOf(begin(), OutboundAddressError, UnresolvableDID)
             self.assertEqual(self.attempts(), [(PUBLIC, 443)])
             self.assertEqual(len(self.names.asked), 2)
 
-    def test_at_the_next_address(self) -> None:
-        """Where the first address does not answer, the next of the same answer is tried; no name is asked anew."""
-        self.go_by(ScriptedResolver({"rebinding.example": [[PUBLIC, OTHER_PUBLIC], ["127.0.0.1"]]}))
+    def test_next_address_of_same_lookup(self) -> None:
+        """If the first address does not answer, the next of the same lookup is tried."""
+        self.restart_with(ScriptedResolver({"rebinding.example": [[PUBLIC, OTHER_PUBLIC], ["127.0.0.1"]]}))
         posted = self.post("http://rebinding.example/")
         self.refuse()
         self.assertEqual(self.attempts(), [(PUBLIC, 80), (OTHER_PUBLIC, 80)])
@@ -141,19 +143,19 @@ class RebindingTests(CorpusTestCase):
         self.failureResultOf(posted, OutboundRequestError)
         self.assertEqual(self.names.asked, ["rebinding.example"])
 
-    def test_by_a_redirect_to_itself(self) -> None:
-        """A redirect to the same name asks for it anew, and judges anew."""
-        self.go_by(ScriptedResolver({"rebinding.example": [[PUBLIC], ["127.0.0.1"]]}))
+    def test_redirect_to_same_name(self) -> None:
+        """A redirect to the same name looks it up and checks it again."""
+        self.restart_with(ScriptedResolver({"rebinding.example": [[PUBLIC], ["127.0.0.1"]]}))
         posted = self.post("http://rebinding.example/")
-        self.answer(redirect(307, b"/inside"))
+        self.respond(redirect(307, b"/inside"))
         self.failureResultOf(posted, OutboundAddressError)
         self.assertEqual(self.attempts(), [(PUBLIC, 80)])
 
 
 class AllowedTests(CorpusTestCase):
-    def test_others_stay_refused(self) -> None:
-        """An operator who allows one network has opened no other one."""
-        self.go_by(ScriptedResolver(), ip_network("10.9.0.0/16"))
+    def test_other_networks_stay_refused(self) -> None:
+        """Allowing one network allows no other."""
+        self.restart_with(ScriptedResolver(), ip_network("10.9.0.0/16"))
         for host in RESOLVING:
             self.failureResultOf(self.post(f"http://{host}/"), OutboundAddressError)
             self.assertEqual(self.attempts(), [], host)

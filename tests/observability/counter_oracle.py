@@ -1,4 +1,4 @@
-"""The counters, counted once more from the lines of the event log: an oracle that knows nothing of the daemon."""
+"""Counters computed from the lines of the event log, independently of the daemon."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ NAMES = (
 
 def read_segments(directory: Path) -> dict[str, list[bytes]]:
     """
-    The lines of every segment by its file name, the growing one among them; a compressed one is unpacked.
+    Read the lines of every segment by file name, the open one included; compressed ones are decompressed.
 
-    Segments may be closed or compressed meanwhile, the latter also after the daemon has stopped.
+    Segments may be closed or compressed meanwhile, compressed also after the daemon has stopped.
     """
     while True:
         listed = _list_segments(directory)
@@ -40,7 +40,7 @@ def read_segments(directory: Path) -> dict[str, list[bytes]]:
 
 
 def _list_segments(directory: Path) -> list[Path]:
-    """Complete files; of a segment that is there twice, the compressed one."""
+    """Complete files; if a segment exists twice, the compressed one."""
     names = {path.name for path in directory.glob("events*.jsonl*")}
     return [directory / name for name in sorted(names) if not name.endswith(".tmp") and f"{name}.gz" not in names]
 
@@ -54,13 +54,13 @@ def _read_files(paths: Iterable[Path]) -> dict[str, list[bytes]]:
 
 
 def read_lines(directory: Path) -> list[Line]:
-    """All lines by boot and number; each of them is whole."""
+    """All lines by boot and sequence number; each must be whole."""
     lines = [json.loads(line) for lines in read_segments(directory).values() for line in lines]
     return sorted(lines, key=lambda line: (line["boot"], line["seq"]))
 
 
 def expected_counters(lines: Iterable[Line]) -> dict[str, int]:
-    """What the counters of a process have to say after these lines of it."""
+    """Counters of a process after these lines."""
     counts = Counter(name for line in lines for name in _counts(line))
     counts["connections"] -= counts.pop("closed", 0)
     return {name: counts[name] for name in NAMES}
@@ -88,7 +88,7 @@ def _counts(line: Line) -> list[str]:
 
 def wrong_counter_lines(lines: Iterable[Line]) -> list[tuple[int, dict[str, int], dict[str, int]]]:
     """
-    The `counters` lines that do not say what the lines of their boot before them come to: number, said, counted.
+    The `counters` lines that do not match the lines of their boot before them: number, logged value, computed value.
 
     :param lines: of one or several boots, each from its first line on, in order.
     """
@@ -97,8 +97,8 @@ def wrong_counter_lines(lines: Iterable[Line]) -> list[tuple[int, dict[str, int]
     for line in lines:
         mine = before.setdefault(line["boot"], [])
         if line["event"] == "counters":
-            said, real = {name: line[name] for name in NAMES}, expected_counters(mine)
-            if said != real:
-                wrong.append((line["seq"], said, real))
+            logged, computed = {name: line[name] for name in NAMES}, expected_counters(mine)
+            if logged != computed:
+                wrong.append((line["seq"], logged, computed))
         mine.append(line)
     return wrong

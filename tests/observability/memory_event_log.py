@@ -1,4 +1,4 @@
-"""An event log in memory, which validates what is written to it."""
+"""In-memory event log that validates events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The counters are those of the lines of the event log, always and exactly (analytics contract 2.2, J4)."""
+"""Counters match the lines of the event log exactly, at all times (analytics contract 2.2, J4)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCHEMA = jsonschema_rs.validator_for(build_json_schema())
 
 
 class CountersTests(SynchronousTestCase):
-    """A mediator with traffic of both protocols over every transport; after each step everything is counted anew."""
+    """A mediator with traffic of both protocols on every transport; counters are computed after each step."""
 
     def start(self, **settings: Any) -> None:
         limits = {"ip_per_minute": 10_000, "did_per_minute": 10_000, **settings.pop("limits", {})}
@@ -28,7 +28,7 @@ class CountersTests(SynchronousTestCase):
         self.bob = InMemoryWallet(self.in_memory).enrol()
 
     def check(self) -> dict[str, int]:
-        """All agree: the metrics now, every line `counters` in the log, and the lines counted anew."""
+        """Metrics, `counters` lines and computed counters all agree."""
         self.in_memory.base.events.rotate()
         lines = read_lines(self.in_memory.config.log.directory)
         self.assertEqual([line["seq"] for line in lines], list(range(1, len(lines) + 1)))
@@ -38,35 +38,35 @@ class CountersTests(SynchronousTestCase):
         self.assertEqual(self.in_memory.base.recorder.metrics.collect_totals(), totals)
         return totals
 
-    def grown(self, before: dict[str, int], **by: int) -> dict[str, int]:
-        """By so much the counters differ from `before`, those of requests aside."""
+    def growth_since(self, before: dict[str, int], **by: int) -> dict[str, int]:
+        """Differences of counters from `before`, without those of requests."""
         after = self.check()
         grown = {name: after[name] - before[name] for name in after if not name.startswith("requests")}
         self.assertEqual({name: number for name, number in grown.items() if number}, by)
         return after
 
     def forward(self, *payloads: bytes, **headers: Any) -> int:
-        """Somebody sends Bob something; the status."""
+        """Forward a message to Bob; return the status."""
         return self.in_memory.post(pack_forward(self.in_memory, self.bob.did, *payloads, **headers)).status
 
     def test_didcomm(self) -> None:
-        """Queued, fetched, acknowledged, refused, evicted, expired; over HTTP, plain and not so plain."""
+        """Queued, fetched, acknowledged, refused, evicted, expired; over HTTP, on either path."""
         self.start(queue={"max_messages": 3, "ttl": "600s"})
         now = self.check()
         self.assertEqual(self.forward(self.bob.letter(), self.bob.letter()), 202)
-        now = self.grown(now, forwarded=2, stored=2)
+        now = self.growth_since(now, forwarded=2, stored=2)
         self.bob.answer(f"{MP}/messages-received", {"message_id_list": [self.bob.fetch()[0].id]})
-        now = self.grown(now, delivered=1)
+        now = self.growth_since(now, delivered=1)
         self.forward(self.bob.letter(), self.bob.letter(), self.bob.letter())
-        now = self.grown(now, forwarded=3, stored=3, evicted=1)
+        now = self.growth_since(now, forwarded=3, stored=3, evicted=1)
         self.forward(self.bob.letter(), delay_milli=5_000)
         self.in_memory.clock.advance(6)
-        now = self.grown(now, forwarded=1, stored=1, evicted=1)
+        now = self.growth_since(now, forwarded=1, stored=1, evicted=1)
         self.in_memory.clock.pump([15.0] * 45)
-        now = self.grown(now, expired=3)
+        now = self.growth_since(now, expired=3)
         for raw in (GARBAGE, self.bob.pack(PING), pack_forward(self.in_memory, "did:web:nobody.example", b"{}")):
             self.in_memory.post(raw)
-            self.in_memory.post(raw, Expect="nothing")  # which twisted.web answers
+            self.in_memory.post(raw, Expect="nothing")  # on the general path
             self.in_memory.request("POST", "/didcomm", raw, {"Content-Type": "text/plain"})
         self.in_memory.request("POST", "/didcomm", b"x" * 2_000_000)
         with self.in_memory.failing("enqueue_each", StoreUnavailable()):
@@ -74,72 +74,72 @@ class CountersTests(SynchronousTestCase):
         with self.in_memory.failing("enqueue_each", RuntimeError("of ours")):
             self.assertEqual(self.forward(self.bob.letter()), 500)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
-        after = self.grown(now)
+        after = self.growth_since(now)
         self.assertEqual(after["requests_failed"], 2)
         self.assertGreater(after["requests_rejected"], 3)
 
     def test_pushes(self) -> None:
-        """To one socket and to two, in vain, again and again; sockets that go; a store that takes no mark."""
+        """To one socket and two, failed, repeated; with disconnects, and a store that refuses delivery marks."""
         self.start(queue={"delivered_timeout": "60s"})
         now = self.check()
         sockets = [self.bob.go_live(), self.bob.go_live()]
         self.forward(self.bob.letter())
-        now = self.grown(now, forwarded=1)
+        now = self.growth_since(now, forwarded=1)
         self.in_memory.clock.pump([1.0] * 61)
-        now = self.grown(now, stored=1)
+        now = self.growth_since(now, stored=1)
         self.in_memory.clock.pump([1.0] * 122)
-        now = self.grown(now)
+        now = self.growth_since(now)
         self.forward(self.bob.letter(), self.bob.letter())
         for socket in sockets:
             self.in_memory.base.connections.closed(socket)
-        now = self.grown(now, forwarded=2, stored=2)
+        now = self.growth_since(now, forwarded=2, stored=2)
         self.bob.go_live()
         self.forward(self.bob.letter())
         with self.in_memory.failing("mark_pending", StoreUnavailable()):
             self.in_memory.clock.pump([1.0] * 61)
-        now = self.grown(now, forwarded=1)
+        now = self.growth_since(now, forwarded=1)
         lost = [line for line in self.lines("msg.push") if not line["ok"]]
         self.assertEqual([line["attempt"] for line in lost], [1, 1, 1])
         self.assertEqual({(line["proto"], line["path"]) for line in lost}, {("didcomm", "live")})
         accepted = {line["msg"]: line["rcpt"] for line in self.lines("msg.accept")}
         self.assertEqual([accepted[line["msg"]] for line in lost], [line["rcpt"] for line in lost])
         self.in_memory.base.recorder.record_remote_push_failures(2)
-        self.grown(now, stored=2)
+        self.growth_since(now, stored=2)
 
     def test_sockets(self) -> None:
-        """Connections are open until they are closed, whatever was said on them."""
+        """Sockets count as open until they are closed, whatever was sent on them."""
         self.start()
         now = self.check()
         one, two = self.in_memory.websocket_client(), self.in_memory.websocket_client("/ws")
-        now = self.grown(now, connections=2)
+        now = self.growth_since(now, connections=2)
         one.send(GARBAGE)
         one.send(self.bob.pack(PING, return_route="all"))
         two.send(GARBAGE)
-        self.in_memory.settle()
-        one.line.hang_up()
-        two.line.hang_up()
-        now = self.grown(now, connections=-2)
+        self.in_memory.run_due_calls()
+        one.transport.disconnect()
+        two.transport.disconnect()
+        now = self.growth_since(now, connections=-2)
         self.in_memory.upgrade(**{"Sec-WebSocket-Version": "7"})
-        self.grown(now)
+        self.growth_since(now)
         closed = self.lines("conn.close")[0]
-        self.assertEqual((closed["did"], closed["n_in"]), (self.in_memory.tag(self.bob.did), 2))
+        self.assertEqual((closed["did"], closed["n_in"]), (self.in_memory.pseudonym(self.bob.did), 2))
 
     def test_decentrl(self) -> None:
-        """Events that are pushed and polled, commands that are refused, sockets that do not authenticate."""
+        """Pushed and polled events, refused commands, sockets that do not authenticate."""
         self.start()
         alice, bob = InMemoryIdentity(self.in_memory, "alice"), InMemoryIdentity(self.in_memory, "bob")
         now = self.check()
-        for one in (alice, bob):
-            one.register()
+        for item in (alice, bob):
+            item.register()
         alice.befriend(bob)
         self.assertEqual(bob.tell(alice).status, 200)
-        now = self.grown(now, forwarded=1, stored=1)
+        now = self.growth_since(now, forwarded=1, stored=1)
         (event,) = alice.pending()
         alice.answer("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[event["id"]])
-        now = self.grown(now, delivered=1)
+        now = self.growth_since(now, delivered=1)
         alice.connect()
         bob.tell(alice)
-        now = self.grown(now, forwarded=1)
+        now = self.growth_since(now, forwarded=1)
         alice.pending()
         pushes = [(line["path"], line["attempt"], line["proto"]) for line in self.lines("msg.push")]
         self.assertEqual(pushes, [("poll", 1, "decentrl"), ("live", 1, "decentrl"), ("poll", 2, "decentrl")])
@@ -152,7 +152,7 @@ class CountersTests(SynchronousTestCase):
         self.in_memory.request("GET", f"/public/{bob.did}")
         with self.in_memory.failing("enqueue_event", StoreUnavailable()):
             self.assertEqual(bob.tell(alice).status, 503)
-        after = self.grown(now)
+        after = self.growth_since(now)
         self.assertEqual(after["requests_failed"], 1)
         self.assertLessEqual({line["req"] for line in self.lines("msg.accept")}, self.requests())
 
@@ -161,12 +161,12 @@ class CountersTests(SynchronousTestCase):
         return {line["req"] for line in self.lines("req.done")}
 
     def lines(self, event: str) -> list[dict[str, Any]]:
-        """Of one kind."""
-        self.in_memory.settle()
+        """Lines of one event."""
+        self.in_memory.run_due_calls()
         return [line for line in read_lines(self.in_memory.config.log.directory) if line["event"] == event]
 
-    def test_rotation_in_the_middle(self) -> None:
-        """A segment that ends after any line of a long turn."""
+    def test_rotation_within_iteration(self) -> None:
+        """A segment may end after any line of an iteration."""
         self.start()
         self.in_memory.base.events.limit(SegmentLimits(size=1), "info")
         socket = self.bob.go_live()
@@ -176,8 +176,8 @@ class CountersTests(SynchronousTestCase):
         self.check()
         self.assertGreater(len(self.lines("counters")), 8)
 
-    def test_once_a_minute(self) -> None:
-        """With the gauge, and the store's books of both protocols; and before every last line of a segment."""
+    def test_written_every_minute(self) -> None:
+        """With the gauge and the ledger of both protocols, and before the last line of each segment."""
         self.start()
         self.in_memory.clock.pump([60.0] * 3)
         events = [line["event"] for line in read_lines(self.in_memory.config.log.directory)]
@@ -187,7 +187,7 @@ class CountersTests(SynchronousTestCase):
         self.assertEqual(events[-3:], ["counters", "log.close", "log.open"])
 
     def test_level(self) -> None:
-        """Above info there is nothing that they could be compared with, nor when the level is lower again."""
+        """Above info there are no lines to compare with, also when the level is lowered again."""
         self.start(log={"level": "warn"})
         for level in ("warn", "info", "debug"):
             self.in_memory.base.events.limit(SegmentLimits(), level)
@@ -197,8 +197,8 @@ class CountersTests(SynchronousTestCase):
         self.assertEqual(self.lines("counters"), [])
         self.assertEqual(len(self.lines("msg.accept")), 2)
 
-    def test_above_info_for_a_while(self) -> None:
-        """What was written before stays, and is right."""
+    def test_level_above_info_for_a_while(self) -> None:
+        """Earlier `counters` lines stay correct."""
         self.start()
         self.forward(self.bob.letter())
         self.in_memory.base.events.rotate()
@@ -211,11 +211,11 @@ class CountersTests(SynchronousTestCase):
         self.assertEqual([line["forwarded"] for line in lines if line["event"] == "counters"], [1])
 
 
-class TimeTests(SynchronousTestCase):
-    """What of a request's time was spent on envelopes and signatures."""
+class CryptoTimeTests(SynchronousTestCase):
+    """Time of a request spent on cryptography."""
 
-    def test_crypto(self) -> None:
-        """Is in the request's line, is no more than the whole, and is left out where there was none."""
+    def test_crypto_time(self) -> None:
+        """It is in the request's line, at most its duration, and omitted without cryptography."""
         in_memory = InMemorySite(self)
         bob = InMemoryWallet(in_memory).enrol()
         new_identity = InMemoryIdentity(in_memory, "carol")

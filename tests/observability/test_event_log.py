@@ -1,4 +1,4 @@
-"""The event log: its lines, its segments, and what it does when the disk is full (analytics contract 4.2)."""
+"""The event log: lines, segments, and behaviour on a full disk (analytics contract 4.2)."""
 
 from __future__ import annotations
 
@@ -44,22 +44,22 @@ NOON = 1_800_014_400.0  # 2027-01-15T12:00:00Z
 ORIGIN = LogOrigin(node="n1", version="0.1.0", epoch=2, boot="b00t")
 
 
-def scratch(test: SynchronousTestCase) -> Path:
-    """A directory that goes when the test ends."""
+def scratch_directory(test: SynchronousTestCase) -> Path:
+    """A directory that is removed when the test ends."""
     directory = tempfile.TemporaryDirectory()
     test.addCleanup(directory.cleanup)
     return Path(directory.name)
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:
-    """The lines of a segment, which ends with a line feed."""
+    """The lines of a segment, which must end with a line feed."""
     text = path.read_bytes()
     assert text.endswith(b"\n")
     return [json.loads(line) for line in text.splitlines()]
 
 
 def limits_of(**retention: Any) -> SegmentLimits:
-    """These limits of retention, and nothing kept whatever its age but the newest segment."""
+    """Retention limits; by default only the newest segment is kept."""
     return SegmentLimits(**{"keep": 1, **retention})
 
 
@@ -69,10 +69,10 @@ def make_metrics() -> Metrics:
 
 
 class EventFileTests(SynchronousTestCase):
-    """A log file that is written to by hand, at a time that stands still."""
+    """An event log with a manual clock."""
 
     def setUp(self) -> None:
-        self.directory = scratch(self) / "log"
+        self.directory = scratch_directory(self) / "log"
         self.active = self.directory / "events.jsonl"
         self.clock = Clock()
         self.clock.advance(NOON)
@@ -85,7 +85,7 @@ class EventFileTests(SynchronousTestCase):
         return EventLogWriter(self.directory, self.clock, ORIGIN, seal=self.sealed.append, **options)
 
     def restart(self, **options: Any) -> None:
-        """Another log in place of the first, with these options."""
+        """Replace the log by another one with these options."""
         self.log.stopService()
         self.log = self.make(**options)
         self.log.startService()
@@ -98,19 +98,19 @@ class EventFileTests(SynchronousTestCase):
     def closed(self) -> list[Path]:
         return sorted(self.directory.glob("events-*"))
 
-    def turn(self) -> None:
-        """A turn of the reactor ends."""
+    def end_iteration(self) -> None:
+        """End the reactor iteration."""
         self.clock.advance(0)
 
     def rotate(self) -> None:
-        """Close a segment that has something in it."""
+        """Write an event and close the segment."""
         self.log.emit("proc.start")
         self.log.rotate()
 
     def test_envelope(self) -> None:
         """Every line has the fields of the envelope, then those of its event."""
         self.log.emit("msg.ack", msg="m1", rcpt="did:x:y", path="live", latency_ms=1.5)
-        self.turn()
+        self.end_iteration()
         first, second = lines_of(self.active)
         self.assertEqual(
             second,
@@ -131,69 +131,69 @@ class EventFileTests(SynchronousTestCase):
         )
         self.assertLessEqual(set(ENVELOPE), set(first))
 
-    def test_one_line_each(self) -> None:
-        """No record separator, no blank lines, nothing but line feeds between objects."""
+    def test_line_format(self) -> None:
+        """No record separator, no blank lines, line feeds only between objects."""
         self.log.emit("msg.ack", msg="a\nb\u2028c\x85d")
         self.log.emit("proc.stop")
-        self.turn()
+        self.end_iteration()
         raw = self.active.read_bytes()
         self.assertEqual(raw.count(b"\n"), 3)
         self.assertTrue(raw.isascii())
         self.assertEqual(lines_of(self.active)[1]["msg"], "a\nb\u2028c\x85d")
 
-    def test_every_event_can_be_written(self) -> None:
-        """Every declared event makes a line without nulls, whichever level it has."""
+    def test_all_events_can_be_written(self) -> None:
+        """Every declared event gives a line without nulls, at its level."""
         for event in EVENTS:
             self.log.emit(event, **dict.fromkeys(EVENTS[event].fields))
-        self.turn()
+        self.end_iteration()
         written = lines_of(self.active)[1:]
         self.assertEqual([line["event"] for line in written], list(EVENTS))
         self.assertNotIn(None, [value for line in written for value in line.values()])
         self.assertEqual({line["level"] for line in written}, {"info", "warn"})
 
-    def test_time_of_each_line(self) -> None:
-        """A line has the time of its event, in microseconds, also within one turn."""
+    def test_line_time(self) -> None:
+        """A line has the time of its event, in microseconds, also within one iteration."""
         self.clock.rightNow = NOON + 0.25
         self.log.emit("proc.start")
         self.clock.rightNow = NOON + 61.999999
         self.log.emit("proc.start")
-        self.turn()
+        self.end_iteration()
         times = [line["ts"] for line in lines_of(self.active)[1:]]
         self.assertEqual(times, ["2027-01-15T12:00:00.250000Z", "2027-01-15T12:01:01.999999Z"])
 
-    def test_written_at_the_end_of_the_turn(self) -> None:
-        """Lines of one turn go to the file together when it ends."""
+    def test_written_at_end_of_iteration(self) -> None:
+        """Lines of one iteration are written together at its end."""
         for _ in range(3):
             self.log.emit("proc.start")
         self.assertEqual(len(lines_of(self.active)), 1)
-        self.turn()
+        self.end_iteration()
         self.assertEqual(len(lines_of(self.active)), 4)
 
-    def test_written_when_much_waits(self) -> None:
-        """64 KiB are written at once, in the middle of a turn."""
+    def test_large_buffer_is_written_at_once(self) -> None:
+        """64 KiB are written within an iteration."""
         for _ in range(1000):
             self.log.emit("msg.ack", msg="m" * 80)
         self.assertGreater(self.active.stat().st_size, 65_536)
 
-    def test_undeclared(self) -> None:
-        """What is not declared raises and leaves no line."""
+    def test_undeclared_event(self) -> None:
+        """Undeclared events and fields raise an error and write no line."""
         with self.assertRaises(TypeError):
             self.log.emit("msg.ack", payload="secret")
-        self.turn()
+        self.end_iteration()
         self.assertEqual(len(lines_of(self.active)), 1)
 
     def test_level(self) -> None:
-        """Events below the level are not written and do not use up a number; those of the log itself always are."""
+        """Events below the level are not written and use no number; those of the log itself are always written."""
         self.restart(level="warn")
         self.log.emit("msg.ack", msg="m1")
         self.log.emit("msg.evict", msg="m2")
-        self.turn()
+        self.end_iteration()
         self.assertEqual(
             [(line["event"], line["seq"]) for line in lines_of(self.active)], [("log.open", 1), ("msg.evict", 2)]
         )
 
     def test_first_and_last_line(self) -> None:
-        """A closed segment begins with log.open, which has its name, and ends with log.close, with its numbers."""
+        """A closed segment begins with log.open and its name, and ends with log.close and its counts."""
         self.log.emit("proc.start")
         self.log.rotate()
         (closed,) = self.closed()
@@ -205,7 +205,7 @@ class EventFileTests(SynchronousTestCase):
         self.assertEqual([last[name] for name in ("seq_first", "seq_last", "lines", "dropped")], [1, 3, 3, 0])
         self.assertEqual([line["seq"] for line in lines_of(self.active)], [4])
 
-    def test_numbers_go_on(self) -> None:
+    def test_sequence_numbers(self) -> None:
         """Over all segments of a boot `seq` has no gap and no duplicate."""
         for _ in range(5):
             self.log.emit("proc.start")
@@ -216,23 +216,23 @@ class EventFileTests(SynchronousTestCase):
         self.assertFalse(self.active.exists())
 
     def test_rotation_by_size(self) -> None:
-        """A segment that has reached its size is closed and handed on to be sealed."""
+        """A segment that has reached its size is closed and passed to the sealer."""
         self.restart(limits=SegmentLimits(size=2000))
         self.sealed.clear()
         for _ in range(20):
             self.log.emit("msg.ack", msg="m" * 80)
-            self.turn()
+            self.end_iteration()
         self.assertGreater(len(self.sealed), 1)
         self.assertTrue(all(path.stat().st_size >= 2000 for path in self.sealed))
 
     def test_rotation_by_hour(self) -> None:
-        """At every full hour UTC the segment is closed, unless it has nothing in it."""
+        """At every full hour UTC a segment with events is closed."""
         self.clock.rightNow = NOON + 1
         self.restart()
         before = len(self.closed())
         self.clock.advance(3598.9)
         self.log.emit("proc.start")
-        self.turn()
+        self.end_iteration()
         self.assertEqual(len(self.closed()), before)
         self.clock.advance(0.2)
         self.assertEqual(len(self.closed()), before + 1)
@@ -242,23 +242,23 @@ class EventFileTests(SynchronousTestCase):
         self.clock.advance(3600)
         self.assertEqual(len(self.closed()), before + 2)
 
-    def test_rotation_within_a_turn(self) -> None:
-        """However many lines wait to be written, each segment has one first and one last line."""
+    def test_rotation_within_iteration(self) -> None:
+        """Whatever waits to be written, each segment has one first and one last line."""
         for before in range(250, 260):
             self.restart(limits=SegmentLimits(size=30_000))
             self.sealed.clear()
             for _ in range(before):
                 self.log.emit("msg.ack", msg="m" * 80)
             self.log.rotate()
-            self.turn()
+            self.end_iteration()
             for path in self.sealed:
                 lines = [line["event"] for line in lines_of(path)]
                 self.assertEqual((lines[0], lines[-1]), ("log.open", "log.close"), before)
                 self.assertEqual((lines.count("log.open"), lines.count("log.close")), (1, 1), before)
             self.assertEqual(lines_of(self.active)[0]["event"], "log.open")
 
-    def test_nothing_to_rotate(self) -> None:
-        """A segment with nothing but its first line goes on, however often a signal comes."""
+    def test_empty_segment_is_not_rotated(self) -> None:
+        """A segment without events continues, however often a signal arrives."""
         for _ in range(3):
             self.log.rotate()
         self.assertEqual(self.closed(), [])
@@ -267,12 +267,12 @@ class EventFileTests(SynchronousTestCase):
         self.assertEqual(len(self.closed()), 1)
 
     def test_clock_set_back(self) -> None:
-        """Names stay different, and what is deleted is what was written first, whatever the names say."""
+        """Names stay unique, and the oldest segment is deleted first, whatever its name."""
         for _ in range(3):
             self.clock.rightNow -= 7200
             self.rotate()
         size = sum(path.stat().st_size for path in self.closed()[:2])
-        # Room for two, and for a digit more in each line of the one that comes.
+        # Space for two, and for one more digit in each line of the next.
         self.log.limit(limits_of(bytes=size + 100), "info")
         self.clock.rightNow -= 7200
         self.rotate()
@@ -283,17 +283,17 @@ class EventFileTests(SynchronousTestCase):
         numbers = sorted(line["seq"] for lines in kept for line in lines)
         self.assertEqual(numbers, list(range(numbers[0], newest + 1)))
 
-    def test_counters(self) -> None:
-        """The last line but one of a segment has the counters, unless the level is above theirs."""
+    def test_counters_line(self) -> None:
+        """The last but one line of a segment has the counters, unless the level is above theirs."""
         metrics = make_metrics()
         self.log.metrics = metrics
         self.log.emit("msg.ack", msg="m")
         metrics.delivered.inc()
         self.log.rotate()
         (closed,) = self.closed()
-        said = lines_of(closed)
-        self.assertEqual([line["event"] for line in said], ["log.open", "msg.ack", "counters", "log.close"])
-        self.assertEqual((said[2]["delivered"], said[3]["lines"], said[3]["seq_last"]), (1, 4, 4))
+        lines = lines_of(closed)
+        self.assertEqual([line["event"] for line in lines], ["log.open", "msg.ack", "counters", "log.close"])
+        self.assertEqual((lines[2]["delivered"], lines[3]["lines"], lines[3]["seq_last"]), (1, 4, 4))
         for level in ("warn", "info"):
             self.log.limit(SegmentLimits(), level)
             self.log.emit("msg.evict")
@@ -302,8 +302,8 @@ class EventFileTests(SynchronousTestCase):
                 [line["event"] for line in lines_of(self.closed()[-1])], ["log.open", "msg.evict", "log.close"]
             )
 
-    def test_names_never_change(self) -> None:
-        """A file that was closed under a name keeps the name and the content for as long as it is there."""
+    def test_closed_segments_do_not_change(self) -> None:
+        """A closed segment keeps its name and content while it exists."""
         self.rotate()
         (first,) = self.closed()
         content = first.read_bytes()
@@ -312,8 +312,8 @@ class EventFileTests(SynchronousTestCase):
         self.assertEqual(first.read_bytes(), content)
         self.assertEqual(len({path.name for path in self.closed()}), 5)
 
-    def test_left_by_a_crash(self) -> None:
-        """An events.jsonl that is found at start gets its closed name and is never appended to."""
+    def test_segment_of_crashed_daemon(self) -> None:
+        """An events.jsonl found at start gets its closed name and is never appended to."""
         self.log.stopService()
         earlier = LogOrigin(node="n1", version="0.1.0", epoch=2, boot="crashed")
         name = SegmentDirectory(self.directory, "n1", "crashed").next_name(NOON)
@@ -326,8 +326,8 @@ class EventFileTests(SynchronousTestCase):
         self.assertEqual(lines_of(self.active)[0]["boot"], "b00t")
         self.assertIn(self.directory / f"{name}.jsonl", self.sealed)
 
-    def test_left_by_something_else(self) -> None:
-        """A left file that does not say its name gets one of its age, and replaces no other file."""
+    def test_foreign_file(self) -> None:
+        """A file without a log.open line is named by its age, and replaces no other file."""
         self.log.stopService()
         for content in (b"", b"\0\0\0", b'{"segment": "../../etc/passwd"}\n', b'{"segment": 3}\n', b"[]\n"):
             self.active.write_bytes(content)
@@ -337,8 +337,8 @@ class EventFileTests(SynchronousTestCase):
         stem = "events-20270115T115900Z-n1-unknown-000000"
         self.assertEqual(found, [f"{stem}-{number}.jsonl" for number in (2, 3, 4, 5)] + [f"{stem}.jsonl"])
 
-    def test_half_compressed(self) -> None:
-        """What a killed compression left behind is removed, and the segment is handed on again."""
+    def test_interrupted_compression(self) -> None:
+        """Remains of a killed compression are removed, and the segment is passed to the sealer again."""
         self.rotate()
         self.log.stopService()
         draft = self.closed()[0].with_name(self.closed()[0].name + ".gz.tmp")
@@ -349,24 +349,24 @@ class EventFileTests(SynchronousTestCase):
         self.assertFalse(draft.exists())
         self.assertEqual(len(self.sealed), 2)
 
-    def test_directory_cannot_be_made(self) -> None:
-        """A directory that cannot be written to is an error at start, not a silent loss."""
-        blocked = scratch(self) / "file"
+    def test_unwritable_directory(self) -> None:
+        """An unwritable directory is an error at start."""
+        blocked = scratch_directory(self) / "file"
         blocked.write_text("a file")
         log = EventLogWriter(blocked / "log", self.clock, ORIGIN)
         with self.assertRaises(OSError):
             log.startService()
         self.assertFalse(log.running)
 
-    def test_after_stop(self) -> None:
-        """An event that comes after the end is counted as lost and raises nothing."""
+    def test_event_after_stop(self) -> None:
+        """Events after the stop count as lost and raise no error."""
         self.log.stopService()
         self.log.emit("proc.start")
         self.assertEqual(self.log.dropped, 1)
         self.assertFalse(self.active.exists())
 
-    def test_stop_writes_what_waits(self) -> None:
-        """Events of the last turn are in the last segment."""
+    def test_stop_writes_buffer(self) -> None:
+        """Events of the last iteration are in the last segment."""
         self.log.emit("proc.stop")
         self.log.stopService()
         *_, last = written = lines_of(self.closed()[-1])
@@ -374,18 +374,18 @@ class EventFileTests(SynchronousTestCase):
         self.assertEqual((last["seq_last"], last["lines"]), (last["seq"], 3))
 
     def test_lone_surrogate(self) -> None:
-        """A text that is no Unicode loses that character and not its line."""
+        """A lone surrogate loses the character, not the line."""
         self.log.write("proc.start", {"version": "a\ud800b"})
-        self.turn()
+        self.end_iteration()
         self.assertEqual(lines_of(self.active)[-1]["version"], "a?b")
         self.assertEqual(self.log.dropped, 0)
 
-    def test_one_that_cannot_be_encoded(self) -> None:
-        """It is counted as lost, and those of the same iteration are written."""
+    def test_unencodable_event(self) -> None:
+        """It counts as lost; others of the iteration are written."""
         self.log.emit("proc.start")
         self.log.write("gauge", {"depth": object()})
         self.log.emit("proc.stop")
-        self.turn()
+        self.end_iteration()
         self.assertEqual([line["event"] for line in lines_of(self.active)], ["log.open", "proc.start", "proc.stop"])
         self.assertEqual(self.log.dropped, 1)
         self.assertEqual(len(self.flushLoggedErrors()), 1)
@@ -394,9 +394,9 @@ class EventFileTests(SynchronousTestCase):
 @contextmanager
 def full_disk(room: int = 0) -> Iterator[None]:
     """
-    Files cannot grow past `room` bytes for as long as this lasts.
+    Limit the size of files of this process.
 
-    The limit is one of the process: Python ignores its signal, so that write(2) fails or writes less.
+    Python ignores the signal of this limit, so that write(2) fails or writes less.
     """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
@@ -410,33 +410,33 @@ DAY = 86_400.0
 
 
 class RetentionTests(SynchronousTestCase):
-    """Closed segments, of which some are deleted."""
+    """Deletion of closed segments."""
 
     def setUp(self) -> None:
-        self.directory = scratch(self) / "log"
+        self.directory = scratch_directory(self) / "log"
         self.clock = Clock()
         self.clock.advance(NOON)
         self.metrics = make_metrics()
 
     def start(self, **retention: Any) -> None:
-        """A log with these limits, for as long as the test lasts."""
+        """Start a log with these limits."""
         self.log = EventLogWriter(self.directory, self.clock, ORIGIN, limits=limits_of(**retention))
         self.log.metrics = self.metrics
         self.log.startService()
         self.addCleanup(self.log.stopService)
 
     def write(self, segments: int) -> None:
-        """Close so many segments."""
+        """Close `segments` segments."""
         for _ in range(segments):
             self.log.emit("proc.start")
             self.log.rotate()
 
     def deleted(self) -> tuple[int, int]:
-        """The number of deleted segments, and of those that had not been read."""
+        """Numbers of deleted segments, and of unread ones among them."""
         return self.metrics.log_segments_deleted.get(), self.metrics.log_segments_deleted_unread.get()
 
     def closed(self) -> list[str]:
-        """Their names, oldest first."""
+        """Names of closed segments, oldest first."""
         return sorted(path.name.partition(".")[0] for path in self.directory.glob("events-*"))
 
     def size(self, *names: str) -> int:
@@ -444,13 +444,15 @@ class RetentionTests(SynchronousTestCase):
         return sum(path.stat().st_size for name in names for path in self.directory.glob(f"{name}.jsonl*"))
 
     def test_many_rotations(self) -> None:
-        """However many segments a storm of signals makes, none is deleted that is neither old nor over the bytes."""
+        """However many segments signals cause, none is deleted within the limits of age and bytes."""
         self.start()
         self.write(300)
         self.assertEqual((len(self.closed()), self.metrics.log_segments_deleted.get()), (300, 0))
 
     def test_by_age(self) -> None:
-        """Without an analysis those that are too old go at the next full hour, packed or not, but for the newest."""
+        """
+        Without an analysis, old segments are deleted at the next full hour, compressed or not, except the newest.
+        """
         self.start(age=2 * DAY, keep=2)
         self.write(4)
         for name in self.closed()[:2]:
@@ -465,8 +467,8 @@ class RetentionTests(SynchronousTestCase):
         self.assertEqual(self.closed(), names[2:])
         self.assertEqual(self.deleted(), (2, 0))
 
-    def test_written_late(self) -> None:
-        """The age of a segment counts from when it was written last, however long before that it began."""
+    def test_age_counts_from_last_write(self) -> None:
+        """The age of a segment counts from its last write."""
         self.start(age=2 * DAY)
         self.write(2)
         for path in self.directory.glob("events-*"):
@@ -475,18 +477,18 @@ class RetentionTests(SynchronousTestCase):
         self.assertEqual(len(self.closed()), 2)
 
     def test_by_bytes(self) -> None:
-        """Without an analysis the oldest go until the rest fits."""
+        """Without an analysis, the oldest segments are deleted until the rest fits."""
         self.start()
         self.write(5)
         names = self.closed()
-        # Room for three, and for a digit more in each line of the one that comes.
+        # Space for three, and for one more digit in each line of the next.
         self.log.limit(limits_of(bytes=self.size(*names[2:]) + 100), "info")
         self.write(1)
         self.assertEqual(self.closed()[:-1], names[3:])
         self.assertEqual(self.deleted(), (3, 0))
 
-    def test_unread(self) -> None:
-        """What the analysis has not read stays, however old and whatever it adds up to; what it has read goes."""
+    def test_unread_segments_are_kept(self) -> None:
+        """Unread segments stay whatever their age and size; read ones are deleted."""
         self.start(age=DAY, bytes=1, unread_bytes=1 << 30)
         save_read_marker(self.directory, [])
         self.write(4)
@@ -500,28 +502,30 @@ class RetentionTests(SynchronousTestCase):
         self.assertEqual(self.closed(), [names[0], names[2]])
         self.assertEqual(self.deleted(), (2, 0))
 
-    def test_too_much_unread(self) -> None:
-        """Beyond the outer bound the oldest go unread, after all that were read; it is counted and said."""
+    def test_too_many_unread_bytes(self) -> None:
+        """
+        Above the outer limit the oldest unread segments are deleted after all read ones; this is counted and logged.
+        """
         self.start(bytes=1, unread_bytes=1 << 30)
         save_read_marker(self.directory, [])
         self.write(5)
         names = self.closed()
         save_read_marker(self.directory, names[3:4])
         self.log.limit(limits_of(bytes=1, unread_bytes=self.size(*names[1:3], names[4])), "info")
-        with capturedLogs() as said:
+        with capturedLogs() as log_events:
             self.log._rotate_hourly()
         self.assertEqual(self.closed(), [names[1], names[2], names[4]])
         self.assertEqual(self.deleted(), (2, 1))
         self.assertEqual(
-            [formatEvent(one) for one in said],
+            [formatEvent(event) for event in log_events],
             [
                 "deleted 1 log segments that the analysis had not read: the unread ones exceeded "
                 "log.retention.unread_bytes"
             ],
         )
 
-    def test_marker_that_cannot_be_read(self) -> None:
-        """Whatever stands in the place of a marker: nothing was read as far as anybody knows, which is said once."""
+    def test_unreadable_marker(self) -> None:
+        """With an invalid marker all segments count as unread, which is logged once."""
         self.start(bytes=1, unread_bytes=1 << 30)
         place = make_read_marker_path(self.directory)
 
@@ -535,22 +539,22 @@ class RetentionTests(SynchronousTestCase):
         writes: list[Callable[[], object]] = [partial(place.write_text, text, encoding="latin-1") for text in texts]
         for number, put in enumerate((pipe, link, place.mkdir, *writes), 1):
             put()
-            with capturedLogs() as said:
+            with capturedLogs() as log_events:
                 self.write(2)
             self.assertEqual(len(self.closed()), 2 * number)
-            self.assertLessEqual(len(said), 1)
+            self.assertLessEqual(len(log_events), 1)
             (place.rmdir if place.is_dir() and not place.is_symlink() else place.unlink)()
 
-    def test_marker_that_vanished(self) -> None:
-        """Once an analysis has left a marker, its absence means that nothing was read, also after a restart."""
+    def test_marker_removed(self) -> None:
+        """After a marker has existed, its absence means that nothing was read, also after a restart."""
         self.start(bytes=1, unread_bytes=1 << 30)
         save_read_marker(self.directory, [])
         self.write(2)
         shutil.rmtree(make_read_marker_path(self.directory).parent)
-        with capturedLogs() as said:
+        with capturedLogs() as log_events:
             self.write(2)
-        self.assertEqual(len(said), 1)
-        self.assertIn("missing, although", formatEvent(said[0]) or "")
+        self.assertEqual(len(log_events), 1)
+        self.assertIn("missing, although", formatEvent(log_events[0]) or "")
         self.log.stopService()
         self.log.startService()
         self.write(1)
@@ -559,8 +563,8 @@ class RetentionTests(SynchronousTestCase):
         self.log._rotate_hourly()
         self.assertEqual((self.closed(), self.metrics.log_segments_deleted_unread.get()), ([], 0))
 
-    def test_analysis_given_up(self) -> None:
-        """Without the marker and the file that remembers it, age and bytes alone decide again."""
+    def test_analysis_removed(self) -> None:
+        """Without the marker and the file that remembers it, only age and bytes count."""
         self.start(bytes=1)
         save_read_marker(self.directory, [])
         self.write(2)
@@ -569,8 +573,8 @@ class RetentionTests(SynchronousTestCase):
         self.log._rotate_hourly()
         self.assertEqual((self.closed(), self.metrics.log_segments_deleted.get()), ([], 2))
 
-    def test_hour_with_incidental_lines_only(self) -> None:
-        """It closes no segment, and old ones are deleted all the same."""
+    def test_hour_without_events(self) -> None:
+        """It closes no segment, and old ones are deleted nevertheless."""
         self.start()
         self.write(2)
         self.log.limit(limits_of(bytes=1), "info")
@@ -579,8 +583,8 @@ class RetentionTests(SynchronousTestCase):
         self.clock.advance(3600)
         self.assertEqual((self.closed(), self.metrics.log_segments_deleted.get()), ([], 2))
 
-    def test_room_for_the_marker(self) -> None:
-        """The group of the daemon may write into the directory of the marker, and nowhere else; all may read it."""
+    def test_marker_directory_permissions(self) -> None:
+        """The daemon's group may write into the marker's directory, and nowhere else; it may read all."""
         self.start()
         folder = self.directory / MARKER_DIRECTORY
         self.assertEqual(folder.stat().st_mode & 0o777, 0o770)
@@ -593,10 +597,10 @@ class RetentionTests(SynchronousTestCase):
 
 
 class RemovedFileTests(SynchronousTestCase):
-    """Somebody removes or moves what is written to."""
+    """The open segment is removed or moved by others."""
 
     def setUp(self) -> None:
-        self.directory = scratch(self) / "var" / "log"
+        self.directory = scratch_directory(self) / "var" / "log"
         self.active = self.directory / "events.jsonl"
         self.clock = Clock()
         self.clock.advance(NOON)
@@ -611,14 +615,14 @@ class RemovedFileTests(SynchronousTestCase):
             self.log.stopService()
 
     def emit(self, count: int = 1) -> None:
-        """Events, each in a turn and a second of its own."""
+        """Emit events, one a second and iteration."""
         for _ in range(count):
             self.log.emit("proc.start")
             self.clock.advance(0)
             self.clock.rightNow += 1
 
     def test_removed_directory(self) -> None:
-        """It is made again, and so is the file, with a line that says how many lines went with the old one."""
+        """Directory and file are created again, and a line has the number of lost lines."""
         self.emit(3)
         shutil.rmtree(self.directory.parent)
         self.emit(2)
@@ -635,8 +639,8 @@ class RemovedFileTests(SynchronousTestCase):
         self.assertEqual(lines_of(closed)[-1]["lines"], len(numbers))
         self.assertEqual(lines_of(closed)[-1]["seq_first"], 5)
 
-    def test_removed_again_and_again(self) -> None:
-        """Each time is counted, and events go on; a rotation and a stop are no worse."""
+    def test_removed_repeatedly(self) -> None:
+        """Each time is counted, and events continue; rotation and stop work too."""
         for number in range(1, 4):
             shutil.rmtree(self.directory)
             self.emit()
@@ -652,8 +656,8 @@ class RemovedFileTests(SynchronousTestCase):
         self.assertEqual(lines_of(closed)[-1]["event"], "log.close")
         self.assertEqual(self.metrics.log_directory_recreated.get(), 5)
 
-    def test_cannot_be_made_again(self) -> None:
-        """Lines wait until it can, and none is lost of those that are written meanwhile."""
+    def test_cannot_be_recreated(self) -> None:
+        """Lines are buffered until it can, and none is lost."""
         shutil.rmtree(self.directory.parent)
         self.directory.parent.write_text("in the way")
         self.emit(3)
@@ -665,7 +669,7 @@ class RemovedFileTests(SynchronousTestCase):
         self.assertEqual((self.metrics.log_directory_recreated.get(), self.metrics.log_dropped.get()), (1, 1))
 
     def test_moved_file(self) -> None:
-        """What is moved away stays as it is, and a file that somebody puts in its place is not written to."""
+        """A moved file stays unchanged, and a file put in its place is not written to."""
         self.emit()
         aside = self.active.rename(self.directory.parent / "events.jsonl.1")
         self.active.write_text("not ours\n")
@@ -676,8 +680,8 @@ class RemovedFileTests(SynchronousTestCase):
         (foreign,) = self.directory.glob("events-*")
         self.assertEqual(foreign.read_text(), "not ours\n")
 
-    def test_removed_with_half_a_line(self) -> None:
-        """A line of which the beginning went is lost with it; the lines behind it are whole."""
+    def test_removed_with_partial_line(self) -> None:
+        """A partly written line is lost with the file; later lines are whole."""
         with full_disk(room=self.active.stat().st_size + 50):
             self.emit(3)
         shutil.rmtree(self.directory)
@@ -689,10 +693,10 @@ class RemovedFileTests(SynchronousTestCase):
 
 
 class FullDiskTests(SynchronousTestCase):
-    """A log with a buffer of 10 kB that cannot write at times."""
+    """A log with a buffer of 10 kB that cannot always write."""
 
     def setUp(self) -> None:
-        self.directory = scratch(self)
+        self.directory = scratch_directory(self)
         self.active = self.directory / "events.jsonl"
         self.clock = Clock()
         self.clock.advance(NOON)
@@ -701,13 +705,13 @@ class FullDiskTests(SynchronousTestCase):
         self.addCleanup(lambda: self.assertEqual(self.clock.getDelayedCalls(), []))
 
     def emit(self, count: int) -> None:
-        """Events, each in a turn of its own."""
+        """Emit events, one per iteration."""
         for _ in range(count):
             self.log.emit("msg.ack", msg="m" * 80)
             self.clock.advance(0)
 
-    def test_lost_and_counted(self) -> None:
-        """What does not fit in the buffer is lost, newest first, and log.drop says so when there is room again."""
+    def test_lost_lines_are_counted(self) -> None:
+        """Lines beyond the buffer are lost, newest first, and log.drop reports them once there is room."""
         self.log.metrics = metrics = make_metrics()
         with full_disk():
             self.emit(200)
@@ -724,16 +728,16 @@ class FullDiskTests(SynchronousTestCase):
         (closed,) = self.directory.glob("events*")
         self.assertEqual(lines_of(closed)[-1]["dropped"], lost)
 
-    def test_nothing_lost_in_a_short_one(self) -> None:
-        """What fits in the buffer is written later, in order, and nothing is reported."""
+    def test_short_outage_loses_nothing(self) -> None:
+        """Buffered lines are written later, in order, without a report."""
         with full_disk():
             self.emit(20)
         self.clock.advance(1)
         self.assertEqual([line["seq"] for line in lines_of(self.active)], list(range(1, 22)))
         self.log.stopService()
 
-    def test_half_a_line(self) -> None:
-        """A line that the disk took only the beginning of is continued where it ended."""
+    def test_partial_line(self) -> None:
+        """A partly written line is continued."""
         with full_disk(room=self.active.stat().st_size + 50):
             self.emit(3)
             self.assertFalse(self.active.read_bytes().endswith(b"\n"))
@@ -741,8 +745,8 @@ class FullDiskTests(SynchronousTestCase):
         self.assertEqual([line["seq"] for line in lines_of(self.active)], [1, 2, 3, 4])
         self.log.stopService()
 
-    def test_no_rotation_meanwhile(self) -> None:
-        """While lines wait no segment is closed, since they belong into it."""
+    def test_no_rotation_while_full(self) -> None:
+        """No segment is closed while lines wait for it."""
         with full_disk():
             self.emit(1)
             self.log.rotate()
@@ -753,38 +757,39 @@ class FullDiskTests(SynchronousTestCase):
 
     def test_full_at_rotation(self) -> None:
         """
-        If there is no room for the first line of a segment it is written first when there is; the last line of the
-        one before is lost, which is counted and said.
+        Without room for the first line of a segment it is written once there is; the last line of the segment before
+        is lost, counted and reported.
         """
         self.log.metrics = metrics = make_metrics()
         self.emit(1)
-        with full_disk(), capturedLogs() as said:
+        with full_disk(), capturedLogs() as log_events:
             self.log.rotate()
             self.emit(1)
         self.clock.advance(1)
         written = lines_of(self.active)
         self.assertEqual([line["event"] for line in written], ["log.open", "msg.ack", "log.drop"])
         self.assertEqual((written[-1]["dropped"], self.log.dropped, metrics.log_dropped.get()), (2, 2, 2))
-        self.assertEqual([formatEvent(one) for one in said], ["lost 2 lines of the event log: writing failed"])
+        self.assertEqual(
+            [formatEvent(event) for event in log_events], ["lost 2 lines of the event log: writing failed"]
+        )
         self.log.stopService()
 
-    def test_stop_meanwhile(self) -> None:
-        """
-        Stopping does not wait for the disk and raises nothing; what is there keeps its whole lines, and what is
-        not is counted and said.
-        """
-        with full_disk(), capturedLogs() as said:
+    def test_stop_while_full(self) -> None:
+        """Stopping does not wait for the disk; whole lines stay, and lost ones are counted and reported."""
+        with full_disk(), capturedLogs() as log_events:
             self.emit(1)
             self.log.stopService()
         (closed,) = self.directory.glob("events*")
         self.assertEqual([line["event"] for line in lines_of(closed)], ["log.open"])
         self.assertEqual(self.log.dropped, 2)
-        self.assertEqual([formatEvent(one) for one in said], ["lost 2 lines of the event log: writing failed"])
+        self.assertEqual(
+            [formatEvent(event) for event in log_events], ["lost 2 lines of the event log: writing failed"]
+        )
 
 
 @pytest.mark.parametrize("text", ["m" * 10_000, "é" * 3000, "\x01" * 3000, "𝄞" * 3000, "\ud800" * 3000])
 def test_long_lines(text: str) -> None:
-    """A line has at most 4096 bytes and is JSON, whatever a peer puts into the texts that reach the log."""
+    """A line has at most 4096 bytes and is JSON, whatever texts peers send."""
     head = encode_line_head("req.done", "info", node="n" * 63, boot="b00tb00tb00t", epoch=1) % (
         b"2027-01-15T12:00:00.000000Z",
         10**12,
@@ -799,8 +804,8 @@ def test_long_lines(text: str) -> None:
     read["mtype"].encode()
 
 
-def test_percent_in_a_name() -> None:
-    """A node name with a percent sign, which only code could pass, does not break the lines."""
+def test_percent_in_node_name() -> None:
+    """A node name with a percent sign, which only code can pass, does not break lines."""
     assert (
         json.loads(encode_line(encode_line_head("gauge", "info", node="100%d", boot="b", epoch=1) % (b"t", 1), {}))[
             "node"
@@ -811,7 +816,7 @@ def test_percent_in_a_name() -> None:
 
 @pytest.mark.parametrize("compress", [True, False])
 def test_seal(tmp_path: Path, compress: bool) -> None:
-    """A sealed segment is replaced by its compressed form, no more readable than before, or stays as it is."""
+    """A sealed segment is replaced by its compressed form, with the same permissions, or stays."""
     path = tmp_path / "events-1.jsonl"
     path.write_bytes(b"line\n" * 1000)
     path.chmod(0o640)
@@ -827,8 +832,8 @@ def test_seal(tmp_path: Path, compress: bool) -> None:
 
 
 @pytest.mark.system
-def test_seal_as_a_program(tmp_path: Path) -> None:
-    """The program that the daemon starts works without anything of mediatord on its path."""
+def test_seal_as_program(tmp_path: Path) -> None:
+    """The program that the daemon starts runs without mediatord on its path."""
     path = tmp_path / "events-1.jsonl"
     path.write_bytes(b"line\n")
     subprocess.run([sys.executable, "-I", seal_program.__file__, str(path), "--gzip"], check=True, env={})
@@ -836,23 +841,23 @@ def test_seal_as_a_program(tmp_path: Path) -> None:
 
 
 @implementer(IReactorProcess)
-class Children:
-    """Remembers the processes that it was told to start, and starts none."""
+class RecordingReactor:
+    """Records process starts without starting any."""
 
     def __init__(self) -> None:
         self.started: list[tuple[Any, list[str]]] = []
 
     def spawnProcess(self, processProtocol: Any, executable: Any, args: Any = (), *rest: Any, **options: Any) -> Any:  # noqa: N802, N803  Twisted's names
-        """Start none."""
+        """Record the process."""
         self.started.append((processProtocol, list(args)))
 
 
 class SealerTests(SynchronousTestCase):
-    """Child processes that seal, without any being started."""
+    """The sealer, without child processes."""
 
-    def test_one_at_a_time(self) -> None:
-        """The next segment is sealed when the process before has ended, well or not; a failure is logged."""
-        reactor = Children()
+    def test_seals_one_at_a_time(self) -> None:
+        """The next segment is sealed when the process before has ended, successfully or not; a failure is logged."""
+        reactor = RecordingReactor()
         sealer = SegmentSealer(reactor)
         for name in "abc":
             sealer(Path(name))
@@ -864,6 +869,6 @@ class SealerTests(SynchronousTestCase):
 
     def test_without_compression(self) -> None:
         """Without compression a segment is only flushed to disk."""
-        reactor = Children()
+        reactor = RecordingReactor()
         SegmentSealer(reactor, compress=False)(Path("a"))
         self.assertEqual(reactor.started[0][1][3:], ["a"])

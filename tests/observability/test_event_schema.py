@@ -1,4 +1,4 @@
-"""The declaration of log events, and the tags that stand for names in them (analytics contract 2.2 and 2.6)."""
+"""The event schema, and the pseudonyms in events (analytics contract 2.2 and 2.6)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.observability.memory_event_log import MemoryEventLog
 KEY = PseudonymKey(3, b"k" * 32)
 DID = "did:peer:2.Ez6LSc1YK7J47otkPx5smthWsH492pKyRthNs7XYiXo1GCnpR.Vz6MkknhhwAGsRrcTTthPSsBbQtrNX6CMqt4poro5jdP6uCue"
 
-# The schema that readers of the log rely on, written down once more.
+# A second copy of the schema on which readers of the log rely.
 SCHEMA = {
     "log.open": "version schema segment",
     "log.close": "seq_first seq_last lines dropped",
@@ -61,27 +61,27 @@ SCHEMA = {
 }
 
 
-def test_closed_set() -> None:
-    """The events and their fields are those of the schema, no more and no less."""
+def test_schema_is_complete() -> None:
+    """Events and fields are exactly those of the schema."""
     assert {name: set(event.fields) for name, event in EVENTS.items()} == {
         name: set(fields.split()) for name, fields in SCHEMA.items()
     }
 
 
-def test_every_field_is_used_and_explained() -> None:
-    """FIELDS has what events use, and only that; none has the name of an envelope field."""
+def test_fields_are_used_and_documented() -> None:
+    """FIELDS has exactly what events use; none has the name of an envelope field."""
     assert {field for event in EVENTS.values() for field in event.fields} == set(FIELDS)
     assert not set(FIELDS) & set(ENVELOPE)
     assert all(meaning for _, meaning in (FIELDS | ENVELOPE).values())
 
 
-def test_none_is_left_out() -> None:
-    """A field that is None does not apply and is left out."""
+def test_none_is_omitted() -> None:
+    """A field that is None is omitted."""
     assert validate_fields("msg.ack", {"msg": "m", "path": None}) == {"msg": "m"}
 
 
 def test_numbers_are_rounded() -> None:
-    """Milliseconds have three decimals; whole numbers stay whole."""
+    """Milliseconds have three decimals; integers stay integers."""
     assert validate_fields("msg.ack", {"latency_ms": 1.23456}) == {"latency_ms": 1.235}
     assert validate_fields("msg.ack", {"latency_ms": 2}) == {"latency_ms": 2}
 
@@ -99,14 +99,14 @@ def test_numbers_are_rounded() -> None:
     ],
 )
 def test_undeclared(event: str, fields: dict[str, object]) -> None:
-    """An event, a field or a type that is not declared is a mistake in the program, every time."""
+    """An undeclared event, field or type is an error, every time."""
     for _ in range(2):
         with pytest.raises(TypeError):
             MemoryEventLog().emit(event, **fields)
 
 
-def test_a_good_call_does_not_hide_a_bad_one() -> None:
-    """What was seen to be fine says nothing about the same fields with other types."""
+def test_valid_call_does_not_hide_invalid_one() -> None:
+    """A cached check does not accept the same fields with other types."""
     log = MemoryEventLog()
     log.emit("msg.push", msg="m", attempt=1)
     with pytest.raises(TypeError):
@@ -128,7 +128,7 @@ def test_json_schema() -> None:
 
 
 def test_schema_file() -> None:
-    """What users read is what is declared; `python -m mediatord.observability.event_schema` writes it."""
+    """The published file is what `python -m mediatord.observability.event_schema` writes."""
     written = Path(__file__).parents[2] / "docs/reference" / "event-log.schema.json"
     assert written.read_text("utf-8") == render_json_schema()
 
@@ -140,8 +140,8 @@ def test_reference_table() -> None:
     assert table.count("   * - ") == len(EVENTS) + 1
 
 
-def test_plain_tags() -> None:
-    """Plain: what has at most 80 characters as it is, a longer DID by its beginning and a hash of all of it."""
+def test_plain_pseudonyms() -> None:
+    """Plain: up to 80 characters unchanged, a longer DID by its prefix and a hash."""
     tags = Pseudonymizer("plain", KEY)
     assert tags.did("did:web:m.example") == "did:web:m.example"
     assert tags.did("d" * 80) == "d" * 80
@@ -149,8 +149,8 @@ def test_plain_tags() -> None:
     assert tags.message("6f1c") == "6f1c"
 
 
-def test_keyed_tags() -> None:
-    """Keyed: 32 hexadecimal digits that depend on the key and on whether it is a DID or a message id."""
+def test_keyed_pseudonyms() -> None:
+    """Keyed: 32 hexadecimal digits that depend on the key and on the kind, DID or message id."""
     tags, other = Pseudonymizer("keyed", KEY), Pseudonymizer("keyed", PseudonymKey(4, b"K" * 32))
     assert tags.did(DID) == Pseudonymizer("keyed", KEY).did(DID)
     assert len({tags.did(DID), other.did(DID), tags.message(DID)}) == 3
@@ -161,7 +161,7 @@ def test_keyed_tags() -> None:
 
 @pytest.mark.parametrize("mode", ["plain", "keyed"])
 def test_peers_are_networks(mode: str) -> None:
-    """An address is shown as the keyed hash of its /24 or /48, whatever log.dids says."""
+    """An address appears as the keyed hash of its /24 or /48, whatever log.dids says."""
     tags = Pseudonymizer("plain" if mode == "plain" else "keyed", KEY)
     assert tags.peer("192.0.2.1") == tags.peer("192.0.2.255") == tags.peer("::ffff:192.0.2.7")
     assert tags.peer("192.0.2.1") != tags.peer("192.0.3.1")
@@ -173,19 +173,19 @@ def test_peers_are_networks(mode: str) -> None:
 
 
 @given(st.text())
-def test_any_text_has_a_tag(text: str) -> None:
-    """Every text has a tag in both modes, lone surrogates included, and never a longer one than 80 characters."""
+def test_any_text_has_a_pseudonym(text: str) -> None:
+    """Any text has a pseudonym of at most 80 characters in both modes, lone surrogates included."""
     assert len(Pseudonymizer("plain", KEY).did(text)) <= 80
     assert len(Pseudonymizer("keyed", KEY).did(text)) == 32
 
 
-def test_secret_is_not_shown() -> None:
+def test_repr_hides_key() -> None:
     """The key is in no representation."""
     assert "kkkk" not in repr(KEY)
 
 
 def test_key_file(tmp_path: Path) -> None:
-    """log.key is made when it is missing, for its owner only, and is the same key afterwards."""
+    """log.key is created if missing, for its owner only, and stays the same."""
     path = tmp_path / "log.key"
     made = load_pseudonym_key(path)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -196,8 +196,8 @@ def test_key_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"epoch": 1}', '{"epoch": 1, "key": "zz"}', '{"epoch": 1, "key": "00"}'])
-def test_bad_key_file(text: str, tmp_path: Path) -> None:
-    """A file that holds no key is refused in one line that does not repeat its content."""
+def test_invalid_key_file(text: str, tmp_path: Path) -> None:
+    """A file without a key is refused in one line that does not repeat its content."""
     path = tmp_path / "log.key"
     path.touch(0o600)
     path.write_text(text)
@@ -205,8 +205,8 @@ def test_bad_key_file(text: str, tmp_path: Path) -> None:
         load_pseudonym_key(path)
 
 
-def test_key_file_open_to_others(tmp_path: Path) -> None:
-    """A key that others can read is not used; the message has the command that mends it."""
+def test_readable_key_file(tmp_path: Path) -> None:
+    """A key that others can read is refused; the message has the command that fixes it."""
     path = tmp_path / "log.key"
     create_pseudonym_key(path)
     path.chmod(0o640)
@@ -214,8 +214,8 @@ def test_key_file_open_to_others(tmp_path: Path) -> None:
         load_pseudonym_key(path)
 
 
-def test_not_finite() -> None:
-    """A number that JSON cannot express would become null, which no line has."""
+def test_non_finite_number() -> None:
+    """A number that JSON cannot express is an error."""
     for value in (math.nan, math.inf):
         with pytest.raises(TypeError):
             validate_fields("msg.ack", {"latency_ms": value})

@@ -1,4 +1,4 @@
-"""What Prometheus reads (contract section 5)."""
+"""Metrics in the format of Prometheus (contract section 5)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mediatord.observability.event_schema import EVENTS
 from mediatord.observability.metrics import CONTENT_TYPE, Metrics, ProcessMetricsCollector
 
-# Name in the contract -> its labels.
+# Metric name -> labels.
 CONTRACT = {
     "mediator_messages_forwarded_total": set(),
     "mediator_messages_stored_total": set(),
@@ -62,13 +62,13 @@ CONTRACT = {
 }
 
 
-def a_metrics() -> Metrics:
-    """Metrics of a registry of their own."""
+def build_metrics() -> Metrics:
+    """Metrics with their own registry."""
     return Metrics(CollectorRegistry(), version="1.2.3")
 
 
 def series(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """All samples that are shown: (name, labels) -> value."""
+    """All samples: (name, labels) -> value."""
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(metrics.render().decode())
@@ -77,7 +77,7 @@ def series(metrics: Metrics) -> dict[tuple[str, frozenset[tuple[str, str]]], flo
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
-    """The value that is shown for one series, if there is one."""
+    """The value of one series, or None."""
     return series(metrics).get((name, frozenset(labels.items())))
 
 
@@ -89,8 +89,8 @@ def queues(metrics: Metrics) -> dict[str, float]:
 
 
 def test_names_and_labels() -> None:
-    """Names and labels are exactly those of the contract, without additions."""
-    metrics = a_metrics()
+    """Names and labels are exactly those of the contract."""
+    metrics = build_metrics()
     metrics.requests.inc("didcomm", "accepted")
     metrics.request_duration.observe(0.001, "didcomm")
     metrics.rejected.inc("e.p.trust.crypto")
@@ -116,9 +116,9 @@ def test_names_and_labels() -> None:
     assert shown == CONTRACT
 
 
-def test_counting() -> None:
-    """Counters go up by what they are told to."""
-    metrics = a_metrics()
+def test_counters() -> None:
+    """Counters grow by the given amounts."""
+    metrics = build_metrics()
     metrics.forwarded.inc()
     metrics.forwarded.inc(by=2)
     metrics.rejected.inc("e.p.msg")
@@ -133,8 +133,8 @@ def test_counting() -> None:
 
 
 def test_totals() -> None:
-    """What the event log is compared with: every counter as it is shown, requests of both protocols together."""
-    metrics = a_metrics()
+    """Totals to compare with the event log: every counter, requests of both protocols together."""
+    metrics = build_metrics()
     nothing = metrics.collect_totals()
     assert set(nothing) == set(EVENTS["counters"].fields) and set(nothing.values()) == {0}
     for number, counter in enumerate(
@@ -160,9 +160,9 @@ def test_totals() -> None:
     }
 
 
-def test_log() -> None:
-    """What was lost of the event log, and what was deleted."""
-    metrics = a_metrics()
+def test_event_log_metrics() -> None:
+    """Lost events and deleted segments."""
+    metrics = build_metrics()
     metrics.log_dropped.inc()
     metrics.log_dropped.inc()
     metrics.log_segments_deleted.inc(by=3)
@@ -175,8 +175,8 @@ def test_log() -> None:
 
 
 def test_requests() -> None:
-    """A request is counted by its outcome and timed by its protocol."""
-    metrics = a_metrics()
+    """A request is counted by outcome and timed by protocol."""
+    metrics = build_metrics()
     metrics.requests.inc("didcomm", "accepted")
     metrics.request_duration.observe(0.0004, "didcomm")
     metrics.requests.inc("didcomm", "rejected")
@@ -186,9 +186,9 @@ def test_requests() -> None:
     assert value(metrics, "mediator_request_duration_seconds_bucket", protocol="didcomm", le="0.0005") == 1
 
 
-def test_latency_up_to_the_ttl() -> None:
-    """A message fetched just before it expires, after 72 hours, is still told from one that was later."""
-    metrics = a_metrics()
+def test_latency_buckets_reach_the_ttl() -> None:
+    """A message fetched just before its TTL of 72 hours is in another bucket than a later one."""
+    metrics = build_metrics()
     metrics.delivery_latency.observe(72 * 3600 - 1, "pickup")
     assert value(metrics, "mediator_delivery_latency_seconds_bucket", method="pickup", le="172800.0") == 0
     assert value(metrics, "mediator_delivery_latency_seconds_bucket", method="pickup", le="259200.0") == 1
@@ -196,7 +196,7 @@ def test_latency_up_to_the_ttl() -> None:
 
 def test_storage_up() -> None:
     """The store is down until it has answered."""
-    metrics = a_metrics()
+    metrics = build_metrics()
     assert value(metrics, "mediator_storage_up") == 0
     metrics.set_storage_up(True)
     assert value(metrics, "mediator_storage_up") == 1
@@ -205,8 +205,8 @@ def test_storage_up() -> None:
 
 
 def test_storage_faults() -> None:
-    """As long as something is wrong with the file of the store it is not up, whoever says that it answers."""
-    metrics = a_metrics()
+    """The store is down while its file has a fault, whoever says that it answers."""
+    metrics = build_metrics()
     assert value(metrics, "mediator_storage_fault", fault="full") == 0
     metrics.set_storage_fault("full", True)
     metrics.set_storage_up(True)
@@ -220,8 +220,8 @@ def test_storage_faults() -> None:
 
 
 def test_queue_sizes_are_replaced() -> None:
-    """Queues that are not named again, or are empty, have no series any more (reference 12)."""
-    metrics = a_metrics()
+    """Queues that are not reported again, or are empty, have no series (reference 12)."""
+    metrics = build_metrics()
     metrics.set_queue_sizes([("did:web:a", 3), ("did:web:b", 2)], 40)
     assert queues(metrics) == {"did:web:a": 3, "did:web:b": 2, "other": 40}
     metrics.set_queue_sizes([("did:web:b", 5), ("did:web:c", 0)], 0)
@@ -231,22 +231,22 @@ def test_queue_sizes_are_replaced() -> None:
 
 
 def test_queue_label() -> None:
-    """The label is the tag of the DID; two DIDs of one tag are added up."""
+    """The label is the pseudonym of the DID; two DIDs with one pseudonym are summed."""
     metrics = Metrics(CollectorRegistry(), version="1", label=lambda did: did[:9])
     metrics.set_queue_sizes([("did:web:a1", 3), ("did:web:a2", 2), ("did:web:b1", 1)], 0)
     assert queues(metrics) == {"did:web:a": 5, "did:web:b": 1}
 
 
-def test_registries_are_apart() -> None:
-    """Two sets of metrics in one process do not see each other."""
-    first, second = a_metrics(), a_metrics()
+def test_registries_are_separate() -> None:
+    """Two metrics objects in one process are independent."""
+    first, second = build_metrics(), build_metrics()
     first.forwarded.inc()
     assert value(second, "mediator_messages_forwarded_total") == 0
 
 
-def test_waiting() -> None:
-    """Before it is known, what waits has no series; that of the oldest is not there either while nothing waits."""
-    metrics = a_metrics()
+def test_backlog() -> None:
+    """The backlog has no series before it is known; the oldest message has none while the backlog is empty."""
+    metrics = build_metrics()
     shown = ("mediator_messages_waiting", "mediator_oldest_message_timestamp_seconds")
     assert [value(metrics, name) for name in shown] == [None, None]
     metrics.set_queued_messages(2, 1000.5)
@@ -255,26 +255,26 @@ def test_waiting() -> None:
     assert [value(metrics, name) for name in shown] == [0, None]
 
 
-def test_process() -> None:
-    """What every process is measured by, under the names that dashboards know: this one has memory and files."""
-    metrics = a_metrics()
+def test_process_metrics() -> None:
+    """Memory and files of this process, under the usual names."""
+    metrics = build_metrics()
     resident, files = value(metrics, "process_resident_memory_bytes"), value(metrics, "process_open_fds")
     assert resident is not None and resident > 1_000_000
     assert files is not None and 3 <= files <= (value(metrics, "process_max_fds") or 0)
 
 
-def test_process_without_figures_of_the_host(tmp_path: Path) -> None:
-    """As under the fences of the unit, where /proc has processes and nothing else."""
+def test_process_metrics_without_host_files(tmp_path: Path) -> None:
+    """As under systemd's ProcSubset=pid, where /proc has processes only."""
     (tmp_path / "self").symlink_to("/proc/self")
     registry, whole = CollectorRegistry(), CollectorRegistry()
     ProcessMetricsCollector(registry, str(tmp_path))
     ProcessCollector(registry=whole)
-    started = [one.get_sample_value("process_start_time_seconds") or 0.0 for one in (registry, whole)]
+    started = [item.get_sample_value("process_start_time_seconds") or 0.0 for item in (registry, whole)]
     assert started[0] == pytest.approx(started[1], abs=2.0)
     names = {f"process_{name}" for name in ("cpu_seconds_total", "resident_memory_bytes", "open_fds", "max_fds")}
     assert all(registry.get_sample_value(name) is not None for name in names)
 
 
 def test_content_type() -> None:
-    """It is announced as Prometheus' text format."""
+    """The Content-Type is that of Prometheus' text format."""
     assert CONTENT_TYPE.startswith("text/plain; version=")

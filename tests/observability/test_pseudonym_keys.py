@@ -1,4 +1,4 @@
-"""Keys of pseudonyms, one an epoch: made, renewed and forgotten (analytics contract 2.6)."""
+"""Pseudonym keys and their epochs: creation, rotation, deletion (analytics contract 2.6)."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ TODAY = date(2026, 11, 21)
 DID = "did:web:alice.example"
 
 
-def aged(path: Path, days: int) -> None:
-    """Make the file as old as that, counted from today."""
+def set_age(path: Path, days: int) -> None:
+    """Set the age of a file, in days."""
     moment = (TODAY - date(1970, 1, 1)).days * 86_400 - days * 86_400
     os.utime(path, (moment, moment))
 
 
-def test_one_key_lasts(tmp_path: Path) -> None:
-    """A single key is as old as its file, which stays as it is until that is too old."""
+def test_single_key(tmp_path: Path) -> None:
+    """A single key is as old as its file, which is unchanged until it expires."""
     path = tmp_path / "log.key"
     first = create_pseudonym_key(path)
     content = path.read_bytes()
-    aged(path, 89)
+    set_age(path, 89)
     assert renew_pseudonym_key(path, TODAY, 90, pytest.fail).secret == first.secret
-    aged(path, 1000)
+    set_age(path, 1000)
     assert renew_pseudonym_key(path, TODAY, 0, pytest.fail).epoch == 1
     assert path.read_bytes() == content
 
 
-def test_renewed(tmp_path: Path) -> None:
-    """After so many days there is another key, for as long again; the old ones stay, in a file of our own eyes."""
+def test_rotation(tmp_path: Path) -> None:
+    """After its period a key is replaced by another one; old keys stay in the file, readable by its owner only."""
     path = tmp_path / "log.key"
     first = create_pseudonym_key(path)
-    aged(path, 90)
+    set_age(path, 90)
     second = renew_pseudonym_key(path, TODAY, 90, pytest.fail)
     assert (second.epoch, second.since) == (2, TODAY)
     assert second.secret != first.secret
@@ -72,12 +72,12 @@ def test_renewed(tmp_path: Path) -> None:
     ]
     assert read_pseudonym_keys(path)[0].secret == first.secret
     assert path.stat().st_mode & 0o777 == 0o600
-    assert [one.name for one in tmp_path.iterdir()] == ["log.key"]
+    assert [item.name for item in tmp_path.iterdir()] == ["log.key"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_owner(tmp_path: Path) -> None:
-    """What root rotates is still the daemon's to read."""
+    """A file that root rotates stays readable for the daemon."""
     path = tmp_path / "log.key"
     create_pseudonym_key(path)
     os.chown(path, 12345, 23456)
@@ -85,15 +85,15 @@ def test_owner(tmp_path: Path) -> None:
     assert (path.stat().st_uid, path.stat().st_gid, path.stat().st_mode & 0o777) == (12345, 23456, 0o600)
 
 
-def test_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing can be written, as systemd may have it, the daemon goes on with the key that there is."""
+def test_read_only_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If nothing can be written, as under systemd, the daemon continues with the present key."""
 
     def read_only(path: Path, content: bytes) -> None:
         raise SecretFileError(f"cannot write {path}: Read-only file system")
 
     path = tmp_path / "log.key"
     create_pseudonym_key(path)
-    aged(path, 500)
+    set_age(path, 500)
     monkeypatch.setattr("mediatord.observability.pseudonyms.replace_secret_file", read_only)
     failures: list[str] = []
     assert renew_pseudonym_key(path, TODAY, 90, failures.append).epoch == 1
@@ -102,7 +102,7 @@ def test_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_clock_set_back(tmp_path: Path) -> None:
-    """A key of tomorrow is good enough; one from when the clock was far ahead does not last until then."""
+    """A key from tomorrow is valid; one from far in the future is replaced in time."""
     path = tmp_path / "log.key"
     create_pseudonym_key(path)
     start_key_epoch(path, TODAY)
@@ -110,8 +110,8 @@ def test_clock_set_back(tmp_path: Path) -> None:
     assert renew_pseudonym_key(path, TODAY - timedelta(days=400), 90, pytest.fail).epoch == 3
 
 
-def test_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing can be locked, as on some network file systems, the daemon goes on with the key that there is."""
+def test_lock_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the file cannot be locked, as on some network file systems, the daemon continues with the present key."""
 
     def refuse(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -127,15 +127,15 @@ def test_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "cannot lock" in failure
 
 
-def test_no_such_path(tmp_path: Path) -> None:
-    """A path that cannot even be looked at is a line for the operator."""
+def test_inaccessible_path(tmp_path: Path) -> None:
+    """An inaccessible path is a one-line error."""
     (tmp_path / "file").write_text("")
     with pytest.raises(SecretFileError, match="File name too long"):
         load_pseudonym_key(tmp_path / ("x" * 300) / "log.key")
 
 
 def test_forget(tmp_path: Path) -> None:
-    """A key that is over can be deleted, the present one cannot; the next epoch never has a number again."""
+    """A former key can be deleted, the current one cannot; epoch numbers are never reused."""
     path = tmp_path / "log.key"
     create_pseudonym_key(path)
     with pytest.raises(SecretFileError, match="in use"):
@@ -152,8 +152,8 @@ def test_forget(tmp_path: Path) -> None:
     "value",
     [{"keys": []}, {"keys": [{"epoch": 1}]}, {"keys": 7}, [], {"keys": [{"epoch": 1, "key": "00" * 32}] * 2}, "keys"],
 )
-def test_bad_file(value: Any, tmp_path: Path) -> None:
-    """What is no list of keys is refused in one line."""
+def test_invalid_file(value: Any, tmp_path: Path) -> None:
+    """An invalid list of keys is refused in one line."""
     path = tmp_path / "log.key"
     path.write_text(json.dumps(value))
     path.chmod(0o600)
@@ -171,15 +171,15 @@ class KeyEpochTests(SynchronousTestCase):
         self.epochs.startService()
         self.addCleanup(self.epochs.stopService)
 
-    def days(self, number: int) -> None:
-        """So many pass, hour by hour."""
+    def advance_days(self, number: int) -> None:
+        """Advance by days, hour by hour."""
         self.in_memory.clock.pump([3600.0] * (24 * number))
 
-    def test_midnight(self) -> None:
-        """After two days everything is tagged with another key, in a segment of its own."""
+    def test_rotation_at_midnight(self) -> None:
+        """After two days pseudonyms use another key, in a new segment."""
         before = self.in_memory.base.recorder
         before.record_grant(DID, "didcomm")
-        self.days(3)
+        self.advance_days(3)
         self.in_memory.base.recorder.record_grant(DID, "didcomm")
         lines = [line for line in self.in_memory.events("acct.grant")]
         self.assertEqual([line["epoch"] for line in lines], [1, 2])
@@ -191,8 +191,8 @@ class KeyEpochTests(SynchronousTestCase):
         all_lines = read_lines(self.in_memory.config.log.directory)
         self.assertEqual([line["seq"] for line in all_lines], list(range(1, len(all_lines) + 1)))
 
-    def test_label(self) -> None:
-        """The label of the queue size follows."""
+    def test_metric_label(self) -> None:
+        """The label of the queue size changes too."""
         bob = InMemoryWallet(self.in_memory).enrol()
         self.in_memory.receive(pack_forward(self.in_memory, bob.did, bob.letter()))
         start_key_epoch(self.path, to_utc_day(NOW))
@@ -202,41 +202,41 @@ class KeyEpochTests(SynchronousTestCase):
         self.assertEqual(self.in_memory.counter("mediator_message_queue_size", did=tag), 1)
 
     def test_reload(self) -> None:
-        """A key that the operator has added is used from a SIGHUP on."""
+        """A key added by the operator is used after SIGHUP."""
         start_key_epoch(self.path, to_utc_day(NOW))
         self.in_memory.base.reloader.reload(lambda: self.in_memory.config)
         self.assertEqual(self.in_memory.events("log.open")[-1]["epoch"], 2)
 
-    def said(self) -> str:
-        """The one line when it is looked for the key."""
-        with capturedLogs() as said:
+    def logged_line(self) -> str:
+        """The one line logged when the key file is read."""
+        with capturedLogs() as log_events:
             self.epochs.rotate_if_due()
-        (event,) = said
+        (event,) = log_events
         return formatEvent(event)
 
-    def test_unusable(self) -> None:
-        """A file that cannot be used is said so, and the key stays."""
+    def test_unusable_file(self) -> None:
+        """An unusable file is logged, and the key stays."""
         self.path.chmod(0o644)
-        self.assertIn("accessible to other users", self.said())
+        self.assertIn("accessible to other users", self.logged_line())
         self.assertEqual(self.in_memory.base.events._origin.epoch, 1)
 
-    def test_missing(self) -> None:
-        """A running daemon makes no key that it would not use itself."""
+    def test_missing_file(self) -> None:
+        """A running daemon does not create a key that it would not use."""
         self.path.unlink()
-        self.assertIn("keeping the current pseudonym key", self.said())
+        self.assertIn("keeping the current pseudonym key", self.logged_line())
         self.assertFalse(self.path.exists())
 
-    def test_another_of_the_same_epoch(self) -> None:
-        """Is said, and not used: what it stands for could not be told from what the other one does."""
+    def test_other_key_of_same_epoch(self) -> None:
+        """It is logged and not used: pseudonyms of both could not be told apart."""
         before = self.in_memory.base.recorder._pseudonymizer.did(DID)
         self.path.unlink()
         create_pseudonym_key(self.path)
         os.utime(self.path, (NOW, NOW))
-        self.assertIn("a different key for epoch 1", self.said())
+        self.assertIn("a different key for epoch 1", self.logged_line())
         self.assertEqual(self.in_memory.base.recorder._pseudonymizer.did(DID), before)
 
-    def test_closed_in_another_epoch(self) -> None:
-        """A connection that outlives a key ends with the pseudonym of the epoch of that line."""
+    def test_connection_closed_in_later_epoch(self) -> None:
+        """A connection that outlives a key ends with a pseudonym of the later epoch."""
         recorder = self.in_memory.base.recorder
         recorder.record_connection_opened("c", "192.0.2.1")
         recorder.record_connection_authenticated("didcomm", "c", DID)
@@ -246,8 +246,8 @@ class KeyEpochTests(SynchronousTestCase):
         (closed,) = self.in_memory.events("conn.close")
         self.assertEqual((closed["epoch"], closed["did"]), (2, Pseudonymizer("keyed", key).did(DID)))
 
-    def test_looking_fails(self) -> None:
-        """Whatever comes of it, it is looked again the next day, the configuration is applied and segments begin."""
+    def test_failing_check(self) -> None:
+        """After a failure the check is repeated the next day; reload and rotation continue."""
 
         def fail() -> int:
             raise ZeroDivisionError
@@ -259,11 +259,11 @@ class KeyEpochTests(SynchronousTestCase):
         self.assertEqual(len(self.in_memory.events("log.open")), 2)
         for _ in range(2):
             with self.assertRaises(ZeroDivisionError):  # which the reactor would have caught
-                self.days(2)
+                self.advance_days(2)
 
 
-def test_at_start(tmp_path: Path) -> None:
-    """A daemon that starts begins another epoch if the present one is over, and all its lines say so."""
+def test_rotation_at_start(tmp_path: Path) -> None:
+    """A daemon begins a new epoch at start if the present one is over, and all its lines say so."""
     test = SynchronousTestCase()
     in_memory = InMemoryMediator(test)
     path = in_memory.config.identity.keys.with_name("log.key")
@@ -276,7 +276,7 @@ def test_at_start(tmp_path: Path) -> None:
 
 
 def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Keys are listed, rotated and forgotten; mistakes are one line and status 1."""
+    """Keys are listed, rotated and forgotten; errors are one line and status 1."""
     assert call("init", "--dir", str(tmp_path / "m")) == 0
     config = ["--config", str(tmp_path / "m" / "mediator.yaml")]
     capsys.readouterr()

@@ -1,4 +1,4 @@
-"""How a readiness cycle ends that does not get far, who the daemon is to itself, and the ways to its listeners."""
+"""Probe cycles that fail early, probe identities, and connections to the daemon's own listeners."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MEDIATOR = make_did_peer_2(
 
 @implementer(IStreamClientEndpoint)
 class UnreachableConnector:
-    """Whoever goes it meets nobody."""
+    """Connector without a listener."""
 
     def connect(self, protocolFactory: object) -> Deferred[IProtocol]:  # noqa: N803  the interface's name
         return fail(ConnectionRefusedError())
@@ -51,73 +51,73 @@ class CycleTests(SynchronousTestCase):
         )
         self.run_ = Deferred.fromCoroutine(self.cycle.run())
 
-    def ends_at(self) -> tuple[str, str]:
-        """The stage, and what went wrong."""
+    def run_failing_cycle(self) -> tuple[str, str]:
+        """Run a cycle; return the failed stage and the reason."""
         failed: Any = self.failureResultOf(self.run_, ProbeError).value
         self.assertEqual(self.cycle.stage, failed.stage)
         return failed.stage, failed.cause
 
-    def test_the_store_refuses(self) -> None:
-        """Then nothing else is tried."""
+    def test_store_refuses(self) -> None:
+        """No further stage is tried."""
         self.written.errback(StoreUnavailable())
-        self.assertEqual(self.ends_at(), ("store", "StoreUnavailable"))
+        self.assertEqual(self.run_failing_cycle(), ("store", "StoreUnavailable"))
 
-    def test_the_store_does_not_answer(self) -> None:
-        """Who gives up the cycle does not take back what was asked of the store."""
+    def test_store_does_not_answer(self) -> None:
+        """Abandoning the cycle does not cancel the operation of the store."""
         self.run_.cancel()
-        self.assertEqual(self.ends_at(), ("store", "no answer"))
+        self.assertEqual(self.run_failing_cycle(), ("store", "no answer"))
         self.assertNoResult(self.written)
-        self.written.errback(StoreUnavailable())  # which is of no interest any more
+        self.written.errback(StoreUnavailable())  # whose result is ignored
 
-    def test_nobody_listens(self) -> None:
-        """Nobody is there, or this process knows of no port of its own."""
+    def test_no_listener(self) -> None:
+        """Nothing listens, or this process has no port of its own."""
         self.written.callback(True)
-        self.assertEqual(self.ends_at(), ("listener", "ConnectionRefusedError"))
+        self.assertEqual(self.run_failing_cycle(), ("listener", "ConnectionRefusedError"))
         self.way = None
         self.run_ = Deferred.fromCoroutine(self.cycle.run())
-        self.assertEqual(self.ends_at()[0], "listener")
+        self.assertEqual(self.run_failing_cycle()[0], "listener")
 
 
 @implementer(IStreamClientEndpoint)
 class InMemoryConnectors:
-    """To a mediator in memory; the connection of this number is taken, and nobody is behind it."""
+    """Connectors to an in-memory mediator; the connection with number `mute` gets no answer."""
 
     def __init__(self, site_fixture: InMemorySite, mute: int) -> None:
-        self._premises = site_fixture
+        self._site_fixture = site_fixture
         self._mute = mute
         self._ends: list[tuple[InMemoryTransport, InMemoryTransport]] = []
         self._count = 0
 
     def connect(self, protocolFactory: Any) -> Deferred[IProtocol]:  # noqa: N803  the interface's name
         self._count += 1
-        near, far = (InMemoryTransport(self._premises.clock, "127.0.0.1") for _ in range(2))
+        near, far = (InMemoryTransport(self._site_fixture.clock, "127.0.0.1") for _ in range(2))
         near.protocol = protocolFactory.buildProtocol(near.getPeer())
         near.protocol.makeConnection(near)
         if self._count != self._mute:
-            far.protocol = self._premises.site.buildProtocol(far.getPeer())
+            far.protocol = self._site_fixture.site.buildProtocol(far.getPeer())
             far.protocol.makeConnection(far)
             self._ends.append((near, far))
         return succeed(near.protocol)
 
-    def carry(self) -> None:
-        """What both ends have written, until they are silent."""
+    def transfer(self) -> None:
+        """Transfer what both ends have written, until they are silent."""
         written = True
         while written:
-            self._premises.clock.advance(0)
+            self._site_fixture.clock.advance(0)
             written = False
             for pair in self._ends:
                 for end, other in (pair, pair[::-1]):
-                    data = end.taken()
+                    data = end.take_output()
                     written |= bool(data)
                     if data:
                         other.feed(data)
 
 
 class SilentListenerTests(SynchronousTestCase):
-    """A mediator whose listener takes connections, as the kernel does for a process that hangs."""
+    """A listener that only accepts connections, like the kernel for a process that hangs."""
 
-    def ends_at(self, mute: int) -> tuple[str, str]:
-        """The stage of a cycle that is given up, and why, with nobody behind its first or its second connection."""
+    def run_abandoned_cycle(self, mute: int) -> tuple[str, str]:
+        """Abandon a cycle whose first or second connection gets no answer; return its stage and the reason."""
         site_fixture = InMemorySite(self)
         own_, endpoints = site_fixture.base.probe_credentials, InMemoryConnectors(site_fixture, mute)
         cycle = ProbeCycle(
@@ -129,15 +129,15 @@ class SilentListenerTests(SynchronousTestCase):
             token=own_.token,
         )
         running = Deferred.fromCoroutine(cycle.run())
-        endpoints.carry()
+        endpoints.transfer()
         running.cancel()
         failed: Any = self.failureResultOf(running, ProbeError).value
         return failed.stage, failed.cause
 
-    def test_no_answer(self) -> None:
-        """Whoever has a connection has found the listener: it is what comes next that has no answer."""
-        self.assertEqual(self.ends_at(1), ("socket", "no answer"))
-        self.assertEqual(self.ends_at(2), ("forward", "no answer"))
+    def test_failed_stage(self) -> None:
+        """An accepted connection has found the listener: the next stage fails."""
+        self.assertEqual(self.run_abandoned_cycle(1), ("socket", "no answer"))
+        self.assertEqual(self.run_abandoned_cycle(2), ("forward", "no answer"))
 
 
 class ProbeIdentityTests(SynchronousTestCase):
@@ -145,27 +145,27 @@ class ProbeIdentityTests(SynchronousTestCase):
         self.identities = ProbeIdentities(SEED)
         self.did = self.identities.identity("a").did
 
-    def test_the_same_after_a_restart(self) -> None:
-        """Of one seed and node name there is one identity; of another, another."""
+    def test_identity_survives_restart(self) -> None:
+        """The identity depends on the seed and the node name only."""
         self.assertEqual(ProbeIdentities(SEED).identity("a"), self.identities.identity("a"))
         others = {self.identities.identity("b").did, ProbeIdentities(b"t" * 32).identity("a").did}
         self.assertEqual(len({self.did, *others}), 3)
 
-    def test_it_is_a_wallets(self) -> None:
-        """The DID resolves to the keys, and to no service that anything could be sent to."""
+    def test_did_resolves(self) -> None:
+        """The DID resolves to the keys, without service endpoints."""
         identity = self.identities.identity("a")
         document = resolve_local(identity.did)
         self.assertEqual([method.key for method in document.key_agreement], [identity.agreement.private.public])
         self.assertEqual([method.key for method in document.authentication], [identity.signing.private.public])
         self.assertEqual(document.endpoints, ())
 
-    def test_all_processes_know_all(self) -> None:
+    def test_all_processes_recognise_identity(self) -> None:
         """Whatever the name of the other node is."""
         self.assertTrue(ProbeIdentities(SEED).is_probe_did(self.did))
         self.assertTrue(self.identities.is_probe_did(ProbeIdentities(SEED).identity("another node").did))
 
-    def test_nobody_else_can_make_one(self) -> None:
-        """Neither with other keys, nor with another tag, nor with something behind it."""
+    def test_identity_cannot_be_forged(self) -> None:
+        """Not with other keys, another tag, or additional characters."""
         foreign = ProbeIdentities(b"t" * 32).identity("a").did
         keys, _, tag = self.did.partition(".S")
         for did in (
@@ -182,8 +182,8 @@ class ProbeIdentityTests(SynchronousTestCase):
         ):
             self.assertFalse(self.identities.is_probe_did(did), did)
 
-    def test_the_token(self) -> None:
-        """Workers have the same; processes that share nothing do not, from one start to the next."""
+    def test_token(self) -> None:
+        """Workers share the token; separate processes and restarts have others."""
         self.assertEqual(
             derive_probe_credentials(SEED, b"shared").token, derive_probe_credentials(SEED, b"shared").token
         )
@@ -197,22 +197,22 @@ class ProbeIdentityTests(SynchronousTestCase):
 
 
 class AbortableConnectorTests(SynchronousTestCase):
-    def goes_to(self, address: Any, **options: bool) -> tuple[Any, ...]:
-        """Where somebody who goes it connects to."""
+    def target_of(self, address: Any, **options: bool) -> tuple[Any, ...]:
+        """The address to which a connector for a listener connects."""
         reactor: Any = MemoryReactorClock()
         make_listener_endpoint(reactor, address, "mediator.example", **options).connect(Factory.forProtocol(Protocol))
         (client,) = reactor.tcpClients or reactor.unixClients
         return tuple(client[:2]) if reactor.tcpClients else (client[0],)
 
     def test_addresses(self) -> None:
-        """To where the listener is; where it is everywhere, over the loopback."""
-        self.assertEqual(self.goes_to(IPv4Address("TCP", "192.0.2.1", 80)), ("192.0.2.1", 80))
-        self.assertEqual(self.goes_to(IPv4Address("TCP", "0.0.0.0", 80)), ("127.0.0.1", 80))
-        self.assertEqual(self.goes_to(IPv6Address("TCP", "2001:db8::1", 80)), ("2001:db8::1", 80))
-        self.assertEqual(self.goes_to(IPv6Address("TCP", "::", 80), tls=True), ("::1", 80))
-        self.assertEqual(self.goes_to(IPv4Address("TCP", "127.0.0.1", 80), proxied=True), ("127.0.0.1", 80))
+        """To the listener's address; the loopback address if it listens on all."""
+        self.assertEqual(self.target_of(IPv4Address("TCP", "192.0.2.1", 80)), ("192.0.2.1", 80))
+        self.assertEqual(self.target_of(IPv4Address("TCP", "0.0.0.0", 80)), ("127.0.0.1", 80))
+        self.assertEqual(self.target_of(IPv6Address("TCP", "2001:db8::1", 80)), ("2001:db8::1", 80))
+        self.assertEqual(self.target_of(IPv6Address("TCP", "::", 80), tls=True), ("::1", 80))
+        self.assertEqual(self.target_of(IPv4Address("TCP", "127.0.0.1", 80), proxied=True), ("127.0.0.1", 80))
 
     def test_unix_sockets(self) -> None:
-        """By path, as Twisted's port has it and as the operating system does."""
-        self.assertEqual(self.goes_to(UNIXAddress(b"/run/socket")), ("/run/socket",))
-        self.assertEqual(self.goes_to("/run/socket"), ("/run/socket",))
+        """By path, from Twisted's port and from the operating system."""
+        self.assertEqual(self.target_of(UNIXAddress(b"/run/socket")), ("/run/socket",))
+        self.assertEqual(self.target_of("/run/socket"), ("/run/socket",))

@@ -1,4 +1,4 @@
-"""When readiness cycles run, and what they say."""
+"""When probe cycles run, and the readiness verdicts."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class ControlledCycles:
             raise ProbeError(self.stage, "no answer") from None
 
     def succeed(self) -> None:
-        """The one under way gets through."""
+        """Let the cycle in progress succeed."""
         self._end().callback(None)
 
     def fail(self, stage: str) -> None:
-        """The one under way does not."""
+        """Let the cycle in progress fail."""
         self.stage = stage
         self._end().errback(ProbeError(stage, "a reason"))
 
@@ -79,7 +79,7 @@ class ReadinessTests(SynchronousTestCase):
         return Deferred.fromCoroutine(self.readiness.ask())
 
     def verdict(self) -> ReadinessVerdict:
-        """What somebody is told at once."""
+        """The verdict that is returned at once."""
         return self.successResultOf(self.ask())
 
     def series(self, name: str) -> list[str]:
@@ -87,41 +87,41 @@ class ReadinessTests(SynchronousTestCase):
         lines = self.metrics.render().decode().splitlines()
         return [line.removeprefix(name) for line in lines if line.startswith(name)]
 
-    def ready_once(self) -> None:
-        """Somebody has asked, and a cycle got through."""
+    def become_ready(self) -> None:
+        """Ask, and let the cycle succeed."""
         asked = self.ask()
         self.rounds.succeed()
         self.successResultOf(asked)
 
-    def test_nobody_asks(self) -> None:
-        """Then nothing is sent, and there is no gauge."""
+    def test_no_cycle_without_request(self) -> None:
+        """Without requests nothing is sent, and there is no gauge."""
         self.clock.advance(3600)
         self.assertEqual(self.rounds.begun, 0)
         self.assertEqual(self.series("mediator_ready "), [])
 
-    def test_the_first_one_waits(self) -> None:
-        """For the first cycle, which says how long it took."""
+    def test_first_request_waits(self) -> None:
+        """The first request waits for a cycle and reports its duration."""
         asked, another = self.ask(), self.ask()
         self.clock.advance(0.25)
         self.assertNoResult(asked)
         self.rounds.succeed()
-        for one in (asked, another):
-            self.assertEqual(self.successResultOf(one), ReadinessVerdict("", 0.25, 0.0))
+        for item in (asked, another):
+            self.assertEqual(self.successResultOf(item), ReadinessVerdict("", 0.25, 0.0))
         self.assertEqual(self.rounds.begun, 1)
         self.assertEqual(self.series("mediator_ready "), ["1.0"])
         self.assertEqual(self.series("mediator_ready_cycle_duration_seconds_sum "), ["0.25"])
 
-    def test_later_ones_do_not(self) -> None:
-        """They are told of the last cycle, while the next one begins after the interval."""
-        self.ready_once()
+    def test_later_requests_do_not_wait(self) -> None:
+        """They get the last verdict, while the next cycle begins after the interval."""
+        self.become_ready()
         self.clock.advance(INTERVAL - 0.5)
         self.assertEqual((self.verdict(), self.rounds.begun), (ReadinessVerdict("", 0.0, 2.5), 1))
         self.clock.advance(0.5)
         self.assertEqual((self.verdict(), self.rounds.begun), (ReadinessVerdict("", 0.0, 3.0), 2))
 
-    def test_a_failure(self) -> None:
-        """It is told by its stage until a cycle gets through; the gauge and the counter say the same."""
-        self.ready_once()
+    def test_failure(self) -> None:
+        """The failed stage is reported until a cycle succeeds; gauge and counter agree."""
+        self.become_ready()
         for stage in ("push", "push", "listener"):
             self.clock.advance(INTERVAL)
             self.rounds.fail(stage)
@@ -135,14 +135,14 @@ class ReadinessTests(SynchronousTestCase):
         self.assertEqual(self.verdict(), ReadinessVerdict("", 0.0, 0.0))
         self.assertEqual(self.series("mediator_ready "), ["1.0"])
 
-    def test_the_first_one_fails(self) -> None:
-        """Nothing is known of any success then."""
+    def test_first_cycle_fails(self) -> None:
+        """No success is known then."""
         asked = self.ask()
         self.rounds.fail("socket")
         self.assertEqual(self.successResultOf(asked), ReadinessVerdict("socket"))
 
-    def test_a_cycle_without_end(self) -> None:
-        """It is given up in time, for the stage it was at."""
+    def test_hanging_cycle_times_out(self) -> None:
+        """It is abandoned at its deadline, and its stage reported."""
         asked = self.ask()
         self.rounds.stage = "acknowledgement"
         self.clock.advance(PROBE_TIMEOUT_SECONDS)
@@ -150,9 +150,9 @@ class ReadinessTests(SynchronousTestCase):
         self.clock.advance(INTERVAL)
         self.assertEqual(self.rounds.begun, 2)
 
-    def test_an_old_success_is_none(self) -> None:
-        """Though no cycle has failed: the timer that should have begun one has not come."""
-        self.ready_once()
+    def test_old_success_expires(self) -> None:
+        """Although no cycle has failed: the timer of the next one is late."""
+        self.become_ready()
         self.rounds.stage = "store"
         self.late = 2 * INTERVAL + PROBE_TIMEOUT_SECONDS
         self.assertEqual(self.verdict().trouble, "")
@@ -161,16 +161,16 @@ class ReadinessTests(SynchronousTestCase):
         self.assertEqual(self.series("mediator_ready "), ["0.0"])
 
     def test_everything_is_known_within_ten_seconds(self) -> None:
-        """At the longest interval that can be set."""
+        """At the longest interval that can be configured."""
         longest = Config.model_validate({"readiness": {"interval": "3s"}}).readiness.interval
         self.assertLess(2 * longest + PROBE_TIMEOUT_SECONDS, 10)
         self.assertGreater(FIRST_ANSWER_SECONDS, PROBE_TIMEOUT_SECONDS)
         with pytest.raises(ValidationError):
             Config.model_validate({"readiness": {"interval": "3001ms"}})
 
-    def test_nobody_asks_any_more(self) -> None:
-        """After a minute nothing is sent, and whoever asks then waits for a cycle, whatever the last one said."""
-        self.ready_once()
+    def test_cycles_stop_without_requests(self) -> None:
+        """After a minute nothing is sent, and the next request waits for a cycle."""
+        self.become_ready()
         while self.clock.getDelayedCalls():
             self.clock.advance(INTERVAL)
             self.rounds.succeed()
@@ -182,16 +182,16 @@ class ReadinessTests(SynchronousTestCase):
         self.rounds.fail("push")
         self.assertEqual(self.successResultOf(asked), ReadinessVerdict("push"))
 
-    def test_who_asks_again_is_not_forgotten(self) -> None:
-        """A minute counts from the last question."""
-        self.ready_once()
+    def test_request_restarts_the_minute(self) -> None:
+        """The minute counts from the last request."""
+        self.become_ready()
         for _ in range(int(2 * IDLE_SECONDS / INTERVAL)):
             self.clock.advance(INTERVAL)
             self.rounds.succeed()
             self.assertEqual(self.verdict().age, 0.0)
 
-    def test_stopping(self) -> None:
-        """What is under way ends at once, who waits is told so, and nothing begins again."""
+    def test_stop_during_cycle(self) -> None:
+        """The cycle is cancelled, waiting requests are answered, and none begins."""
         asked = self.ask()
         self.readiness.stopService()
         self.assertEqual(self.successResultOf(asked).trouble, "stopping")
@@ -199,34 +199,34 @@ class ReadinessTests(SynchronousTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
         self.assertEqual(self.series("mediator_ready_failures_total"), [])
 
-    def test_stopping_between_cycles(self) -> None:
-        """The next one does not come."""
-        self.ready_once()
+    def test_stop_between_cycles(self) -> None:
+        """The next cycle does not begin."""
+        self.become_ready()
         self.readiness.stopService()
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_a_closed_gate(self) -> None:
-        """The daemon takes no work any more, though this has not been told to stop."""
-        self.ready_once()
+    def test_closed_gate(self) -> None:
+        """The daemon accepts no requests, although this service was not stopped."""
+        self.become_ready()
         self.open = False
         self.assertEqual(self.verdict(), ReadinessVerdict("stopping", 0.0, 0.0))
         self.assertEqual(self.series("mediator_ready "), ["0.0"])
 
     def test_other_trouble(self) -> None:
-        """What keeps work away from this node is told, whatever the cycle says."""
-        self.ready_once()
+        """Other reasons to get no traffic are reported, whatever the cycle's result."""
+        self.become_ready()
         self.trouble = "not joined"
         self.assertEqual(self.verdict(), ReadinessVerdict("not joined", 0.0, 0.0))
 
-    def test_a_fault_of_ours(self) -> None:
-        """What no cycle should raise is a failure all the same, and cycles go on."""
+    def test_internal_error(self) -> None:
+        """An unexpected exception is a failure, and cycles go on."""
 
-        class Broken(ControlledCycles):
+        class FailingCycles(ControlledCycles):
             async def run(self) -> None:
                 self.begun += 1
                 raise RuntimeError("a fault")
 
-        rounds = Broken()
+        rounds = FailingCycles()
         readiness = ReadinessMonitor(
             self.clock,
             cast(ProbeCycle, rounds),

@@ -1,4 +1,4 @@
-"""JSON as texts, in all the ways in which one value can be written."""
+"""Strategies for JSON texts in all notations of a value."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 
 from hypothesis import strategies as st
 
-# All of them are read without error; few of them come back the same when they are written again.
+# All are parsed without error; few are unchanged when written again.
 NUMBERS = (
     "0 -0 -0.0 1.0 1.50 1e2 1E2 1e+2 1E-2 0.1e1 1e-400 -1e-400 4.9e-324 1.7976931348623157e308 "
     "9007199254740993 9223372036854775808 -9223372036854775809 18446744073709551615 18446744073709551616 "
     f"123456789012345678901234567890 {'9' * 300} -{'7' * 200} 0.{'3' * 400} 1{'0' * 308} 3.141592653589793238462643"
 ).split()
-# No parser that clients use can be counted on for these: half of a surrogate pair, numbers beyond a double.
+# Not every client's parser accepts these: lone surrogates, numbers beyond a double.
 UNREADABLE = ("1E400", "-1e999", "9" * 400, r'"\ud800"', r'"\udc00\ud800"', r'"x\uDFFFy"')
 NO_JSON = (
     "NaN",
@@ -78,14 +78,14 @@ def _enveloped(parts: tuple[list[tuple[str, str, str]], tuple[str, str], int]) -
     return _joined(entries, "{}")
 
 
-# An object with a `ciphertext`, which is all that a mediator wants to know of one.
+# An object with a `ciphertext`, the only member that a mediator checks.
 payloads: st.SearchStrategy[str] = st.tuples(
     _entries(_members(values), 6), st.tuples(_blanks, _blanks), st.integers(0, 6)
 ).map(_enveloped)
 
 
 def is_json(text: str) -> bool:
-    """Whether Python reads it."""
+    """Whether Python parses it."""
     try:
         json.loads(text)
     except ValueError:

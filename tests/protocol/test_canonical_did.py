@@ -1,4 +1,4 @@
-"""One spelling and one digest for all forms of a DID and all its DID URLs."""
+"""Canonical form and digest of all forms of a DID and its DID URLs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PRISM = "did:prism:" + "0a" * 32
 KEYS = bytes(range(32)), bytes(range(32, 64))
 DECENTRL = make_did("eve??>", *KEYS, "did:web:mediator.example")
 
-# The canonical form, and others of the same DID.
+# The canonical form, and other forms of the same DID.
 FORMS = {
     KEY: (KEY.replace("z", "%7A"), KEY.replace("z", "%7a"), KEY.replace(":z", ":1.1:z"), f"{KEY}%23{KEY[8:]}"),
     SHORT: (LONG, SHORT.replace("4z", "%34z"), LONG.replace(":", "%3A").replace("did%3Apeer%3A", "did:peer:")),
@@ -64,15 +64,15 @@ NAMES = [
 
 
 @pytest.mark.parametrize(("did", "name"), NAMES)
-def test_one_spelling(did: str, name: str) -> None:
-    """Whatever a DID is named by, its canonical form is the same; so is its digest."""
+def test_canonical_form(did: str, name: str) -> None:
+    """All forms of a DID have the same canonical form and digest."""
     assert canonicalize_did(name) == did
     assert compute_did_digest(name) == compute_did_digest(did)
     assert is_same_did(name, did)
 
 
 def test_different_dids() -> None:
-    """No two of these are one DID, close as some are."""
+    """Similar but different DIDs stay different."""
     close = [
         f"{KEY}x",
         KEY.replace("did:key", "did:peer:0"),
@@ -92,8 +92,8 @@ def test_different_dids() -> None:
 
 
 @pytest.mark.parametrize("rest", ["", "#key-1"])
-def test_short_name_of_a_peer_2(rest: str) -> None:
-    """A did:peer:2, padded or not, and its did:peer:3 are one DID by digest, although both keep their spelling."""
+def test_did_peer_3_has_digest_of_peer_2(rest: str) -> None:
+    """A did:peer:2, padded or not, and its did:peer:3 have one digest, although they keep their spelling."""
     short = derive_did_peer_3(PEER_2)
     for name in (short + rest, f"{PEER_2}=={rest}"):
         assert is_same_did(name, PEER_2)
@@ -109,8 +109,8 @@ def test_short_name_of_a_peer_2(rest: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "did:", "did:key:", "a#b/c", "DID:KEY:z", "did:key:%zz", "did:x:%%341", "\ud800"]
 )
-def test_no_did(text: str) -> None:
-    """What is none is compared as it is, and never fails."""
+def test_other_text(text: str) -> None:
+    """Other text is compared unchanged, without errors."""
     assert canonicalize_did(text) == text
     assert len(compute_did_digest(text)) == 16
 
@@ -133,8 +133,8 @@ PIECES = st.sampled_from(
 @given(st.lists(PIECES, max_size=6).map("".join))
 @example("did:peer:4zQmHash%3AzDocument:%2541")
 @example("did:ion:test:EiHash%3Adelta:%2541")
-def test_canonical_once_and_for_all(text: str) -> None:
-    """The canonical form is its own, keeps the digest, and that of a DID is a DID without any part of a DID URL."""
+def test_canonical_form_is_idempotent(text: str) -> None:
+    """The canonical form is its own, keeps the digest, and that of a DID is a DID without parts of a DID URL."""
     canonical = canonicalize_did(text)
     assert canonicalize_did(canonical) == canonical
     assert compute_did_digest(canonical) == compute_did_digest(text)
@@ -144,8 +144,8 @@ def test_canonical_once_and_for_all(text: str) -> None:
 
 
 @given(st.sampled_from(list(FORMS)), st.data())
-def test_any_escapes(did: str, data: st.DataObject) -> None:
-    """Escaping any characters of a DID that need not be makes no other DID of it."""
+def test_percent_encoding(did: str, data: st.DataObject) -> None:
+    """Percent-encoding unreserved characters makes no other DID."""
     method, _, specific = did.removeprefix("did:").partition(":")
     if method == "decentrl":
         return

@@ -1,4 +1,4 @@
-"""JSON and base64 as they come off the wire (reference 1.6 and 10.5)."""
+"""JSON and base64 from the wire (reference 1.6 and 10.5)."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ JSON = st.recursive(
 @settings(deadline=None)
 @given(JSON)
 def test_json_round_trip(value: object) -> None:
-    """What was written is read back, and the standard library reads it too."""
+    """Written JSON is parsed to the same value, also by the standard library."""
     assert loads(dumps(value)) == value == json.loads(dumps(value))
 
 
-def test_members_keep_their_order() -> None:
-    """Members come out in the order they went in."""
+def test_member_order() -> None:
+    """The order of members is kept."""
     assert dumps(loads(b'{"b": 1, "a": {"d": 2, "c": 3}}')) == b'{"b":1,"a":{"d":2,"c":3}}'
 
 
@@ -48,16 +48,16 @@ def test_members_keep_their_order() -> None:
     "raw",
     [b"", b"NaN", b"[Infinity]", b"[1e999]", b'"\xff"', b'"\\ud800"', b"{}x", b"\xef\xbb\xbf{}", b"[" * 5000, "é{"],
 )
-def test_what_is_no_json(raw: bytes | str) -> None:
-    """NaN, infinities, broken UTF-8, a byte order mark, bottomless nesting: ValueError, without the input in it."""
+def test_invalid_json(raw: bytes | str) -> None:
+    """NaN, infinities, invalid UTF-8, a byte order mark, endless nesting: ValueError without the input."""
     for read in (loads, loads_object):
         with pytest.raises(ValueError, match="^not JSON$"):
             read(raw)
 
 
 @pytest.mark.parametrize("raw", [b"[]", b"1", b'"{}"', b"null"])
-def test_what_is_no_object(raw: bytes) -> None:
-    """Only an object is an object."""
+def test_non_objects(raw: bytes) -> None:
+    """Only an object is accepted as an object."""
     with pytest.raises(ValueError):
         loads_object(raw)
     with pytest.raises(ValueError):
@@ -65,14 +65,14 @@ def test_what_is_no_object(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize("value", [float, {1: 2}, 2**64, "\ud800"])
-def test_what_cannot_be_written(value: object) -> None:
-    """ValueError instead of the TypeError of orjson."""
+def test_unwritable_values(value: object) -> None:
+    """ValueError in place of orjson's TypeError."""
     with pytest.raises(ValueError):
         dumps(value)
 
 
-def test_written_less_deep_than_read() -> None:
-    """JSON that is nested too deep to be written again is a ValueError and nothing worse."""
+def test_depth_limit_of_writing() -> None:
+    """JSON that is too deep to be written again is a ValueError."""
     deep = loads(b"[" * 1000 + b"]" * 1000)
     with pytest.raises(ValueError):
         dumps(deep)
@@ -80,8 +80,8 @@ def test_written_less_deep_than_read() -> None:
 
 @settings(deadline=None)
 @given(st.dictionaries(st.text(), JSON, max_size=4), st.sampled_from([None, 2]), st.booleans())
-def test_unique_names_are_read(value: dict[str, object], indent: int | None, escaped: bool) -> None:
-    """However it is written, an object without doubled names is read."""
+def test_unique_names(value: dict[str, object], indent: int | None, escaped: bool) -> None:
+    """An object without duplicate names is parsed in any notation."""
     assert loads_unique_members(json.dumps(value, indent=indent, ensure_ascii=escaped).encode()) == value
 
 
@@ -93,37 +93,38 @@ def test_unique_names_are_read(value: dict[str, object], indent: int | None, esc
         b'{"b":{"a":1,"a":2}}',
         b'{"b":[[{"a":1,"a":{}}]]}',
         b' {"a":1, "a":2}',
-        # Written again it has the very same length: the number grows by what the lost member took.
+        # Written again it has the same length: the number grows by the length of the lost member.
         b'{"a":1,"a":1,"b":1e6}',
         b'{"a":' + b"[" * 1000 + b"]" * 1000 + b',"a":1}',
     ],
 )
-def test_doubled_names_are_refused(raw: bytes) -> None:
+def test_duplicate_names(raw: bytes) -> None:
     """The same name twice in one object, on any level and in any spelling (reference 1.6 step 2)."""
     loads_object(raw)
     with pytest.raises(ValueError):
         loads_unique_members(raw)
 
 
-def test_the_same_name_on_two_levels() -> None:
-    """A name may come again in another object."""
+def test_same_name_on_two_levels() -> None:
+    """A name may be repeated in another object."""
     assert loads_unique_members(b'{"a": {"a": 1}, "b": [{"a": 1}, {"a": 2}]}')
 
 
 @settings(deadline=None)
 @given(st.binary())
 def test_base64url_round_trip(data: bytes) -> None:
-    """With padding or without, as text or as bytes."""
+    """With or without padding, as text or as bytes."""
     text = encode_base64url(data)
     assert text == base64.urlsafe_b64encode(data).rstrip(b"=").decode()
     padded = text + "=" * (-len(text) % 4)
     assert decode_base64url(text) == decode_base64url(padded) == decode_base64url(text.encode()) == data
 
 
-def test_base64url_has_one_spelling() -> None:
+def test_base64url_is_unambiguous() -> None:
     """
-    Over all short texts: what is read is exactly what the encoder writes, with or without its padding.
-    The decoders of the standard library skip characters, and pybase64 takes `+` and `/` (reference 10.5).
+    Over all short texts: only what the encoder writes is decoded, with or without padding.
+
+    The decoders of the standard library skip characters, and pybase64 accepts `+` and `/` (reference 10.5).
     """
     written = {
         encode_base64url(bytes(data))
@@ -149,8 +150,8 @@ def test_base64url_has_one_spelling() -> None:
 @pytest.mark.parametrize(
     "value", [None, 5, ["QQ"], {}, "QQ=", "Q", "QR", "====", "QQ==QQ==", "QUJD\n", "+/+/", b"\xff" * 4, "٣" * 4]
 )
-def test_what_is_no_base64url(value: object) -> None:
-    """ValueError, whatever it is, and nothing of it in the message."""
+def test_invalid_base64url(value: object) -> None:
+    """ValueError without the input."""
     with pytest.raises(ValueError, match="^not (base64url|a text)$"):
         decode_base64url(value)
 
@@ -162,8 +163,8 @@ def test_lenient_base64(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["A", "A*==", "QUé", "QQ=Q", "\0\0\0\0"])
-def test_what_is_no_base64_at_all(text: str) -> None:
-    """Foreign characters, impossible lengths, padding in the middle."""
+def test_invalid_base64(text: str) -> None:
+    """Other characters, impossible lengths, padding in the middle."""
     with pytest.raises(ValueError):
         decode_lenient_base64(text)
 
@@ -194,15 +195,15 @@ def test_base58_known_answers(text: str, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("text", ["0", "O", "I", "l", "z z", "é"])
-def test_what_is_no_base58(text: str) -> None:
-    """Characters that were left out of the alphabet."""
+def test_invalid_base58(text: str) -> None:
+    """Characters that are not in the alphabet."""
     with pytest.raises(ValueError):
         encoding.decode_base58(text)
 
 
 @pytest.mark.parametrize("value", [b"[]", b"{}", b"0", b'""', b'"\\\\"', b'{"a":[]}', b'"a,\\",b"'])
-def test_number_of_values(value: bytes) -> None:
-    """A text of many small values is not parsed, however they are spelled."""
+def test_limits_number_of_values(value: bytes) -> None:
+    """A text of too many small values is not parsed, in any notation."""
     loads(b"[" + b",".join([value] * (MAX_VALUES // 3)) + b"]")
     many = b"[" + b",".join([value] * (MAX_VALUES + 1)) + b"]"
     for read in (loads, loads_object, loads_unique_members):
@@ -213,8 +214,8 @@ def test_number_of_values(value: bytes) -> None:
 
 
 @pytest.mark.parametrize("text", [b",[{" * 50_000, b'\\",' * 50_000, b'\\\\\\",' * 50_000])
-def test_marks_in_strings(text: bytes) -> None:
-    """What is in a string does not count, however long it is, closed or not."""
+def test_brackets_in_strings_do_not_count(text: bytes) -> None:
+    """Strings of any length do not count, closed or not."""
     assert loads_object(b'{"a":"' + text + b'"}')
     with pytest.raises(ValueError, match="^not JSON$"):
         loads(b'{"a":"' + text)

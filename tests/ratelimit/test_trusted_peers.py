@@ -99,18 +99,18 @@ class TrustedPeerTests(SynchronousTestCase):
 
     def test_reload(self) -> None:
         """The list and its limits are reloaded, and open connections stay counted correctly."""
-        lines = [self.site_fixture.line(NEIGHBOUR) for _ in range(8)]
-        self.assertRaises(AttributeError, self.site_fixture.line, NEIGHBOUR)
+        lines = [self.site_fixture.connect(NEIGHBOUR) for _ in range(8)]
+        self.assertRaises(AttributeError, self.site_fixture.connect, NEIGHBOUR)
         self.reload_limits(trusted_peers=["198.51.101.0/24"], trusted_per_minute=LIMIT + 2)
-        lines.append(self.site_fixture.line(NEIGHBOUR))
+        lines.append(self.site_fixture.connect(NEIGHBOUR))
         for line in lines:
-            line.hang_up()
+            line.disconnect()
         self.assertEqual(self.send_anonymous(NEIGHBOUR, LIMIT + 3), [202] * (LIMIT + 2) + [429])
         self.assertEqual(self.send_anonymous(PEER_HOST, LIMIT + 1), [202] * LIMIT + [429])
         self.reload_limits(trusted_peers=[])
         for _ in range(8):
-            self.site_fixture.line(NEIGHBOUR)
-        self.assertRaises(AttributeError, self.site_fixture.line, NEIGHBOUR)
+            self.site_fixture.connect(NEIGHBOUR)
+        self.assertRaises(AttributeError, self.site_fixture.connect, NEIGHBOUR)
 
     def test_event(self) -> None:
         """The event names the limited address as for any other."""

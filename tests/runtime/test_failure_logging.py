@@ -1,4 +1,4 @@
-"""Failures are logged without their texts, and warnings are not repeated all the time."""
+"""Redacted failures and throttled warnings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mediatord.runtime.failure_logging import LOG_THROTTLE_SECONDS, LogThrottle,
 
 class RedactFailureTests(SynchronousTestCase):
     def test_type_and_traceback_stay(self) -> None:
-        """A log line shows what failed and where, and nothing that a library put into the text."""
+        """A log line has type and traceback, and nothing of the exception's text."""
         try:
             raise ValueError("a secret")
         except ValueError:
@@ -21,8 +21,8 @@ class RedactFailureTests(SynchronousTestCase):
         self.assertIn("test_type_and_traceback_stay", text)
         self.assertNotIn("secret", text.replace('raise ValueError("a secret")', ""))
 
-    def test_an_exception_with_arguments(self) -> None:
-        """Of an exception that cannot be made without arguments the name of its type stays."""
+    def test_exception_with_arguments(self) -> None:
+        """An exception that needs arguments is logged by the name of its type."""
         try:
             b"\xff".decode()
         except UnicodeDecodeError:
@@ -37,15 +37,15 @@ class LogThrottleTests(SynchronousTestCase):
         self.rarely = LogThrottle(self.clock)
 
     def test_once_a_minute(self) -> None:
-        """At first, and then with how often it was not said."""
+        """At once, and then with the number of suppressed warnings."""
         self.assertEqual([self.rarely.count_occurrence() for _ in range(3)], [1, 0, 0])
         self.clock.advance(LOG_THROTTLE_SECONDS - 1)
         self.assertEqual(self.rarely.count_occurrence(), 0)
         self.clock.advance(1)
         self.assertEqual(self.rarely.count_occurrence(), 4)
 
-    def test_a_clock_set_back(self) -> None:
-        """It is said again, instead of never for so long."""
+    def test_clock_set_back(self) -> None:
+        """The warning is logged again, instead of being suppressed for long."""
         self.assertEqual(self.rarely.count_occurrence(), 1)
         self.clock.rightNow -= 3600
         self.assertEqual([self.rarely.count_occurrence() for _ in range(2)], [1, 0])

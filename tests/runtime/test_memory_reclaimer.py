@@ -1,4 +1,4 @@
-"""Bytes that are freed are counted: the collector runs after some, and after more they go back to the system."""
+"""Freed bytes trigger garbage collection, and return of memory to the system."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MemoryReclaimerTests(SynchronousTestCase):
         self.done.append(generation)
 
     def steady(self) -> float:
-        """Each look at this clock takes a while."""
+        """A clock that advances at each reading."""
         self.took += 0.1
         return self.clock.seconds() + self.took
 
@@ -37,13 +37,13 @@ class MemoryReclaimerTests(SynchronousTestCase):
         for _ in range(size // MIB):
             self.reclaimer.released(MIB)
 
-    def test_little(self) -> None:
-        """Costs nothing, and no timer."""
+    def test_few_bytes(self) -> None:
+        """No collection and no timer."""
         self.release(TRIM_BYTES - MIB)
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_trim(self) -> None:
-        """A while after some large buffers were freed, and once more for those that were in use then."""
+        """Memory is trimmed a while after large buffers were freed, and once more for those in use then."""
         self.release(TRIM_BYTES)
         self.assertEqual(self.done, [])
         self.clock.advance(TRIM_SECONDS)
@@ -53,7 +53,7 @@ class MemoryReclaimerTests(SynchronousTestCase):
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
     def test_within_ten_seconds(self) -> None:
-        """What was freed last goes back soon, however long that went on."""
+        """The last freed bytes are trimmed soon, however long freeing went on."""
         for _ in range(40):
             self.release(TRIM_BYTES)
             self.clock.advance(0.5)
@@ -62,7 +62,7 @@ class MemoryReclaimerTests(SynchronousTestCase):
         self.assertEqual(self.done[before:].count("trim"), 2)
 
     def test_collector(self) -> None:
-        """It looks at young objects after some bytes, at once; at all of them later, and only so often."""
+        """Young objects are collected at once after some bytes, all objects later and less often."""
         self.release(COLLECT_BYTES)
         self.assertEqual(self.done, [1])
         self.clock.advance(TRIM_SECONDS)
@@ -72,8 +72,8 @@ class MemoryReclaimerTests(SynchronousTestCase):
         self.assertEqual(self.done, [1, 2, "trim", 1, 2, "trim"])
 
     def test_slow_collector(self) -> None:
-        """Where looking at all objects takes long, it is done seldom."""
-        self.reclaimer = MemoryReclaimer(self.clock, self.slow, lambda: None, self.steady)
+        """A slow full collection is run rarely."""
+        self.reclaimer = MemoryReclaimer(self.clock, self.slow_collect, lambda: None, self.steady)
         for _ in range(20):
             self.release(COLLECT_BYTES)
             self.clock.advance(RETRIM_SECONDS)
@@ -81,11 +81,11 @@ class MemoryReclaimerTests(SynchronousTestCase):
         self.clock.advance(200)
         self.assertEqual(self.done.count(2), 2)
 
-    def slow(self, generation: int) -> None:
+    def slow_collect(self, generation: int) -> None:
         self.done.append(generation)
         self.took += 3.0 if generation == 2 else 0.0
 
     def test_allocator(self) -> None:
-        """Of this system: whether or not it can do it, nothing fails."""
+        """Trimming works or is skipped on this system."""
         limit_malloc_mmap_threshold()
         trim_malloc_heap()

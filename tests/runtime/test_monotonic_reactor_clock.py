@@ -1,4 +1,4 @@
-"""The reactor's time while the clock of the host is set."""
+"""Reactor time while the wall clock is set."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEP = 0.25
 
 
 class MonotonicReactorClockTests(SynchronousTestCase):
-    """A reactor of its own, whose clocks are set by hand."""
+    """A reactor with manual clocks."""
 
     def setUp(self) -> None:
         self.wall, self.steady = EPOCH, 5_000.0
@@ -37,126 +37,126 @@ class MonotonicReactorClockTests(SynchronousTestCase):
         self.ran: list[tuple[str, float]] = []
 
     def read_wall(self) -> float:
-        """It may take the process a while to come to it."""
+        """Read the wall clock; the process may be delayed before it."""
         self.steady += self.lag
         return self.wall
 
-    def pass_(self, seconds: float) -> None:
-        """Time goes by, in steps, and the reactor does what is due."""
+    def advance(self, seconds: float) -> None:
+        """Advance time in steps, and run due calls."""
         for _ in range(round(seconds / STEP)):
             self.wall += STEP
             self.steady += STEP
-            self.turn()
+            self.run_due_calls()
 
-    def turn(self) -> None:
-        """What is due now, with what follows from that at once."""
+    def run_due_calls(self) -> None:
+        """Run due calls, and those that they schedule at once."""
         for _ in range(3):
             self.reactor.iterate(0)
 
-    def note(self, what: str) -> Callable[[], None]:
-        """Has that written down, with the time that has passed really."""
+    def record(self, what: str) -> Callable[[], None]:
+        """Record a call with the elapsed time."""
         return lambda: self.ran.append((what, self.steady - 5_000.0))
 
-    def test_the_wall_clock(self) -> None:
-        """It is what the time is, before and after it is set, a look later."""
+    def test_wall_clock(self) -> None:
+        """The reactor's time follows the wall clock after a step."""
         self.assertEqual(self.reactor.seconds(), EPOCH)
         for step in (-120.0, 3_600.0):
-            self.pass_(10.0)
+            self.advance(10.0)
             self.assertAlmostEqual(self.reactor.seconds(), self.wall, places=3)
             self.wall += step
             self.assertAlmostEqual(self.reactor.seconds(), self.wall - step, places=3)
-            self.pass_(CLOCK_CHECK_INTERVAL)
+            self.advance(CLOCK_CHECK_INTERVAL)
             self.assertAlmostEqual(self.reactor.seconds(), self.wall, places=3)
 
-    def test_timers_keep_what_is_left(self) -> None:
-        """Whichever way and however often the clock is set: none is early, none is late."""
+    def test_timers_keep_remaining_time(self) -> None:
+        """Steps in either direction make no timer early or late."""
         for seconds in (1.5, 7.0, 3.0, 30.0):
-            self.reactor.callLater(seconds, self.note(f"after {seconds}"))
+            self.reactor.callLater(seconds, self.record(f"after {seconds}"))
         for step in (-120.0, 120.0, 86_400.0, -86_000.0):
             self.wall += step
-            self.pass_(2.0)
-        self.pass_(30.0)
+            self.advance(2.0)
+        self.advance(30.0)
         self.assertEqual(self.ran, [(f"after {seconds}", seconds) for seconds in (1.5, 3.0, 7.0, 30.0)])
 
-    def test_timers_that_are_due(self) -> None:
-        """In the very turn in which it is seen that the clock was set back, nothing else is taken for due."""
-        self.reactor.callLater(CLOCK_CHECK_INTERVAL, self.note("due"))
-        self.reactor.callLater(60.0, self.note("later"))
+    def test_due_timers(self) -> None:
+        """In the iteration that detects a step back nothing else becomes due."""
+        self.reactor.callLater(CLOCK_CHECK_INTERVAL, self.record("due"))
+        self.reactor.callLater(60.0, self.record("later"))
         self.wall -= 120.0
-        self.pass_(CLOCK_CHECK_INTERVAL)
+        self.advance(CLOCK_CHECK_INTERVAL)
         self.assertEqual(self.ran, [("due", CLOCK_CHECK_INTERVAL)])
-        self.pass_(59.0)
+        self.advance(59.0)
         self.assertEqual(self.ran, [("due", CLOCK_CHECK_INTERVAL), ("later", 60.0)])
 
-    def test_timers_that_were_moved_or_cancelled(self) -> None:
-        """Those that are cancelled stay so and leave the others in order; those put off or brought forward are so."""
-        calls = [self.reactor.callLater(5.0 + number, self.note(str(number))) for number in range(40)]
-        self.turn()
+    def test_reset_and_cancelled_timers(self) -> None:
+        """Cancelled timers stay cancelled without affecting the order; delayed and reset ones are kept."""
+        calls = [self.reactor.callLater(5.0 + number, self.record(str(number))) for number in range(40)]
+        self.run_due_calls()
         for call in calls[::2]:
             call.cancel()
         calls[1].delay(100.0)
         calls[3].reset(2.0)
         self.wall -= 120.0
-        self.pass_(CLOCK_CHECK_INTERVAL)
+        self.advance(CLOCK_CHECK_INTERVAL)
         calls[5].reset(2.0)
         self.assertAlmostEqual(calls[7].getTime(), self.wall + 11.0, places=3)
-        self.pass_(50.0)
+        self.advance(50.0)
         others = [(str(number), 5.0 + number) for number in range(7, 40, 2)]
         self.assertEqual(self.ran, [("3", 2.0), ("5", 3.0), *others])
-        self.pass_(60.0)
+        self.advance(60.0)
         self.assertEqual(self.ran[-1], ("1", 106.0))
 
-    def test_timers_that_were_just_begun(self) -> None:
-        """One that the reactor has not sorted in yet is moved as well."""
+    def test_new_timers(self) -> None:
+        """A timer that the reactor has not sorted in yet is moved as well."""
 
         def begin() -> None:
-            self.reactor.callLater(2.0, self.note("begun"))
+            self.reactor.callLater(2.0, self.record("begun"))
 
         self.reactor.callLater(CLOCK_CHECK_INTERVAL - STEP, begin)
-        self.pass_(CLOCK_CHECK_INTERVAL - STEP)
+        self.advance(CLOCK_CHECK_INTERVAL - STEP)
         self.wall -= 120.0
         self.time.check_wall_clock()
         begin()
-        self.pass_(3.0)
+        self.advance(3.0)
         self.assertEqual(self.ran, [("begun", CLOCK_CHECK_INTERVAL - STEP + 2.0)] * 2)
 
-    def test_loops(self) -> None:
-        """They neither stop nor run in a burst; one round may come early, for they count from their beginning."""
-        loop = LoopingCall(self.note("round"))
+    def test_looping_calls(self) -> None:
+        """They neither stop nor burst; one call may be early, as they count from their start."""
+        loop = LoopingCall(self.record("round"))
         loop.clock = self.reactor
         loop.start(5.0, now=False)
         for step in (-120.0, 118.0, 3_601.0):
             self.wall += step
-            self.pass_(20.0)
+            self.advance(20.0)
         at = [when for _, when in self.ran]
         apart = [later - earlier for earlier, later in zip([0.0, *at], at, strict=False)]
         self.assertLessEqual(max(apart), 5.0)
-        self.assertEqual([one for one in apart if one != 5.0][3:], [])
+        self.assertEqual([item for item in apart if item != 5.0][3:], [])
         self.assertGreaterEqual(at[-1], 55.0)
 
-    def test_clocks_that_drift(self) -> None:
-        """Hardly anything is nothing, but it does not add up."""
-        self.reactor.callLater(50.0, self.note("done"))
+    def test_clock_drift(self) -> None:
+        """Small differences are ignored, and do not accumulate."""
+        self.reactor.callLater(50.0, self.record("done"))
         for _ in range(200):
             self.wall += CLOCK_STEP_TOLERANCE / 4
-            self.pass_(STEP)
+            self.advance(STEP)
             self.assertLessEqual(abs(self.reactor.seconds() - self.wall), CLOCK_STEP_TOLERANCE * 2)
         self.assertEqual(self.ran, [("done", 50.0)])
 
-    def test_a_process_that_is_held_up(self) -> None:
-        """Between two clocks it may be for long: that is not a step."""
+    def test_suspended_process(self) -> None:
+        """A process may be suspended between reading two clocks: that is no step."""
         self.lag = 3.0
-        self.pass_(CLOCK_CHECK_INTERVAL)
+        self.advance(CLOCK_CHECK_INTERVAL)
         self.lag = 0.0
         self.wall += 3.0
         self.assertAlmostEqual(self.reactor.seconds(), self.wall, places=3)
-        self.pass_(5.0)
+        self.advance(5.0)
         self.assertAlmostEqual(self.reactor.seconds(), self.wall, places=3)
 
 
 class InstalledClockTests(SynchronousTestCase):
-    def test_a_reactor(self) -> None:
-        """Looks now and then, and is otherwise what it was; no other reactor is touched."""
+    def test_reactor(self) -> None:
+        """The clock is checked periodically; nothing else changes, and no other reactor."""
         reactor: Any = SelectReactor()
         self.addCleanup(reactor.waker.connectionLost, Failure(ConnectionError()))
         before = SelectReactor.seconds

@@ -1,4 +1,4 @@
-"""Time that never goes back."""
+"""A clock that never goes back."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class NonDecreasingClockTests(SynchronousTestCase):
         self.wall.advance(1_000.0)
         self.clock = NonDecreasingClock(self.wall)
 
-    def test_as_it_was(self) -> None:
-        """It is that of the reactor, also when that is set forward."""
+    def test_follows_reactor(self) -> None:
+        """It is the reactor's time, also after a step forward."""
         for step in (0.0, 2.5, 60.0):
             self.wall.set_by(step)
             self.assertEqual(self.clock.seconds(), self.wall.seconds())
 
-    def test_set_back(self) -> None:
-        """It stands still for a moment, and goes on."""
+    def test_step_back(self) -> None:
+        """It stands still for a moment, and continues."""
         for _ in range(2):
             before = self.clock.seconds()
             self.wall.set_by(-100.0)
@@ -29,8 +29,8 @@ class NonDecreasingClockTests(SynchronousTestCase):
             self.wall.advance(3.0)
             self.assertEqual(self.clock.seconds(), before + 3.0)
 
-    def test_called_later(self) -> None:
-        """When something is called, its time has come, however the clock was set meanwhile."""
+    def test_scheduled_calls(self) -> None:
+        """When a call runs, its time has come, whatever steps there were."""
         called: list[tuple[float, str]] = []
         begun = self.clock.seconds()
         self.clock.callLater(2.0, lambda what, how: called.append((self.clock.seconds(), what + how)), "th", how="is")

@@ -1,4 +1,4 @@
-"""What is repeated while the daemon runs."""
+"""Periodic tasks of the daemon."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class PeriodicTasksTests(SynchronousTestCase):
         self.tasks.startService()
 
     async def work(self) -> None:
-        """Counted."""
+        """Count the call."""
         self.done += 1
         if self.fault is not None:
             raise self.fault
         if self.held is not None:
             await self.held
 
-    def test_every_so_often(self) -> None:
-        """For the first time after the interval, whatever becomes of a run."""
+    def test_interval(self) -> None:
+        """First after one interval, whatever happens to a run."""
         self.assertEqual(self.done, 0)
         self.clock.pump([5] * 2)
         self.fault = RuntimeError("boom")
@@ -41,16 +41,16 @@ class PeriodicTasksTests(SynchronousTestCase):
         self.successResultOf(self.tasks.stopService())
         self.assertEqual(self.clock.getDelayedCalls(), [])
 
-    def test_store_away(self) -> None:
-        """It is said once a minute."""
+    def test_unavailable_store(self) -> None:
+        """It is logged once a minute."""
         self.fault = StoreUnavailable()
         with capturedLogs() as events:
             self.clock.pump([5] * 11)
         self.assertEqual(self.done, 11)
         self.assertEqual(list(map(formatEvent, events)), ["could not run a look at it: the store was unavailable"])
 
-    def test_never_twice_at_once(self) -> None:
-        """A run that takes long delays the next one, and the end."""
+    def test_runs_do_not_overlap(self) -> None:
+        """A long run delays the next one, and the stop."""
         self.held = Deferred()
         self.clock.pump([5] * 3)
         self.assertEqual(self.done, 1)

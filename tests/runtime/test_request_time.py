@@ -1,4 +1,4 @@
-"""The time that all work on one request may take together, and who has it."""
+"""The deadline that all work of a request shares."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from mediatord.runtime.request_time import (
 from tests.in_memory_identities import InMemoryIdentity
 from tests.in_memory_mediator import NOW, PEER, InMemoryMediator, InMemoryWallet, pack_forward
 
-# A time after all others, which is what is said to be the beginning where there is no request.
+# Recorded as the start where there is no request.
 NONE = inf
 
 
@@ -38,45 +38,45 @@ class DeadlineTests(SynchronousTestCase):
         self.clock = Clock()
         self.seen: list[float] = []
 
-    def look(self) -> None:
-        """Note what is known here of the request."""
+    def record(self) -> None:
+        """Record what is known here of the request."""
         self.seen.append(get_request_start(NONE))
 
-    async def later(self, seconds: float) -> None:
-        """Look now and in some time."""
-        self.look()
+    async def record_later(self, seconds: float) -> None:
+        """Record now and after some time."""
+        self.record()
         await deferLater(self.clock, seconds, lambda: None)
-        self.look()
+        self.record()
 
-    def test_shared(self) -> None:
-        """All that a request waits for knows when it began, however deep and late; another one has its own time."""
+    def test_shared_by_all_work(self) -> None:
+        """All work of a request knows its start, however deep and late; another request has its own."""
 
         async def work() -> None:
             with request_deadline(self.clock):
-                await self.later(1.0)
-                await Deferred.fromCoroutine(self.later(1.0))
-            self.look()
+                await self.record_later(1.0)
+                await Deferred.fromCoroutine(self.record_later(1.0))
+            self.record()
 
         first = Deferred.fromCoroutine(work())
         self.clock.advance(0.5)
         second = Deferred.fromCoroutine(work())
-        self.look()
+        self.record()
         self.clock.pump([0.5] * 4)
         self.assertEqual(self.seen, [0.0, 0.5, NONE, 0.0, 0.0, 0.5, 0.5, 0.0, NONE, 0.5, NONE])
         self.successResultOf(first)
         self.successResultOf(second)
 
-    def test_what_outlives_it(self) -> None:
-        """What was begun for a request has all its time once that is over, and what the reactor calls always has."""
+    def test_work_that_outlives_request(self) -> None:
+        """It has the full time once the request is over, as calls of the reactor always have."""
         with request_deadline(self.clock):
-            lasting = Deferred.fromCoroutine(self.later(2.0))
-            self.clock.callLater(1.0, self.look)
+            lasting = Deferred.fromCoroutine(self.record_later(2.0))
+            self.clock.callLater(1.0, self.record)
         self.clock.advance(2.0)
         self.assertEqual(self.seen, [0.0, NONE, NONE])
         self.successResultOf(lasting)
 
-    def test_dropped(self) -> None:
-        """One that nobody waits for any more ends within another one, which goes on as before."""
+    def test_cancelled_request(self) -> None:
+        """A request that is dropped within another one leaves that unchanged."""
 
         async def work() -> None:
             with request_deadline(self.clock):
@@ -87,21 +87,21 @@ class DeadlineTests(SynchronousTestCase):
         self.clock.advance(1.0)
         with request_deadline(self.clock):
             dropped.close()
-            self.look()
+            self.record()
         self.assertEqual(self.seen, [1.0])
 
-    def test_on_its_own(self) -> None:
-        """What nobody waits for has all its time from the beginning, and the rest of the request has not."""
+    def test_independent_work(self) -> None:
+        """Work that the request does not wait for has the full time; the rest of the request has not."""
         with request_deadline(self.clock):
             with outside_request():
-                lasting = Deferred.fromCoroutine(self.later(1.0))
-            self.look()
+                lasting = Deferred.fromCoroutine(self.record_later(1.0))
+            self.record()
             self.clock.advance(1.0)
         self.assertEqual(self.seen, [NONE, 0.0, NONE])
         self.successResultOf(lasting)
 
-    def test_time_left(self) -> None:
-        """It gets less until there is none; without a request there is always all of it."""
+    def test_remaining_time(self) -> None:
+        """It decreases to zero; without a request it is the full time."""
         with request_deadline(self.clock):
             for spent in (0.0, 1.0, REQUEST_TIME_LIMIT, 60.0):
                 self.clock.rightNow = spent
@@ -109,15 +109,15 @@ class DeadlineTests(SynchronousTestCase):
             with outside_request():
                 self.assertEqual(get_time_left(self.clock), REQUEST_TIME_LIMIT)
 
-    def test_set_back(self) -> None:
-        """A clock that is set back gives nobody more time than there is."""
+    def test_clock_set_back(self) -> None:
+        """A clock step gives no more than the full time."""
         self.clock.advance(120.0)
         with request_deadline(self.clock):
             self.clock.rightNow = 0.0
             self.assertEqual(get_time_left(self.clock), REQUEST_TIME_LIMIT)
 
-    def test_not_counted(self) -> None:
-        """Waiting for somebody else than the store leaves as much time as before, also if it was in vain."""
+    def test_excluded_waits(self) -> None:
+        """Waiting for anything but the store uses no time, successful or not."""
         with request_deadline(self.clock):
             self.clock.advance(1.0)
             with contextlib.suppress(ValueError), pause_deadline(self.clock):
@@ -130,27 +130,27 @@ class DeadlineTests(SynchronousTestCase):
 
 
 class MediatorDeadlineTests(SynchronousTestCase):
-    """What a mediator asks its store within a request and what on its own."""
+    """Which store operations of a mediator belong to a request."""
 
     def setUp(self) -> None:
         self.in_memory = InMemoryMediator(self)
         self.asked: dict[str, float] = {}
 
     def watch(self, store: Any, *operations: str) -> None:
-        """Note for each when the request began that it was asked for."""
+        """Record for each operation the start of its request."""
         for name in operations:
-            self.patch(store, name, partial(self._note, name, getattr(store, name)))
+            self.patch(store, name, partial(self._recorded, name, getattr(store, name)))
 
-    def _note(self, name: str, operation: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def _recorded(self, name: str, operation: Callable[..., Any], *args: Any, **options: Any) -> Any:
         self.asked[name] = get_request_start(NONE)
         return operation(*args, **options)
 
     def run_request(self, work: Any) -> Any:
-        """As a transport has it done."""
+        """Run as a transport does."""
         return self.in_memory.done(self.in_memory.base.gate.run_request(work))
 
-    def test_a_forward(self) -> None:
-        """That the message is on a socket is marked after the answer, with time of its own."""
+    def test_forward(self) -> None:
+        """The delivery mark is written after the reply, with its own deadline."""
         guest = InMemoryWallet(self.in_memory).enrol()
         guest.go_live()
         self.watch(self.in_memory.store, "find_owner", "enqueue", "mark_delivered")
@@ -161,8 +161,8 @@ class MediatorDeadlineTests(SynchronousTestCase):
         self.in_memory.clock.advance(MARK_DELAY)
         self.assertEqual(self.asked, {"find_owner": NOW, "enqueue": NOW, "mark_delivered": NONE})
 
-    def test_a_command(self) -> None:
-        """All of it is within the request."""
+    def test_command(self) -> None:
+        """All of it belongs to the request."""
         new_identity = InMemoryIdentity(self.in_memory, "alice")
         new_identity.register()
         self.watch(self.in_memory.store.decentrl, "check_guard", "pending_events")
@@ -175,8 +175,8 @@ class MediatorDeadlineTests(SynchronousTestCase):
 class PeerServerDeadlineTests(SynchronousTestCase):
     """A request of another node."""
 
-    def test_is_one(self) -> None:
-        """Whatever is asked of the store for it shares its time."""
+    def test_operations_share_deadline(self) -> None:
+        """All store operations of the request share its deadline."""
         clock, keys = Clock(), derive_cluster_keys(b"what only nodes know, and nobody else does")
         seen: list[float] = []
 

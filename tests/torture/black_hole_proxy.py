@@ -41,7 +41,7 @@ class BlackHoleProxy(PartitionProxy):
             yield
         finally:
             for half in halves:
-                self.swallowed.append(b"".join(getattr(half.peer, "_held", ())))
+                self.swallowed.append(b"".join(getattr(half.peer, "_held_back", ())))
                 half.abort()
 
 

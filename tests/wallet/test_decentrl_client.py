@@ -1,4 +1,4 @@
-"""The Decentrl wallet over HTTP and over a WebSocket: what it asks, and what it takes for an answer."""
+"""The Decentrl wallet over HTTP and WebSocket: its requests, and which responses it accepts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from mediatord.wallet.decentrl_client import (
 from mediatord.wallet.didcomm_messages import UnreadableMessage
 from mediatord.wallet.didcomm_socket import SocketClosedError
 from tests.wallet.test_decentrl_wallet import MEDIATOR, NOW, URL, bytes_of, document
-from tests.wallet.test_didcomm_wallet import Pipe
+from tests.wallet.test_didcomm_wallet import InMemoryConnection
 
 # --- over HTTP ----------------------------------------------------------------------------------------------------
 
@@ -55,10 +55,10 @@ COUNT = {"page": 0, "page_size": 100}
 
 class ScriptedMediator(Resource):
     """
-    Answers every POST as the test says, or else registers whoever asks.
+    Answers every POST as the test says, or else registers the sender.
 
     :ivar received: the commands.
-    :ivar pages: what there is to GET: path -> (status, body).
+    :ivar pages: responses to GET: path -> (status, body).
     """
 
     isLeaf = True
@@ -68,16 +68,16 @@ class ScriptedMediator(Resource):
         self.received: list[dict[str, Any]] = []
         self.pages: dict[str, tuple[int, Any]] = {"/.well-known/did.json": (200, document())}
         self.asked: list[str] = []
-        self.answer: Callable[[dict[str, Any]], tuple[int, Any]] = self.registered
+        self.answer: Callable[[dict[str, Any]], tuple[int, Any]] = self.registration_reply
         self.content_type = "application/json"
 
     def render_GET(self, request: Request) -> bytes:
-        """A page."""
+        """Serve a page."""
         self.asked.append(request.uri.decode())
         return self._reply(request, *self.pages.get(request.path.decode(), (404, {"code": "NOT_FOUND"})))
 
     def render_POST(self, request: Request) -> bytes:
-        """An answer."""
+        """Serve a reply."""
         assert request.content is not None
         command = json.loads(request.content.read())
         self.received.append(command)
@@ -89,7 +89,7 @@ class ScriptedMediator(Resource):
         return value if isinstance(value, bytes) else encoding.dumps(value)
 
     @staticmethod
-    def registered(command: dict[str, Any]) -> tuple[int, Any]:
+    def registration_reply(command: dict[str, Any]) -> tuple[int, Any]:
         """The reply to a registration (DCTRL-0004 8.1)."""
         payload = command["payload"]
         public = decode_public_key(payload["requestor_ephemeral_public_key"])
@@ -103,18 +103,18 @@ class ScriptedMediator(Resource):
         code = "MEDIATOR_REGISTRATION_SUCCESS"
         return 200, {"type": "SUCCESS", "code": code, "payload": {"signed_communication_contract": signed}}
 
-    def will_say(self, status: int = 200, **members: Any) -> None:
+    def set_reply(self, status: int = 200, **members: Any) -> None:
         """Answer like this from now on."""
         self.answer = lambda _: (status, {"type": "SUCCESS" if status == 200 else "ERROR", **members})
 
-    def will_find(self, name: str, *items: Mapping[str, Any]) -> None:
+    def set_page(self, name: str, *items: Mapping[str, Any]) -> None:
         """Answer with a page of these."""
         pagination = {**COUNT, "total": len(items)}
-        self.will_say(payload={name: list(items), "pagination": pagination})
+        self.set_reply(payload={name: list(items), "pagination": pagination})
 
 
 class HTTPTestCase(SynchronousTestCase):
-    """With a mediator that says what the test wants, and a wallet that is its client."""
+    """A scripted mediator, and a wallet as its client."""
 
     def setUp(self) -> None:
         self.clock = Clock()
@@ -122,32 +122,32 @@ class HTTPTestCase(SynchronousTestCase):
         self.resource = ScriptedMediator()
         self.http = cast(HTTPClient, StubTreq(self.resource))
         self.mediator: DecentrlMediator = self.ask(discover_decentrl_mediator(self.http, URL))
-        self.wallet = self.a_wallet("alice")
+        self.wallet = self.build_wallet("alice")
 
-    def a_wallet(self, alias: str) -> DecentrlWallet:
-        """One with a fresh identity."""
+    def build_wallet(self, alias: str) -> DecentrlWallet:
+        """Build a wallet with a new identity."""
         return DecentrlWallet.generate(alias, self.mediator, self.http, self.clock)
 
     def ask(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """What a coroutine returns, which must not wait."""
+        """Return the result of a coroutine, which must not wait."""
         return self.successResultOf(Deferred.fromCoroutine(work))
 
-    def refused(self, work: Coroutine[Any, Any, Any], kind: type[Exception]) -> Any:
-        """What a coroutine raises."""
+    def error_of(self, work: Coroutine[Any, Any, Any], kind: type[Exception]) -> Any:
+        """Return the error of a coroutine."""
         return self.failureResultOf(Deferred.fromCoroutine(work), kind).value
 
     @property
     def payload(self) -> Any:
-        """Of the last command."""
+        """The payload of the last command."""
         return self.resource.received[-1]["payload"]
 
 
 class ClientTests(HTTPTestCase):
-    """Asking, and what comes back."""
+    """Requests and their responses."""
 
-    def test_commands_are_signed_and_of_now(self) -> None:
+    def test_signs_and_dates_commands(self) -> None:
         """The envelope is that of DCTRL-0004 section 4, with milliseconds and a fresh nonce."""
-        self.resource.will_say()
+        self.resource.set_reply()
         self.ask(self.wallet.acknowledge(["1"]))
         self.ask(self.wallet.acknowledge(["1"]))
         one, two = (command["header"] for command in self.resource.received)
@@ -166,29 +166,29 @@ class ClientTests(HTTPTestCase):
         self.assertTrue(verify_json(self.resource.received[0], signature, self.wallet.identity.signing_key))
 
     def test_refusal_has_status_and_code(self) -> None:
-        """A refusal is raised, also one that says nothing (DCTRL-0004 section 11)."""
-        self.resource.will_say(401, code="DUPLICATE_NONCE")
-        refusal = self.refused(self.wallet.acknowledge([]), CommandRefused)
+        """A refusal is raised, also one without details (DCTRL-0004 section 11)."""
+        self.resource.set_reply(401, code="DUPLICATE_NONCE")
+        refusal = self.error_of(self.wallet.acknowledge([]), CommandRefused)
         self.assertEqual((refusal.status, refusal.code), (401, "DUPLICATE_NONCE"))
         self.resource.answer = lambda _: (502, b"Bad Gateway")
-        refusal = self.refused(self.wallet.acknowledge([]), CommandRefused)
+        refusal = self.error_of(self.wallet.acknowledge([]), CommandRefused)
         self.assertEqual((refusal.status, refusal.code), (502, ""))
 
-    def test_replies_that_are_none(self) -> None:
-        """A 200 that is no JSON object, no success, or without what was asked for is not read."""
+    def test_invalid_replies(self) -> None:
+        """A 200 that is no JSON object, no success, or incomplete is refused."""
         for reply in (b"hello", b"[]", {}, {"type": "ERROR", "code": "X"}):
             self.resource.answer = lambda _, reply=reply: (200, reply)  # type: ignore[misc]  # bound early
-            self.refused(self.wallet.acknowledge([]), UnreadableMessage)
-        self.resource.will_say(payload={"pending_events": [{"id": 1}], "pagination": {}})
-        self.refused(self.wallet.pending(), UnreadableMessage)
-        self.resource.will_say()
-        self.refused(self.wallet.publish("x"), UnreadableMessage)
+            self.error_of(self.wallet.acknowledge([]), UnreadableMessage)
+        self.resource.set_reply(payload={"pending_events": [{"id": 1}], "pagination": {}})
+        self.error_of(self.wallet.pending(), UnreadableMessage)
+        self.resource.set_reply()
+        self.error_of(self.wallet.publish("x"), UnreadableMessage)
         self.resource.content_type = "text/html"
-        self.refused(self.wallet.acknowledge([]), UnreadableMessage)
+        self.error_of(self.wallet.acknowledge([]), UnreadableMessage)
 
-    def test_silence_ends(self) -> None:
-        """A mediator that says nothing costs half a minute."""
-        silent = cast(HTTPClient, Silent())
+    def test_reply_timeout(self) -> None:
+        """A silent mediator costs half a minute."""
+        silent = cast(HTTPClient, UnansweredHTTPClient())
         wallet = DecentrlWallet.generate("alice", self.mediator, silent, self.clock)
         asking = Deferred.fromCoroutine(wallet.acknowledge([]))
         self.clock.advance(29)
@@ -197,21 +197,21 @@ class ClientTests(HTTPTestCase):
         self.failureResultOf(asking, TimeoutError)
 
     def test_registration_is_a_contract(self) -> None:
-        """The mediator's signature on it is checked, with the key of its document (DCTRL-0004 8.1)."""
+        """The mediator's signature is verified with the key of its document (DCTRL-0004 8.1)."""
         agreement = self.ask(self.wallet.register(lifetime=100))
         self.assertEqual((agreement.peer_did, agreement.expires_at), (MEDIATOR, NOW + 100))
-        self.resource.will_say(payload={})
-        self.refused(self.wallet.register(), UnreadableMessage)
+        self.resource.set_reply(payload={})
+        self.error_of(self.wallet.register(), UnreadableMessage)
 
-    def test_registration_by_an_impostor_is_refused(self) -> None:
-        """Only the mediator's own key makes a registration."""
+    def test_refuses_forged_registration(self) -> None:
+        """Only the mediator's own key signs a registration."""
         impostor = replace(self.mediator, signing_key=self.wallet.identity.signing_key)
         wallet = DecentrlWallet.generate("alice", impostor, self.http, self.clock)
-        self.refused(wallet.register(), UnreadableMessage)
+        self.error_of(wallet.register(), UnreadableMessage)
 
-    def test_filters_have_what_is_wanted(self) -> None:
-        """Tags are encrypted; what is not wanted is absent, not null (reference section 4)."""
-        self.resource.will_find("events")
+    def test_filters(self) -> None:
+        """Tags are encrypted; unused filters are absent, not null (reference section 4)."""
+        self.resource.set_page("events")
         self.ask(self.wallet.events(1, 5, tags=["chat"], participant_did="did:x:1", after_timestamp=None))
         tag = self.wallet.identity.tag("chat")
         self.assertEqual(
@@ -222,13 +222,13 @@ class ClientTests(HTTPTestCase):
                 "pagination": {"page": 1, "page_size": 5},
             },
         )
-        self.resource.will_find("pending_events")
+        self.resource.set_page("pending_events")
         self.ask(self.wallet.pending())
         self.assertEqual(self.payload["filter"], {})
 
-    def test_history_is_encrypted(self) -> None:
-        """Nothing of an event or its tags is in what is sent, and it comes back whole (DCTRL-0004 8.9)."""
-        self.resource.will_say()
+    def test_stored_events_are_encrypted(self) -> None:
+        """Neither event nor tags are sent in the clear, and they are restored (DCTRL-0004 8.9)."""
+        self.resource.set_reply()
         self.ask(
             self.wallet.save_events(
                 HistoryEntry(self.wallet.did, "did:x:1", "secret", ("a hidden tag",), contract_id="c")
@@ -239,17 +239,17 @@ class ClientTests(HTTPTestCase):
         self.assertEqual(self.wallet.identity.unseal(event["payload"]), "secret")
         self.assertNotIn("a hidden tag", json.dumps(self.payload))
 
-    def test_tags_are_replaced(self) -> None:
+    def test_updates_tags(self) -> None:
         """By the id of the event (DCTRL-0004 8.11)."""
-        self.resource.will_say()
+        self.resource.set_reply()
         self.ask(self.wallet.update_tags({"1": ["a", "b"], "2": []}))
         tags = [self.wallet.identity.tag("a"), self.wallet.identity.tag("b")]
         expected = [{"event_id": "1", "encrypted_tags": tags}, {"event_id": "2", "encrypted_tags": []}]
         self.assertEqual(self.payload, {"type": "UPDATE_EVENT_TAGS", "events": expected})
 
-    def test_public_events_are_checked(self) -> None:
-        """What is read in public has to be signed by who is said to have published it (DCTRL-0007)."""
-        self.resource.will_say(public_event_id="7")
+    def test_verifies_public_events(self) -> None:
+        """Public events must be signed by their publisher (DCTRL-0007)."""
+        self.resource.set_reply(public_event_id="7")
         self.assertEqual(self.ask(self.wallet.publish("x", ["a", "b"], "blog")), "7")
         command = self.resource.received[-1]
         self.assertEqual(command["header"]["channel"], "ONE_WAY_PUBLIC")
@@ -257,29 +257,29 @@ class ClientTests(HTTPTestCase):
         pagination = {"page": 0, "page_size": 20, "total": 1}
         did = self.wallet.did
         self.resource.pages[f"/public/{did}"] = 200, {"events": [{"id": "7", **shown}], "pagination": pagination}
-        (read,) = self.ask(self.a_wallet("bob").public(did, tags=["a", "c"], after=1)).items
+        (read,) = self.ask(self.build_wallet("bob").public(did, tags=["a", "c"], after=1)).items
         self.assertEqual((read.event, read.tags, read.channel_id), ("x", ["a", "b"], "blog"))
         self.assertIn("after=1&tags=a%2Cc", self.resource.asked[-1])
         changed = {"id": "7", **shown, "tags": ["b", "a"]}
         self.resource.pages[f"/public/{did}"] = 200, {"events": [changed], "pagination": pagination}
-        self.refused(self.a_wallet("bob").public(did), UnreadableMessage)
+        self.error_of(self.build_wallet("bob").public(did), UnreadableMessage)
 
 
-class ContractingTests(HTTPTestCase):
-    """Contracts with others, by way of mediators."""
+class ContractTests(HTTPTestCase):
+    """Contracts with others, through mediators."""
 
-    def test_contract_by_way_of_mediators(self) -> None:
-        """Asked for at the one that the DID names, accepted, saved, handed over and found (reference 7.5)."""
-        alice, bob = self.wallet, self.a_wallet("bob")
-        self.resource.will_say(code="REQUESTED")
+    def test_contract_through_mediators(self) -> None:
+        """Requested at the mediator that the DID names, accepted, saved, returned and found (reference 7.5)."""
+        alice, bob = self.wallet, self.build_wallet("bob")
+        self.resource.set_reply(code="REQUESTED")
         self.ask(alice.request_contract(bob.did))
         header, payload = self.resource.received[-1]["header"], self.payload
         self.assertEqual(header["recipient_did"], bob.did)
-        self.resource.will_find(
+        self.resource.set_page(
             "pending_communication_contract_requests", {"id": "1", "sender_did": alice.did, **payload}
         )
         (request,) = self.ask(bob.pending_requests()).items
-        self.resource.will_say()
+        self.resource.set_reply()
         accepted = bob.accept(request)
         self.ask(bob.save_contract(accepted))
         self.assertEqual(self.payload["type"], "SAVE_COMMUNICATION_CONTRACT")
@@ -288,19 +288,19 @@ class ContractingTests(HTTPTestCase):
         self.ask(bob.acknowledge_requests([request]))
         self.assertEqual(self.payload["communication_contract_ids"], ["1"])
         kept = {"id": "9", "signed_communication_contract": accepted.signed}
-        self.resource.will_find("communication_contracts", kept)
+        self.resource.set_page("communication_contracts", kept)
         self.assertEqual(len(self.ask(alice.conclude())), 1)
         self.assertEqual(self.ask(alice.conclude()), [])
-        self.assertEqual([one.root_secret for one in alice.contracts_with(bob.did)], [accepted.root_secret])
+        self.assertEqual([contract.root_secret for contract in alice.contracts_with(bob.did)], [accepted.root_secret])
 
-    def test_answer_beyond_the_first_page(self) -> None:
-        """However many contracts there are with somebody, the one that answers a proposal is found."""
-        alice, bob = self.wallet, self.a_wallet("bob")
-        self.resource.will_say(code="REQUESTED")
+    def test_response_beyond_first_page(self) -> None:
+        """However many contracts there are with an identity, the response to a proposal is found."""
+        alice, bob = self.wallet, self.build_wallet("bob")
+        self.resource.set_reply(code="REQUESTED")
         self.ask(alice.request_contract(bob.did))
         accepted = bob.accept(ContractRequest(id="1", sender_did=alice.did, **self.payload))
         others = [propose_contract(alice.identity, bob.did, NOW).request for _ in range(2)]
-        kept = [{"id": str(id(one)), "signed_communication_contract": one} for one in (*others, accepted.signed)]
+        kept = [{"id": str(id(item)), "signed_communication_contract": item} for item in (*others, accepted.signed)]
 
         def page_of(command: dict[str, Any]) -> tuple[int, Any]:
             page = command["payload"]["pagination"]["page"]
@@ -308,34 +308,34 @@ class ContractingTests(HTTPTestCase):
             return 200, {"type": "SUCCESS", "payload": {**found, "pagination": {**COUNT, "page": page, "total": 3}}}
 
         self.resource.answer = page_of
-        self.assertEqual([one.id for one in self.ask(alice.conclude())], [accepted.id])
+        self.assertEqual([element.id for element in self.ask(alice.conclude())], [accepted.id])
         self.assertEqual(self.payload["filter"], {"did": bob.did})
 
-    def test_message_needs_a_contract(self) -> None:
-        """Without one there is no key to encrypt with; an expired one is none."""
-        alice, bob = self.wallet, self.a_wallet("bob")
-        self.refused(alice.send(bob.did, "x"), LookupError)
-        self.befriend(alice, bob, lifetime=10)
-        self.resource.will_say(pendingEventId="5")
+    def test_message_needs_contract(self) -> None:
+        """Without a contract there is no key to encrypt with; an expired one does not count."""
+        alice, bob = self.wallet, self.build_wallet("bob")
+        self.error_of(alice.send(bob.did, "x"), LookupError)
+        self.make_contract(alice, bob, lifetime=10)
+        self.resource.set_reply(pendingEventId="5")
         self.assertEqual(self.ask(alice.send(bob.did, "x")), "5")
         pending = PendingEvent(id="5", sender_did=alice.did, payload=self.payload)
         self.assertEqual(bob.open(pending).text, "x")
         self.clock.advance(10)
-        self.refused(alice.send(bob.did, "x"), LookupError)
+        self.error_of(alice.send(bob.did, "x"), LookupError)
 
-    def test_longest_contract_is_used(self) -> None:
-        """Of several, the one that lasts longest, unless another is named (reference section 14)."""
-        alice, bob = self.wallet, self.a_wallet("bob")
+    def test_uses_longest_contract(self) -> None:
+        """The contract that expires last, unless another is named (reference section 14)."""
+        alice, bob = self.wallet, self.build_wallet("bob")
         for lifetime in (100, 300, 200):
-            self.befriend(alice, bob, lifetime=lifetime)
-        self.assertEqual([one.expires_at - NOW for one in alice.contracts_with(bob.did)], [300, 200, 100])
-        self.resource.will_say(pendingEventId="5")
+            self.make_contract(alice, bob, lifetime=lifetime)
+        self.assertEqual([contract.expires_at - NOW for contract in alice.contracts_with(bob.did)], [300, 200, 100])
+        self.resource.set_reply(pendingEventId="5")
         for agreement, used in ((None, 300), (alice.concluded[0], 100)):
             self.ask(alice.send(bob.did, "x", agreement))
             event = bob.open(PendingEvent(id="5", sender_did=alice.did, payload=self.payload))
             self.assertEqual(event.contract.expires_at - NOW, used)
 
-    def befriend(self, alice: DecentrlWallet, bob: DecentrlWallet, **changes: Any) -> None:
+    def make_contract(self, alice: DecentrlWallet, bob: DecentrlWallet, **changes: Any) -> None:
         """Make a contract without a mediator."""
         proposal = propose_contract(alice.identity, bob.did, alice.now(), **changes)
         payload = proposal.payload(parse_did(bob.did).prekey)
@@ -344,26 +344,28 @@ class ContractingTests(HTTPTestCase):
 
 
 class DirectoryTests(HTTPTestCase):
-    """Finding mediators by their DIDs."""
+    """Discovery of mediators by DIDs."""
 
-    def test_mediator_of_a_did(self) -> None:
-        """The one that the DID names, fetched once; on the loopback interface without TLS (reference section 3)."""
+    def test_mediator_of_did(self) -> None:
+        """
+        The mediator that the DID names, fetched once; on the loopback interface without TLS (reference section 3).
+        """
         directory = MediatorDirectory(self.http)
         for _ in range(2):
             self.assertEqual(self.ask(directory.mediator_of(self.wallet.did)), self.mediator)
         self.assertEqual(self.resource.asked, ["/.well-known/did.json"] * 2)  # the first is that of setUp
 
-    def test_mediator_that_cannot_be_found(self) -> None:
-        """DIDs of other methods, places where there is none, and documents of others."""
+    def test_undiscoverable_mediators(self) -> None:
+        """DIDs of other methods, missing documents, and documents of others."""
         directory = MediatorDirectory(self.http)
-        self.refused(directory.mediator_of("did:x:1"), UnreadableMessage)
+        self.error_of(directory.mediator_of("did:x:1"), UnreadableMessage)
         for did in ("did:x:1", "did:web:", "did:web:127.0.0.1%3A9999"):
-            self.refused(resolve_decentrl_mediator(self.http, did), UnreadableMessage)
+            self.error_of(resolve_decentrl_mediator(self.http, did), UnreadableMessage)
         self.resource.pages.clear()
-        self.refused(resolve_decentrl_mediator(self.http, MEDIATOR), UnreadableMessage)
+        self.error_of(resolve_decentrl_mediator(self.http, MEDIATOR), UnreadableMessage)
 
     def test_signing_keys(self) -> None:
-        """Of a did:decentrl by itself, of a mediator once it is known, and only under their ids (reference 2.2)."""
+        """Of a did:decentrl from itself, of a mediator once it is known, and only by their ids (reference 2.2)."""
         directory = MediatorDirectory(self.http)
         alice = self.wallet.identity
         self.assertEqual(directory.signing_key(alice.did, alice.signing_key_id), alice.signing_key)
@@ -373,11 +375,11 @@ class DirectoryTests(HTTPTestCase):
         self.assertEqual(directory.signing_key(MEDIATOR, f"{MEDIATOR}#signing"), self.mediator.signing_key)
 
 
-class Silent:
-    """An HTTP client that nobody answers."""
+class UnansweredHTTPClient:
+    """HTTP client whose requests are never answered."""
 
     def post(self, url: str, **options: Any) -> Deferred[Any]:
-        """Wait for ever."""
+        """Wait forever."""
         return Deferred()
 
 
@@ -392,7 +394,7 @@ class SocketTests(SynchronousTestCase):
         self.clock.advance(NOW)
         http = cast(HTTPClient, StubTreq(ScriptedMediator()))
         self.wallet = DecentrlWallet.generate("alice", read_mediator_document(document()), http, self.clock)
-        self.pipe = Pipe()
+        self.pipe = InMemoryConnection()
         self.connecting = Deferred.fromCoroutine(connect_decentrl_socket(self.clock, self.wallet, endpoint=self.pipe))
         self.pipe.pump.flush()
         assert self.pipe.server.end is not None
@@ -400,72 +402,72 @@ class SocketTests(SynchronousTestCase):
 
     @property
     def frames(self) -> list[dict[str, Any]]:
-        """What the other end has received."""
+        """Frames that the mediator's side has received."""
         return [json.loads(frame) for frame in self.pipe.server.frames]
 
-    def say(self, value: object, *, binary: bool = False) -> None:
-        """Send a frame from the other end."""
+    def send(self, value: object, *, binary: bool = False) -> None:
+        """Send a frame from the mediator's side."""
         self.end.sendMessage(value if isinstance(value, bytes) else encoding.dumps(value), binary)
         self.pipe.pump.flush()
 
-    def hang_up(self, code: int) -> None:
-        """Close at the other end."""
+    def disconnect(self, code: int) -> None:
+        """Close on the mediator's side."""
         self.end.sendClose(code)
         self.pipe.pump.flush()
 
-    def opened(self) -> DecentrlSocket:
-        """The socket, once the mediator has said yes."""
-        self.say({"type": "AUTH_SUCCESS"})
+    def open_socket(self) -> DecentrlSocket:
+        """Open and authenticate the socket."""
+        self.send({"type": "AUTH_SUCCESS"})
         return self.successResultOf(self.connecting)
 
     def test_authentication(self) -> None:
-        """What is signed is without its type; the socket is open when the mediator says so (DCTRL-0004 10.2)."""
+        """The signed content is without its type; the socket is open after the mediator's reply (DCTRL-0004 10.2)."""
         (frame,) = self.frames
         self.assertEqual((frame.pop("type"), frame["timestamp"]), ("AUTHENTICATE", NOW * 1000))
         signature = frame.pop("signature")
         self.assertTrue(verify_json(frame, signature, self.wallet.identity.signing_key))
         self.assertNoResult(self.connecting)
-        self.opened()
+        self.open_socket()
 
     def test_refusal(self) -> None:
-        """Why, and the close code that comes with it (DCTRL-0004 10.3)."""
-        self.say({"type": "AUTH_FAILED", "code": "NOT_REGISTERED"})
+        """The error, and its close code (DCTRL-0004 10.3)."""
+        self.send({"type": "AUTH_FAILED", "code": "NOT_REGISTERED"})
         self.assertNoResult(self.connecting)
-        self.hang_up(4007)
+        self.disconnect(4007)
         refusal = self.failureResultOf(self.connecting, CommandRefused).value
         self.assertEqual((refusal.status, refusal.code), (4007, "NOT_REGISTERED"))
 
-    def test_closed_before_an_answer(self) -> None:
-        """A mediator that stops says nothing about us."""
-        self.hang_up(4000)
+    def test_closed_before_reply(self) -> None:
+        """A mediator that stops has refused nothing."""
+        self.disconnect(4000)
         self.assertEqual(self.failureResultOf(self.connecting, SocketClosedError).value.code, 4000)
 
-    def test_silence_ends(self) -> None:
-        """A mediator that does not answer is left."""
+    def test_authentication_timeout(self) -> None:
+        """A silent mediator is disconnected."""
         self.clock.advance(31)
         self.failureResultOf(self.connecting, TimeoutError)
         self.pipe.pump.flush()
         self.assertEqual(self.end.remoteCloseCode, 1000)
 
-    def test_pings_are_answered(self) -> None:
-        """With the time that they had (DCTRL-0004 10.4); they are no push."""
-        socket = self.opened()
-        self.say({"type": "PING", "timestamp": 5})
+    def test_answers_pings(self) -> None:
+        """With their timestamp (DCTRL-0004 10.4); they are no pushes."""
+        socket = self.open_socket()
+        self.send({"type": "PING", "timestamp": 5})
         self.assertEqual(self.frames[1:], [{"type": "PONG", "timestamp": 5}])
         self.assertEqual((socket.pings, socket.pushed.pending), (1, []))
 
     def test_pushes_are_queued(self) -> None:
-        """Events, and the word that contracts have changed (DCTRL-0004 10.5)."""
-        socket = self.opened()
+        """Events, and notifications that contracts have changed (DCTRL-0004 10.5)."""
+        socket = self.open_socket()
         event = {"id": "1", "sender_did": "did:x:1", "payload": "sealed"}
-        self.say({"type": "PENDING_EVENTS", "events": [event]})
-        self.say({"type": "CONTRACTS_UPDATED"})
+        self.send({"type": "PENDING_EVENTS", "events": [event]})
+        self.send({"type": "CONTRACTS_UPDATED"})
         first, second = (self.successResultOf(socket.pushed.get()) for _ in range(2))
         self.assertEqual(read_pushed_events(first), (PendingEvent(**event),))
         self.assertEqual(read_pushed_events(second), ())
 
-    def test_what_is_no_push(self) -> None:
-        """Other frames, and pushes without their members, are not read."""
+    def test_invalid_pushes(self) -> None:
+        """Other frames, and pushes without their members, are not returned."""
         for frame in (
             {},
             {"type": "AUTH_SUCCESS"},
@@ -475,25 +477,25 @@ class SocketTests(SynchronousTestCase):
             with self.assertRaises(UnreadableMessage):
                 read_pushed_events(frame)
 
-    def test_nonsense_is_kept_apart(self) -> None:
-        """Frames that are not JSON, not known or not text disturb nothing."""
-        socket = self.opened()
-        self.say(b"nonsense")
-        self.say({"type": "NEWS"})
-        self.say(b"{}", binary=True)
+    def test_invalid_frames_are_kept_separately(self) -> None:
+        """Frames that are not JSON, unknown or binary do no harm."""
+        socket = self.open_socket()
+        self.send(b"nonsense")
+        self.send({"type": "NEWS"})
+        self.send(b"{}", binary=True)
         self.assertEqual(socket.unexpected, [b"nonsense", b'{"type":"NEWS"}', b"{}"])
 
     def test_closing(self) -> None:
         """Whoever closes it, the code is known, and nothing can be sent any more."""
-        socket = self.opened()
+        socket = self.open_socket()
         closed = socket.closed()
-        self.hang_up(4000)
+        self.disconnect(4000)
         self.assertEqual(self.successResultOf(closed), 4000)
         self.assertEqual(self.successResultOf(socket.close()), 4000)
         self.assertRaises(SocketClosedError, socket.send, {})
 
-    def test_close_is_orderly(self) -> None:
-        """Closing from our side ends with the code we gave."""
-        closed = self.opened().close()
+    def test_closes_with_given_code(self) -> None:
+        """Closing from the client's side ends with its code."""
+        closed = self.open_socket().close()
         self.pipe.pump.flush()
         self.assertEqual(self.successResultOf(closed), 1000)

@@ -1,4 +1,4 @@
-"""Ports for daemons of one's own."""
+"""Ports of temporary daemons."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ ASK = (
 
 
 @pytest.mark.system
-def test_processes_are_given_different_ports() -> None:
-    """What one was given is not given again, to it or to another, though nobody listens there yet."""
+def test_processes_get_different_ports() -> None:
+    """A port is assigned once, even if nothing listens on it yet."""
     command = [sys.executable, "-c", ASK]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     children = [subprocess.Popen(command, **pipes) for _ in range(3)]  # type: ignore[call-overload]
@@ -31,17 +31,17 @@ def test_processes_are_given_different_ports() -> None:
     assert [child.returncode for child in children] == [0, 0, 0]
 
 
-def test_a_port_in_use_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody else's daemon may listen on any of them."""
+def test_skips_ports_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another daemon may listen on any of them."""
     free = find_free_port()
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        monkeypatch.setattr(temporary_daemon, "_ports", iter([taken.getsockname()[1], free]))
+    with socket.socket() as accepted:
+        accepted.bind(("127.0.0.1", 0))
+        monkeypatch.setattr(temporary_daemon, "_ports", iter([accepted.getsockname()[1], free]))
         assert find_free_port() == free
 
 
-def test_no_port_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Said in one line, as any other reason why a daemon does not start."""
+def test_no_free_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error is one line, like others at the start of a daemon."""
     monkeypatch.setattr(temporary_daemon, "_ports", iter([]))
     with pytest.raises(temporary_daemon.DaemonStartError, match="no port is free"):
         find_free_port()

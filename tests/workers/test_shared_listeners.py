@@ -27,25 +27,25 @@ from tests.certificate_authority import CertificateAuthority
 
 reactor: Any = _reactor
 
-# With room for all that a test connects.
+# Large enough for all connections of a test.
 LOOPBACK = "tcp:0:interface=127.0.0.1:backlog=100"
 CONNECTIONS = 64
-# A connection may be there for the client before it is for the server, on a busy machine long before.
+# The server may see a connection later than the client, on a busy machine much later.
 PATIENCE_SECONDS = 60.0
 
 
 class SharingTests(SynchronousTestCase):
-    def sharing(self, *endpoints: str, count: int = 3) -> SharedListeners:
-        """Bound, and closed again."""
+    def share(self, *endpoints: str, count: int = 3) -> SharedListeners:
+        """Bind sockets, and close them afterwards."""
         sharing = SharedListeners(reactor, endpoints, count)
         self.addCleanup(sharing.close)
         sharing.bind()
         return sharing
 
-    def refusal(self, *endpoints: str) -> str:
-        """Why these cannot be shared."""
+    def refusal_of(self, *endpoints: str) -> str:
+        """Return why these endpoints cannot be shared."""
         with self.assertRaises(StartupError) as caught:
-            self.sharing(*endpoints)
+            self.share(*endpoints)
         return str(caught.exception)
 
     def socket_of(self, sharing: SharedListeners, number: int, index: int = 0) -> socket.socket:
@@ -55,78 +55,78 @@ class SharingTests(SynchronousTestCase):
         return copy
 
     def families(self, sharing: SharedListeners) -> list[socket.AddressFamily]:
-        """Of the sockets of one worker."""
+        """Address families of the sockets of one worker."""
         return [self.socket_of(sharing, 1, index).family for index in range(len(sharing.descriptors(1)))]
 
-    def connected(self, address: Any) -> None:
+    def connect(self, address: Any) -> None:
         """Connect often enough that every worker has some."""
         for _ in range(CONNECTIONS):
             self.addCleanup(socket.create_connection(address[:2], PATIENCE_SECONDS).close)
 
-    def test_each_has_its_own(self) -> None:
-        """One address, a socket for each, and connections for each; none of them ever waits for one."""
-        sharing = self.sharing(LOOPBACK)
+    def test_each_worker_has_its_sockets(self) -> None:
+        """One address, one socket and connections for each worker; none is starved."""
+        sharing = self.share(LOOPBACK)
         sockets = [self.socket_of(sharing, number) for number in range(3)]
-        self.assertEqual(len({one.getsockname() for one in sockets}), 1)
-        self.assertEqual([os.get_blocking(one.fileno()) for one in sockets], [False] * 3)
-        self.connected(sockets[0].getsockname())
-        numbers = waiting(*sockets)
+        self.assertEqual(len({element.getsockname() for element in sockets}), 1)
+        self.assertEqual([os.get_blocking(item.fileno()) for item in sockets], [False] * 3)
+        self.connect(sockets[0].getsockname())
+        numbers = count_backlogs(*sockets)
         self.assertEqual(sum(numbers), CONNECTIONS)
         self.assertGreater(min(numbers), 0)
 
-    def test_the_backlog_outlives_the_worker(self) -> None:
-        """What nobody had accepted is there for whoever is given the socket next."""
-        sharing = self.sharing(LOOPBACK, count=2)
+    def test_backlog_survives_worker(self) -> None:
+        """Connections that were not accepted go to the next process with the socket."""
+        sharing = self.share(LOOPBACK, count=2)
         first = self.socket_of(sharing, 0)
-        self.connected(first.getsockname())
+        self.connect(first.getsockname())
         first.close()
-        self.assertEqual(sum(waiting(self.socket_of(sharing, 0), self.socket_of(sharing, 1))), CONNECTIONS)
+        self.assertEqual(sum(count_backlogs(self.socket_of(sharing, 0), self.socket_of(sharing, 1))), CONNECTIONS)
 
-    def test_rest(self) -> None:
-        """The others have all connections, until it wakes; the address stays ours even if all rest."""
-        sharing = self.sharing(LOOPBACK, count=2)
+    def test_suspended_worker(self) -> None:
+        """Others get all connections until it resumes; the address stays bound if all are suspended."""
+        sharing = self.share(LOOPBACK, count=2)
         one, two = (self.socket_of(sharing, number) for number in (0, 1))
         address = one.getsockname()
         sharing.suspend(0)
-        self.connected(address)
-        self.assertEqual(waiting(two), [CONNECTIONS])
+        self.connect(address)
+        self.assertEqual(count_backlogs(two), [CONNECTIONS])
         sharing.suspend(1)
         self.assertRaises(ConnectionRefusedError, socket.create_connection, address, PATIENCE_SECONDS)
         with contextlib.closing(socket.socket()) as other:
             self.assertRaises(OSError, other.bind, address)
         sharing.resume(0)
         sharing.resume(1)
-        self.connected(address)
-        self.assertGreater(min(waiting(one, two)), 0)
+        self.connect(address)
+        self.assertGreater(min(count_backlogs(one, two)), 0)
 
-    def test_address_taken(self) -> None:
-        """By whomever, a second supervisor of the same user included, which the kernel would let in."""
-        sharing = self.sharing(LOOPBACK)
+    def test_address_in_use(self) -> None:
+        """By any process, including another supervisor of the same user, which the kernel would allow."""
+        sharing = self.share(LOOPBACK)
         port = self.socket_of(sharing, 0).getsockname()[1]
         endpoint = f"tcp:{port}:interface=127.0.0.1"
-        self.assertEqual(self.refusal(endpoint), f"cannot listen on {endpoint}: Address already in use")
+        self.assertEqual(self.refusal_of(endpoint), f"cannot listen on {endpoint}: Address already in use")
 
-    def test_nothing_is_left_of_a_refusal(self) -> None:
-        """What was bound before the one that is taken is free again."""
-        taken = socket.create_server(("127.0.0.1", 0))
-        self.addCleanup(taken.close)
+    def test_failed_bind_releases_sockets(self) -> None:
+        """Sockets bound before the failed one are closed."""
+        accepted = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(accepted.close)
         path = Path(self.directory()) / "s"
-        self.refusal(f"unix:{path}:lockfile=0", f"tcp:{taken.getsockname()[1]}:interface=127.0.0.1")
+        self.refusal_of(f"unix:{path}:lockfile=0", f"tcp:{accepted.getsockname()[1]}:interface=127.0.0.1")
         self.assertFalse(path.exists())
 
     def test_ipv6(self) -> None:
-        """Either way of writing it."""
+        """In either notation."""
         for endpoint in (r"tcp6:0:interface=\:\:1:backlog=100", r"tcp:0:interface=\:\:1:backlog=100"):
-            sharing = self.sharing(endpoint, count=2)
+            sharing = self.share(endpoint, count=2)
             sockets = [self.socket_of(sharing, number) for number in (0, 1)]
-            self.assertEqual({one.family for one in sockets}, {socket.AF_INET6})
-            self.connected(sockets[0].getsockname())
-            self.assertEqual(sum(waiting(*sockets)), CONNECTIONS)
+            self.assertEqual({item.family for item in sockets}, {socket.AF_INET6})
+            self.connect(sockets[0].getsockname())
+            self.assertEqual(sum(count_backlogs(*sockets)), CONNECTIONS)
 
     def test_unix(self) -> None:
-        """One for all, with the mode that was asked for, and gone at the end."""
+        """One socket for all, with its mode, removed at the end."""
         path = Path(self.directory()) / "s"
-        sharing = self.sharing(f"unix:{path}:mode=660", LOOPBACK)
+        sharing = self.share(f"unix:{path}:mode=660", LOOPBACK)
         self.assertEqual(len({sharing.descriptors(number)[0] for number in range(3)}), 1)
         self.assertEqual(stat.S_IMODE(path.stat().st_mode), 0o660)
         self.assertFalse(os.get_blocking(sharing.descriptors(0)[0]))
@@ -134,23 +134,21 @@ class SharingTests(SynchronousTestCase):
         self.assertFalse(path.exists())
 
     def test_tls(self) -> None:
-        """As TCP: to encrypt is the worker's business."""
+        """Like TCP: TLS is up to the worker."""
         directory = Path(self.directory())
         certificate = CertificateAuthority(directory).issue("localhost", ["127.0.0.1"])
-        sharing = self.sharing(
-            f"ssl:0:interface=127.0.0.1:privateKey={certificate}:certKey={certificate}:backlog=100"
-        )
+        sharing = self.share(f"ssl:0:interface=127.0.0.1:privateKey={certificate}:certKey={certificate}:backlog=100")
         sockets = [self.socket_of(sharing, number) for number in range(3)]
-        self.connected(sockets[0].getsockname())
-        self.assertEqual(sum(waiting(*sockets)), CONNECTIONS)
+        self.connect(sockets[0].getsockname())
+        self.assertEqual(sum(count_backlogs(*sockets)), CONNECTIONS)
 
     def test_several_endpoints(self) -> None:
-        """In the order in which they are written."""
-        sharing = self.sharing(LOOPBACK, r"tcp6:0:interface=\:\:1", count=2)
+        """In the order of the configuration."""
+        sharing = self.share(LOOPBACK, r"tcp6:0:interface=\:\:1", count=2)
         self.assertEqual(self.families(sharing), [socket.AF_INET, socket.AF_INET6])
 
     def test_control_socket(self) -> None:
-        """It comes last, where it can be bound; another daemon's is an error."""
+        """It comes last, where it can be bound; that of another daemon is an error."""
         path = Path(self.directory()) / "control.sock"
         for place, families in (
             (path, [socket.AF_INET, socket.AF_UNIX]),
@@ -166,22 +164,22 @@ class SharingTests(SynchronousTestCase):
         with self.assertRaisesRegex(StartupError, "another daemon listens on"):
             SharedListeners(reactor, [LOOPBACK], 2, ControlListener(path)).bind()
 
-    def test_what_cannot_be_used(self) -> None:
+    def test_invalid_endpoints(self) -> None:
         """One line each."""
         self.assertEqual(
-            self.refusal("ssl:0:interface=127.0.0.1:privateKey=/nowhere.pem"),
+            self.refusal_of("ssl:0:interface=127.0.0.1:privateKey=/nowhere.pem"),
             "cannot listen on ssl:0:interface=127.0.0.1:privateKey=/nowhere.pem: "
             "/nowhere.pem: No such file or directory",
         )
         garbage = Path(self.directory()) / "g.pem"
         garbage.write_text("x")
-        self.assertIn("cannot use its key or certificate", self.refusal(f"ssl:0:privateKey={garbage}"))
-        self.assertIn("Cannot assign requested address", self.refusal("tcp:0:interface=192.0.2.1"))
+        self.assertIn("cannot use its key or certificate", self.refusal_of(f"ssl:0:privateKey={garbage}"))
+        self.assertIn("Cannot assign requested address", self.refusal_of("tcp:0:interface=192.0.2.1"))
 
-    def test_what_systemd_hands_over(self) -> None:
-        """Cannot be had more than once."""
+    def test_systemd_sockets(self) -> None:
+        """Sockets of systemd cannot be shared."""
         self.assertEqual(
-            self.refusal("systemd:domain=INET:index=0"),
+            self.refusal_of("systemd:domain=INET:index=0"),
             "cannot listen on systemd:domain=INET:index=0: workers cannot share sockets of systemd; set workers to 1",
         )
 
@@ -191,19 +189,19 @@ class SharingTests(SynchronousTestCase):
         return directory
 
 
-def waiting(*sockets: socket.socket) -> list[int]:
-    """How many connections are in each backlog, once there are as many in all as were made; they are accepted."""
+def count_backlogs(*sockets: socket.socket) -> list[int]:
+    """Accept connections until all have arrived; return how many each backlog had."""
     numbers = [0] * len(sockets)
     while sum(numbers) < CONNECTIONS and (ready := select.select(sockets, [], [], PATIENCE_SECONDS)[0]):
         for listening in ready:
             listening.accept()[0].close()
             numbers[sockets.index(listening)] += 1
-    # No others: what is there beyond those is there at once.
+    # There are no others: they would have arrived.
     return [number + count_accepted(listening) for number, listening in zip(numbers, sockets, strict=True)]
 
 
 def count_accepted(listening: socket.socket) -> int:
-    """How many more are accepted now."""
+    """Count further connections that are accepted now."""
     accepted = 0
     with contextlib.suppress(BlockingIOError):
         while True:
@@ -212,8 +210,8 @@ def count_accepted(listening: socket.socket) -> int:
     return accepted
 
 
-class Greeting(Protocol):
-    """Says hello and hangs up."""
+class GreetingServer(Protocol):
+    """Sends a greeting and closes."""
 
     def connectionMade(self) -> None:
         transport: Any = self.transport
@@ -221,22 +219,22 @@ class Greeting(Protocol):
         transport.loseConnection()
 
 
-class Listening(Protocol):
-    """Fires with everything that is said."""
+class RecordingClient(Protocol):
+    """Fires with all received data."""
 
     def __init__(self) -> None:
-        self.heard = b""
-        self.over: Deferred[bytes] = Deferred()
+        self.received = b""
+        self.closed: Deferred[bytes] = Deferred()
 
     def dataReceived(self, data: bytes) -> None:
-        self.heard += data
+        self.received += data
 
     def connectionLost(self, reason: Any = None) -> None:
-        self.over.callback(self.heard)
+        self.closed.callback(self.received)
 
 
 class LimitedFactory(Factory):
-    """Lets one connection in."""
+    """Accepts one connection."""
 
     noisy = False
     is_full = False
@@ -245,14 +243,14 @@ class LimitedFactory(Factory):
         if self.is_full:
             return None
         self.is_full = True
-        return Greeting()
+        return GreetingServer()
 
 
 class InheritedListenersTests(TestCase):
-    """A worker's side: an endpoint is given the socket that the supervisor has bound for it."""
+    """A worker's endpoints use the sockets that the supervisor has bound."""
 
     async def test_unix(self) -> None:
-        """Two processes' worth of ports serve one socket, and the end of one takes nothing from the other."""
+        """Ports of two processes serve one socket, and closing one does not affect the other."""
         directory = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, directory)
         path = f"{directory}/s"
@@ -260,17 +258,17 @@ class InheritedListenersTests(TestCase):
         sharing = SharedListeners(reactor, [endpoint], 2)
         sharing.bind()
         self.addCleanup(sharing.close)
-        ports = [await self.adopted(endpoint, sharing, number) for number in (0, 1)]
-        self.assertEqual(await self.greeting(path), b"hello")
+        ports = [await self.listen(endpoint, sharing, number) for number in (0, 1)]
+        self.assertEqual(await self.receive_greeting(path), b"hello")
         await ports[0].stopListening()
         await ports[0].stopListening()
         self.assertEqual([port.fileno() < 0 for port in ports], [True, False])
         self.assertEqual(stat.S_IMODE(os.stat(path).st_mode), 0o600)
-        self.assertEqual(await self.greeting(path), b"hello")
+        self.assertEqual(await self.receive_greeting(path), b"hello")
         await ports[1].stopListening()
 
     async def test_tls(self) -> None:
-        """What is inherited for an `ssl:` address speaks TLS, and closes what its factory refuses."""
+        """An inherited socket of an `ssl:` endpoint speaks TLS, and closes what its factory refuses."""
         directory = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, directory)
         authority = CertificateAuthority(directory)
@@ -286,48 +284,48 @@ class InheritedListenersTests(TestCase):
         listener.privilegedStartService()
         plain = TCP4ClientEndpoint(reactor, "127.0.0.1", listener.address.port)
         options = optionsForClientTLS("127.0.0.1", Certificate.loadPEM(authority.path.read_bytes()))
-        greeted: Any = await wrapClientTLS(options, plain).connect(Factory.forProtocol(Listening))
-        self.assertEqual(await greeted.over, b"hello")
-        refused: Any = await plain.connect(Factory.forProtocol(Listening))
-        self.assertEqual(await refused.over, b"")
+        greeted: Any = await wrapClientTLS(options, plain).connect(Factory.forProtocol(RecordingClient))
+        self.assertEqual(await greeted.closed, b"hello")
+        refused: Any = await plain.connect(Factory.forProtocol(RecordingClient))
+        self.assertEqual(await refused.closed, b"")
         await listener.stopService()
 
-    async def adopted(self, endpoint: str, sharing: SharedListeners, number: int) -> Any:
+    async def listen(self, endpoint: str, sharing: SharedListeners, number: int) -> Any:
         """Listen with a copy of the worker's socket, as if it were inherited."""
         descriptor = sharing.descriptors(number)[0]
         adopting: Any = InheritedSocketReactor(reactor, os.dup(descriptor))
-        return await serverFromString(adopting, endpoint).listen(Factory.forProtocol(Greeting))
+        return await serverFromString(adopting, endpoint).listen(Factory.forProtocol(GreetingServer))
 
-    async def greeting(self, path: str) -> bytes:
-        """What is said by whoever accepts."""
-        protocol = await UNIXClientEndpoint(reactor, path).connect(Factory.forProtocol(Listening))
-        heard: bytes = await protocol.over
-        return heard
+    async def receive_greeting(self, path: str) -> bytes:
+        """Return the greeting of the process that accepts."""
+        protocol = await UNIXClientEndpoint(reactor, path).connect(Factory.forProtocol(RecordingClient))
+        received: bytes = await protocol.closed
+        return received
 
-    async def test_no_more_descriptors(self) -> None:
-        """A connection that cannot be accepted waits, and is accepted once that is possible."""
+    async def test_out_of_descriptors(self) -> None:
+        """A connection waits until it can be accepted."""
         directory = tempfile.mkdtemp()
         self.addCleanup(shutil.rmtree, directory)
-        listening = Refusing(socket.AF_UNIX)
+        listening = FailingSocket(socket.AF_UNIX)
         listening.setblocking(False)
         listening.bind(f"{directory}/s")
         listening.listen()
         adopting: Any = InheritedSocketReactor(reactor, listening.detach())
-        self.patch(socket, "socket", Refusing)
-        port = await serverFromString(adopting, "unix:unused").listen(Factory.forProtocol(Greeting))
+        self.patch(socket, "socket", FailingSocket)
+        port = await serverFromString(adopting, "unix:unused").listen(Factory.forProtocol(GreetingServer))
         self.addCleanup(port.stopListening)
-        Refusing.refusals = 1
-        self.assertEqual(await self.greeting(f"{directory}/s"), b"hello")
-        self.assertEqual(Refusing.refusals, 0)
+        FailingSocket.refusals = 1
+        self.assertEqual(await self.receive_greeting(f"{directory}/s"), b"hello")
+        self.assertEqual(FailingSocket.refusals, 0)
 
 
-class Refusing(socket.socket):
-    """Does not accept as often as it is told."""
+class FailingSocket(socket.socket):
+    """Socket whose accept fails a number of times."""
 
     refusals = 0
 
     def accept(self) -> Any:
-        if Refusing.refusals:
-            Refusing.refusals -= 1
+        if FailingSocket.refusals:
+            FailingSocket.refusals -= 1
             raise OSError(24, "Too many open files")
         return super().accept()

@@ -1,4 +1,4 @@
-"""The supervisor: its workers are imitated, everything else is real."""
+"""The supervisor, with fake worker processes."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from mediatord.workers.supervisor import QUERY_TIMEOUT
 BEAT, HUNG, STARTING = 5.0, 6, 6
 
 
-class Process:
-    """What the reactor spawns; it says and does what the test wants."""
+class FakeProcess:
+    """Spawned process that the test controls."""
 
     def __init__(
         self, protocol: Any, pid: int, arguments: list[str], env: dict[str, str], fds: dict[int, Any]
@@ -49,7 +49,7 @@ class Process:
         self.env = env
         self.fds = fds
         self.pipes = {number for number, kind in fds.items() if kind in ("r", "w")}
-        self.told: dict[int, bytes] = {COMMAND_FD: b"", SPEC_FD: b""}
+        self.written: dict[int, bytes] = {COMMAND_FD: b"", SPEC_FD: b""}
         self.signals: list[str] = []
         self.numbers: list[int] = []
         self.over = False
@@ -57,7 +57,7 @@ class Process:
 
     def writeToChild(self, number: int, data: bytes) -> None:  # noqa: N802
         assert number in self.pipes
-        self.told[number] += data
+        self.written[number] += data
 
     def closeChildFD(self, number: int) -> None:  # noqa: N802
         self.pipes.remove(number)
@@ -68,18 +68,18 @@ class Process:
         self.signals.append(name)
 
     @property
-    def brief(self) -> WorkerSpec:
-        """What it was told at the beginning."""
+    def spec(self) -> WorkerSpec:
+        """The worker spec that it received."""
         assert SPEC_FD not in self.pipes, "it would wait for more"
-        return WorkerSpec.from_bytes(self.told[SPEC_FD])
+        return WorkerSpec.from_bytes(self.written[SPEC_FD])
 
     def orders(self) -> list[tuple[str, Any]]:
-        """What it was told since the last call."""
-        lines, self.told[COMMAND_FD] = self.told[COMMAND_FD], b""
+        """Orders received since the last call."""
+        lines, self.written[COMMAND_FD] = self.written[COMMAND_FD], b""
         return [(word, content) for word, content in map(json.loads, lines.splitlines())]
 
     def questions(self) -> list[tuple[str, Any]]:
-        """What it was asked since the last call, and nothing else."""
+        """Questions received since the last call; there must be nothing else."""
         found = []
         for word, content in self.orders():
             assert word == "ask", word
@@ -89,26 +89,26 @@ class Process:
         return found
 
     def answer(self, value: Any = None) -> None:
-        """Answer the oldest question that is not answered, if there is one."""
+        """Answer the oldest unanswered question, if there is one."""
         self.questions()
         if self.numbers:
-            self.say("answer", [self.numbers.pop(0), value])
+            self.send("answer", [self.numbers.pop(0), value])
 
-    def say(self, word: str, content: Any = None) -> None:
-        """Say something, in two pieces."""
+    def send(self, word: str, content: Any = None) -> None:
+        """Send a message, in two pieces."""
         line = encode_control_message(word, content)
         self.protocol.childDataReceived(REPORT_FD, line[:3])
         self.protocol.childDataReceived(REPORT_FD, line[3:])
 
     def end(self, status: int | None = None, killed_by: int | None = None) -> None:
-        """Be no more."""
+        """End the process."""
         self.over = True
         self.pipes.clear()
         reason: Exception = ProcessTerminated(status, killed_by) if status or killed_by else ProcessDone(None)
         self.protocol.processEnded(Failure(reason))
 
 
-class Port:
+class FakePort:
     """A UNIX port."""
 
     def __init__(self) -> None:
@@ -116,22 +116,22 @@ class Port:
         self.fileno = self._socket.fileno
 
     def stopReading(self) -> None:  # noqa: N802
-        """It never did."""
+        """Ignore."""
 
     def connectionLost(self, reason: object) -> None:
         self._socket.close()
 
 
 class SpawningReactor(MemoryReactorClock):
-    """A reactor that runs, and notes what it spawns."""
+    """Running reactor that records spawned processes."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.spawned: list[Process] = []
+        self.spawned: list[FakeProcess] = []
         self.no_more = False
 
     def listenUNIX(self, address: Any, factory: Any, *arguments: Any, **more: Any) -> Any:  # noqa: N802
-        return Port()
+        return FakePort()
 
     def callWhenRunning(self, callable: Any, *arguments: Any, **more: Any) -> None:  # noqa: N802
         callable(*arguments, **more)
@@ -139,7 +139,7 @@ class SpawningReactor(MemoryReactorClock):
     def spawnProcess(self, protocol: Any, executable: str, args: Any, env: Any, childFDs: Any) -> None:  # noqa: N802, N803
         if self.no_more:
             raise BlockingIOError(11, "Resource temporarily unavailable")
-        self.spawned.append(Process(protocol, 1000 + len(self.spawned), args, env, childFDs))
+        self.spawned.append(FakeProcess(protocol, 1000 + len(self.spawned), args, env, childFDs))
 
 
 class SupervisorTests(SynchronousTestCase):
@@ -164,12 +164,12 @@ class SupervisorTests(SynchronousTestCase):
         self.reactor: Any = SpawningReactor()
         self.given_up: list[str] = []
         self.lines: list[str] = []
-        note: Any = self.note
+        note: Any = self.record
         globalLogPublisher.addObserver(note)
         self.addCleanup(globalLogPublisher.removeObserver, note)
 
-    def note(self, event: LogEvent) -> None:
-        """Keep what an operator would read as a warning."""
+    def record(self, event: LogEvent) -> None:
+        """Record events that are warnings for operators."""
         if (
             event.get("log_level")
             and event["log_level"].name in ("warn", "error")
@@ -178,15 +178,15 @@ class SupervisorTests(SynchronousTestCase):
             self.lines.append(event["log_format"].format(**event))
 
     def config(self, workers: int = 3, **more: Any) -> Config:
-        """In the directory of the test, with keys."""
+        """Write a configuration and keys into the test's directory."""
         if not (self.directory / "keys.jwks").exists():
             create_keys(self.directory / "keys.jwks")
         plain = {"listen": ["tcp:0:interface=127.0.0.1"], "node": "n", "workers": workers, "control_socket": None}
         plain |= more
         return Config.model_validate(plain).resolved(self.directory)
 
-    def start(self, workers: int = 3, **more: Any) -> list[Process]:
-        """Have a daemon; its workers."""
+    def start(self, workers: int = 3, **more: Any) -> list[FakeProcess]:
+        """Start a daemon; return its workers."""
         self.service: Any = makeService(self.config(workers, **more), self.reactor, self.given_up.append)
         self.service.privilegedStartService()
         self.assertEqual(self.reactor.spawned, [])
@@ -194,23 +194,23 @@ class SupervisorTests(SynchronousTestCase):
         return list(self.reactor.spawned)
 
     def stop(self) -> None:
-        """Stop it; all workers do as they are told."""
+        """Stop the daemon; all workers obey."""
         stopped = self.service.stopService()
-        for process in self.alive():
+        for process in self.live_processes():
             process.end()
         self.successResultOf(stopped)
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
-    def alive(self) -> list[Process]:
-        """Those that were not ended."""
+    def live_processes(self) -> list[FakeProcess]:
+        """Processes that have not ended."""
         return [process for process in self.reactor.spawned if not process.over]
 
     def names(self) -> list[str]:
-        """Of those that are alive."""
-        return [process.arguments[-1] for process in self.alive()]
+        """Names of the live processes."""
+        return [process.arguments[-1] for process in self.live_processes()]
 
-    def told_systemd(self) -> list[str]:
-        """Since the last call."""
+    def systemd_notifications(self) -> list[str]:
+        """Notifications since the last call."""
         found = []
         while True:
             try:
@@ -218,61 +218,65 @@ class SupervisorTests(SynchronousTestCase):
             except BlockingIOError:
                 return found
 
-    def beat(self, times: int, *answering: Process) -> None:
-        """Let so many heartbeats pass; these answer each."""
+    def heartbeat(self, times: int, *answering: FakeProcess) -> None:
+        """Let heartbeats pass, which these processes answer."""
         for _ in range(times):
             self.reactor.advance(BEAT)
             for process in answering:
                 self.assertIn(("ping", None), process.orders())
-                process.say("pong")
+                process.send("pong")
 
-    def all_ready(self, **more: Any) -> list[Process]:
-        """Three workers that serve."""
+    def start_ready(self, **more: Any) -> list[FakeProcess]:
+        """Start three workers that serve."""
         processes = self.start(**more)
         for process in processes:
-            process.say("status", STATUS_SERVING)
-            process.say("ready")
-        self.told_systemd()
+            process.send("status", STATUS_SERVING)
+            process.send("ready")
+        self.systemd_notifications()
         return processes
 
-    def test_one_process_for_each_place(self) -> None:
-        """Each with its name, its sockets, and a configuration as of a daemon of its own."""
+    def test_starts_one_process_per_worker(self) -> None:
+        """Each has its name, its sockets, and a configuration as of a single daemon."""
         processes = self.start(listen=["tcp:0:interface=127.0.0.1", f"unix:{self.directory}/s"])
         self.assertEqual(self.names(), ["n-1", "n-2", "n-3"])
         for number, process in enumerate(processes, 1):
-            config = Config.model_validate_json(process.brief.settings)
+            config = Config.model_validate_json(process.spec.settings)
             self.assertEqual((config.node, config.workers), (f"n-{number}", 1))
             self.assertEqual(config.log.directory, self.directory / "log" / f"n-{number}")
-            self.assertEqual(process.brief.sockets, [FIRST_SOCKET_FD, FIRST_SOCKET_FD + 1])
+            self.assertEqual(process.spec.sockets, [FIRST_SOCKET_FD, FIRST_SOCKET_FD + 1])
             self.assertEqual(set(process.fds), {0, 1, 2, REPORT_FD, SPEC_FD, FIRST_SOCKET_FD, FIRST_SOCKET_FD + 1})
-        tcp, unix = zip(*((one.fds[FIRST_SOCKET_FD], one.fds[FIRST_SOCKET_FD + 1]) for one in processes), strict=True)
+        tcp, unix = zip(
+            *((item.fds[FIRST_SOCKET_FD], item.fds[FIRST_SOCKET_FD + 1]) for item in processes), strict=True
+        )
         self.assertEqual((len(set(tcp)), len(set(unix))), (3, 1))
-        places = [process.brief for process in processes]
-        self.assertEqual((len({one.node_socket for one in places}), len({one.secret for one in places})), (3, 1))
+        places = [process.spec for process in processes]
+        self.assertEqual(
+            (len({element.node_socket for element in places}), len({member.secret for member in places})), (3, 1)
+        )
         self.assertEqual(Path(places[0].node_socket).parent.stat().st_mode & 0o777, 0o700)
         self.stop()
         self.assertFalse(Path(places[0].node_socket).parent.exists())
 
-    def test_nothing_that_others_may_read(self) -> None:
-        """Neither secrets nor settings are on the command line or in the environment, nor what is for one process."""
+    def test_no_secrets_in_arguments_or_environment(self) -> None:
+        """Secrets, settings and process-specific values are on neither command line nor environment."""
         uri = "mongodb://user:hunter2@db.example/mediatord"
         processes = self.start(storage={"backend": "sqlite", "mongodb": {"uri": uri}})
         process = processes[0]
-        self.assertIn("hunter2", process.brief.settings)
+        self.assertIn("hunter2", process.spec.settings)
         seen = json.dumps([process.arguments, process.env])
-        secrets = "hunter2", process.brief.secret.hex(), process.brief.seed.hex()
+        secrets = "hunter2", process.spec.secret.hex(), process.spec.seed.hex()
         for unseen in (*secrets, "NOTIFY_", "WATCHDOG_", "LISTEN_", "MEDIATORD_"):
             self.assertNotIn(unseen, seen)
         for secret in secrets:
-            self.assertNotIn(secret, repr(process.brief))
+            self.assertNotIn(secret, repr(process.spec))
         self.stop()
 
-    def test_secret(self) -> None:
-        """The same at the next start, and another with another name or other keys."""
+    def test_cluster_secret(self) -> None:
+        """The same after a restart, and different for another name or other keys."""
 
         def secret() -> bytes:
             self.reactor = SpawningReactor()
-            found = self.start(2)[-1].brief.secret
+            found = self.start(2)[-1].spec.secret
             self.stop()
             return found
 
@@ -282,75 +286,77 @@ class SupervisorTests(SynchronousTestCase):
         second = secret()
         self.assertNotEqual(first, second)
 
-    def test_ready(self) -> None:
-        """Once, when all are."""
+    def test_ready_when_all_are(self) -> None:
+        """READY is sent once, when all workers are ready."""
         processes = self.start()
         for process in processes:
-            self.assertEqual(self.told_systemd(), [])
-            process.say("ready")
-        self.assertEqual(self.told_systemd(), ["READY=1", "WATCHDOG=1"])
+            self.assertEqual(self.systemd_notifications(), [])
+            process.send("ready")
+        self.assertEqual(self.systemd_notifications(), ["READY=1", "WATCHDOG=1"])
         processes[0].end(killed_by=9)
         self.reactor.advance(0)
-        self.alive()[-1].say("ready")
-        self.assertEqual(self.told_systemd(), [])
+        self.live_processes()[-1].send("ready")
+        self.assertEqual(self.systemd_notifications(), [])
         self.stop()
-        self.assertEqual(self.told_systemd(), ["STOPPING=1"])
+        self.assertEqual(self.systemd_notifications(), ["STOPPING=1"])
 
-    def test_ready_with_a_replacement(self) -> None:
-        """One that ends before all are ready counts when its replacement is."""
+    def test_ready_with_replacement(self) -> None:
+        """A worker that ends before all are ready counts when its replacement is."""
         processes = self.start(2)
-        processes[0].say("ready")
+        processes[0].send("ready")
         processes[0].end(killed_by=9)
-        processes[1].say("ready")
-        self.assertEqual(self.told_systemd(), [])
+        processes[1].send("ready")
+        self.assertEqual(self.systemd_notifications(), [])
         self.reactor.advance(0)
-        self.alive()[-1].say("ready")
-        self.assertEqual(self.told_systemd()[0], "READY=1")
+        self.live_processes()[-1].send("ready")
+        self.assertEqual(self.systemd_notifications()[0], "READY=1")
         self.stop()
 
-    def test_status(self) -> None:
-        """That of who is worst off, each time it is another one."""
+    def test_status_is_of_worst_worker(self) -> None:
+        """The status is that of the worst worker, whenever it changes."""
         processes = self.start(2)
-        processes[0].say("status", STATUS_SERVING)
-        self.assertEqual(self.told_systemd(), [f"STATUS={STATUS_WAITING_FOR_STORE}"])
-        processes[1].say("status", STATUS_WAITING_FOR_STORE)
-        self.assertEqual(self.told_systemd(), [])
-        processes[1].say("status", STATUS_SERVING)
-        self.assertEqual(self.told_systemd(), [f"STATUS={STATUS_SERVING}"])
-        processes[0].say("status", "cluster: not joined")
+        processes[0].send("status", STATUS_SERVING)
+        self.assertEqual(self.systemd_notifications(), [f"STATUS={STATUS_WAITING_FOR_STORE}"])
+        processes[1].send("status", STATUS_WAITING_FOR_STORE)
+        self.assertEqual(self.systemd_notifications(), [])
+        processes[1].send("status", STATUS_SERVING)
+        self.assertEqual(self.systemd_notifications(), [f"STATUS={STATUS_SERVING}"])
+        processes[0].send("status", "cluster: not joined")
         processes[0].end(killed_by=9)
         self.reactor.advance(0)
-        self.alive()[-1].say("status", STATUS_SERVING)
-        self.assertEqual(self.told_systemd(), ["STATUS=cluster: not joined", f"STATUS={STATUS_SERVING}"])
+        self.live_processes()[-1].send("status", STATUS_SERVING)
+        self.assertEqual(self.systemd_notifications(), ["STATUS=cluster: not joined", f"STATUS={STATUS_SERVING}"])
         self.stop()
 
-    def test_up_without_a_store(self) -> None:
-        """Workers that never served are given up like those that could not start, whatever systemd was told."""
+    def test_ready_without_store(self) -> None:
+        """Workers that never served count as failed starts, whatever systemd was notified of."""
         processes = self.start(2)
         for process in processes:
-            process.say("status", STATUS_WAITING_FOR_STORE)
-            process.say("ready")
-        self.assertEqual(self.told_systemd(), [f"STATUS={STATUS_WAITING_FOR_STORE}", "READY=1", "WATCHDOG=1"])
+            process.send("status", STATUS_WAITING_FOR_STORE)
+            process.send("ready")
+        self.assertEqual(
+            self.systemd_notifications(), [f"STATUS={STATUS_WAITING_FOR_STORE}", "READY=1", "WATCHDOG=1"]
+        )
         for process in processes:
-            process.say("start error", "no room")
+            process.send("start error", "no room")
             process.end(1)
         self.assertEqual(self.given_up, ["no room"])
         self.stop()
 
-    def test_replaced(self) -> None:
-        """At once the first time; with a line that says what has happened."""
-        processes = self.all_ready()
+    def test_replaces_ended_worker(self) -> None:
+        """At once the first time, with a log line."""
+        processes = self.start_ready()
         processes[1].end(killed_by=11)
         self.assertEqual(self.names(), ["n-1", "n-3"])
         self.reactor.advance(0)
         self.assertEqual(self.names(), ["n-1", "n-3", "n-2"])
         self.assertEqual(self.lines, ["worker n-2 (process 1001) was killed by SIGSEGV"])
-        self.assertEqual(self.alive()[-1].fds, processes[1].fds)
+        self.assertEqual(self.live_processes()[-1].fds, processes[1].fds)
         self.stop()
 
-    def test_growing_pauses(self) -> None:
-        """The longer the more often, up to half a minute; and at once again after it was steady."""
-        processes = self.all_ready()
+    def test_restart_backoff(self) -> None:
+        """Restarts are delayed up to half a minute; after a stable period they are immediate again."""
+        processes = self.start_ready()
         processes[0].end(1)
         for pause in (0, 1, 2, 4, 8, 16, 30, 30):
             if pause:
@@ -360,41 +366,41 @@ class SupervisorTests(SynchronousTestCase):
             else:
                 self.reactor.advance(0)
             self.assertEqual(self.names(), ["n-2", "n-3", "n-1"])
-            for process in self.alive():
-                process.say("pong")
-            self.alive()[-1].end(3)
+            for process in self.live_processes():
+                process.send("pong")
+            self.live_processes()[-1].end(3)
         self.assertEqual(self.lines[-1], "worker n-1 (process 1010) ended with status 3")
         self.reactor.advance(30)
-        self.alive()[-1].say("ready")
+        self.live_processes()[-1].send("ready")
         for _ in range(12):
-            self.beat(1, *self.alive())
-        self.alive()[-1].end(3)
+            self.heartbeat(1, *self.live_processes())
+        self.live_processes()[-1].end(3)
         self.reactor.advance(0)
         self.assertEqual(self.names(), ["n-2", "n-3", "n-1"])
         self.stop()
 
-    def test_connections_go_to_others(self) -> None:
-        """While a worker is not replaced at once, nobody is kept waiting for it."""
-        processes = self.all_ready()
+    def test_connections_go_to_other_workers(self) -> None:
+        """While a restart is delayed, the worker gets no connections."""
+        processes = self.start_ready()
         listening = processes[0].fds[FIRST_SOCKET_FD]
         self.assertTrue(is_listening(listening))
         processes[0].end(1)
         self.assertTrue(is_listening(listening))
         self.reactor.advance(0)
-        self.alive()[-1].end(1)
+        self.live_processes()[-1].end(1)
         self.assertFalse(is_listening(listening))
         self.reactor.advance(1)
         self.assertTrue(is_listening(listening))
         self.stop()
 
-    def test_address_lost(self) -> None:
-        """While nobody listens, somebody else may; the worker waits for its address then."""
+    def test_address_taken_while_unbound(self) -> None:
+        """While no worker listens, another process may bind; the worker waits for its address."""
         port = find_free_port()
         processes = self.start(2, listen=[f"tcp:{port}:interface=127.0.0.1"])
         for process in processes:
             process.end(1)
         self.reactor.advance(0)
-        for process in self.alive():
+        for process in self.live_processes():
             process.end(1)
         with socket.create_server(("127.0.0.1", port)):
             self.reactor.advance(1)
@@ -404,21 +410,21 @@ class SupervisorTests(SynchronousTestCase):
         self.assertEqual(self.names(), ["n-1", "n-2"])
         self.stop()
 
-    def test_nobody_can_start(self) -> None:
-        """When all say why they cannot, the first reason is given, once."""
+    def test_all_fail_to_start(self) -> None:
+        """If all workers fail to start, the first reason is reported, once."""
         processes = self.start(2)
         for process in processes:
-            process.say("start error", f"reason of {process.arguments[-1]}")
+            process.send("start error", f"reason of {process.arguments[-1]}")
             process.end(1)
         self.assertEqual(self.given_up, ["reason of n-2"])
         self.stop()
         self.assertEqual(self.names(), [])
 
-    def test_some_cannot_start(self) -> None:
-        """Then it is tried again, not at once, and the reason is in the log."""
+    def test_some_fail_to_start(self) -> None:
+        """The start is retried with a delay, and the reason is logged."""
         processes = self.start(2)
-        processes[1].say("ready")
-        processes[0].say("start error", "no room")
+        processes[1].send("ready")
+        processes[0].send("start error", "no room")
         processes[0].end(1)
         self.assertEqual(self.lines, ["worker n-1 (process 1000) ended with status 1: no room"])
         self.reactor.advance(0.99)
@@ -428,22 +434,22 @@ class SupervisorTests(SynchronousTestCase):
         self.assertEqual(self.given_up, [])
         self.stop()
 
-    def test_nobody_can_start_again(self) -> None:
-        """Where there were workers that served, there may be some again."""
-        for process in self.all_ready():
+    def test_all_fail_after_serving(self) -> None:
+        """If workers have served before, the start is retried."""
+        for process in self.start_ready():
             process.end(killed_by=9)
         self.reactor.advance(0)
-        for process in self.alive():
-            process.say("start error", "no room")
+        for process in self.live_processes():
+            process.send("start error", "no room")
             process.end(1)
         self.assertEqual(self.given_up, [])
         self.reactor.advance(1)
         self.assertEqual(self.names(), ["n-1", "n-2", "n-3"])
         self.stop()
 
-    def test_no_more_processes(self) -> None:
-        """A process that cannot be made is tried for again."""
-        processes = self.all_ready()
+    def test_spawn_failure(self) -> None:
+        """A process that cannot be spawned is retried."""
+        processes = self.start_ready()
         self.reactor.no_more = True
         processes[0].end(killed_by=9)
         self.reactor.advance(0)
@@ -453,45 +459,48 @@ class SupervisorTests(SynchronousTestCase):
         self.assertEqual(self.names(), ["n-2", "n-3", "n-1"])
         self.stop()
 
-    def test_hung(self) -> None:
-        """Who does not answer for half a minute is killed and replaced; systemd is told nothing as long."""
-        processes = self.all_ready()
-        self.beat(1, *processes)
-        self.beat(HUNG, *processes[1:])
+    def test_unresponsive_worker(self) -> None:
+        """
+        A worker without a heartbeat for half a minute is killed and replaced; meanwhile the systemd watchdog is not
+        notified.
+        """
+        processes = self.start_ready()
+        self.heartbeat(1, *processes)
+        self.heartbeat(HUNG, *processes[1:])
         self.assertEqual(processes[0].signals, [])
-        self.assertEqual(self.told_systemd(), ["WATCHDOG=1"])
-        self.beat(1, *processes[1:])
+        self.assertEqual(self.systemd_notifications(), ["WATCHDOG=1"])
+        self.heartbeat(1, *processes[1:])
         self.assertEqual([process.signals for process in processes], [["KILL"], [], []])
         self.assertEqual(self.lines, ["killing worker n-1 (process 1000): it does not respond"])
         processes[0].end(killed_by=9)
         self.reactor.advance(0)
-        replacement = self.alive()[-1]
-        replacement.say("ready")
-        self.beat(2, replacement, *processes[1:])
-        self.assertEqual(self.told_systemd(), ["WATCHDOG=1"])
+        replacement = self.live_processes()[-1]
+        replacement.send("ready")
+        self.heartbeat(2, replacement, *processes[1:])
+        self.assertEqual(self.systemd_notifications(), ["WATCHDOG=1"])
         self.stop()
 
-    def test_beginning_takes_time(self) -> None:
-        """A new worker may take twice as long to answer."""
+    def test_start_may_take_longer(self) -> None:
+        """A new worker has twice the time."""
         processes = self.start(2)
-        processes[0].say("pong")
-        self.beat(STARTING + HUNG, processes[0])
+        processes[0].send("pong")
+        self.heartbeat(STARTING + HUNG, processes[0])
         self.assertEqual(processes[1].signals, [])
-        self.beat(1, processes[0])
+        self.heartbeat(1, processes[0])
         self.assertEqual(processes[1].signals, ["KILL"])
         self.stop()
 
-    def test_the_supervisor_itself_was_asleep(self) -> None:
-        """Nobody is blamed for that."""
-        processes = self.all_ready()
-        self.beat(1, *processes)
+    def test_suspended_supervisor(self) -> None:
+        """Workers are not blamed for a suspended supervisor."""
+        processes = self.start_ready()
+        self.heartbeat(1, *processes)
         self.reactor.advance(600)
         self.assertEqual([process.signals for process in processes], [[], [], []])
         self.stop()
 
     def test_stop(self) -> None:
-        """All are told at the same time, no connections are taken any more, and it is over with the last of them."""
-        processes = self.all_ready()
+        """All workers are stopped at once, no connections are accepted, and the last one ends the stop."""
+        processes = self.start_ready()
         listening = [process.fds[FIRST_SOCKET_FD] for process in processes]
         stopped = self.service.stopService()
         self.assertEqual([process.signals for process in processes], [["TERM"]] * 3)
@@ -506,10 +515,10 @@ class SupervisorTests(SynchronousTestCase):
         self.assertEqual(len(self.reactor.spawned), 3)
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
-    def test_stop_takes_too_long(self) -> None:
-        """Who is still there after `drain_timeout` is killed; workers take less, so as to be done by then."""
+    def test_stop_timeout(self) -> None:
+        """Workers are killed after `drain_timeout`; their own timeout is shorter."""
         processes = self.start(2, drain_timeout="6s")
-        self.assertEqual(Config.model_validate_json(processes[0].brief.settings).drain_timeout, 5)
+        self.assertEqual(Config.model_validate_json(processes[0].spec.settings).drain_timeout, 5)
         stopped = self.service.stopService()
         processes[0].end()
         self.reactor.advance(5.9)
@@ -519,9 +528,9 @@ class SupervisorTests(SynchronousTestCase):
         processes[1].end(killed_by=9)
         self.successResultOf(stopped)
 
-    def test_stop_while_one_is_to_be_replaced(self) -> None:
-        """It is not, any more."""
-        processes = self.all_ready()
+    def test_stop_cancels_restart(self) -> None:
+        """A delayed restart is cancelled."""
+        processes = self.start_ready()
         processes[0].end(killed_by=9)
         self.stop()
         self.reactor.advance(100)
@@ -529,76 +538,76 @@ class SupervisorTests(SynchronousTestCase):
 
     def test_rotate(self) -> None:
         """Every worker is told to close its segment."""
-        processes = self.all_ready()
+        processes = self.start_ready()
         self.service.rotate()
         self.assertEqual([process.orders() for process in processes], [[("rotate", None)]] * 3)
         self.stop()
 
     def test_reload(self) -> None:
-        """Every worker is given its own settings with what can be applied, and so is who replaces one of them."""
-        processes = self.all_ready()
+        """Every worker gets its settings with the applicable changes, and so do replacements."""
+        processes = self.start_ready()
         other = self.config(log={"level": "warn"}, queue={"ttl": 60.0})
         self.service.reload(lambda: other)
         for number, process in enumerate(processes, 1):
             ((word, (settings, outcome, keys)),) = process.questions()
             self.assertEqual((word, outcome), ("reload", "restart_needed"))
-            self.assertEqual(keys.encode(), process.brief.keys)
+            self.assertEqual(keys.encode(), process.spec.keys)
             read = Config.model_validate_json(settings)
             self.assertEqual((read.node, read.log.level, read.queue.ttl), (f"n-{number}", "warn", Config().queue.ttl))
             self.assertEqual(
                 settings,
-                Config.model_validate_json(process.brief.settings)
+                Config.model_validate_json(process.spec.settings)
                 .model_copy(update={"log": read.log})
                 .model_dump_json(),
             )
         processes[1].end(killed_by=9)
         self.reactor.advance(0)
-        replaced = Config.model_validate_json(self.reactor.spawned[-1].brief.settings)
+        replaced = Config.model_validate_json(self.reactor.spawned[-1].spec.settings)
         self.assertEqual((replaced.node, replaced.log.level), ("n-2", "warn"))
         self.assertEqual(self.lines[0], "configuration reloaded; restart to apply queue.ttl")
         self.stop()
 
-    def served(self, keys: str) -> tuple[str, bool]:
-        """The DID that a worker tells with these keys, and whether it accepts others that are to come."""
+    def did_of(self, keys: str) -> tuple[str, bool]:
+        """The DID that a worker announces with these keys, and whether it accepts prepared ones."""
         identity = MediatorIdentity(parse_keys(keys.encode(), "it"), self.config().public_url)
         return identity.did, bool(identity.prepared_dids)
 
-    def test_rotated_keys(self) -> None:
-        """All accept the new DID before any tells it; who replaces one of them is where the others are."""
-        processes = self.all_ready()
-        self.told_systemd()
-        old, _ = self.served(processes[0].brief.keys.decode())
+    def test_key_rotation(self) -> None:
+        """All workers accept the new DID before one announces it; replacements join at the current step."""
+        processes = self.start_ready()
+        self.systemd_notifications()
+        old, _ = self.did_of(processes[0].spec.keys.decode())
         rotated = rotate_keys(self.directory / "keys.jwks", lambda keys: None)
         new = MediatorIdentity(rotated, self.config().public_url).did
         self.service.reload(self.config)
         for process in processes:
             ((word, (_, outcome, keys)),) = process.questions()
-            self.assertEqual((word, outcome, self.served(keys)), ("reload", "ok", (old, True)))
-        begun, _ = self.told_systemd()[0].splitlines()
+            self.assertEqual((word, outcome, self.did_of(keys)), ("reload", "ok", (old, True)))
+        begun, _ = self.systemd_notifications()[0].splitlines()
         self.assertEqual(begun, "RELOADING=1")
         processes[0].answer()
         processes[1].end(killed_by=9)
         self.reactor.advance(0)
         replacement = self.reactor.spawned[-1]
-        self.assertEqual(self.served(replacement.brief.keys.decode()), (old, True))
+        self.assertEqual(self.did_of(replacement.spec.keys.decode()), (old, True))
         self.assertEqual(processes[0].orders(), [])
         processes[2].answer()
         now = [processes[0], processes[2], replacement]
         for process in now:
             ((word, keys),) = process.questions()
-            self.assertEqual((word, self.served(keys)), ("keys", (new, False)))
-        self.assertNotIn("READY=1", self.told_systemd())
+            self.assertEqual((word, self.did_of(keys)), ("keys", (new, False)))
+        self.assertNotIn("READY=1", self.systemd_notifications())
         for process in now:
             process.answer()
-        self.assertEqual(self.told_systemd(), ["READY=1"])
+        self.assertEqual(self.systemd_notifications(), ["READY=1"])
         processes[0].end(killed_by=9)
         self.reactor.advance(0)
-        self.assertEqual(self.served(self.reactor.spawned[-1].brief.keys.decode()), (new, False))
+        self.assertEqual(self.did_of(self.reactor.spawned[-1].spec.keys.decode()), (new, False))
         self.stop()
 
     def test_retired_keys(self) -> None:
-        """Who replaces a worker after that still knows what the others send to themselves, and they what it sends."""
-        processes = self.all_ready()
+        """A replacement and the other workers recognise each other's probes."""
+        processes = self.start_ready()
         for change in (rotate_keys, lambda path, check: retire_keys(path, "prekey", check)):
             change(self.directory / "keys.jwks", lambda keys: None)
             self.service.reload(self.config)
@@ -608,45 +617,45 @@ class SupervisorTests(SynchronousTestCase):
         processes[0].end(killed_by=9)
         self.reactor.advance(0)
         replacement = self.reactor.spawned[-1]
-        self.assertNotIn(b'"prekey"', replacement.brief.keys)
-        one, other = (self.own_of(process) for process in (processes[1], replacement))
+        self.assertNotIn(b'"prekey"', replacement.spec.keys)
+        one, other = (self.probe_credentials_of(process) for process in (processes[1], replacement))
         self.assertEqual(one.token, other.token)
         self.assertTrue(one.identities.is_probe_did(other.identities.identity("m-1").did))
         self.stop()
 
-    def own_of(self, process: Any) -> ProbeCredentials:
-        """What a worker's requests to itself are known by."""
-        config = Config.model_validate_json(process.brief.settings)
+    def probe_credentials_of(self, process: Any) -> ProbeCredentials:
+        """The probe credentials of a worker."""
+        config = Config.model_validate_json(process.spec.settings)
         clock = MemoryReactorClock()
         store = MemoryStore(clock, QueueLimits())
-        return CoreServices(clock, config, worker=process.brief, store=store).probe_credentials
+        return CoreServices(clock, config, worker=process.spec, store=store).probe_credentials
 
-    def test_reload_before_all_are_up(self) -> None:
-        """Nobody is told that they are."""
+    def test_reload_during_start(self) -> None:
+        """READY is not sent."""
         processes = self.start()
         self.service.reload(self.config)
         for process in processes:
             process.answer()
-        self.assertEqual([state for state in self.told_systemd() if not state.startswith("STATUS=")], [])
+        self.assertEqual([state for state in self.systemd_notifications() if not state.startswith("STATUS=")], [])
         self.stop()
 
     def test_refused_reload(self) -> None:
-        """Workers go on as before, and begin a segment."""
-        processes = self.all_ready()
+        """Workers continue unchanged, and begin a segment."""
+        processes = self.start_ready()
 
-        def wrong() -> Config:
+        def invalid() -> Config:
             raise ConfigError(["mediator.yaml: wrong"])
 
-        self.service.reload(wrong)
+        self.service.reload(invalid)
         for process in processes:
             ((word, (settings, outcome, _)),) = process.questions()
-            self.assertEqual((word, settings, outcome), ("reload", process.brief.settings, "refused"))
+            self.assertEqual((word, settings, outcome), ("reload", process.spec.settings, "refused"))
         self.stop()
 
-    def test_figures(self) -> None:
-        """Who asks is given what all have reported, or those who answer in time."""
-        processes = self.all_ready()
-        processes[1].say("ask", [7, "all metrics", None])
+    def test_metrics(self) -> None:
+        """A scrape gets the reports of all workers that answer in time."""
+        processes = self.start_ready()
+        processes[1].send("ask", [7, "all metrics", None])
         for process in processes[:2]:
             self.assertEqual(process.questions(), [("metrics", None)])
             process.answer("# TYPE a_total counter\na_total 2.0\n")
@@ -659,80 +668,80 @@ class SupervisorTests(SynchronousTestCase):
         self.assertIn("\nmediator_workers_answered 2.0\n", page)
         self.stop()
 
-    def scrape(self, process: Process, number: int = 7) -> None:
-        """A worker asks for the metrics of all."""
-        process.say("ask", [number, "all metrics", None])
+    def scrape(self, process: FakeProcess, number: int = 7) -> None:
+        """Have a worker request the metrics of all."""
+        process.send("ask", [number, "all metrics", None])
 
-    def outcome(self, process: Process) -> tuple[float, ...]:
-        """The counter, and how many were asked and have answered, as a worker was told."""
+    def result_of(self, process: FakeProcess) -> tuple[float, ...]:
+        """The counter, and how many were asked and have answered, as the worker was told."""
         ((_, (_, page)),) = process.orders()
         return tuple(
             float(re.findall(rf"^{name} (.*)$", page, re.M)[0])
             for name in ("a_total", "mediator_workers", "mediator_workers_answered")
         )
 
-    def test_all_answer(self) -> None:
-        """The page is there with the last of them."""
-        processes = self.all_ready()
+    def test_scrape_ends_with_last_report(self) -> None:
+        """The page is sent with the last report."""
+        processes = self.start_ready()
         self.scrape(processes[0])
         for process in processes:
             process.answer("# TYPE a_total counter\na_total 1.0\n")
-        self.assertEqual(self.outcome(processes[0]), (3, 3, 3))
+        self.assertEqual(self.result_of(processes[0]), (3, 3, 3))
         self.stop()
 
-    def test_one_is_silent(self) -> None:
-        """It is left out after a second, and what it says later changes nothing."""
-        processes = self.all_ready()
+    def test_scrape_timeout(self) -> None:
+        """A silent worker is left out after a second, and its late report ignored."""
+        processes = self.start_ready()
         self.scrape(processes[0])
         for process in processes[:2]:
             process.answer("# TYPE a_total counter\na_total 1.0\n")
         self.reactor.advance(QUERY_TIMEOUT - 0.01)
         self.assertEqual(processes[0].orders(), [])
         self.reactor.advance(0.01)
-        self.assertEqual(self.outcome(processes[0]), (2, 3, 2))
+        self.assertEqual(self.result_of(processes[0]), (2, 3, 2))
         processes[2].answer("# TYPE a_total counter\na_total 1.0\n")
         self.assertEqual(processes[0].orders(), [])
         self.stop()
 
-    def test_one_ends_meanwhile(self) -> None:
-        """Nobody waits for it; what it has counted before goes on counting."""
-        processes = self.all_ready()
+    def test_worker_ends_during_scrape(self) -> None:
+        """Its report is not awaited; its last counters still count."""
+        processes = self.start_ready()
         self.scrape(processes[0])
         for process in processes:
             process.answer("# TYPE a_total counter\na_total 1.0\n")
-        self.assertEqual(self.outcome(processes[0]), (3, 3, 3))
+        self.assertEqual(self.result_of(processes[0]), (3, 3, 3))
         self.scrape(processes[0])
         for process in processes[:2]:
             process.answer("# TYPE a_total counter\na_total 2.0\n")
         processes[2].end(1)
-        self.assertEqual(self.outcome(processes[0]), (5, 3, 2))
+        self.assertEqual(self.result_of(processes[0]), (5, 3, 2))
         self.stop()
 
-    def test_the_one_that_asks_ends(self) -> None:
-        """Then nobody is there to be told."""
-        processes = self.all_ready()
+    def test_scraped_worker_ends(self) -> None:
+        """The result is dropped."""
+        processes = self.start_ready()
         self.scrape(processes[0])
         processes[0].end(1)
         for process in processes[1:]:
             process.answer("# TYPE a_total counter\na_total 1.0\n")
-        self.assertEqual([process.told[COMMAND_FD] for process in processes[1:]], [b"", b""])
+        self.assertEqual([process.written[COMMAND_FD] for process in processes[1:]], [b"", b""])
         self.stop()
 
-    def test_one_that_has_not_begun(self) -> None:
-        """It is not asked."""
+    def test_starting_worker_is_not_asked(self) -> None:
+        """A starting worker is not asked for a report."""
         processes = self.start()
         for process in processes[:2]:
-            process.say("ready")
+            process.send("ready")
         self.scrape(processes[0])
         self.assertEqual(processes[2].orders(), [])
         for process in processes[:2]:
             process.answer("# TYPE a_total counter\na_total 1.0\n")
-        self.assertEqual(self.outcome(processes[0]), (2, 2, 2))
+        self.assertEqual(self.result_of(processes[0]), (2, 2, 2))
         self.stop()
 
-    def test_a_report_that_is_none(self) -> None:
-        """It is a fault of ours, which is logged; the one that asks is told that there is no page."""
-        processes = self.all_ready()
+    def test_invalid_report(self) -> None:
+        """An internal error is logged; the scraped worker is told that there is no page."""
+        processes = self.start_ready()
         self.scrape(processes[0])
         for process in processes:
             process.answer("mediator_workers{ 1\n")
@@ -740,15 +749,15 @@ class SupervisorTests(SynchronousTestCase):
         self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
         self.stop()
 
-    def test_stop_while_asking(self) -> None:
-        """No timer is left."""
-        processes = self.all_ready()
+    def test_stop_during_scrape(self) -> None:
+        """No timer remains."""
+        processes = self.start_ready()
         self.scrape(processes[0])
         self.stop()
 
-    def test_two_reloads(self) -> None:
-        """The second begins when all have answered the first, or have ended."""
-        processes = self.all_ready()
+    def test_concurrent_reloads(self) -> None:
+        """The second begins when all workers have answered the first, or have ended."""
+        processes = self.start_ready()
         for level in ("warn", "error"):
             other = self.config(log={"level": level})
             self.service.reload(lambda other=other: other)
@@ -761,80 +770,82 @@ class SupervisorTests(SynchronousTestCase):
         self.assertEqual(Config.model_validate_json(settings).log.level, "error")
         self.stop()
 
-    def test_reload_that_fails(self) -> None:
-        """A worker that could not apply the settings is replaced by one that starts with them."""
-        processes = self.all_ready()
+    def test_failed_reload(self) -> None:
+        """A worker that cannot apply the settings is replaced by one that starts with them."""
+        processes = self.start_ready()
         other = self.config(log={"level": "warn"})
         self.service.reload(lambda: other)
         for process in processes:
             process.questions()
-        processes[0].say("answer", [processes[0].numbers.pop()])
+        processes[0].send("answer", [processes[0].numbers.pop()])
         for process in processes[1:]:
             process.answer()
         self.assertEqual([process.signals for process in processes], [["TERM"], [], []])
-        self.assertEqual(self.told_systemd()[-1], "READY=1")
+        self.assertEqual(self.systemd_notifications()[-1], "READY=1")
         processes[0].end()
         self.reactor.advance(0)
-        settings = Config.model_validate_json(self.reactor.spawned[-1].brief.settings)
+        settings = Config.model_validate_json(self.reactor.spawned[-1].spec.settings)
         self.assertEqual((settings.node, settings.log.level), ("n-1", "warn"))
         self.stop()
 
-    def test_reload_while_nobody_runs(self) -> None:
+    def test_reload_without_workers(self) -> None:
         """It is done at once."""
-        processes = self.all_ready()
-        self.told_systemd()
+        processes = self.start_ready()
+        self.systemd_notifications()
         for process in processes:
             process.end(killed_by=9)
         self.service.reload(self.config)
-        self.assertEqual(self.told_systemd()[-1], "READY=1")
+        self.assertEqual(self.systemd_notifications()[-1], "READY=1")
         self.stop()
 
-    def test_states(self) -> None:
-        """The supervisor adds what it has seen itself, but not the lines of workers, and its name for the page."""
+    def test_worker_statuses(self) -> None:
+        """
+        The supervisor adds its own observations to the status page, and its name, but not the log lines of workers.
+        """
         token = self.directory / "token"
         token.touch(0o600)
         token.write_text("x" * 32)
-        processes = self.all_ready(admin={"listen": "tcp:0:interface=127.0.0.1", "token_file": "token"})
-        self.assertEqual([len(process.brief.sockets) for process in processes], [2, 2, 2])
-        processes[0].say("log", ["warn", "mediatord.x", "mine"])
+        processes = self.start_ready(admin={"listen": "tcp:0:interface=127.0.0.1", "token_file": "token"})
+        self.assertEqual([len(process.spec.sockets) for process in processes], [2, 2, 2])
+        processes[0].send("log", ["warn", "mediatord.x", "mine"])
         processes[0].end(1)
-        processes[1].say("ask", [7, "all states", None])
+        processes[1].send("ask", [7, "all states", None])
         for process in processes[1:]:
             self.assertEqual(process.questions(), [("state", None)])
             process.answer({"pid": process.pid, "problems": []})
-        ((word, (number, (asked, told))),) = processes[1].orders()
+        ((word, (number, (asked, statuses))),) = processes[1].orders()
         self.assertEqual((word, number, asked), ("answer", 7, 2))
-        *workers, supervisor = told
-        self.assertEqual([one["pid"] for one in workers], [1001, 1002])
+        *workers, supervisor = statuses
+        self.assertEqual([element["pid"] for element in workers], [1001, 1002])
         self.assertEqual(supervisor["node"], "n")
-        ((text, count),) = [(one["text"], one["count"]) for one in supervisor["problems"]]
+        ((text, count),) = [(item["text"], item["count"]) for item in supervisor["problems"]]
         self.assertEqual((text, count), ("worker n-1 (process 1000) ended with status 1", 1))
         self.stop()
 
-    def test_log(self) -> None:
-        """What a worker has to say is written with its name and its level."""
-        processes = self.all_ready()
-        processes[2].say("log", ["warn", "mediatord.x", "disk {full}"])
+    def test_worker_log(self) -> None:
+        """Log lines of a worker have its name and level."""
+        processes = self.start_ready()
+        processes[2].send("log", ["warn", "mediatord.x", "disk {full}"])
         self.assertEqual(self.lines, ["n-3: disk {full}"])
         self.stop()
 
-    def test_sockets_left_behind(self) -> None:
-        """By a worker that was killed are not in the way of its replacement."""
-        processes = self.all_ready()
-        path = Path(processes[0].brief.node_socket)
+    def test_stale_sockets(self) -> None:
+        """Socket files of a killed worker do not block its replacement."""
+        processes = self.start_ready()
+        path = Path(processes[0].spec.node_socket)
         path.touch()
         path.with_name("1.sock.lock").symlink_to("1000")
         processes[0].end(killed_by=9)
         self.reactor.advance(0)
-        self.assertEqual(self.alive()[-1].brief.node_socket, str(path))
+        self.assertEqual(self.live_processes()[-1].spec.node_socket, str(path))
         self.assertEqual(list(path.parent.glob("*.sock*")), [])
         self.stop()
 
-    def test_what_all_would_fail_at(self) -> None:
-        """Is found before there is any worker: keys, the database, an address."""
-        taken = socket.create_server(("127.0.0.1", 0))
-        self.addCleanup(taken.close)
-        endpoint = f"tcp:{taken.getsockname()[1]}:interface=127.0.0.1"
+    def test_common_failures_are_found_first(self) -> None:
+        """Bad keys, databases and addresses are found before workers start."""
+        accepted = socket.create_server(("127.0.0.1", 0))
+        self.addCleanup(accepted.close)
+        endpoint = f"tcp:{accepted.getsockname()[1]}:interface=127.0.0.1"
         free = f"tcp:{find_free_port()}:interface=127.0.0.1"
         troubles = (
             ({"listen": [endpoint]}, f"cannot listen on {endpoint}: Address already in use"),
@@ -853,15 +864,15 @@ class SupervisorTests(SynchronousTestCase):
 
 class WorkerSettingsTests(SynchronousTestCase):
     def test_long_names(self) -> None:
-        """A worker's name is a valid one, and no other worker's."""
+        """A worker's name is valid and unique."""
         for node in ("n" * 63, "n" * 59 + ".-_x"):
             names = {derive_worker_config(Config(node=node), number).node or "" for number in range(1, 13)}
             self.assertEqual(len(names), 12)
             for name in names:
                 self.assertEqual(Config(node=name).node_name, name)
 
-    def test_nothing_is_lost(self) -> None:
-        """A worker reads its configuration as it was meant, every kind of value included."""
+    def test_configuration_round_trip(self) -> None:
+        """A worker reads every kind of setting unchanged."""
         config = Config.model_validate(
             {
                 "trusted_proxies": ["10.0.0.0/8", "::1"],
@@ -875,11 +886,11 @@ class WorkerSettingsTests(SynchronousTestCase):
         self.assertEqual(Config.model_validate_json(worker.model_dump_json()), worker)
 
     def test_drain_timeout(self) -> None:
-        """A short one is shared as well."""
+        """A short timeout is divided too."""
         self.assertEqual(derive_worker_config(Config(drain_timeout=1), 1).drain_timeout, 0.5)
 
     def test_refused_settings(self) -> None:
-        """Where there would be two ways of having several nodes, or nothing to share."""
+        """Settings that exclude workers are refused."""
         for more in (
             {"storage": {"backend": "memory"}},
             {
@@ -891,9 +902,9 @@ class WorkerSettingsTests(SynchronousTestCase):
                 Config.model_validate({"workers": 2, **more})
 
 
-class BriefTests(SynchronousTestCase):
-    def test_brief(self) -> None:
-        """It is read as written, or not at all."""
+class WorkerSpecTests(SynchronousTestCase):
+    def test_round_trip(self) -> None:
+        """A spec is read as written, or refused."""
         brief = WorkerSpec("/tmp/a:b/1.sock", b"\x00\xff", b"\xfe", [5], b'{"keys": []}\n', '{"node":"n"}')
         self.assertEqual(WorkerSpec.from_bytes(brief.to_bytes()), brief)
         self.assertEqual(brief.address, r"unix:/tmp/a\:b/1.sock")
@@ -902,6 +913,6 @@ class BriefTests(SynchronousTestCase):
 
 
 def is_listening(descriptor: int) -> bool:
-    """Whether a socket takes connections."""
+    """Whether a socket accepts connections."""
     with socket.socket(fileno=os.dup(descriptor)) as copy:
         return bool(copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))

@@ -1,4 +1,4 @@
-"""A worker's own side: what it tells its supervisor, and what it does when there is none any more."""
+"""The worker's side of the control channel, and what it does without a supervisor."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PATIENCE_SECONDS = 60.0
 PLACE = WorkerSpec("/tmp/1.sock", b"secret", b"seed", [5], b"keys", "{}")
 
 
-class WorkerTests(SynchronousTestCase):
+class SupervisorConnectionTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.reactor: Any = MemoryReactorClock()
         self.ends: list[str] = []
@@ -43,48 +43,48 @@ class WorkerTests(SynchronousTestCase):
         self.transport = StringTransport()
         self.worker.makeConnection(self.transport)
 
-    def said(self) -> list[tuple[str, Any]]:
-        """What the supervisor has heard since the last call."""
+    def sent_messages(self) -> list[tuple[str, Any]]:
+        """Messages to the supervisor since the last call."""
         lines = self.transport.value().splitlines()
         self.transport.clear()
         return [(word, content) for word, content in map(json.loads, lines)]
 
-    def hears(self, word: str, content: Any = None) -> None:
-        """The supervisor says something."""
+    def receive(self, word: str, content: Any = None) -> None:
+        """Deliver a message from the supervisor."""
         self.worker.dataReceived(encode_control_message(word, content))
 
     def test_heartbeat(self) -> None:
         """A ping is answered."""
-        self.hears("ping")
-        self.assertEqual(self.said(), [("pong", None)])
+        self.receive("ping")
+        self.assertEqual(self.sent_messages(), [("pong", None)])
 
-    def test_states(self) -> None:
-        """Of what systemd would be told, the supervisor wants to know what it cannot know by itself."""
+    def test_systemd_states(self) -> None:
+        """Notifications for systemd go to the supervisor, except those that it knows itself."""
         for state in ("STATUS=a=b", "READY=1", "STOPPING=1", "WATCHDOG=1"):
             self.worker.notify(state)
-        self.assertEqual(self.said(), [("status", "a=b"), ("ready", "1")])
+        self.assertEqual(self.sent_messages(), [("status", "a=b"), ("ready", "1")])
 
     def test_rotate(self) -> None:
-        """It is passed on."""
+        """The request is passed on."""
         rotated: list[str] = []
         self.worker.handlers["rotate"] = lambda _: rotated.append("rotated")
-        self.hears("rotate")
+        self.receive("rotate")
         self.assertEqual(rotated, ["rotated"])
 
     def test_reload(self) -> None:
-        """It is passed on, with what became of the configuration, and answered once that was done."""
+        """The request is passed on with its configuration, and answered when done."""
         reloaded: list[Any] = []
         self.worker.handlers |= {"reload": reloaded.append, "keys": reloaded.append}
-        self.hears("ask", [1, "reload", ["{}", "ok", "keys"]])
+        self.receive("ask", [1, "reload", ["{}", "ok", "keys"]])
         self.assertEqual(reloaded, [["{}", "ok", "keys"]])
-        self.hears("ask", [2, "keys", "others"])
+        self.receive("ask", [2, "keys", "others"])
         self.assertEqual(reloaded[1:], ["others"])
-        self.assertEqual(self.said(), [("answer", [1, None]), ("answer", [2, None])])
+        self.assertEqual(self.sent_messages(), [("answer", [1, None]), ("answer", [2, None])])
 
-    def test_unable(self) -> None:
-        """Why there is no point in going on; before there is a connection, it goes straight into the pipe."""
+    def test_unable_to_start(self) -> None:
+        """The reason is reported; without a connection it is written into the pipe."""
         self.worker.report_failure("no room")
-        self.assertEqual(self.said(), [("start error", "no room")])
+        self.assertEqual(self.sent_messages(), [("start error", "no room")])
         pipe: list[tuple[int, bytes]] = []
         self.patch(os, "write", lambda descriptor, data: pipe.append((descriptor, data)))
         SupervisorConnection(self.reactor, PLACE, lambda: None).report_failure("no keys")
@@ -99,7 +99,7 @@ class WorkerTests(SynchronousTestCase):
             raise ValueError("boom")
         except ValueError:
             log.failure("failed")
-        (warning, failure) = self.said()
+        (warning, failure) = self.sent_messages()
         self.assertEqual(warning, ("log", ["warn", "mediatord.x", "disk 99 full"]))
         word, (level, namespace, text) = failure
         self.assertEqual((word, level, namespace), ("log", "critical", "mediatord.x"))
@@ -107,7 +107,7 @@ class WorkerTests(SynchronousTestCase):
         self.assertIn("boom", text)
 
     def test_supervisor_that_does_not_read(self) -> None:
-        """Log lines wait, up to a bound; the rest are dropped and counted. All else is said."""
+        """Log lines are buffered up to a bound, and dropped lines counted. Other messages are kept."""
         observer: Any = self.worker.observe
         log: Any = Logger("mediatord.x", observer=observer)
         globalLogPublisher.addObserver(observer)
@@ -116,23 +116,25 @@ class WorkerTests(SynchronousTestCase):
         producer.pauseProducing()
         for number in range(300):
             log.info("{number} {text}", number=number, text="x" * 10_000)
-        self.hears("ping")
-        self.assertEqual(self.said(), [("pong", None)])
+        self.receive("ping")
+        self.assertEqual(self.sent_messages(), [("pong", None)])
         producer.resumeProducing()
-        *lines, (_, (level, _, complaint)) = self.said()
-        kept = len(lines)
-        self.assertEqual([content[2].split()[0] for _, content in lines], [str(number) for number in range(kept)])
+        *transports, (_, (level, _, complaint)) = self.sent_messages()
+        kept = len(transports)
+        self.assertEqual(
+            [content[2].split()[0] for _, content in transports], [str(number) for number in range(kept)]
+        )
         self.assertTrue(
             MAX_BUFFERED_LOG_BYTES - 11_000
-            < sum(len(encode_control_message(*line)) for line in lines)
+            < sum(len(encode_control_message(*line)) for line in transports)
             <= MAX_BUFFERED_LOG_BYTES
         )
         self.assertEqual((level, complaint.split()[0]), ("warn", str(300 - kept)))
         log.info("again")
-        self.assertEqual([content[2] for _, content in self.said()], ["again"])
+        self.assertEqual([content[2] for _, content in self.sent_messages()], ["again"])
 
-    def test_supervisor_that_reads_a_little(self) -> None:
-        """What it has room for is sent, in order; nothing is kept for one that is gone."""
+    def test_supervisor_that_reads_slowly(self) -> None:
+        """Messages are sent in order as far as there is room; without a supervisor nothing is kept."""
         producer: Any = self.transport.producer
         producer.pauseProducing()
         log: Any = Logger("mediatord.x", observer=self.worker.observe)  # type: ignore[arg-type]
@@ -147,76 +149,76 @@ class WorkerTests(SynchronousTestCase):
         self.patch(self.transport, "write", write)
         for text in ("one", "two"):
             producer.resumeProducing()
-            self.assertEqual([content[2] for _, content in self.said()], [text])
+            self.assertEqual([content[2] for _, content in self.sent_messages()], [text])
         producer.stopProducing()
         log.info("four")
-        self.assertEqual(self.said(), [])
+        self.assertEqual(self.sent_messages(), [])
 
-    def test_page(self) -> None:
-        """What the supervisor says, to the one who asked."""
+    def test_metrics_page(self) -> None:
+        """The supervisor's page goes to the request."""
         pages = [Deferred.fromCoroutine(self.worker.fetch_metrics()) for _ in range(2)]
-        (first, second) = [content[0] for _, content in self.said() if content[1] == "all metrics"]
-        self.hears("answer", [second, "two ü"])
+        (first, second) = [content[0] for _, content in self.sent_messages() if content[1] == "all metrics"]
+        self.receive("answer", [second, "two ü"])
         self.assertNoResult(pages[0])
         self.assertEqual(self.successResultOf(pages[1]), "two ü".encode())
-        self.hears("answer", [first, "one"])
+        self.receive("answer", [first, "one"])
         self.assertEqual(self.successResultOf(pages[0]), b"one")
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
-    def test_no_page(self) -> None:
-        """Nobody is kept waiting for a supervisor that is busy; what it says later is nobody's."""
+    def test_metrics_timeout(self) -> None:
+        """A request does not wait for a busy supervisor, whose late page is dropped."""
         page = Deferred.fromCoroutine(self.worker.fetch_metrics())
-        ((_, (number, _, _)),) = self.said()
+        ((_, (number, _, _)),) = self.sent_messages()
         self.reactor.advance(REPLY_TIMEOUT)
         self.failureResultOf(page, TimeoutError)
         for _ in range(2):
-            self.hears("answer", [number, "late"])
+            self.receive("answer", [number, "late"])
 
-    def test_all_states(self) -> None:
-        """What all know of themselves, to the one who asked; or nobody answers in time."""
+    def test_all_statuses(self) -> None:
+        """The statuses of all workers go to the request, or nothing after a timeout."""
         states = [Deferred.fromCoroutine(self.worker.fetch_states()) for _ in range(2)]
-        (first, _) = [content[0] for _, content in self.said() if content[1] == "all states"]
-        self.hears("answer", [first, [3, [{"a": 1}, {"b": 2}]]])
+        (first, _) = [content[0] for _, content in self.sent_messages() if content[1] == "all states"]
+        self.receive("answer", [first, [3, [{"a": 1}, {"b": 2}]]])
         self.assertEqual(self.successResultOf(states[0]), (3, [{"a": 1}, {"b": 2}]))
         self.reactor.advance(REPLY_TIMEOUT)
         self.failureResultOf(states[1], TimeoutError)
 
-    def test_state(self) -> None:
-        """What this process knows of itself, when it is asked and has something to say."""
-        self.hears("ask", [4, "state", None])
+    def test_status(self) -> None:
+        """This process reports its status on request, if it has one."""
+        self.receive("ask", [4, "state", None])
         self.worker.handlers["state"] = lambda _: {"pid": 1}
-        self.hears("ask", [5, "state", None])
-        self.assertEqual(self.said(), [("answer", [4]), ("answer", [5, {"pid": 1}])])
+        self.receive("ask", [5, "state", None])
+        self.assertEqual(self.sent_messages(), [("answer", [4]), ("answer", [5, {"pid": 1}])])
 
     def test_report(self) -> None:
-        """What this process has measured, when it has."""
+        """This process reports its metrics when measured."""
         measured: Deferred[str] = Deferred()
         self.worker.handlers["metrics"] = lambda _: measured
-        self.hears("ask", [7, "metrics", None])
-        self.assertEqual(self.said(), [])
+        self.receive("ask", [7, "metrics", None])
+        self.assertEqual(self.sent_messages(), [])
         measured.callback("a 1.0\n")
-        self.assertEqual(self.said(), [("answer", [7, "a 1.0\n"])])
+        self.assertEqual(self.sent_messages(), [("answer", [7, "a 1.0\n"])])
 
-    def test_report_fails(self) -> None:
-        """It is logged, and the supervisor need not wait."""
+    def test_failed_report(self) -> None:
+        """The failure is logged, and the supervisor gets an answer."""
 
         async def measure(_: object) -> str:
             raise RuntimeError("boom")
 
         self.worker.handlers["metrics"] = measure
-        self.hears("ask", [7, "metrics", None])
-        self.assertEqual(self.said(), [("answer", [7])])
+        self.receive("ask", [7, "metrics", None])
+        self.assertEqual(self.sent_messages(), [("answer", [7])])
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
     def test_no_answer(self) -> None:
-        """It is as if nobody answered."""
+        """Like a missing answer."""
         page = Deferred.fromCoroutine(self.worker.fetch_metrics())
-        self.hears("answer", [1])
+        self.receive("answer", [1])
         self.failureResultOf(page, TimeoutError)
         self.assertEqual(self.reactor.getDelayedCalls(), [])
 
-    def test_orphaned(self) -> None:
-        """When the supervisor is gone there is nothing left to do, unless all was done already."""
+    def test_supervisor_gone(self) -> None:
+        """The worker stops, unless it has already."""
         self.worker.connectionLost()
         self.assertEqual(self.ends, ["orphaned"])
         self.worker.leave()
@@ -224,7 +226,7 @@ class WorkerTests(SynchronousTestCase):
         self.assertEqual(self.ends, ["orphaned"])
 
     def test_alarm(self) -> None:
-        """A process whose reactor stands still is ended by the system; it is wound up again while it does not."""
+        """A process whose reactor hangs is killed by a timer of the system, which is restarted while it runs."""
         wound: list[tuple[int, float]] = []
         self.patch(signal, "setitimer", lambda which, seconds: wound.append((which, seconds)))
         worker = SupervisorConnection(self.reactor, PLACE, lambda: None)
@@ -234,8 +236,8 @@ class WorkerTests(SynchronousTestCase):
         self.assertEqual(wound, [(signal.ITIMER_REAL, 60)] * 6)
 
 
-class Channel(ControlChannel):
-    """One whose lines the test carries."""
+class RecordingChannel(ControlChannel):
+    """Control channel whose lines the test transfers."""
 
     def __init__(self) -> None:
         super().__init__(Clock())
@@ -246,25 +248,25 @@ class Channel(ControlChannel):
 
 
 class ControlChannelTests(SynchronousTestCase):
-    def test_in_pieces(self) -> None:
-        """However they come."""
+    def test_messages_in_pieces(self) -> None:
+        """Messages may be split anywhere."""
         raw = encode_control_message("a", {"b": "ü\n"}) + encode_control_message("c")
         for size in range(1, len(raw) + 1):
             found: list[tuple[str, Any]] = []
-            channel = Channel()
+            channel = RecordingChannel()
             for word in "ac":
-                channel.handlers[word] = partial(self.note, found, word)
+                channel.handlers[word] = partial(self.record, found, word)
             for start in range(0, len(raw), size):
                 channel.receive(raw[start : start + size])
             self.assertEqual(found, [("a", {"b": "ü\n"}), ("c", None)])
 
-    def note(self, found: list[tuple[str, Any]], word: str, content: Any) -> None:
-        """A message."""
+    def record(self, found: list[tuple[str, Any]], word: str, content: Any) -> None:
+        """Record a message."""
         found.append((word, content))
 
     def test_questions(self) -> None:
-        """Each gets its own answer, in whatever order they come; what was never asked is nothing."""
-        channel = Channel()
+        """Answers may come in any order; an answer without a question is ignored."""
+        channel = RecordingChannel()
         first, second = channel.ask("a", 1), channel.ask("a", 2)
         self.assertEqual([json.loads(line) for line in channel.lines], [["ask", [n, "a", n]] for n in (1, 2)])
         channel.receive(encode_control_message("answer", [2, "two"]) + encode_control_message("answer", [9, "nine"]))
@@ -272,21 +274,21 @@ class ControlChannelTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(second), "two")
         self.failureResultOf(first, NoAnswer)
 
-    def test_end(self) -> None:
-        """Whoever has asked is told that there is nobody any more."""
-        channel = Channel()
-        asked = channel.ask("a", timeout=1.0)
+    def test_connection_lost(self) -> None:
+        """Pending questions fail."""
+        channel = RecordingChannel()
+        response = channel.ask("a", timeout=1.0)
         channel.fail_asked()
-        self.failureResultOf(asked, ConnectionLost)
+        self.failureResultOf(response, ConnectionLost)
         self.assertEqual(channel._clock.getDelayedCalls(), [])
 
 
 class StartTests(SynchronousTestCase):
-    """Before a worker's reactor runs."""
+    """Before the reactor of a worker runs."""
 
     @pytest.mark.system
-    def test_one_that_hangs_ends(self) -> None:
-        """Also when there is no supervisor that would notice (here: it waits for a brief that never comes)."""
+    def test_hanging_start_is_killed(self) -> None:
+        """Also without a supervisor (here: the spec never arrives)."""
         program = (
             f"import os; os.dup2(0, {SPEC_FD})\n"
             "from mediatord.workers import supervisor_connection as module; module._ALARM_SECONDS = 0.5\n"
@@ -311,33 +313,34 @@ class ScrapeTests(SynchronousTestCase):
         half = self.site_fixture
         self.site_fixture.site = build_site(half.base, half.didcomm, half.decentrl, half.config, self.worker)
 
-    def test_page_of_all(self) -> None:
-        """The page is what the supervisor says."""
-        line = self.ask()
+    def test_aggregated_page(self) -> None:
+        """The page is the supervisor's."""
+        transport = self.request_metrics()
         self.worker.dataReceived(encode_control_message("answer", [1, "a_total 1.0\n"]))
-        (response,) = parse_responses(line.taken())
+        (response,) = parse_responses(transport.take_output())
         self.assertEqual((response.status, response.body), (200, b"a_total 1.0\n"))
 
     def test_no_supervisor(self) -> None:
-        """One that says nothing costs the scrape, and no more time than that."""
-        line = self.ask()
+        """An unresponsive supervisor fails the scrape, after its timeout."""
+        transport = self.request_metrics()
         self.reactor.advance(REPLY_TIMEOUT)
-        (response,) = parse_responses(line.taken())
+        (response,) = parse_responses(transport.take_output())
         self.assertEqual((response.status, response.json["detail"]), (503, "workers do not respond"))
 
-    def ask(self) -> InMemoryTransport:
-        """A connection on which somebody does."""
-        line = self.site_fixture.line("127.0.0.1")
-        line.feed(written_request("GET", "/metrics"))
-        self.site_fixture.settle()
+    def request_metrics(self) -> InMemoryTransport:
+        """Request the metrics on a new connection."""
+        transport = self.site_fixture.connect("127.0.0.1")
+        transport.feed(written_request("GET", "/metrics"))
+        self.site_fixture.run_due_calls()
         self.assertEqual(
-            (line.taken(), self.transport.value()), (b"", encode_control_message("ask", [1, "all metrics", None]))
+            (transport.take_output(), self.transport.value()),
+            (b"", encode_control_message("ask", [1, "all metrics", None])),
         )
-        return line
+        return transport
 
 
-class Store:
-    """Answers what it is told to."""
+class FakeStore:
+    """Store that answers as told."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -349,37 +352,37 @@ class Store:
         return self.answer
 
 
-class Base:
-    """As much of the daemon as is measured."""
+class FakeCoreServices:
+    """The parts of the core services that are measured."""
 
     def __init__(self) -> None:
         self.reactor = Clock()
-        self.store = Store()
+        self.store = FakeStore()
         self.gate = RequestGate(self.reactor)
         self.gate.startService()
         self.events = self.recorder = self
         self.metrics = Metrics(CollectorRegistry(), version="1")
 
     def rotate(self) -> None:
-        """There is no log."""
+        """Ignore."""
 
 
-class MeasuringTests(SynchronousTestCase):
+class MeasurementTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.base = Base()
+        self.base = FakeCoreServices()
         self.worker = SupervisorConnection(MemoryReactorClock(), PLACE, lambda: None)
         base: Any = self.base
         bind_supervisor_callbacks(self.worker, base)
 
     def begin(self) -> Deferred[str]:
-        """Ask for a report."""
+        """Request a report."""
         return Deferred.fromCoroutine(self.worker.handlers["metrics"](None))
 
     def assert_up(self, measured: Deferred[str], up: float) -> None:
         self.assertIn(f"\nmediator_storage_up {up}\n", self.successResultOf(measured))
 
-    def test_store_is_looked_at(self) -> None:
-        """Each time: nobody else might have asked this process lately."""
+    def test_measures_store_for_each_report(self) -> None:
+        """Each report checks the store, as no other request might have."""
         self.assert_up(self.begin(), 1.0)
         failed: Deferred[Any] = Deferred()
         failed.errback(StoreUnavailable())
@@ -391,7 +394,7 @@ class MeasuringTests(SynchronousTestCase):
         self.assertEqual(self.base.reactor.getDelayedCalls(), [])
 
     def test_slow_store(self) -> None:
-        """It is not waited for, nor asked again before it has answered."""
+        """A slow store is not awaited, nor asked again before it has answered."""
         self.assert_up(self.begin(), 1.0)
         self.base.store.answer = Deferred()
         for _ in range(2):
@@ -405,13 +408,13 @@ class MeasuringTests(SynchronousTestCase):
         self.assert_up(self.begin(), 1.0)
 
     def test_stopping(self) -> None:
-        """It reports until the end."""
+        """Reports continue until the end."""
         self.base.gate.stopService()
         self.assert_up(self.begin(), 0.0)
         self.assertEqual(self.base.store.asked, 0)
 
-    def test_fault(self) -> None:
-        """One of ours is logged, and the rest is reported."""
+    def test_internal_error(self) -> None:
+        """The error is logged, and the rest is reported."""
         broken: Deferred[Any] = Deferred()
         broken.errback(RuntimeError("boom"))
         self.base.store.answer = broken

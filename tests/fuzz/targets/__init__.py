@@ -1,6 +1,6 @@
 """
-What is fuzzed. A target runs one input through a part of mediatord and raises for whatever must not happen; the first
-byte of an input says in which way. Inputs name what differs from run to run by words such as `@MEDIATOR@`.
+Fuzz targets. A target runs one input through a part of mediatord and raises on any failure; the first byte of an
+input selects the mode. Values that differ between runs are named by words such as `@MEDIATOR@`.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Protocol
 
 class Target(Protocol):
     """
-    One part.
+    A fuzz target.
 
-    :ivar words: what is worth trying anywhere in an input.
-    :ivar longest: bytes that libFuzzer gives to an input.
-    :ivar most_calls: functions that an input may have called, and how many more for each of its bytes.
-    :ivar most_memory: bytes, likewise.
+    :ivar words: tokens for mutations.
+    :ivar longest: maximum length of inputs for libFuzzer.
+    :ivar most_calls: maximum function calls of an input, constant and per byte.
+    :ivar most_memory: maximum bytes of memory, likewise.
     """
 
     words: Sequence[bytes]
@@ -26,17 +26,17 @@ class Target(Protocol):
     most_memory: tuple[int, int]
 
     def seeds(self) -> Iterable[bytes]:
-        """What the others are made of; each leads further in than chance would."""
+        """Initial inputs, which reach further than random ones."""
 
     def run(self, data: bytes) -> None:
         """
-        Try one input.
+        Run one input.
 
-        :raise Exception: whichever, if something is wrong.
+        :raise Exception: any, on a failure.
         """
 
     def close(self) -> None:
-        """There will be no more inputs."""
+        """Finish; there are no more inputs."""
 
 
 NAMES = (
@@ -47,7 +47,7 @@ NAMES = (
     "canonical",
     "decentrl",
     "config",
-    "usual",
+    "fast_forward",
     "hint",
     "features",
 )
@@ -55,7 +55,7 @@ NAMES = (
 
 def target(name: str) -> Target:
     """
-    The target of a name.
+    Return the target of this name.
 
     :raise KeyError: there is none.
     """
@@ -65,8 +65,8 @@ def target(name: str) -> Target:
     return made()
 
 
-def filled_in(data: bytes, words: Mapping[bytes, str]) -> bytes:
-    """An input with what its words stand for."""
+def replace_words(data: bytes, words: Mapping[bytes, str]) -> bytes:
+    """Replace the words in an input."""
     if b"@" in data:
         for word, meaning in words.items():
             data = data.replace(word, meaning.encode())

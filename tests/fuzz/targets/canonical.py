@@ -1,4 +1,4 @@
-"""JSON, its canonical form, and the texts that bytes are written as."""
+"""JSON, its canonical form, and text encodings of bytes."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mediatord.protocol.decentrl.did_decentrl import parse_did
 from tests.protocol.decentrl.mutations import ODDITIES
 from tests.protocol.decentrl.samples import ALICE
 
-# Longer ones are bounded by whoever asks.
+# Callers bound longer ones.
 _MAX_BASE58 = 2048
 
 
 class CanonicalTarget:
-    """Ways: `j` JSON, `b` base64 of both kinds, `z` base58, `d` a did:decentrl."""
+    """Modes: `j` JSON, `b` base64 of both kinds, `z` base58, `d` a did:decentrl."""
 
     words = (
         b"1e400",
@@ -31,15 +31,15 @@ class CanonicalTarget:
         b"\xef\xbb\xbf",
     )
     longest = 8_192
-    # Python's own parser calls a hook for each object, and the slow writer is made of small functions.
+    # Python's parser calls a hook for each object, and the general serializer many small functions.
     most_calls = (2_000, 60)
     most_memory = (300_000, 800)
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """No-op."""
 
     def run(self, data: bytes) -> None:
-        """What is read means one thing, and is written in one way."""
+        """Parsed input has one meaning and one spelling."""
         way, rest = data[:1], data[1:]
         if way == b"b":
             self._base64(rest)
@@ -61,7 +61,7 @@ class CanonicalTarget:
             assert written is None or encoding.loads(written) == loose
         if single is None:
             return
-        assert json.loads(raw, object_pairs_hook=_all_different) is not None
+        assert json.loads(raw, object_pairs_hook=_is_unique) is not None
         form = canonical_json.canonicalize(single)
         again = canonical_json.loads(form)
         assert canonical_json.canonicalize(again) == form, "two canonical forms of one value"
@@ -104,18 +104,18 @@ class CanonicalTarget:
 
 
 def _or_none(read: Any, value: Any) -> Any:
-    """What is read, or None if it is refused in the one way that is declared."""
+    """The parsed input, or None if it is refused with the declared error."""
     try:
         return read(value)
     except ValueError:
         return None
 
 
-def _all_different(members: list[tuple[str, Any]]) -> dict[str, Any]:
+def _is_unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
     assert len(dict(members)) == len(members), "two members of one name"
     return dict(members)
 
 
 def make() -> CanonicalTarget:
-    """The target."""
+    """Create the target."""
     return CanonicalTarget()

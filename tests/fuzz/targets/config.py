@@ -1,4 +1,4 @@
-"""A configuration file as bytes, and variables of the environment."""
+"""Configuration files as bytes, and environment variables."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 from mediatord.config.file import ConfigError, examine_config, load_config, render_config
 from mediatord.config.settings import Config
 
-# YAML is read slowly.
+# Parsing YAML is slow.
 _PART = 1_000
 
 
 class ConfigTarget:
-    """Ways: `y` YAML, `e` lines of `NAME=value` to override an empty file with."""
+    """Modes: `y` YAML, `e` lines of `NAME=value` that override an empty file."""
 
     words = (
         *(
@@ -45,7 +45,7 @@ class ConfigTarget:
         ),
     )
     longest = 2_048
-    # YAML is read by Python, a few calls for each character.
+    # YAML is parsed in Python, with a few calls per character.
     most_calls = (60_000, 400)
     most_memory = (4_000_000, 3_000)
 
@@ -58,7 +58,7 @@ class ConfigTarget:
         shutil.rmtree(self._directory)
 
     def run(self, data: bytes) -> None:
-        """Both readers say the same: a configuration, or where what is wrong."""
+        """Both readers return the same configuration, or the same error positions."""
         way, rest = data[:1], data[1:]
         environ: dict[str, str] = {}
         if way == b"e":
@@ -97,5 +97,5 @@ def _text(raw: bytes) -> str:
 
 
 def make() -> ConfigTarget:
-    """The target."""
+    """Create the target."""
     return ConfigTarget()

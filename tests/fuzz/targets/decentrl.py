@@ -1,4 +1,4 @@
-"""Commands, signed whatever they say, first frames of sockets, registrations, and queries of public channels."""
+"""Decentrl commands, first frames of sockets, registrations, and queries of public channels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mediatord.protocol.decentrl.crypto import sign_event, sign_json
 from mediatord.protocol.error_codes import DECENTRL_CLOSE_CODES
 from mediatord.ratelimit.admission import RequestReply
 from tests.fuzz.fuzz_mediator import DECENTRL_CODES, DECENTRL_STATUSES, FuzzMediator
-from tests.fuzz.targets import filled_in
+from tests.fuzz.targets import replace_words
 from tests.http.in_memory_site import InMemorySite
 from tests.in_memory_identities import InMemoryDecentrlSocket, InMemoryIdentity
 from tests.in_memory_mediator import PEER
@@ -26,7 +26,9 @@ _UNSIGNABLE = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 
 
 class DecentrlTarget:
-    """Ways: `r` a command as it is, `s` signed, `g` a first frame, signed, `e` a registration, `q` DID and query."""
+    """
+    Modes: `r` a command unchanged, `s` signed, `g` a first frame, signed, `e` a registration, `q` DID and query.
+    """
 
     words = (
         *(
@@ -45,55 +47,55 @@ class DecentrlTarget:
     most_memory = (3_000_000, 1_000)
 
     def __init__(self) -> None:
-        self._grounds = FuzzMediator(self._move_in)
-        self._premises: InMemorySite = None  # type: ignore[assignment]  # likewise
+        self._mediator = FuzzMediator(self._prepare)
+        self._site_fixture: InMemorySite = None  # type: ignore[assignment]  # likewise
         self._alice: InMemoryIdentity = None  # type: ignore[assignment]  # there is one as soon as there is a mediator
         self._bob: InMemoryIdentity = None  # type: ignore[assignment]  # likewise
 
-    def _move_in(self, site_fixture: InMemorySite) -> None:
+    def _prepare(self, site_fixture: InMemorySite) -> None:
         self._alice, self._bob = InMemoryIdentity(site_fixture, "alice"), InMemoryIdentity(site_fixture, "bob")
-        for one in (self._alice, self._bob):
-            one.register()
+        for item in (self._alice, self._bob):
+            item.register()
         self._alice.befriend(self._bob)
 
     def close(self) -> None:
-        """Take the mediator down."""
-        self._grounds.close()
+        """Stop the mediator."""
+        self._mediator.close()
 
     def run(self, data: bytes) -> None:
-        """Send it, and look at the answer and at what is stored."""
-        self._premises = self._grounds.enter()
+        """Send the input, and check the reply and the store."""
+        self._site_fixture = self._mediator.enter()
         words = {
             b"@MEDIATOR@": self._alice.mediator,
             b"@ALICE@": self._alice.did,
             b"@BOB@": self._bob.did,
             b"@NONCE@": str(uuid.uuid4()),
-            b"@NOW@": str(int(self._premises.clock.seconds() * 1000)),
+            b"@NOW@": str(int(self._site_fixture.clock.seconds() * 1000)),
         }
-        way, rest = data[:1], filled_in(data[1:], words)
-        kept = self._grounds.kept()
+        way, rest = data[:1], replace_words(data[1:], words)
+        kept = self._mediator.store_content()
         if way == b"g":
-            self._greet(self._signed(rest, ("did", "signing_key_id", "timestamp", "nonce")))
+            self._send_first_frame(self._sign(rest, ("did", "signing_key_id", "timestamp", "nonce")))
             refused = True
         elif way == b"q":
-            refused = self._ask(rest)
+            refused = self._query(rest)
         else:
-            refused = self._send(self._written(way, rest))
-        self._grounds.calm()
-        assert not refused or self._grounds.kept() == kept, "stored, although it was refused"
-        self._premises.clock.advance(0)
+            refused = self._send(self._build(way, rest))
+        self._mediator.assert_no_failures()
+        assert not refused or self._mediator.store_content() == kept, "stored, although it was refused"
+        self._site_fixture.clock.advance(0)
 
-    def _written(self, way: bytes, rest: bytes) -> bytes:
+    def _build(self, way: bytes, rest: bytes) -> bytes:
         if way == b"s":
-            return self._signed(rest, ("header", "payload"))
+            return self._sign(rest, ("header", "payload"))
         if way == b"e":
             with contextlib.suppress(*_UNSIGNABLE):
                 sealed = self._alice.sealed_registration(json.loads(rest))
                 return self._alice.command({"type": "REQUEST_COMMUNICATION_CONTRACT", **sealed})
         return rest
 
-    def _signed(self, raw: bytes, names: tuple[str, ...]) -> bytes:
-        """With a signature of what is there; as it was where that is impossible."""
+    def _sign(self, raw: bytes, names: tuple[str, ...]) -> bytes:
+        """Sign the JSON, or return it unchanged if that is impossible."""
         try:
             document = json.loads(raw)
             payload = document.get("payload")
@@ -108,26 +110,28 @@ class DecentrlTarget:
             return raw
 
     def _send(self, raw: bytes) -> bool:
-        """Whether it is refused; one that is no command is for just that."""
-        reply = self._premises.obey(raw)
-        refused = self._refuses(reply, DECENTRL_STATUSES, "SUCCESS")
+        """Return whether the command is refused; an invalid one must be refused as such."""
+        reply = self._site_fixture.obey(raw)
+        refused = self._is_refusal(reply, DECENTRL_STATUSES, "SUCCESS")
         try:
             parse_command(raw)
         except InvalidCommand:
             assert (reply.status, json.loads(reply.body)["code"]) == (400, "INVALID_COMMAND")
         return refused
 
-    def _ask(self, rest: bytes) -> bool:
+    def _query(self, rest: bytes) -> bool:
         did, _, query = rest.partition(b"?")
         arguments: dict[bytes, list[bytes]] = {}
         for pair in query.split(b"&"):
             name, _, value = pair.partition(b"=")
             arguments.setdefault(name, []).append(value)
-        asked = self._premises.decentrl.dispatcher.public(did.decode("utf-8", "replace"), arguments, PEER)
-        return self._refuses(self._premises.test.successResultOf(Deferred.fromCoroutine(asked)), {200, 400}, None)
+        asked = self._site_fixture.decentrl.dispatcher.public(did.decode("utf-8", "replace"), arguments, PEER)
+        return self._is_refusal(
+            self._site_fixture.test.successResultOf(Deferred.fromCoroutine(asked)), {200, 400}, None
+        )
 
-    def _refuses(self, reply: RequestReply, statuses: set[int], type_: str | None) -> bool:
-        """Whether it does; and it is one clear answer."""
+    def _is_refusal(self, reply: RequestReply, statuses: set[int], type_: str | None) -> bool:
+        """Whether the reply is a refusal; a refusal must be one valid error."""
         assert reply.status in statuses, reply.status
         body = json.loads(reply.body)
         if reply.status == 200:
@@ -136,9 +140,9 @@ class DecentrlTarget:
         assert set(body) == {"type", "code"} and body["type"] == "ERROR" and body["code"] in DECENTRL_CODES, body
         return True
 
-    def _greet(self, frame: bytes) -> None:
-        """Say it first on a socket."""
-        dialogue = InMemoryDecentrlSocket(self._premises)
+    def _send_first_frame(self, frame: bytes) -> None:
+        """Send it as the first frame of a socket."""
+        dialogue = InMemoryDecentrlSocket(self._site_fixture)
         dialogue.say(frame)
         (told,) = dialogue.heard()
         try:
@@ -150,7 +154,7 @@ class DecentrlTarget:
         dialogue.hang_up()
 
     def seeds(self) -> Iterable[bytes]:
-        """Each command, signed, with all its members; and what else there is to say."""
+        """Each command, signed, with all members, and other inputs."""
         for name in samples.CHANNELS:
             command = samples.command(
                 name,
@@ -176,5 +180,5 @@ class DecentrlTarget:
 
 
 def make() -> DecentrlTarget:
-    """The target."""
+    """Create the target."""
     return DecentrlTarget()

@@ -1,4 +1,4 @@
-"""DIDs of every method, documents in every form, and the names of keys in them."""
+"""DIDs of every method, documents in every form, and key ids in them."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _DOCUMENT = {
 
 
 class DIDTarget:
-    """Ways: `t` a DID, `d` a document, `w` one that was fetched, `2` services of a did:peer:2, `4` a did:peer:4."""
+    """Modes: `t` a DID, `d` a document, `w` a fetched one, `2` services of a did:peer:2, `4` a did:peer:4."""
 
     words = (
         *(did.encode() for did in _DIDS),
@@ -94,10 +94,10 @@ class DIDTarget:
     most_memory = (1_000_000, 400)
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """No-op."""
 
     def run(self, data: bytes) -> None:
-        """Resolve it, and look at what comes of that."""
+        """Resolve the DID, and check the document."""
         way, rest = data[:1], data[1:].replace(b"@DID@", b"did:web:a")
         with contextlib.suppress(*_DECLARED):
             if way == b"w":
@@ -139,7 +139,7 @@ class DIDTarget:
         self._check(document)
 
     def _check(self, document: DIDDocument) -> None:
-        """It keeps to its limits, and each of its keys is found under its name."""
+        """The document is within its limits, and each key is found by its id."""
         assert len(document.key_agreement) <= MAX_KEYS and len(document.authentication) <= MAX_KEYS
         assert len(document.endpoints) <= MAX_SERVICES * MAX_ENDPOINTS
         for method in document.key_agreement:
@@ -150,7 +150,7 @@ class DIDTarget:
         document.http_endpoints()
 
     def seeds(self) -> Iterable[bytes]:
-        """Each method, and documents with all that is read."""
+        """Each method, and documents with everything that is read."""
         for did in _DIDS:
             yield b"t" + did.encode()
         document = json.dumps(_DOCUMENT).encode()
@@ -162,5 +162,5 @@ class DIDTarget:
 
 
 def make() -> DIDTarget:
-    """The target."""
+    """Create the target."""
     return DIDTarget()

@@ -1,4 +1,4 @@
-"""Envelopes: as bytes, as headers that nobody writes, and with anything inside that opens."""
+"""Envelopes: as bytes, with arbitrary headers, and with arbitrary content."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from mediatord.protocol.didcomm.jwe import encrypt_anoncrypt, encrypt_authcrypt
 from mediatord.ratelimit.admission import RequestReply
 from mediatord.wallet.didcomm_messages import UnreadableMessage
 from tests.fuzz.fuzz_mediator import STATUSES, FuzzMediator, problem_code
-from tests.fuzz.targets import filled_in
+from tests.fuzz.targets import replace_words
 from tests.http.in_memory_site import InMemorySite
 from tests.in_memory_mediator import CM2, CM3, MP, PING, InMemoryWallet
-from tests.protocol.didcomm.foreign_jwe import Writing
+from tests.protocol.didcomm.foreign_jwe import JWEWriter
 
 PROBLEM = "https://didcomm.org/report-problem/2.0/problem-report"
 FORWARD = "https://didcomm.org/routing/2.0/forward"
@@ -23,10 +23,10 @@ INNER = {"protected": "e30", "recipients": [{"header": {"kid": "@GUEST@#key-1"}}
 
 class EnvelopeTarget:
     """
-    The DIDComm half, by POST, or over a socket where the way is a capital letter.
+    DIDComm over HTTP, or over a socket if the mode is a capital letter.
 
-    Ways: `r` raw, `a` anoncrypted, `c` authcrypted, `n` one in the other, `s` signed and anoncrypted, `w` as a
-    foreign writer does it, who is told what to do.
+    Modes: `r` raw, `a` anoncrypted, `c` authcrypted, `n` nested, `s` signed and anoncrypted, `w` by an independent
+    writer as the input says.
     """
 
     words = (
@@ -34,43 +34,43 @@ class EnvelopeTarget:
         *(b"@MEDIATOR@", b"@GUEST@", b"@KID@", b'"attachments"', b'"base64"', b'"delay_milli"', b'"expires_time"'),
     )
     longest = 16_384
-    # Opening an authcrypt resolves a DID with hundreds of digits of base58, each of which is a call or two.
+    # Decrypting an authcrypt resolves a DID with hundreds of base58 digits, each of a call or two.
     most_calls = (15_000, 30)
     most_memory = (4_000_000, 600)
 
     def __init__(self) -> None:
-        self._grounds = FuzzMediator(self._move_in)
+        self._mediator = FuzzMediator(self._prepare)
         self._guest: InMemoryWallet = None  # type: ignore[assignment]  # there is one as soon as there is a mediator
 
-    def _move_in(self, site_fixture: InMemorySite) -> None:
+    def _prepare(self, site_fixture: InMemorySite) -> None:
         self._guest = InMemoryWallet(site_fixture).enrol()
 
     def close(self) -> None:
-        """Take the mediator down."""
-        self._grounds.close()
+        """Stop the mediator."""
+        self._mediator.close()
 
     def run(self, data: bytes) -> None:
-        """Send it, and look at the answer and at what is stored."""
-        site_fixture = self._grounds.enter()
+        """Send the input, and check the reply and the store."""
+        site_fixture = self._mediator.enter()
         method = site_fixture.document.key_agreement[0]
         words = {b"@MEDIATOR@": site_fixture.did, b"@GUEST@": self._guest.did, b"@KID@": method.id}
-        way, rest = data[:1], filled_in(data[1:], words)
-        raw = self._written(way.lower(), rest)
+        way, rest = data[:1], replace_words(data[1:], words)
+        raw = self._build(way.lower(), rest)
         if raw is None:
             return
-        kept = self._grounds.kept()
+        kept = self._mediator.store_content()
         socket = site_fixture.socket() if way.isupper() else None
         reply = site_fixture.receive(raw, socket)
-        self._grounds.calm()
-        if self._refuses(reply):
-            assert self._grounds.kept() == kept, "stored, although it was refused"
+        self._mediator.assert_no_failures()
+        if self._is_refusal(reply):
+            assert self._mediator.store_content() == kept, "stored, although it was refused"
         if socket is not None:
             site_fixture.base.connections.closed(socket)
         site_fixture.clock.advance(0)
-        self._grounds.calm()
+        self._mediator.assert_no_failures()
 
-    def _written(self, way: bytes, rest: bytes) -> bytes | None:
-        document = self._grounds.enter().document
+    def _build(self, way: bytes, rest: bytes) -> bytes | None:
+        document = self._mediator.enter().document
         to = [(method.id, method.key) for method in document.key_agreement if method.key.curve == "X25519"]
         sender = (self._guest.identity.agreement.kid, self._guest.identity.agreement.private)
         if way == b"a":
@@ -82,13 +82,13 @@ class EnvelopeTarget:
         if way == b"s":
             signing = self._guest.identity.signing
             return encrypt_anoncrypt(json_web_signature.sign(rest, signing.kid, signing.private), to)
-        return self._told(rest, sender, to) if way == b"w" else rest
+        return self._write_independently(rest, sender, to) if way == b"w" else rest
 
-    def _told(self, rest: bytes, sender: Any, to: Any) -> bytes | None:
-        """What the foreign writer makes of its orders; None if it cannot follow them."""
+    def _write_independently(self, rest: bytes, sender: Any, to: Any) -> bytes | None:
+        """The envelope that the independent writer makes as the input says; None if it cannot."""
         try:
             orders = json.loads(rest)
-            writing = Writing(
+            writing = JWEWriter(
                 sender=sender if orders.get("sender") else None,
                 enc=orders.get("enc", "A256CBC-HS512"),
                 draft03=bool(orders.get("draft03")),
@@ -102,8 +102,8 @@ class EnvelopeTarget:
         except (ValueError, TypeError, AttributeError, KeyError, LookupError, RecursionError):
             return None
 
-    def _refuses(self, reply: RequestReply) -> bool:
-        """Whether it does; and it is one clear answer."""
+    def _is_refusal(self, reply: RequestReply) -> bool:
+        """Whether the reply is a refusal; a refusal must be one valid error."""
         assert reply.status in STATUSES, reply.status
         if reply.status == 202:
             assert not reply.body
@@ -118,7 +118,7 @@ class EnvelopeTarget:
         return opened.message.type.uri == PROBLEM
 
     def seeds(self) -> Iterable[bytes]:
-        """One of everything that is served, and one of each refusal."""
+        """One input per service, and one per refusal."""
         for type_, body, more in _MESSAGES:
             headers = {"from": "@GUEST@", "to": ["@MEDIATOR@"], "return_route": "all", **more}
             message = {"id": "m-1", "type": type_, "body": body, **headers}
@@ -183,5 +183,5 @@ _ORDERS: tuple[dict[str, Any], ...] = (
 
 
 def make() -> EnvelopeTarget:
-    """The target."""
+    """Create the target."""
     return EnvelopeTarget()

@@ -1,4 +1,4 @@
-"""Queries for features, held against a slow reading of the same."""
+"""Feature queries, compared with a simple implementation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ALL = [{"feature-type": kind, "match": "*"} for kind in ("protocol", "header", 
 
 
 class FeaturesTarget:
-    """The body of a request."""
+    """The body of a feature query."""
 
     words = (b"*", b"**", b"(a+)+$", b"https://didcomm.org/", b"routing", b"/2.0", b"[", b"?", b".*", b"\\", b"*o*")
     longest = 8_192
@@ -21,10 +21,10 @@ class FeaturesTarget:
     most_memory = (500_000, 100)
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """No-op."""
 
     def run(self, data: bytes) -> None:
-        """What is disclosed is what matches, each once."""
+        """The disclosed features are those that match, each once."""
         try:
             queries = parse_queries(encoding.loads_object(data[1:]))
         except (InvalidBody, ValueError):
@@ -53,7 +53,7 @@ class FeaturesTarget:
 
 
 def matches(match: str, text: str) -> bool:
-    """Whether `*`, which stands for any text, can be read so that both are the same; by looking at every prefix."""
+    """Whether the pattern matches, where `*` is any text; a simple implementation over all prefixes."""
     reached = [True] + [False] * len(text)
     for character in match:
         if character == "*":
@@ -65,5 +65,5 @@ def matches(match: str, text: str) -> bool:
 
 
 def make() -> FeaturesTarget:
-    """The target."""
+    """Create the target."""
     return FeaturesTarget()

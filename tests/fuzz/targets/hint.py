@@ -1,4 +1,4 @@
-"""What one node says to another, and what a stranger may say in its place."""
+"""Messages between nodes, and what strangers may send in their place."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KEYS = derive_cluster_keys(b"s" * 32)
 
 
 class HintTarget:
-    """Ways: `h` hints, `p` what was pushed, `n` a request of a node, `x` what a stranger sends."""
+    """Modes: `h` notifications, `p` push results, `n` a request of a node, `x` bytes of a stranger."""
 
     words = (b'"hints"', b'"pushed"', b'"messages"', b'"events"', b'"contracts"', b'"contents"', PROTOCOL_HELLO)
     longest = 8_192
@@ -34,7 +34,7 @@ class HintTarget:
     most_memory = (500_000, 200)
 
     def __init__(self) -> None:
-        self._grounds = FuzzMediator(lambda site_fixture: None)  # of which only the log is listened to
+        self._mediator = FuzzMediator(lambda site_fixture: None)  # of which only the log is checked
         self._clock = Clock()
         self._clock.advance(NOW)
         self._refusals: list[str] = []
@@ -44,25 +44,25 @@ class HintTarget:
         return encode_names("pushed", decode_request(body, NOW)[0])
 
     def close(self) -> None:
-        """Listen no more."""
-        self._grounds.close()
+        """Stop listening."""
+        self._mediator.close()
 
     def run(self, data: bytes) -> None:
-        """It is read, or refused as it is said."""
+        """The input is parsed, or refused with the declared error."""
         way, rest = data[:1], data[1:]
         if way == b"n":
             self._request(rest)
         elif way == b"x":
             server, written = self._connect()
             server.dataReceived(rest)
-            said = written.value()
-            refused = said[-4:] == bytes(4) and written.disconnecting
-            assert refused == bool(self._refusals) and len(said) <= 4 + len(PROTOCOL_HELLO) + 32 + 4
+            output = written.value()
+            refused = output[-4:] == bytes(4) and written.disconnecting
+            assert refused == bool(self._refusals) and len(output) <= 4 + len(PROTOCOL_HELLO) + 32 + 4
             server.connectionLost()
         else:
             self._read(way, rest)
         self._refusals.clear()
-        self._grounds.calm()
+        self._mediator.assert_no_failures()
 
     def _connect(self) -> tuple[PeerServerConnection, Any]:
         server: PeerServerConnection = self._server.buildProtocol(IPv4Address("TCP", "10.0.0.1", 1))
@@ -75,16 +75,16 @@ class HintTarget:
         client = PeerClientConnection(self._clock, _KEYS.connections, _OURS, lambda connection: None)
         transport: Any = StringTransport()
         client.makeConnection(transport)
-        self._carry(client, server)
+        self._transfer(client, server)
         answers: list[bytes] = []
         client.request(body).addCallback(answers.append)
-        self._carry(client, server)
+        self._transfer(client, server)
         (answer,) = answers
         assert not self._refusals and (answer == b"" or decode_names("pushed", answer) is not None)
         for side in (client, server):
             side.connectionLost()
 
-    def _carry(self, client: Any, server: Any) -> None:
+    def _transfer(self, client: Any, server: Any) -> None:
         for _ in range(2):
             for one, other in ((client, server), (server, client)):
                 data = one.transport.value()
@@ -99,7 +99,7 @@ class HintTarget:
         assert sum(map(len, found.values())) <= MAX_NOTIFICATIONS
 
     def seeds(self) -> Iterable[bytes]:
-        """Hints of every kind, and what a stranger could make up."""
+        """Notifications of every kind, and forgeries."""
         groups = {"messages": ["a", "b"], "events": ["e"], "contracts": ["did:a:b"], "later": [1]}
         for way, member in ((b"h", "hints"), (b"n", "hints"), (b"p", "pushed")):
             yield way + encoding.dumps({"protocol": 1, member: groups})
@@ -111,5 +111,5 @@ class HintTarget:
 
 
 def make() -> HintTarget:
-    """The target."""
+    """Create the target."""
     return HintTarget()

@@ -1,25 +1,25 @@
-"""HTTP as bytes: the connection, twisted.web behind it, the tree, and both halves."""
+"""HTTP as bytes: the connection, twisted.web behind it, the resource tree, and both protocols."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from tests.fuzz.fuzz_mediator import FuzzMediator
-from tests.fuzz.targets import filled_in
+from tests.fuzz.targets import replace_words
 from tests.http.in_memory_site import InMemorySite, InMemoryTransport
 
-# Whatever else there is to say, it is none of these that says it.
+# Requests are never answered with these.
 STATUSES = {100, 101, 200, 202, 204, 400, 404, 405, 411, 413, 414, 415, 426, 429, 431, 503}
 _END = b"\r\n\r\n"
-# Each is a turn of the reactor.
+# Each piece takes a reactor iteration.
 _MOST_PIECES = 300
 
 
 class HTTPTarget:
     """
-    A connection, which is told an input at once and then, on another one, in pieces: the answers have to be alike.
+    A connection that gets an input whole, and another one in pieces: responses must be alike.
 
-    The way is the size of the pieces.
+    The mode is the size of the pieces.
     """
 
     words = (
@@ -38,43 +38,43 @@ class HTTPTarget:
         *(b"X-Forwarded-For: 1.2.3.4\r\n", b"/public/did:x?tags=", b";x=y\r\n", b"\0", b"%2F..", b"Range: bytes=0-"),
     )
     longest = 4_096
-    # Each piece of input is a turn of the reactor, and each of those looks at the timers.
+    # Each piece takes a reactor iteration, which checks the timers.
     most_calls = (30_000, 400)
     most_memory = (4_000_000, 300)
 
     def __init__(self) -> None:
-        self._grounds = FuzzMediator(self._move_in, listen=["tcp:0"], metrics={"allow": ["192.0.2.0/24"]})
+        self._mediator = FuzzMediator(self._prepare, listen=["tcp:0"], metrics={"allow": ["192.0.2.0/24"]})
         self._timers = 0
 
-    def _move_in(self, site_fixture: InMemorySite) -> None:
-        site_fixture.settle()
+    def _prepare(self, site_fixture: InMemorySite) -> None:
+        site_fixture.run_due_calls()
         self._timers = len(site_fixture.clock.getDelayedCalls())
 
     def close(self) -> None:
-        """Take the mediator down."""
-        self._grounds.close()
+        """Stop the mediator."""
+        self._mediator.close()
 
     def run(self, data: bytes) -> None:
-        """Feed it, and compare the answers."""
-        site_fixture = self._grounds.enter()
-        size, rest = data[:1], filled_in(data[1:], {b"@MEDIATOR@": site_fixture.did})
+        """Send the input, and compare the responses."""
+        site_fixture = self._mediator.enter()
+        size, rest = data[:1], replace_words(data[1:], {b"@MEDIATOR@": site_fixture.did})
         step = size[0] if size else 1
-        whole = self._talk(site_fixture, [rest])
+        whole = self._exchange(site_fixture, [rest])
         pieces = [rest[start : start + step] for start in range(0, len(rest), step)] if step else [rest]
         if len(pieces) <= _MOST_PIECES:
-            other = self._talk(site_fixture, pieces)
+            other = self._exchange(site_fixture, pieces)
             assert other == whole, f"{whole} at once, {other} in pieces of {step}"
 
-    def _talk(self, site_fixture: InMemorySite, pieces: list[bytes]) -> list[int]:
-        """The statuses of the answers on one connection, which leaves nothing behind."""
-        line: InMemoryTransport = site_fixture.line()
+    def _exchange(self, site_fixture: InMemorySite, pieces: list[bytes]) -> list[int]:
+        """The statuses of the responses on one connection, which must leave nothing behind."""
+        transport: InMemoryTransport = site_fixture.connect()
         for piece in pieces:
-            line.feed(piece)
-        site_fixture.settle()
-        found = statuses(line.taken())
-        line.hang_up()
-        site_fixture.settle()
-        self._grounds.calm()
+            transport.feed(piece)
+        site_fixture.run_due_calls()
+        found = statuses(transport.take_output())
+        transport.disconnect()
+        site_fixture.run_due_calls()
+        self._mediator.assert_no_failures()
         assert set(found) <= STATUSES, found
         site = site_fixture.site
         assert not site._per_host, "a connection that is still counted"
@@ -82,7 +82,7 @@ class HTTPTarget:
         return found
 
     def seeds(self) -> Iterable[bytes]:
-        """A request of every kind, and some that are nearly one."""
+        """A request of every kind, and some that are nearly valid."""
         host = b"Host: mediator.example\r\n"
         for path in _PATHS:
             for method in (b"GET", b"HEAD", b"OPTIONS") if path in _PATHS[:3] else (b"GET",):
@@ -129,9 +129,9 @@ _BODIES = (
 
 def statuses(raw: bytes) -> list[int]:
     """
-    Of all responses in what was written. Those to HEAD have a length and no body.
+    The statuses of all responses. Those to HEAD have a length and no body.
 
-    :raise AssertionError: it is anything but whole responses, and perhaps the frames of a socket at the end.
+    :raise AssertionError: it is anything but whole responses, with frames of a socket at the end.
     """
     found: list[int] = []
     while raw:
@@ -150,5 +150,5 @@ def statuses(raw: bytes) -> list[int]:
 
 
 def make() -> HTTPTarget:
-    """The target."""
+    """Create the target."""
     return HTTPTarget()

@@ -1,25 +1,25 @@
-"""What comes over a socket: frames as bytes, plain or not, to whichever protocol."""
+"""WebSocket frames as bytes, to either protocol."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from tests.fuzz.fuzz_mediator import FuzzMediator
-from tests.fuzz.targets import filled_in
+from tests.fuzz.targets import replace_words
 from tests.http.in_memory_site import CLOSE, PONG, TEXT, InMemorySite, InMemoryWebSocketClient
 
-# RFC 6455 section 7.4, and those of DCTRL-0004.
+# Close codes of RFC 6455 section 7.4 and of DCTRL-0004.
 CODES = {1000, 1001, 1002, 1003, 1007, 1008, 1009, 1011, 1013, *range(3000, 5000)}
 _STILL = b"\0\0\0\0"
-# Each is a turn of the reactor.
+# Each piece takes a reactor iteration.
 _MOST_PIECES = 300
 
 
 class WebSocketTarget:
     """
-    A socket, which is told an input at once, and then another one in pieces.
+    A socket that gets an input whole, and another one in pieces.
 
-    The way says how large those are, and by its highest bit whether it is `/ws` or `/didcomm`.
+    The mode is the size of the pieces; its highest bit selects `/ws` or `/didcomm`.
     """
 
     words = (
@@ -38,29 +38,29 @@ class WebSocketTarget:
     most_memory = (4_000_000, 300)
 
     def __init__(self) -> None:
-        self._grounds = FuzzMediator(lambda site_fixture: site_fixture.settle(), listen=["tcp:0"])
+        self._mediator = FuzzMediator(lambda site_fixture: site_fixture.run_due_calls(), listen=["tcp:0"])
 
     def close(self) -> None:
-        """Take the mediator down."""
-        self._grounds.close()
+        """Stop the mediator."""
+        self._mediator.close()
 
     def run(self, data: bytes) -> None:
-        """Feed it, and compare what is said and how it ends."""
-        site_fixture = self._grounds.enter()
+        """Send the input, and compare responses and close codes."""
+        site_fixture = self._mediator.enter()
         way = data[0] if data else 0
         path, step = ("/ws" if way & 0x80 else "/didcomm"), way & 0x7F
-        rest = filled_in(data[1:], {b"@MEDIATOR@": site_fixture.did})
-        whole = self._talk(site_fixture, path, [rest])
+        rest = replace_words(data[1:], {b"@MEDIATOR@": site_fixture.did})
+        whole = self._exchange(site_fixture, path, [rest])
         pieces = [rest[start : start + step] for start in range(0, len(rest), step)] if step else [rest]
         if len(pieces) <= _MOST_PIECES:
-            other = self._talk(site_fixture, path, pieces)
+            other = self._exchange(site_fixture, path, pieces)
             assert other == whole, f"{whole} at once, {other} in pieces of {step}"
 
-    def _talk(self, site_fixture: InMemorySite, path: str, pieces: list[bytes]) -> tuple[list[int], int | None]:
-        """The opcodes of what is answered, and the code at the end; the socket leaves nothing behind."""
+    def _exchange(self, site_fixture: InMemorySite, path: str, pieces: list[bytes]) -> tuple[list[int], int | None]:
+        """The opcodes of the responses, and the close code; the socket must leave nothing behind."""
         websocket_client: InMemoryWebSocketClient = site_fixture.websocket_client(path)
         for piece in pieces:
-            websocket_client.line.feed(piece)
+            websocket_client.transport.feed(piece)
         frames = websocket_client.frames()
         assert {opcode for opcode, _ in frames} <= {TEXT, CLOSE, PONG}, frames
         code = None
@@ -69,14 +69,14 @@ class WebSocketTarget:
             if opcode == CLOSE:
                 code = int.from_bytes(payload[:2], "big") if payload else 1000
                 assert code in CODES, code
-        websocket_client.line.hang_up()
-        site_fixture.settle()
-        self._grounds.calm()
+        websocket_client.transport.disconnect()
+        site_fixture.run_due_calls()
+        self._mediator.assert_no_failures()
         assert not site_fixture.site._per_host, "a connection that is still counted"
         return [opcode for opcode, _ in frames], code
 
     def seeds(self) -> Iterable[bytes]:
-        """Frames of every kind; their mask is zeros, so that what is in them can be seen to be what it is."""
+        """Frames of every kind, with a zero mask so that their content is readable."""
         texts = (b"{}", b'{"ciphertext":"AAAA","protected":"e30"}', b'{"type":"AUTHENTICATE","did":"did:decentrl:a"}')
         for way in b"\x05\x85":
             for text in (*texts, b"x" * 200):
@@ -94,12 +94,12 @@ class WebSocketTarget:
 
 
 def frame(first: int, payload: bytes) -> bytes:
-    """A frame whose mask changes nothing."""
+    """A frame with a zero mask."""
     length = len(payload)
     size = bytes([0x80 | length]) if length < 126 else b"\xfe" + length.to_bytes(2, "big")
     return bytes([first]) + size + _STILL + payload
 
 
 def make() -> WebSocketTarget:
-    """The target."""
+    """Create the target."""
     return WebSocketTarget()

@@ -17,7 +17,7 @@ from random import Random
 NODE = shutil.which("node")
 RECORDED = Path(__file__).parents[2] / "vectors" / "decentrl-canonical.json"
 
-# Object.keys lists keys that look like integers first, and sort() puts them back among the others: by UTF-16 units.
+# Object.keys lists integer-like keys first; sort() orders all by UTF-16 units.
 _SCRIPT = """
 const canonical = value =>
   Array.isArray(value) ? `[${value.map(canonical).join(",")}]`
@@ -53,8 +53,8 @@ _NUMBERS = [
 ]
 
 
-def canonical_by_node(texts: list[str]) -> list[str]:
-    """The canonical form of each JSON text, by one process of Node."""
+def canonicalize_with_node(texts: list[str]) -> list[str]:
+    """Return the canonical form of each JSON text, using one Node process."""
     assert NODE is not None
     ran = subprocess.run(
         [NODE, "-e", _SCRIPT],
@@ -68,7 +68,7 @@ def canonical_by_node(texts: list[str]) -> list[str]:
 
 
 def edge_cases() -> list[str]:
-    """Every power of ten and of two that a double has, and the numbers at which spellings change."""
+    """All powers of ten and two that a double can hold, and numbers at which the notation changes."""
     tens = [f"{mantissa}e{power}" for power in range(-325, 309) for mantissa in ("1", "-1.5")]
     twos = [repr(2.0**power) for power in range(-1074, 1024)]
     integers = [str(sign * number) for number in _INTEGERS for sign in (1, -1)]
@@ -76,7 +76,7 @@ def edge_cases() -> list[str]:
 
 
 def random_texts(source: Random, count: int) -> list[str]:
-    """JSON objects and arrays in ASCII, spelled in all the ways that JSON has."""
+    """Random JSON objects and arrays in ASCII, in all notations of JSON."""
     return [_compound(source, 3) for _ in range(count)]
 
 
@@ -84,7 +84,7 @@ def _compound(source: Random, depth: int) -> str:
     values = [_value(source, depth - 1) for _ in range(source.randrange(5))]
     if source.random() < 0.3:
         return f"[{', '.join(values)}]"
-    # As JavaScript would see them: two halves that meet are one character.
+    # As in JavaScript, adjacent surrogate halves are one character.
     names = dict.fromkeys(json.loads(_text(source)) for _ in values)
     return "{" + ",".join(f"{json.dumps(name)} :{value}" for name, value in zip(names, values, strict=False)) + "}"
 
@@ -119,11 +119,12 @@ def _number(source: Random) -> str:
 
 
 def record() -> None:
-    """Write what Node says of some hundred texts."""
+    """Write Node's results for some hundred texts."""
     source = Random("canonical JSON")
     texts = [*source.sample(edge_cases(), 150), *random_texts(source, 250)]
     pairs = [
-        {"json": text, "canonical": spelled} for text, spelled in zip(texts, canonical_by_node(texts), strict=True)
+        {"json": text, "canonical": spelled}
+        for text, spelled in zip(texts, canonicalize_with_node(texts), strict=True)
     ]
     lines = ",\n".join(json.dumps(pair) for pair in pairs)
     RECORDED.write_text(f"[\n{lines}\n]\n", "utf-8")

@@ -1,4 +1,4 @@
-"""What can go wrong with JSON, wherever in a command it may stand."""
+"""Mutations of JSON values, at every position in a command."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Path = tuple[str | int, ...]
 
 
 def nested(depth: int, innermost: Any = None) -> Any:
-    """So many arrays within one another."""
+    """Nest `depth` arrays around `innermost`."""
     value = [] if innermost is None else innermost
     for _ in range(depth - (innermost is None)):
         value = [value]
     return value
 
 
-# In place of anything. Each is something that Python, orjson, pydantic, SQLite and JavaScript see in different ways.
+# Replacements that Python, orjson, pydantic, SQLite and JavaScript interpret differently.
 ODDITIES: tuple[Any, ...] = (
     None,
     True,
@@ -76,8 +76,8 @@ ODDITIES: tuple[Any, ...] = (
 )
 
 
-def places(value: Any, path: Path = ()) -> Iterator[Path]:
-    """Where every member and every element of a JSON value is, the containers before what they hold."""
+def paths_of(value: Any, path: Path = ()) -> Iterator[Path]:
+    """Paths of all members and elements of a JSON value, containers before their contents."""
     inner: Iterator[tuple[str | int, Any]] = iter(())
     if isinstance(value, dict):
         inner = iter(value.items())
@@ -85,43 +85,43 @@ def places(value: Any, path: Path = ()) -> Iterator[Path]:
         inner = iter(enumerate(value))
     for name, member in inner:
         yield (*path, name)
-        yield from places(member, (*path, name))
+        yield from paths_of(member, (*path, name))
 
 
-def at(value: Any, path: Path) -> Any:
-    """What is there."""
+def value_at(value: Any, path: Path) -> Any:
+    """The value at a path."""
     for name in path:
         value = value[name]
     return value
 
 
 def replaced(value: Any, path: Path, new: Any) -> Any:
-    """The value with something else in one place; an object's member may be a new one."""
+    """A copy of the value with another value at `path`, which may be a new member of an object."""
     changed = copy.deepcopy(value)
-    at(changed, path[:-1])[path[-1]] = new
+    value_at(changed, path[:-1])[path[-1]] = new
     return changed
 
 
 def without(value: Any, path: Path) -> Any:
-    """The value with one place taken out."""
+    """A copy of the value without the one at `path`."""
     changed = copy.deepcopy(value)
-    del at(changed, path[:-1])[path[-1]]
+    del value_at(changed, path[:-1])[path[-1]]
     return changed
 
 
 def variants(value: Any, oddities: tuple[Any, ...] = ODDITIES) -> Iterator[Any]:
-    """The value with every oddity in every place, with every place missing, and with everything there twice."""
-    for path in places(value):
+    """The value with every oddity at every path, with every path removed, and with everything duplicated."""
+    for path in paths_of(value):
         yield without(value, path)
         for oddity in oddities:
             yield replaced(value, path, oddity)
-        found = at(value, path)
+        found = value_at(value, path)
         if isinstance(found, dict):
             yield replaced(value, (*path, "unknown\0\U0001f600"), nested(3, {"\ue000": 1.0}))
         if isinstance(found, list):
             yield replaced(value, path, found * 2)
 
 
-def spelled(value: Any) -> bytes:
-    """As JSON that anything can be written in: half of a surrogate pair, numbers without bounds, NaN."""
+def to_json(value: Any) -> bytes:
+    """Write JSON without restrictions: lone surrogates, unbounded numbers, NaN."""
     return json.dumps(value).encode()

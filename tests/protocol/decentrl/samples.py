@@ -1,4 +1,4 @@
-"""One request of every kind, complete: all members are there, the optional ones too."""
+"""A complete sample of every request, with optional members."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ CHANNELS = {
 
 
 def payload(name: str) -> Any:
-    """A complete payload of this type; a copy, to be changed at will."""
+    """A complete payload of this type, as a new copy."""
     members = {**DIRECT, **PUBLIC}.get(name)
     return SECRET if members is None else {"type": name, **json.loads(json.dumps(members))}
 
 
 def command(name: str, **header: Any) -> dict[str, Any]:
-    """A complete command; a copy, to be changed at will."""
+    """A complete command, as a new copy."""
     return {
         "header": {
             "channel": CHANNELS[name],

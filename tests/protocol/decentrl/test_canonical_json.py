@@ -1,4 +1,4 @@
-"""Canonical JSON, byte for byte as a JavaScript engine spells it (reference section 4)."""
+"""Canonical JSON, byte for byte as JavaScript writes it (reference section 4)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mediatord.protocol.decentrl.canonical_json import canonicalize, loads, normalize_number
-from tests.protocol.decentrl.javascript import NODE, RECORDED, canonical_by_node, edge_cases, random_texts
+from tests.protocol.decentrl.javascript import NODE, RECORDED, canonicalize_with_node, edge_cases, random_texts
 
 ANY_TEXT = st.text(st.characters(categories=None))
 EXACT = 2**53
 
 
 def values(names: st.SearchStrategy[str], leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """JSON values with these names of members and these leaves."""
+    """Strategy of JSON values with these member names and leaves."""
     return st.recursive(
         leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=4), max_leaves=20
     )
@@ -52,12 +52,12 @@ READABLE = st.dictionaries(st.text(), values(st.text(), LEAVES | NUMBERS), max_s
     ],
 )  # fmt: skip
 def test_known_answers(text: str, expected: str) -> None:
-    """The vectors of reference section 16, and one case for every rule of section 4."""
+    """The vectors of reference section 16, and one case for each rule of section 4."""
     assert canonicalize(json.loads(text)) == expected.encode()
 
 
 def test_lone_surrogates() -> None:
-    """Half of a pair is escaped in lower case; two halves beside each other are the character they make."""
+    """Lone surrogates are escaped in lower case; adjacent halves are one character."""
     assert canonicalize(["\ud800", "\udfffx\udbff"]) == rb'["\ud800","\udfffx\udbff"]'
     assert canonicalize({"\ud83d\ude00": "\ud83d\ude00"}) == '{"😀":"😀"}'.encode()
     assert canonicalize({"\ue000": 1, "\ud800": 2}) == rb'{"\ud800":2,"' + "\ue000".encode() + b'":1}'
@@ -67,7 +67,7 @@ def test_lone_surrogates() -> None:
     ("value", "expected"),
     [(1.0, b"1"), (-0.0, b"0"), (1e21, b"1e+21"), (True, b"true"), (None, b"null"), ("é", '"é"'.encode())],
 )
-def test_bare_values(value: object, expected: bytes) -> None:
+def test_top_level_scalars(value: object, expected: bytes) -> None:
     """A value need not be an object."""
     assert canonicalize(value) == expected
 
@@ -95,14 +95,14 @@ def test_tuples_are_arrays() -> None:
         float,
     ],
 )
-def test_what_json_cannot_express(value: object) -> None:
-    """ValueError, and no null for what is no number."""
+def test_rejects_values_outside_json(value: object) -> None:
+    """ValueError, and no null for NaN."""
     with pytest.raises(ValueError):
         canonicalize(value)
 
 
-def test_nested_deeper_than_orjson_writes() -> None:
-    """Depth that one serialiser refuses the other writes; a value without end is a ValueError."""
+def test_deep_nesting() -> None:
+    """Depth that orjson refuses is written by the other serializer; a cycle is a ValueError."""
     deep: Any = []
     for _ in range(299):
         deep = [deep]
@@ -115,15 +115,15 @@ def test_nested_deeper_than_orjson_writes() -> None:
 
 @settings(deadline=None)
 @given(ANYTHING)
-def test_both_paths_agree(value: object) -> None:
-    """A value is spelled the same beside a fraction, which orjson does not write as JavaScript does, and without."""
+def test_both_serializers_agree(value: object) -> None:
+    """A value is written alike beside a fraction, which orjson writes unlike JavaScript, and without."""
     assert canonicalize([value, 0.5]) == b"[" + canonicalize([value])[1:-1] + b",0.5]"
 
 
 @settings(deadline=None)
 @given(ORDINARY)
-def test_ordinary_values_as_the_standard_library_writes_them(value: object) -> None:
-    """Without fractions, large integers and rare characters in names, json.dumps with sorted keys is the same."""
+def test_matches_standard_library(value: object) -> None:
+    """Without fractions, large integers and rare characters in names, json.dumps with sorted keys gives the same."""
     assert (
         canonicalize(value) == json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
     )
@@ -132,7 +132,7 @@ def test_ordinary_values_as_the_standard_library_writes_them(value: object) -> N
 @settings(deadline=None)
 @given(READABLE)
 def test_round_trip(value: dict[str, object]) -> None:
-    """What is canonical is read, is the same number by number, and stays as it is."""
+    """Canonical JSON is parsed to the same numbers, and stays unchanged."""
     text = canonicalize(value)
     assert canonicalize(loads(text)) == text
     assert json.loads(text, parse_int=float) == json.loads(json.dumps(value), parse_int=float)
@@ -140,29 +140,29 @@ def test_round_trip(value: dict[str, object]) -> None:
 
 @settings(deadline=None)
 @given(READABLE, st.sampled_from([None, 2]), st.booleans())
-def test_spelling_does_not_matter(value: dict[str, object], indent: int | None, escaped: bool) -> None:
-    """However an object is written, it has one canonical form."""
+def test_canonical_form_is_unique(value: dict[str, object], indent: int | None, escaped: bool) -> None:
+    """Any notation of an object has the same canonical form."""
     assert canonicalize(loads(json.dumps(value, indent=indent, ensure_ascii=escaped).encode())) == canonicalize(value)
 
 
-def test_recorded_answers_of_node() -> None:
-    """Hundreds of values whose spelling was recorded from Node: see tests/vectors/README.md."""
+def test_recorded_results_of_node() -> None:
+    """Hundreds of values recorded from Node: see tests/vectors/README.md."""
     for pair in json.loads(RECORDED.read_bytes()):
         assert canonicalize(json.loads(pair["json"])) == pair["canonical"].encode(), pair["json"]
 
 
 @pytest.mark.system
 @pytest.mark.skipif(NODE is None, reason="Node is not installed; `apt-get install nodejs` does that")
-def test_as_node_does() -> None:
-    """Thousands of values, numbers of all exponents among them, are spelled as Node spells them."""
+def test_matches_node() -> None:
+    """Thousands of values, numbers of all exponents among them, are written as Node writes them."""
     texts = [*edge_cases(), *random_texts(Random("as Node does"), 6000)]
-    for text, expected in zip(texts, canonical_by_node(texts), strict=True):
+    for text, expected in zip(texts, canonicalize_with_node(texts), strict=True):
         assert canonicalize(json.loads(text)) == expected.encode(), text
-        assert _read_and_spelled(f'{{"_":{text}}}') in (f'{{"_":{expected}}}', None), text
+        assert _canonicalize_leniently(f'{{"_":{text}}}') in (f'{{"_":{expected}}}', None), text
 
 
-def _read_and_spelled(text: str) -> str | None:
-    """By way of loads, which does not read half of a surrogate pair."""
+def _canonicalize_leniently(text: str) -> str | None:
+    """Canonicalize with json.loads, which accepts lone surrogates."""
     try:
         return canonicalize(loads(text.encode())).decode()
     except ValueError:
@@ -198,29 +198,29 @@ def _read_and_spelled(text: str) -> str | None:
         b'{"a":' + b"[" * 100_000,
     ],
 )
-def test_what_is_not_read(raw: bytes) -> None:
-    """No object, no JSON, more than one meaning, or too deep: ValueError, without the input in it."""
-    said = r"^(not JSON|not a JSON object|not JSON with unique .*|nested too deep|too many values)$"
-    with pytest.raises(ValueError, match=said):
+def test_rejects_invalid_json(raw: bytes) -> None:
+    """No object, invalid, ambiguous or too deep: ValueError without the input."""
+    message = r"^(not JSON|not a JSON object|not JSON with unique .*|nested too deep|too many values)$"
+    with pytest.raises(ValueError, match=message):
         loads(raw)
 
 
-def test_as_deep_as_allowed() -> None:
-    """64 levels, the object itself counted, and as many objects and arrays beside each other as one likes."""
+def test_accepts_maximum_depth() -> None:
+    """64 levels, the object included, with any number of siblings."""
     loads(b'{"a":' + b"[" * 63 + b"]" * 63 + b"}")
     loads(b'{"a":[' + b"{}," * 1000 + b'"[[{"]}')
 
 
-def test_fractions_that_are_read() -> None:
-    """A stranger may have so many of the numbers that cost most, and no more; whole ones are not counted."""
+def test_limits_fractions() -> None:
+    """The number of fractions, which are expensive, is limited; integers are not counted."""
     loads(b'{"a":[' + b"1e-7," * 9_999 + b"0.5]}")
     loads(b'{"a":[' + b"7," * 20_000 + b"0.5]}")
     with pytest.raises(ValueError, match="^too many fractions$"):
         loads(b'{"a":[' + b"1e-7," * 10_000 + b'0.5],"b":"x"}')
 
 
-def test_values_that_are_read() -> None:
-    """50 000 values, and as many commas and brackets inside texts as there are."""
+def test_limits_values() -> None:
+    """50 000 values; commas and brackets in strings do not count."""
     loads(b'{"a":[' + b"1," * 49_998 + b"1]}")
     loads(b'{"a":"' + b",[{" * 100_000 + b'"}')
     for many in (b"1,", b"[],", b"{},"):
@@ -228,8 +228,8 @@ def test_values_that_are_read() -> None:
             loads(b'{"a":[' + many * 50_000 + b"1]}")
 
 
-def test_characters_that_are_read() -> None:
-    """U+0000, characters beyond U+FFFF and pairs of escapes are nothing special."""
+def test_accepts_unusual_characters() -> None:
+    """U+0000, characters beyond U+FFFF and escaped pairs."""
     assert loads(rb'{"a":"\u0000\ud83d\ude00"}') == {"a": "\0😀"}
 
 
@@ -248,23 +248,23 @@ def test_characters_that_are_read() -> None:
     ],
 )
 def test_plain_number(value: float, expected: float) -> None:
-    """The nearest double; an integer where that is whole and fits in 64 bits (reference section 4)."""
+    """The nearest double, or an integer if that is whole and fits in 64 bits (reference section 4)."""
     plain = normalize_number(value)
     assert plain == expected
     assert type(plain) is type(expected)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400])
-def test_no_plain_number(value: float) -> None:
-    """What JavaScript has no JSON for is a ValueError."""
+def test_rejects_numbers_outside_json(value: float) -> None:
+    """Numbers that JavaScript cannot write as JSON are a ValueError."""
     with pytest.raises(ValueError):
         normalize_number(value)
 
 
 @settings(deadline=None)
 @given(NUMBERS)
-def test_plain_numbers_are_spelled_the_same(value: float) -> None:
-    """A number and its plain form are the same to those who sign it."""
+def test_plain_number_keeps_canonical_form(value: float) -> None:
+    """A number and its plain form have the same canonical form."""
     try:
         plain = normalize_number(value)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The shapes of commands, and what of them is signed (DCTRL-0004 sections 4, 8, 9 and 10.2)."""
+"""Schemas of commands, and what of them is signed (DCTRL-0004 sections 4, 8, 9 and 10.2)."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ JSON_VALUES = st.recursive(
     max_leaves=5,
 )
 TOO_LONG = "x" * 1025
-# Neither a text nor a number.
+# Neither strings nor numbers.
 NEITHER: list[Any] = [None, True, [], {}]
 
 
 def parse(document: Any) -> DecentrlCommand:
-    """The command that a document is."""
+    """Parse a document as a command."""
     return parse_command(json.dumps(document).encode())
 
 
-def refuses(document: Any) -> bool:
-    """Whether a document is no command."""
+def is_refused(document: Any) -> bool:
+    """Whether a document is refused as a command."""
     try:
         parse(document)
     except InvalidCommand:
@@ -66,18 +66,18 @@ def refuses(document: Any) -> bool:
     return False
 
 
-def changed(name: str, path: tuple[Step, ...], value: Any) -> dict[str, Any]:
+def change_payload(name: str, path: tuple[Step, ...], value: Any) -> dict[str, Any]:
     """A command with one member of its payload replaced."""
     document = command(name)
-    at: Any = document["payload"]
+    value_at: Any = document["payload"]
     for step in path[:-1]:
-        at = at[step]
-    at[path[-1]] = value
+        value_at = value_at[step]
+    value_at[path[-1]] = value
     return document
 
 
 def paths(value: Any, *above: Step) -> Iterator[tuple[Step, ...]]:
-    """Where the members of objects are, at any depth."""
+    """Paths of all object members, at any depth."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield (*above, name)
@@ -87,38 +87,38 @@ def paths(value: Any, *above: Step) -> Iterator[tuple[Step, ...]]:
             yield from paths(inner, *above, position)
 
 
-def at(document: Any, path: tuple[Step, ...]) -> Any:
-    """What is there."""
+def value_at(document: Any, path: tuple[Step, ...]) -> Any:
+    """The value at a path."""
     for step in path:
         document = document[step]
     return document
 
 
 @pytest.mark.parametrize("name", [*DIRECT, *PUBLIC])
-def test_every_command(name: str) -> None:
-    """Every command of section 8 and both of public channels are read, with all their members."""
+def test_parses_all_commands(name: str) -> None:
+    """Every command of section 8 and of public channels, with all members."""
     given = parse(command(name))
     assert isinstance(given.payload, BaseModel)
     assert json.loads(given.payload.model_dump_json()) == payload(name)
     assert (given.name, given.header.channel, given.document) == (name, CHANNELS[name], payload(name))
 
 
-def test_the_header() -> None:
-    """What the header says comes through; a time may have a fraction."""
+def test_header() -> None:
+    """The header is parsed; a time may have a fraction."""
     given = parse(command("QUERY_EVENTS", timestamp=1760000000000.5))
     assert (given.header.sender_did, given.header.sender_signing_key_id) == (ALICE, f"{ALICE}#signing")
     assert (given.header.recipient_did, given.header.timestamp) == (MEDIATOR, 1760000000000.5)
     assert (given.header.nonce, given.signature) == (NONCE, SIGNATURE)
 
 
-def test_an_event_for_another_identity() -> None:
-    """The payload of TWO_WAY_PRIVATE is a text that nobody looks into (reference 6.3)."""
+def test_two_way_private_payload_is_opaque() -> None:
+    """The payload of TWO_WAY_PRIVATE is an opaque string (reference 6.3)."""
     given = parse({**command("TWO_WAY_PRIVATE"), "payload": "\x00 any text \U0001f600"})
     assert (given.name, given.payload, given.document) == ("TWO_WAY_PRIVATE", "\x00 any text \U0001f600", {})
 
 
-def test_the_models_are_all_there() -> None:
-    """Each type has the model that is named after it."""
+def test_models_are_named_after_types() -> None:
+    """Each type has a model of that name."""
     for union, names in ((commands.DirectPayload, DIRECT), (commands.PublicPayload, PUBLIC)):
         wanted = {name.title().replace("_", "") for name in names}
         assert {model.__name__ for model in get_args(union)} == wanted
@@ -126,40 +126,40 @@ def test_the_models_are_all_there() -> None:
 
 @pytest.mark.parametrize("name", [*DIRECT, *PUBLIC, "TWO_WAY_PRIVATE"])
 @pytest.mark.parametrize("channel", [*sorted(set(CHANNELS.values())), "two_way_private", "", None, 1, [], {}])
-def test_a_channel_takes_its_own_payloads(name: str, channel: Any) -> None:
-    """A type of another channel is refused, and so is an unknown channel (reference 6.1)."""
-    assert refuses(command(name, channel=channel)) is (channel != CHANNELS[name])
+def test_channel_accepts_its_own_types_only(name: str, channel: Any) -> None:
+    """A type of another channel and an unknown channel are refused (reference 6.1)."""
+    assert is_refused(command(name, channel=channel)) is (channel != CHANNELS[name])
 
 
 @pytest.mark.parametrize(
     "wrong", ["", 0, None, [], {}, ["QUERY_EVENTS"], {"type": "QUERY"}, {"type": ["QUERY_EVENTS"]}, {"filter": {}}]
 )
-def test_a_payload_of_no_kind(wrong: Any) -> None:
-    """An unknown type, or what is no object with a type; on TWO_WAY_PRIVATE, whatever is no text or an empty one."""
-    assert refuses({**command("QUERY_EVENTS"), "payload": wrong})
-    assert refuses({**command("PUBLISH_PUBLIC_EVENT"), "payload": wrong})
-    assert refuses({**command("TWO_WAY_PRIVATE"), "payload": wrong})
+def test_invalid_payloads(wrong: Any) -> None:
+    """Unknown types and values without a type; on TWO_WAY_PRIVATE, anything but a non-empty string."""
+    assert is_refused({**command("QUERY_EVENTS"), "payload": wrong})
+    assert is_refused({**command("PUBLISH_PUBLIC_EVENT"), "payload": wrong})
+    assert is_refused({**command("TWO_WAY_PRIVATE"), "payload": wrong})
 
 
 @pytest.mark.parametrize("member", ["header", "payload", "signature"])
-def test_a_member_of_the_envelope_is_missing(member: str) -> None:
+def test_missing_envelope_member(member: str) -> None:
     """All three are required (DCTRL-0004 4.1)."""
     for name in ("SAVE_EVENTS", "TWO_WAY_PRIVATE", "PUBLISH_PUBLIC_EVENT"):
         document = command(name)
         del document[member]
-        assert refuses(document)
+        assert is_refused(document)
 
 
 @pytest.mark.parametrize("wrong", [None, True, 1, "header", [], {}])
-def test_a_header_that_is_none(wrong: Any) -> None:
-    """An object without its members, or no object."""
-    assert refuses({**command("QUERY_EVENTS"), "header": wrong})
+def test_invalid_header(wrong: Any) -> None:
+    """An object without the members, or no object."""
+    assert is_refused({**command("QUERY_EVENTS"), "header": wrong})
 
 
 @pytest.mark.parametrize("wrong", [None, True, 1, ["x"], {}])
-def test_a_signature_that_is_no_text(wrong: Any) -> None:
-    """A text that is no signature is none of the shape: that it does not verify is another answer."""
-    assert refuses({**command("QUERY_EVENTS"), "signature": wrong})
+def test_non_string_signature(wrong: Any) -> None:
+    """A signature must be a string; one that does not verify is refused elsewhere."""
+    assert is_refused({**command("QUERY_EVENTS"), "signature": wrong})
     assert parse({**command("QUERY_EVENTS"), "signature": "?"}).signature == "?"
 
 
@@ -175,34 +175,34 @@ def test_a_signature_that_is_no_text(wrong: Any) -> None:
     + [{"nonce": wrong} for wrong in (NONCE.replace("-", ""), NONCE[:-1] + "g", NONCE[:-1] + "٣")]
     + [{name: 1} for name in ("sender_did", "recipient_did", "sender_signing_key_id")],
 )
-def test_a_member_of_the_header_is_wrong(header: dict[str, Any]) -> None:
-    """Numbers are numbers, nonces look like UUIDs, names are texts."""
-    assert refuses(command("QUERY_EVENTS", **header))
-    assert refuses(command("TWO_WAY_PRIVATE", **header))
-    assert refuses(command("DELETE_PUBLIC_EVENT", **header))
+def test_invalid_header_members(header: dict[str, Any]) -> None:
+    """Numbers are numbers, nonces look like UUIDs, names are strings."""
+    assert is_refused(command("QUERY_EVENTS", **header))
+    assert is_refused(command("TWO_WAY_PRIVATE", **header))
+    assert is_refused(command("DELETE_PUBLIC_EVENT", **header))
 
 
 @pytest.mark.parametrize(
     "member", ["channel", "sender_did", "sender_signing_key_id", "recipient_did", "timestamp", "nonce"]
 )
-def test_a_member_of_the_header_is_missing(member: str) -> None:
+def test_missing_header_member(member: str) -> None:
     """All six are required (DCTRL-0004 4.2)."""
     document = command("QUERY_EVENTS")
     del document["header"][member]
-    assert refuses(document)
+    assert is_refused(document)
 
 
 @pytest.mark.parametrize("nonce", [NONCE.upper(), "00000000-0000-0000-0000-000000000000", "f" * 8 + NONCE[8:]])
-def test_a_nonce_is_a_uuid_of_any_version_and_case(nonce: str) -> None:
-    """It is kept as it is spelled: the spelling is signed (reference 6.1)."""
+def test_nonce_may_be_any_uuid(nonce: str) -> None:
+    """Any version and case; its spelling is kept, as it is signed (reference 6.1)."""
     assert parse(command("QUERY_EVENTS", nonce=nonce)).header.nonce == nonce
 
 
 @pytest.mark.parametrize(
     "did", ["did:x: y", "did:x:é", "did:x:\n", "did:x:\x7f", "nobody", "did:x:".ljust(100_000, "y")]
 )
-def test_any_text_may_claim_to_be_a_did(did: str) -> None:
-    """Whether it resolves is another answer, and the same for all that does not."""
+def test_any_string_may_claim_to_be_a_did(did: str) -> None:
+    """Resolution is checked elsewhere, with one refusal for all failures."""
     given = parse(command("QUERY_EVENTS", sender_did=did, sender_signing_key_id=f"{did}#signing"))
     assert given.header.sender_did == did
 
@@ -233,15 +233,15 @@ PAGES: set[tuple[Step, ...]] = {("pagination",), ("pagination", "page"), ("pagin
 @pytest.mark.parametrize(
     ("name", "path"), [(name, path) for name in [*DIRECT, *PUBLIC] for path in paths(payload(name))]
 )
-def test_every_member(name: str, path: tuple[Step, ...]) -> None:
-    """Optional members may be absent, all others not; none may be null, or a truth value where it has none."""
+def test_payload_members(name: str, path: tuple[Step, ...]) -> None:
+    """Optional members may be absent, others not; none may be null or an unexpected boolean."""
     document = command(name)
-    value = at(document["payload"], path)
-    del at(document["payload"], path[:-1])[path[-1]]
-    assert refuses(document) is (path not in OPTIONAL.get(name, set()) | PAGES)
-    assert refuses(changed(name, path, None))
-    assert refuses(changed(name, path, True)) is (value is not True)
-    assert refuses(changed(name, path, {"a": 1})) is not isinstance(value, dict) or path[-1] not in (
+    value = value_at(document["payload"], path)
+    del value_at(document["payload"], path[:-1])[path[-1]]
+    assert is_refused(document) is (path not in OPTIONAL.get(name, set()) | PAGES)
+    assert is_refused(change_payload(name, path, None))
+    assert is_refused(change_payload(name, path, True)) is (value is not True)
+    assert is_refused(change_payload(name, path, {"a": 1})) is not isinstance(value, dict) or path[-1] not in (
         "filter",
         "pagination",
     )
@@ -250,14 +250,14 @@ def test_every_member(name: str, path: tuple[Step, ...]) -> None:
 @pytest.mark.parametrize(
     ("name", "path"), [(name, path) for name in [*DIRECT, *PUBLIC] for path in paths(payload(name))]
 )
-def test_numbers_and_texts_are_not_mistaken_for_each_other(name: str, path: tuple[Step, ...]) -> None:
-    """A number in place of a text, and a text of digits in place of a number, are refused."""
-    value = at(command(name)["payload"], path)
-    assert refuses(changed(name, path, 1)) is isinstance(value, bool | str | dict | list)
-    assert refuses(changed(name, path, "1")) is (not isinstance(value, str) or path[-1] in ("type",))
+def test_numbers_and_strings_are_not_converted(name: str, path: tuple[Step, ...]) -> None:
+    """A number in place of a string, and digits in place of a number, are refused."""
+    value = value_at(command(name)["payload"], path)
+    assert is_refused(change_payload(name, path, 1)) is isinstance(value, bool | str | dict | list)
+    assert is_refused(change_payload(name, path, "1")) is (not isinstance(value, str) or path[-1] in ("type",))
 
 
-def test_a_query_without_anything() -> None:
+def test_query_defaults() -> None:
     """Defaults: no filter, and the first ten (DCTRL-0004 9.1)."""
     given = parse({**command("QUERY_EVENTS"), "payload": {"type": "QUERY_EVENTS"}}).payload
     assert isinstance(given, commands.QueryEvents)
@@ -269,9 +269,9 @@ def test_a_query_without_anything() -> None:
 
 
 @pytest.mark.parametrize("pagination", [{"page": 0, "page_size": 1}, {"page": 2**53 - 1, "page_size": 1000}])
-def test_the_bounds_of_a_page(pagination: dict[str, int]) -> None:
-    """The offset of the last page there can be is an integer of 64 bits (reference 9)."""
-    given = parse(changed("QUERY_EVENTS", ("pagination",), pagination)).payload
+def test_largest_page(pagination: dict[str, int]) -> None:
+    """The offset of the last possible page is a 64-bit integer (reference 9)."""
+    given = parse(change_payload("QUERY_EVENTS", ("pagination",), pagination)).payload
     assert isinstance(given, commands.QueryEvents)
     assert given.pagination.page * given.pagination.page_size < 2**63
     assert given.pagination.model_dump() == pagination
@@ -292,12 +292,12 @@ def test_the_bounds_of_a_page(pagination: dict[str, int]) -> None:
         [],
     ],
 )
-def test_no_page(pagination: Any) -> None:
-    """Pages out of bounds are refused, never cut to size: the reply has to name the page that was asked for."""
-    assert refuses(changed("QUERY_EVENTS", ("pagination",), pagination))
+def test_invalid_pages(pagination: Any) -> None:
+    """Pages out of bounds are refused, not clipped: the reply must name the requested page."""
+    assert is_refused(change_payload("QUERY_EVENTS", ("pagination",), pagination))
 
 
-def test_integers_by_another_name() -> None:
+def test_integral_floats_are_integers() -> None:
     """JSON has one kind of number, so 1.0 and 1e2 are integers."""
     raw = (
         json.dumps(command("QUERY_EVENTS"))
@@ -322,13 +322,13 @@ def test_integers_by_another_name() -> None:
         ("PUBLISH_PUBLIC_EVENT", ("tags",), "t"),
     ],
 )
-def test_lists_have_an_end(name: str, path: tuple[Step, ...], item: Any) -> None:
-    """A list may be empty and has 1000 items at most, each of which counts."""
-    assert not refuses(changed(name, path, []))
-    assert not refuses(changed(name, path, [item] * 1000))
-    assert refuses(changed(name, path, [item] * 1001))
-    assert refuses(changed(name, path, [item, 1]))
-    assert refuses(changed(name, path, [item, None]))
+def test_list_length_limit(name: str, path: tuple[Step, ...], item: Any) -> None:
+    """Lists may be empty and have at most 1000 items."""
+    assert not is_refused(change_payload(name, path, []))
+    assert not is_refused(change_payload(name, path, [item] * 1000))
+    assert is_refused(change_payload(name, path, [item] * 1001))
+    assert is_refused(change_payload(name, path, [item, 1]))
+    assert is_refused(change_payload(name, path, [item, None]))
 
 
 @pytest.mark.parametrize(
@@ -345,33 +345,33 @@ def test_lists_have_an_end(name: str, path: tuple[Step, ...], item: Any) -> None
         ("DELETE_PUBLIC_EVENT", ("public_event_id",)),
     ],
 )
-def test_short_texts_have_an_end(name: str, path: tuple[Step, ...]) -> None:
-    """Ids, tags and keys have 1024 characters at most; payloads are bounded by the size of the body only."""
-    assert not refuses(changed(name, path, TOO_LONG[1:]))
-    assert refuses(changed(name, path, TOO_LONG))
+def test_string_length_limit(name: str, path: tuple[Step, ...]) -> None:
+    """Ids, tags and keys have at most 1024 characters; payloads are bounded by the body only."""
+    assert not is_refused(change_payload(name, path, TOO_LONG[1:]))
+    assert is_refused(change_payload(name, path, TOO_LONG))
 
 
-def test_a_contract_with_oneself() -> None:
-    """It is refused (reference 7.3)."""
+def test_contract_with_oneself() -> None:
+    """Refused (reference 7.3)."""
     for name in ("SAVE_COMMUNICATION_CONTRACT", "COMMUNICATION_CONTRACT_RESPONSE"):
         path = ("signed_communication_contract", "communication_contract", "recipient_did")
-        assert refuses(changed(name, path, ALICE))
+        assert is_refused(change_payload(name, path, ALICE))
 
 
-def test_an_empty_channel_id() -> None:
-    """A channel that is named has a name (reference 10.1)."""
-    assert refuses(changed("PUBLISH_PUBLIC_EVENT", ("channel_id",), ""))
+def test_empty_channel_id() -> None:
+    """A channel id must not be empty (reference 10.1)."""
+    assert is_refused(change_payload("PUBLISH_PUBLIC_EVENT", ("channel_id",), ""))
 
 
-def test_models_do_not_change() -> None:
-    """What was checked stays as it was."""
+def test_models_are_immutable() -> None:
+    """Parsed commands cannot be changed."""
     given = parse(command("QUERY_EVENTS")).payload
     with pytest.raises(ValueError, match="frozen"):
         given.pagination.page = 7  # type: ignore[union-attr]
 
 
-def test_what_is_signed() -> None:
-    """Header and payload exactly as they came, unknown members included and nothing added (reference 4)."""
+def test_signed_content() -> None:
+    """Header and payload exactly as received, unknown members included, nothing added (reference 4)."""
     document = command("QUERY_EVENTS", later={"a": 1})
     document["payload"] = {"type": "QUERY_EVENTS", "filter": {"new": None}, "é": 1.0}
     document["unsigned"] = 1
@@ -381,7 +381,7 @@ def test_what_is_signed() -> None:
     assert given.document == document["payload"]
 
 
-def test_the_published_vector() -> None:
+def test_published_vector() -> None:
     """The signature of the reference, section 16, is over these bytes."""
     payload_ = {"type": "QUERY_EVENTS", "filter": {}, "pagination": {"page": 0, "page_size": 10}}
     given = parse({**command("QUERY_EVENTS"), "payload": payload_})
@@ -392,8 +392,8 @@ def test_the_published_vector() -> None:
 
 
 @pytest.mark.parametrize("name", [*DIRECT, *PUBLIC, "TWO_WAY_PRIVATE"])
-def test_nothing_secret_is_shown(name: str) -> None:
-    """Payloads, tags, keys and signatures are in no representation, nor in the error of a bad command."""
+def test_repr_hides_secrets(name: str) -> None:
+    """Payloads, tags, keys and signatures are not in representations or errors."""
     document = command(name)
     given = parse(document)
     shown = repr(given) + repr(given.payload if not isinstance(given.payload, str) else "")
@@ -426,15 +426,15 @@ def test_nothing_secret_is_shown(name: str) -> None:
         json.dumps(command("TWO_WAY_PRIVATE")).encode()[:-1] + b',"signature":"x"}',
     ],
 )
-def test_no_command(raw: bytes) -> None:
-    """What is not JSON, not an object, ambiguous or nested without end is refused like any other."""
+def test_malformed_json(raw: bytes) -> None:
+    """Invalid, ambiguous and endlessly nested JSON is refused like any other."""
     with pytest.raises(InvalidCommand):
         parse_command(raw)
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes(raw: bytes) -> None:
-    """Nothing but a refusal comes of noise."""
+def test_arbitrary_bytes(raw: bytes) -> None:
+    """Arbitrary bytes are refused without another error."""
     for read, error in ((parse_command, InvalidCommand), (parse_authentication_request, InvalidMessage)):
         with pytest.raises(error):
             read(raw)
@@ -445,11 +445,11 @@ COMMANDS = st.sampled_from([*DIRECT, *PUBLIC, "TWO_WAY_PRIVATE"]).map(command)
 
 
 @given(COMMANDS, st.data())
-def test_any_value_anywhere(document: dict[str, Any], data: st.DataObject) -> None:
-    """With any JSON value in any place it is a command or it is refused, and what is signed is what came."""
+def test_arbitrary_values(document: dict[str, Any], data: st.DataObject) -> None:
+    """With any JSON value at any path, the command is parsed or refused; the signed content is unchanged."""
     document = deepcopy(document)
     path = data.draw(st.sampled_from([*paths(document)]))
-    at(document, path[:-1])[path[-1]] = data.draw(JSON_VALUES)
+    value_at(document, path[:-1])[path[-1]] = data.draw(JSON_VALUES)
     with suppress(InvalidCommand):
         given = parse(document)
         signed = {"header": document["header"], "payload": document["payload"]}
@@ -457,27 +457,27 @@ def test_any_value_anywhere(document: dict[str, Any], data: st.DataObject) -> No
 
 
 @given(COMMANDS, st.data())
-def test_unknown_members_are_passed_over(document: dict[str, Any], data: st.DataObject) -> None:
-    """Newer clients may say more than is known here, anywhere (reference 4)."""
+def test_unknown_members_are_ignored(document: dict[str, Any], data: st.DataObject) -> None:
+    """Newer clients may add members anywhere (reference 4)."""
     document = deepcopy(document)
-    objects = [(), *(path for path in paths(document) if isinstance(at(document, path), dict))]
-    at(document, data.draw(st.sampled_from(objects)))["x-later"] = data.draw(JSON_VALUES)
+    objects = [(), *(path for path in paths(document) if isinstance(value_at(document, path), dict))]
+    value_at(document, data.draw(st.sampled_from(objects)))["x-later"] = data.draw(JSON_VALUES)
     parse(document)
 
 
-def test_the_authentication_of_a_socket() -> None:
-    """What is signed is neither its type nor anything unknown (DCTRL-0004 10.2)."""
-    said, signed = parse_authentication_request(json.dumps(authenticate(later=1)).encode())
-    assert (said.did, said.signing_key_id, said.timestamp) == (ALICE, f"{ALICE}#signing", 1760000000000)
-    assert (said.nonce, said.signature) == (NONCE, SIGNATURE)
+def test_socket_authentication() -> None:
+    """The signed content has neither the type nor unknown members (DCTRL-0004 10.2)."""
+    request, signed = parse_authentication_request(json.dumps(authenticate(later=1)).encode())
+    assert (request.did, request.signing_key_id, request.timestamp) == (ALICE, f"{ALICE}#signing", 1760000000000)
+    assert (request.nonce, request.signature) == (NONCE, SIGNATURE)
     names = ("did", "signing_key_id", "timestamp", "nonce")
     assert signed == canonicalize({name: authenticate()[name] for name in names})
-    assert SIGNATURE not in repr(said)
+    assert SIGNATURE not in repr(request)
 
 
 @pytest.mark.parametrize("member", ["type", "did", "signing_key_id", "timestamp", "nonce", "signature"])
-def test_a_member_of_the_authentication(member: str) -> None:
-    """All are required, and of the right kind."""
+def test_missing_authentication_member(member: str) -> None:
+    """All members are required, with the right types."""
     for wrong in [*NEITHER, "" if member != "signature" else 1]:
         with pytest.raises(InvalidMessage):
             parse_authentication_request(json.dumps(authenticate(**{member: wrong})).encode())
@@ -488,8 +488,8 @@ def test_a_member_of_the_authentication(member: str) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"type": "PONG"}, {"timestamp": "1760000000000"}, {"nonce": "1"}])
-def test_no_authentication(wrong: dict[str, Any]) -> None:
-    """A socket that begins with anything else has failed."""
+def test_invalid_authentication(wrong: dict[str, Any]) -> None:
+    """Any other first frame fails."""
     with pytest.raises(InvalidMessage):
         parse_authentication_request(json.dumps(authenticate(**wrong)).encode())
 
@@ -509,6 +509,6 @@ def test_no_authentication(wrong: dict[str, Any]) -> None:
         (json.dumps(authenticate()).encode(), False),
     ],
 )
-def test_which_half_a_first_frame_is_for(frame: bytes, envelope: bool) -> None:
-    """A JSON object with `protected` is a JWE, and nothing else is."""
+def test_first_frame_selects_protocol(frame: bytes, envelope: bool) -> None:
+    """A JSON object with `protected` is a JWE, nothing else is."""
     assert is_didcomm_envelope(frame) is envelope

@@ -1,4 +1,4 @@
-"""Communication contracts: who signed what (reference section 7 and 16)."""
+"""Signatures of communication contracts (reference section 7 and 16)."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ KEYS = {
 READINGS = [OMITTED_BY_A, OMITTED_BY_B, OMITTED_BY_C]
 
 
-def key_of(did: str, key_id: str) -> bytes | None:
-    """As a resolver of DIDs would say."""
+def resolve_key(did: str, key_id: str) -> bytes | None:
+    """Resolve a key as a DID resolver would."""
     return KEYS.get((did, key_id))
 
 
-def signed_by_both(contract: dict[str, Any], reading: tuple[str, ...]) -> dict[str, Any]:
+def sign_by_both(contract: dict[str, Any], reading: tuple[str, ...]) -> dict[str, Any]:
     """A SignedCommunicationContract whose requestor signed by this reading."""
     return {
         "communication_contract": contract,
@@ -62,8 +62,8 @@ def signed_by_both(contract: dict[str, Any], reading: tuple[str, ...]) -> dict[s
     }
 
 
-def a_request(**changes: Any) -> bytes:
-    """A wrapped request, as our own wallet sends it, with some terms changed."""
+def build_request(**changes: Any) -> bytes:
+    """A wrapped request as from mediatord's wallet, with some terms changed."""
     return encoding.dumps(
         {"communication_contract": {**REQUEST, **changes}, "requestor_signature": VECTOR["requestor_signature_b"]}
     )
@@ -78,9 +78,9 @@ def test_known_answers() -> None:
     assert compute_contract_digest(SIGNED).hex() == VECTOR["sha256"]
 
 
-def test_known_answer_of_a_registration() -> None:
-    """The mediator makes of Alice's request what the vectors say (reference section 16)."""
-    request = parse_registration_request(a_request())
+def test_known_answer_of_registration() -> None:
+    """Countersigning Alice's request gives the vectors (reference section 16)."""
+    request = parse_registration_request(build_request())
     signed = countersign_contract(
         request,
         mediator_did=MEDIATOR,
@@ -88,11 +88,11 @@ def test_known_answer_of_a_registration() -> None:
         seed=MEDIATOR_SEED,
     )
     assert signed == SIGNED
-    assert verify_contract_signatures(signed, key_of)
+    assert verify_contract_signatures(signed, resolve_key)
 
 
 def test_readings() -> None:
-    """What each of the three leaves out; members that are unknown stay (reference 7.2)."""
+    """Which members each of the three readings omits; unknown members stay (reference 7.2)."""
     contract = {**CONTRACT, "more": [1]}
     first, second = "recipient_encryption_public_key", "recipient_signing_key_id"
     assert omit_terms(contract, OMITTED_BY_A) == contract
@@ -102,49 +102,57 @@ def test_readings() -> None:
 
 
 @pytest.mark.parametrize("reading", READINGS)
-def test_every_reading_holds(reading: tuple[str, ...]) -> None:
-    """A requestor may have signed by any of the three, with members that we do not know as well."""
+def test_verifies_every_reading(reading: tuple[str, ...]) -> None:
+    """A requestor may sign by any of the three readings, with unknown members."""
     for contract in (CONTRACT, {**CONTRACT, "more": {"b": 1.5, "a": None}}):
-        assert verify_contract_signatures(signed_by_both(contract, reading), key_of)
+        assert verify_contract_signatures(sign_by_both(contract, reading), resolve_key)
 
 
 @pytest.mark.parametrize("reading", READINGS)
 @pytest.mark.parametrize("name", [*CONTRACT, "more"])
-def test_tampering_with_the_terms(reading: tuple[str, ...], name: str) -> None:
-    """Whatever the reading, no term can be changed, taken away or added afterwards."""
-    signed = signed_by_both(CONTRACT, reading)
+def test_changed_terms_do_not_verify(reading: tuple[str, ...], name: str) -> None:
+    """Whatever the reading, no term can be changed, removed or added."""
+    signed = sign_by_both(CONTRACT, reading)
     for contract in ({**CONTRACT, name: "changed"}, {**CONTRACT, name: 1}, without(CONTRACT, name)):
         if contract != CONTRACT:
-            assert not verify_contract_signatures({**signed, "communication_contract": contract}, lenient_key_of)
+            assert not verify_contract_signatures(
+                {**signed, "communication_contract": contract}, resolve_key_leniently
+            )
 
 
-def lenient_key_of(did: str, key_id: str) -> bytes | None:
-    """The right keys even where one of the two names is wrong, so that nothing but a signature can refuse."""
+def resolve_key_leniently(did: str, key_id: str) -> bytes | None:
+    """Resolve the right keys even if one name is wrong, so that only the signature can fail."""
     return signing_key("mediator" if MEDIATOR in (did, key_id.partition("#")[0]) else "alice")
 
 
 @pytest.mark.parametrize("reading", READINGS[1:])
-def test_the_recipient_signs_everything(reading: tuple[str, ...]) -> None:
-    """What a requestor may leave out a recipient may not (reference 7.2)."""
+def test_recipient_signs_all_terms(reading: tuple[str, ...]) -> None:
+    """The recipient may not omit what a requestor may (reference 7.2)."""
     signature = sign_json(omit_terms(CONTRACT, reading), MEDIATOR_SEED)
-    assert not verify_contract_signatures({**SIGNED, "recipient_signature": signature}, key_of)
+    assert not verify_contract_signatures({**SIGNED, "recipient_signature": signature}, resolve_key)
 
 
-def test_each_signs_for_itself() -> None:
-    """The signatures cannot change places, and one cannot stand for both."""
+def test_signatures_are_not_interchangeable() -> None:
+    """Signatures cannot be exchanged, and one cannot replace both."""
     both = {
         "requestor_signature": SIGNED["recipient_signature"],
         "recipient_signature": SIGNED["requestor_signature"],
     }
-    assert not verify_contract_signatures({**SIGNED, **both}, key_of)
-    assert not verify_contract_signatures({**SIGNED, "requestor_signature": SIGNED["recipient_signature"]}, key_of)
-    assert not verify_contract_signatures({**SIGNED, "recipient_signature": VECTOR["requestor_signature_a"]}, key_of)
+    assert not verify_contract_signatures({**SIGNED, **both}, resolve_key)
+    assert not verify_contract_signatures(
+        {**SIGNED, "requestor_signature": SIGNED["recipient_signature"]}, resolve_key
+    )
+    assert not verify_contract_signatures(
+        {**SIGNED, "recipient_signature": VECTOR["requestor_signature_a"]}, resolve_key
+    )
 
 
 @pytest.mark.parametrize("known", [ALICE, MEDIATOR])
-def test_a_participant_without_a_key(known: str) -> None:
-    """Both keys have to be found."""
-    assert not verify_contract_signatures(SIGNED, lambda did, key_id: key_of(did, key_id) if did == known else None)
+def test_both_keys_must_resolve(known: str) -> None:
+    """A contract with an unresolvable participant is not verified."""
+    assert not verify_contract_signatures(
+        SIGNED, lambda did, key_id: resolve_key(did, key_id) if did == known else None
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,20 +177,20 @@ def test_a_participant_without_a_key(known: str) -> None:
         {**SIGNED, "recipient_signature": "\ud800"},
     ],
 )
-def test_odd_contracts(signed: dict[str, Any]) -> None:
-    """What has not even the shape of a contract is not signed, and no error either."""
-    assert not verify_contract_signatures(signed, key_of)
+def test_malformed_contracts(signed: dict[str, Any]) -> None:
+    """Malformed contracts do not verify, and raise no error."""
+    assert not verify_contract_signatures(signed, resolve_key)
 
 
-def test_any_mapping_will_do() -> None:
-    """Contracts are looked at, and never changed."""
+def test_accepts_immutable_mappings() -> None:
+    """Contracts may be any mapping, and are not modified."""
     frozen = MappingProxyType({**SIGNED, "communication_contract": MappingProxyType(CONTRACT)})
-    assert verify_contract_signatures(frozen, key_of)
+    assert verify_contract_signatures(frozen, resolve_key)
     assert compute_contract_digest(MappingProxyType(SIGNED)) == compute_contract_digest(SIGNED)
 
 
-def test_digest_of_any_spelling() -> None:
-    """The same contract has the same digest, however its JSON is written and whatever stands around it."""
+def test_digest_ignores_json_notation() -> None:
+    """The digest does not depend on notation or surrounding members."""
     spelled = json.loads(json.dumps(SIGNED, sort_keys=True).replace("1791536000", "1791536e3"))
     signed_otherwise = {**spelled, "requestor_signature": VECTOR["requestor_signature_a"], "more": None}
     assert compute_contract_digest(signed_otherwise) == compute_contract_digest(SIGNED)
@@ -193,8 +201,8 @@ def test_digest_of_any_spelling() -> None:
     )
 
 
-def test_no_digest() -> None:
-    """What JSON cannot express is no contract."""
+def test_no_digest_of_values_outside_json() -> None:
+    """Values outside JSON are no contract."""
     with pytest.raises(InvalidCommand):
         compute_contract_digest({**SIGNED, "communication_contract": {**CONTRACT, "more": float("nan")}})
 
@@ -202,8 +210,11 @@ def test_no_digest() -> None:
 @pytest.mark.parametrize("signature", ["requestor_signature", "signature"])
 @pytest.mark.parametrize("wrapper", ["communication_contract", "communication_contract_request", None])
 @pytest.mark.parametrize("left_out", [(), ("recipient_signing_key_id",)])
-def test_forms_of_a_request(signature: str, wrapper: str | None, left_out: tuple[str, ...]) -> None:
-    """Wrapped under either name or flat, the signature under either name, our key id given or not (reference 7.6)."""
+def test_forms_of_request(signature: str, wrapper: str | None, left_out: tuple[str, ...]) -> None:
+    """
+    Wrapped under either name or flat, the signature under either name, with or without the mediator's key id
+    (reference 7.6).
+    """
     terms = without(REQUEST, *left_out)
     contract = {wrapper: terms} if wrapper else terms
     plaintext = encoding.dumps({**contract, signature: sign_contract_request(terms, ALICE_SEED)})
@@ -212,11 +223,11 @@ def test_forms_of_a_request(signature: str, wrapper: str | None, left_out: tuple
     assert verify_request_signature(request, signing_key("alice"))
     signed = countersign_contract(request, mediator_did=MEDIATOR, encryption_key=b"\5" * 32, seed=MEDIATOR_SEED)
     assert signed["communication_contract"]["recipient_signing_key_id"] == f"{MEDIATOR}#signing"
-    assert verify_contract_signatures(signed, key_of)
+    assert verify_contract_signatures(signed, resolve_key)
 
 
-def test_what_is_preferred() -> None:
-    """Of two names for one thing, that of the signed contract counts, and neither signature is a term."""
+def test_precedence_of_duplicate_members() -> None:
+    """The name as in the signed contract takes precedence, and neither signature is a term."""
     terms = {**REQUEST, "timestamp": 1}
     both = {"requestor_signature": "one", "signature": "other"}
     wrapped = {"communication_contract_request": REQUEST, "communication_contract": terms, **both}
@@ -224,14 +235,14 @@ def test_what_is_preferred() -> None:
     assert parse_registration_request(encoding.dumps({**terms, **both})) == RegistrationRequest(terms, "one")
 
 
-def test_a_request_by_reading_c() -> None:
-    """A requestor that names our signing key need not have signed that (reference 7.2)."""
+def test_request_by_reading_c() -> None:
+    """A requestor that names the mediator's signing key need not have signed it (reference 7.2)."""
     signature = sign_json(omit_terms(REQUEST, OMITTED_BY_C), ALICE_SEED)
     assert verify_request_signature(RegistrationRequest(REQUEST, signature), signing_key("alice"))
 
 
-def test_members_that_are_unknown_are_signed() -> None:
-    """What a newer client adds is kept, and was signed."""
+def test_unknown_members_are_signed() -> None:
+    """Members that newer clients add are kept and signed."""
     terms = {**REQUEST, "more": [1.5, {"b": 1, "a": "é"}]}
     plaintext = encoding.dumps(
         {"communication_contract": terms, "signature": sign_contract_request(terms, ALICE_SEED)}
@@ -246,8 +257,8 @@ def test_members_that_are_unknown_are_signed() -> None:
     assert signed["communication_contract"]["more"] == terms["more"]
 
 
-def test_a_key_that_is_not_the_requestors_to_give() -> None:
-    """An encryption key of ours in a request, or something in its place, is not what was signed, nor what we sign."""
+def test_recipient_encryption_key_in_request_is_refused() -> None:
+    """A request cannot contain the mediator's encryption key, or a value in its place."""
     for stray in ("", None, 5, "AAAA"):
         terms = {**REQUEST, "recipient_encryption_public_key": stray}
         request = parse_registration_request(
@@ -266,8 +277,8 @@ def test_a_key_that_is_not_the_requestors_to_give() -> None:
 
 
 @pytest.mark.parametrize("name", REQUEST)
-def test_tampering_with_a_request(name: str) -> None:
-    """No term of a request can be changed, except the name of our key, which is not always signed but is checked."""
+def test_changed_request_does_not_verify(name: str) -> None:
+    """No term can be changed; the name of the mediator's key is not always signed, but checked."""
     request = RegistrationRequest({**REQUEST, name: "changed"}, VECTOR["requestor_signature_b"])
     assert not verify_request_signature(request, signing_key("alice"))
     assert not verify_request_signature(RegistrationRequest(REQUEST, request.requestor_signature), b"")
@@ -275,8 +286,8 @@ def test_tampering_with_a_request(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in REQUEST if name != "recipient_signing_key_id"])
 @pytest.mark.parametrize("value", [None, True, [], {}, ...])
-def test_terms_of_the_wrong_shape(name: str, value: object) -> None:
-    """Every term has to be there, a text or a number as it should be (reference 7.1)."""
+def test_invalid_terms(name: str, value: object) -> None:
+    """Every term is required, with the right type (reference 7.1)."""
     terms = without(REQUEST, name) if value is ... else {**REQUEST, name: value}
     for plaintext in (
         encoding.dumps({"communication_contract": terms, "requestor_signature": "x"}),
@@ -289,16 +300,16 @@ def test_terms_of_the_wrong_shape(name: str, value: object) -> None:
 @pytest.mark.parametrize(
     "plaintext",
     [
-        a_request(requestor_did=""),
-        a_request(requestor_did=5),
-        a_request(expires_at="1791536000"),
-        a_request(recipient_signing_key_id=None),
-        a_request(recipient_signing_key_id=5),
-        a_request(recipient_signing_key_id=""),
-        a_request().replace(b"1791536000", b"1e999"),
-        a_request().replace(b"1791536000", b"NaN"),
-        a_request().replace(b'"timestamp":1760000000', b'"timestamp":1,"timestamp":1'),
-        a_request().replace(b"requestor_signature", b"recipient_signature"),
+        build_request(requestor_did=""),
+        build_request(requestor_did=5),
+        build_request(expires_at="1791536000"),
+        build_request(recipient_signing_key_id=None),
+        build_request(recipient_signing_key_id=5),
+        build_request(recipient_signing_key_id=""),
+        build_request().replace(b"1791536000", b"1e999"),
+        build_request().replace(b"1791536000", b"NaN"),
+        build_request().replace(b'"timestamp":1760000000', b'"timestamp":1,"timestamp":1'),
+        build_request().replace(b"requestor_signature", b"recipient_signature"),
         b"",
         b"{}",
         b"[]",
@@ -313,22 +324,22 @@ def test_terms_of_the_wrong_shape(name: str, value: object) -> None:
         encoding.dumps({"communication_contract": {**REQUEST, "requestor_signature": "x"}}),
     ],
 )
-def test_what_is_no_request(plaintext: bytes) -> None:
-    """Anything else is an invalid command, whatever is wrong with it (reference 7.6)."""
+def test_invalid_requests(plaintext: bytes) -> None:
+    """Any other plaintext is an invalid command (reference 7.6)."""
     with pytest.raises(InvalidCommand):
         parse_registration_request(plaintext)
 
 
 @settings(deadline=None)
 @given(st.binary())
-def test_whatever_was_encrypted(plaintext: bytes) -> None:
-    """Strangers decide what a request decrypts to; it is read or refused."""
+def test_arbitrary_plaintext(plaintext: bytes) -> None:
+    """Arbitrary decrypted bytes are parsed or refused."""
     with pytest.raises(InvalidCommand):
         parse_registration_request(plaintext)
 
 
-def test_nothing_to_countersign() -> None:
-    """A request that JSON cannot express is an invalid command here too."""
+def test_request_outside_json() -> None:
+    """A request that JSON cannot express is an invalid command."""
     with pytest.raises(InvalidCommand):
         countersign_contract(
             RegistrationRequest({**REQUEST, "more": float("nan")}, "x"),
@@ -348,7 +359,7 @@ TERMS = st.dictionaries(
 @settings(deadline=None)
 @given(TERMS, st.floats(0, 1e12), st.sampled_from([READINGS[1], READINGS[2]]))
 def test_round_trip(more: dict[str, Any], expires_at: float, reading: tuple[str, ...]) -> None:
-    """From a request in JSON to a contract in JSON that verifies, whatever else is in it."""
+    """From a request in JSON to a contract in JSON that verifies, with any other members."""
     terms = {**REQUEST, "expires_at": expires_at, **more}
     wrapped = {
         "communication_contract": terms,
@@ -358,10 +369,10 @@ def test_round_trip(more: dict[str, Any], expires_at: float, reading: tuple[str,
     assert verify_request_signature(request, signing_key("alice"))
     signed = countersign_contract(request, mediator_did=MEDIATOR, encryption_key=b"\5" * 32, seed=MEDIATOR_SEED)
     received = json.loads(json.dumps(signed))
-    assert verify_contract_signatures(received, key_of)
+    assert verify_contract_signatures(received, resolve_key)
     assert compute_contract_digest(received) == compute_contract_digest(signed)
 
 
-def test_nothing_is_shown() -> None:
+def test_repr_hides_terms_and_signature() -> None:
     """Neither terms nor signature are in the representation."""
-    assert repr(parse_registration_request(a_request())) == "RegistrationRequest()"
+    assert repr(parse_registration_request(build_request())) == "RegistrationRequest()"

@@ -35,7 +35,7 @@ TEXTS = (
 KEYS = st.binary(min_size=32, max_size=32)
 
 
-def a_did(
+def alice_did(
     alias: str = ALIAS,
     signing: str = SIGNING,
     prekey: str = PREKEY,
@@ -46,7 +46,7 @@ def a_did(
     return f"did:{method}:{alias}:{signing}:{prekey}:{mediator}"
 
 
-def encoded(text: str | bytes) -> str:
+def encode(text: str | bytes) -> str:
     """Base64url without padding."""
     data = text.encode() if isinstance(text, str) else text
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
@@ -61,15 +61,15 @@ def test_known_answer(did: str) -> None:
     assert parse_did(did).signing_key_id == f"{did}#signing"
 
 
-def test_known_answer_made() -> None:
-    """What is made has the multicodec prefix, unless it is asked to do without."""
+def test_known_answer_of_building() -> None:
+    """The multicodec prefix is written unless disabled."""
     parts = "alice", signing_key("alice"), agreement_key("alice", "prekey"), MEDIATOR
     assert make_did(*parts) == ALICE
     assert make_did(*parts, raw=True) == RAW_ALICE
 
 
 @pytest.mark.parametrize(("raw", "prefix"), [(False, ""), (True, "raw_")])
-def test_keys_of_the_mediator(raw: bool, prefix: str) -> None:
+def test_keys_of_mediator(raw: bool, prefix: str) -> None:
     """The mediator's keys in both forms (reference section 16)."""
     wanted = VECTORS["mediator"]
     assert encode_multibase_key(signing_key("mediator"), "Ed25519", raw) == wanted[f"{prefix}signing"]
@@ -79,22 +79,22 @@ def test_keys_of_the_mediator(raw: bool, prefix: str) -> None:
 @settings(deadline=None)
 @given(st.text(max_size=40), KEYS, KEYS, st.text(max_size=40), st.booleans())
 def test_round_trip(alias: str, signing: bytes, prekey: bytes, mediator: str, raw: bool) -> None:
-    """Whatever is put into a DID comes out of it; the DID has only characters that may be in one."""
+    """A built DID is parsed to its parts, and has only characters allowed in DIDs."""
     did = make_did(alias, signing, prekey, f"did:{mediator}", raw=raw)
     assert parse_did(did) == DecentrlDID(did, alias, signing, prekey, f"did:{mediator}")
     assert not set(did) - set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_:")
 
 
 @pytest.mark.parametrize("alias", ["Pz4/Pj4+YQ==", "Pz4_Pj4-YQ==", "Pz4/Pj4+YQ", "Pz4_Pj4-YQ", "Pz4_Pj4+YQ"])
-def test_spellings_of_base64(alias: str) -> None:
-    """Either alphabet, padded or not; the text is kept as it is, so that another spelling is another DID."""
-    found = parse_did(a_did(alias))
-    assert (found.alias, found.did) == ("?>?>>>a", a_did(alias))
+def test_base64_variants(alias: str) -> None:
+    """Either alphabet, padded or not; the text is kept, so that another spelling is another DID."""
+    found = parse_did(alice_did(alias))
+    assert (found.alias, found.did) == ("?>?>>>a", alice_did(alias))
 
 
-def test_an_empty_alias() -> None:
-    """Nobody needs a name."""
-    assert parse_did(a_did(alias="")).alias == ""
+def test_empty_alias() -> None:
+    """The alias may be empty."""
+    assert parse_did(alice_did(alias="")).alias == ""
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_an_empty_alias() -> None:
     [
         "",
         "did:decentrl",
-        a_did(method="web"),
-        a_did(method="DECENTRL"),
+        alice_did(method="web"),
+        alice_did(method="DECENTRL"),
         f"{ALICE}:",
         f"{ALICE}:x",
         ALICE.rpartition(":")[0],
@@ -115,44 +115,44 @@ def test_an_empty_alias() -> None:
         f"{ALICE}%",
         f"{ALICE}\0",
         f"{ALICE}é",
-        a_did(alias="YWxpY2U=="),
-        a_did(alias="YWxp Y2U"),
-        a_did(alias="YWxpY2V"),
-        a_did(alias="Y"),
-        a_did(alias=encoded(b"\xff\xfe")),
-        a_did(mediator=""),
-        a_did(mediator=encoded("mediator.example")),
-        a_did(mediator=encoded("DID:web:mediator.example")),
-        a_did(mediator=encoded(b"did:\xff")),
-        a_did(signing=""),
-        a_did(signing="z"),
-        a_did(signing=SIGNING[1:]),
-        a_did(signing=f"m{SIGNING[1:]}"),
-        a_did(signing=PREKEY),
-        a_did(prekey=SIGNING),
-        a_did(signing=SIGNING[:-1]),
-        a_did(signing=f"{SIGNING}1"),
-        a_did(signing="z" + encoding.encode_base58(b"\1" * 31)),
-        a_did(signing="z" + encoding.encode_base58(b"\1" * 33)),
-        a_did(signing="z" + encoding.encode_base58(b"\1" * 34)),
-        a_did(signing="z" + encoding.encode_base58(b"\xed\x01" + b"\1" * 31)),
-        a_did(signing="z" + encoding.encode_base58(b"\xed\x01" + b"\1" * 33)),
-        a_did(signing=SIGNING.replace("k", "0")),
-        a_did(signing="z" + "1" * 1000),
-        a_did(alias="QUFB" * 500),
+        alice_did(alias="YWxpY2U=="),
+        alice_did(alias="YWxp Y2U"),
+        alice_did(alias="YWxpY2V"),
+        alice_did(alias="Y"),
+        alice_did(alias=encode(b"\xff\xfe")),
+        alice_did(mediator=""),
+        alice_did(mediator=encode("mediator.example")),
+        alice_did(mediator=encode("DID:web:mediator.example")),
+        alice_did(mediator=encode(b"did:\xff")),
+        alice_did(signing=""),
+        alice_did(signing="z"),
+        alice_did(signing=SIGNING[1:]),
+        alice_did(signing=f"m{SIGNING[1:]}"),
+        alice_did(signing=PREKEY),
+        alice_did(prekey=SIGNING),
+        alice_did(signing=SIGNING[:-1]),
+        alice_did(signing=f"{SIGNING}1"),
+        alice_did(signing="z" + encoding.encode_base58(b"\1" * 31)),
+        alice_did(signing="z" + encoding.encode_base58(b"\1" * 33)),
+        alice_did(signing="z" + encoding.encode_base58(b"\1" * 34)),
+        alice_did(signing="z" + encoding.encode_base58(b"\xed\x01" + b"\1" * 31)),
+        alice_did(signing="z" + encoding.encode_base58(b"\xed\x01" + b"\1" * 33)),
+        alice_did(signing=SIGNING.replace("k", "0")),
+        alice_did(signing="z" + "1" * 1000),
+        alice_did(alias="QUFB" * 500),
     ],
 )
-def test_what_is_no_did(did: str) -> None:
-    """Anything else is a ValueError that shows nothing of it, a DID URL included (reference section 2)."""
+def test_invalid_dids(did: str) -> None:
+    """Anything else, DID URLs included, is a ValueError without the input (reference section 2)."""
     with pytest.raises(ValueError, match=f"^({'|'.join(TEXTS)})$") as caught:
         parse_did(did)
     assert type(caught.value) is ValueError
 
 
-def test_the_longest() -> None:
-    """A DID has 2048 characters at most."""
-    alias = "A" * (MAX_DID_LENGTH - len(a_did(alias="")))
-    longest = a_did(alias)
+def test_maximum_length() -> None:
+    """A DID has at most 2048 characters."""
+    alias = "A" * (MAX_DID_LENGTH - len(alice_did(alias="")))
+    longest = alice_did(alias)
     assert len(longest) == MAX_DID_LENGTH == 2048
     assert parse_did(longest).did == longest
     with pytest.raises(ValueError, match="^too long for a DID$"):
@@ -160,7 +160,7 @@ def test_the_longest() -> None:
 
 
 def test_long_keys_are_not_decoded() -> None:
-    """What is too long for a key is refused before the work that grows with its square."""
+    """A key that is too long is refused before decoding, whose cost is quadratic."""
     with pytest.raises(ValueError, match="^not a key in multibase$"):
         decode_multibase_key("z" + "2" * 48, "Ed25519")
 
@@ -175,16 +175,16 @@ def test_long_keys_are_not_decoded() -> None:
         ("\ud800", b"1" * 32, b"2" * 32, MEDIATOR),
     ],
 )
-def test_what_makes_no_did(alias: str, signing: bytes, prekey: bytes, mediator: str) -> None:
-    """No keys, no mediator, too long, not Unicode: nothing is made that would not be read."""
+def test_refuses_to_build_invalid_dids(alias: str, signing: bytes, prekey: bytes, mediator: str) -> None:
+    """No keys, no mediator, too long, not Unicode: nothing is built that could not be parsed."""
     with pytest.raises(ValueError) as caught:
         make_did(alias, signing, prekey, mediator)
     assert type(caught.value) is ValueError
 
 
 @pytest.mark.parametrize("size", [0, 31, 33, 34])
-def test_keys_have_one_size(size: int) -> None:
-    """Only 32 bytes are a key."""
+def test_key_size(size: int) -> None:
+    """A key has 32 bytes."""
     with pytest.raises(ValueError, match="^a key of the wrong size$"):
         encode_multibase_key(bytes(size), "Ed25519", raw=True)
 
@@ -192,7 +192,7 @@ def test_keys_have_one_size(size: int) -> None:
 @settings(deadline=None)
 @given(KEYS, st.sampled_from(["Ed25519", "X25519"]), st.booleans())
 def test_multibase_round_trip(key: bytes, kind: KeyType, raw: bool) -> None:
-    """With prefix or without; the prefix of the other kind is refused."""
+    """With or without prefix; the prefix of the other key type is refused."""
     text = encode_multibase_key(key, kind, raw)
     assert decode_multibase_key(text, kind) == key
     other: KeyType = "X25519" if kind == "Ed25519" else "Ed25519"
@@ -203,6 +203,6 @@ def test_multibase_round_trip(key: bytes, kind: KeyType, raw: bool) -> None:
             decode_multibase_key(text, other)
 
 
-def test_keys_are_not_shown() -> None:
-    """No key is in the representation but in the DID itself."""
+def test_repr_hides_keys() -> None:
+    """Keys are in the representation only as part of the DID."""
     assert repr(signing_key("alice")) not in repr(parse_did(ALICE))

@@ -22,7 +22,7 @@ from tests.protocol.decentrl.vectors import VECTORS, agreement_key, secret
 SEALED = VECTORS["sealed"]
 KEY = bytes.fromhex(SEALED["key"])
 KEYS = st.binary(min_size=32, max_size=32)
-# Points whose multiples are few, so that the secret is zero whatever the private key.
+# Points of low order: the secret is zero for any private key.
 LOW_ORDER = [
     bytes(32),
     b"\1" + bytes(31),
@@ -33,14 +33,14 @@ LOW_ORDER = [
 
 
 def test_known_answer() -> None:
-    """Nonce, ciphertext and tag in one piece of base64 (reference section 16)."""
+    """Nonce, ciphertext and tag in one base64 string (reference section 16)."""
     plaintext = SEALED["plaintext"].encode()
     assert encrypt(plaintext, KEY, bytes.fromhex(SEALED["nonce"])) == SEALED["text"]
     assert decrypt(SEALED["text"], KEY) == plaintext
 
 
 def test_shared_secrets() -> None:
-    """What two keys share is the secret as X25519 has it, from either side (reference section 16)."""
+    """Both sides derive the X25519 secret (reference section 16)."""
     ephemeral, prekey = secret("alice", "ephemeral"), secret("mediator", "prekey")
     expected = bytes.fromhex(VECTORS["shared_secret"])
     assert derive_shared_secret(ephemeral, agreement_key("mediator", "prekey")) == expected
@@ -52,7 +52,7 @@ def test_shared_secrets() -> None:
 @settings(deadline=None)
 @given(st.binary(), KEYS)
 def test_round_trip(plaintext: bytes, key: bytes) -> None:
-    """What was sealed opens with its key, in whichever spelling of base64."""
+    """A ciphertext decrypts with its key, in any base64 variant."""
     text = encrypt(plaintext, key)
     assert len(decode_base64(text)) == 12 + len(plaintext) + 16
     for spelled in (text, text.rstrip("="), urlsafe_b64encode(decode_base64(text)).decode()):
@@ -60,13 +60,13 @@ def test_round_trip(plaintext: bytes, key: bytes) -> None:
 
 
 def test_nonces_are_fresh() -> None:
-    """The same plaintext never looks the same."""
+    """The same plaintext has another ciphertext each time."""
     assert len({encrypt(b"x", KEY) for _ in range(100)}) == 100
 
 
 @pytest.mark.parametrize("place", [0, 11, 12, 20, -16, -1])
 def test_tampering(place: int) -> None:
-    """One bit of nonce, ciphertext or tag turned over, and it does not open."""
+    """One flipped bit of nonce, ciphertext or tag is detected."""
     data = bytearray(decode_base64(SEALED["text"]))
     data[place] ^= 1
     with pytest.raises(ValueError, match="^not sealed with this key$"):
@@ -76,14 +76,14 @@ def test_tampering(place: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "AAAA", encode_base64(bytes(27)), SEALED["text"] + "!", SEALED["text"][:-4], "é"]
 )
-def test_what_does_not_open(text: str) -> None:
-    """Too short, cut off, or not base64."""
+def test_malformed_ciphertext(text: str) -> None:
+    """Too short, truncated, or not base64."""
     with pytest.raises(ValueError):
         decrypt(text, KEY)
 
 
-def test_the_wrong_key() -> None:
-    """Another key opens nothing; keys of AES with other sizes are no keys here."""
+def test_wrong_key() -> None:
+    """Another key decrypts nothing; other AES key sizes are refused."""
     with pytest.raises(ValueError):
         decrypt(SEALED["text"], bytes(32))
     for size in (0, 16, 24, 31, 33):
@@ -94,28 +94,28 @@ def test_the_wrong_key() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 8, 11, 13, 16])
-def test_nonces_have_one_size(size: int) -> None:
-    """AES-GCM would take others, and what they make would not be opened."""
+def test_nonce_size(size: int) -> None:
+    """Other nonce sizes, which AES-GCM allows, are refused."""
     with pytest.raises(ValueError, match="^a nonce of the wrong size$"):
         encrypt(b"", KEY, bytes(size))
 
 
-def test_new_pairs() -> None:
-    """A pair is made afresh, and the two halves belong together."""
+def test_generates_key_pairs() -> None:
+    """Pairs are fresh, and their halves match."""
     (mine, my_key), (yours, your_key) = generate_key_pair(), generate_key_pair()
     assert mine != yours
     assert derive_shared_secret(mine, your_key) == derive_shared_secret(yours, my_key)
 
 
 @pytest.mark.parametrize("public", LOW_ORDER)
-def test_low_order(public: bytes) -> None:
-    """A key that shares the same with everyone is refused (reference 5.2)."""
+def test_low_order_key(public: bytes) -> None:
+    """A key of low order is refused (reference 5.2)."""
     with pytest.raises(ValueError, match="^a public key of low order$"):
         derive_shared_secret(secret("mediator", "prekey"), public)
 
 
 @pytest.mark.parametrize(("private", "public"), [(31, 32), (33, 32), (32, 31), (32, 33), (0, 0)])
-def test_sizes(private: int, public: int) -> None:
+def test_key_size(private: int, public: int) -> None:
     """Keys have 32 bytes."""
     with pytest.raises(ValueError, match="^a key of the wrong size$"):
         derive_shared_secret(b"\2" * private, b"\3" * public)
@@ -123,15 +123,15 @@ def test_sizes(private: int, public: int) -> None:
 
 @settings(deadline=None)
 @given(KEYS)
-def test_spellings_of_a_public_key(key: bytes) -> None:
-    """Base64 in all its spellings, and multibase with its prefix (reference 5.2)."""
+def test_public_key_encodings(key: bytes) -> None:
+    """All base64 variants, and multibase with its prefix (reference 5.2)."""
     standard, url = b64encode(key).decode(), urlsafe_b64encode(key).decode()
     spelled = [standard, standard.rstrip("="), url, url.rstrip("="), encode_multibase_key(key, "X25519")]
     assert {decode_public_key(text) for text in spelled} == {key}
 
 
-def test_a_public_key_without_its_prefix() -> None:
-    """Multibase does without the multicodec prefix, too."""
+def test_public_key_without_prefix() -> None:
+    """Multibase without the multicodec prefix is accepted."""
     assert decode_public_key(VECTORS["mediator"]["raw_prekey"]) == agreement_key("mediator", "prekey")
 
 
@@ -149,7 +149,7 @@ def test_a_public_key_without_its_prefix() -> None:
         "z" * 100_000,
     ],
 )
-def test_what_is_no_public_key(text: str) -> None:
-    """Other sizes, another kind of key, or neither encoding."""
+def test_invalid_public_keys(text: str) -> None:
+    """Other sizes, another type of key, or neither encoding."""
     with pytest.raises(ValueError):
         decode_public_key(text)

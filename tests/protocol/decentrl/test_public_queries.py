@@ -13,21 +13,21 @@ from mediatord.errors import InvalidCommand
 from mediatord.protocol.decentrl.commands import PublicQuery, parse_public_query
 
 
-def read(query: str) -> PublicQuery:
-    """As it stands in a URL."""
+def parse(query: str) -> PublicQuery:
+    """Parse the query part of a URL."""
     return parse_public_query(parse_qs(query.encode(), keep_blank_values=1))
 
 
-def test_nothing_is_asked() -> None:
+def test_defaults() -> None:
     """No filter, and the first twenty."""
-    asked = read("")
+    asked = parse("")
     assert (asked.tags, asked.after, asked.before, asked.channel_id) == ((), None, None, None)
     assert (asked.page, asked.page_size) == (0, 20)
 
 
-def test_everything_is_asked() -> None:
-    """As the client asks: numbers as JSON writes them, tags joined by commas."""
-    asked = read("tags=a%2Cb&after=1710000000&before=1.71e9&page=3&page_size=100&channel_id=my+%C3%A9")
+def test_all_parameters() -> None:
+    """As clients send them: JSON numbers, tags joined by commas."""
+    asked = parse("tags=a%2Cb&after=1710000000&before=1.71e9&page=3&page_size=100&channel_id=my+%C3%A9")
     assert asked == PublicQuery(
         tags=("a", "b"), after=1710000000, before=1710000000, channel_id="my é", page=3, page_size=100
     )
@@ -45,8 +45,8 @@ def test_everything_is_asked() -> None:
     ],
 )
 def test_tags(query: str, tags: tuple[str, ...]) -> None:
-    """Joined, repeated or both; nothing is trimmed, and there are no empty ones."""
-    assert read(query).tags == tags
+    """Joined, repeated or both; nothing is trimmed, empty tags are dropped."""
+    assert parse(query).tags == tags
 
 
 @pytest.mark.parametrize("name", ["after", "before", "page", "page_size"])
@@ -73,31 +73,31 @@ def test_tags(query: str, tags: tuple[str, ...]) -> None:
         "x",
     ],
 )
-def test_no_number(name: str, text: str) -> None:
-    """A number is what JSON has, and nothing around it."""
+def test_invalid_numbers(name: str, text: str) -> None:
+    """Numbers are JSON numbers without surrounding text."""
     with pytest.raises(InvalidCommand):
-        read(f"{name}={text}")
+        parse(f"{name}={text}")
 
 
 @pytest.mark.parametrize("query", ["page=-1", "page=0.5", "page=9007199254740992", "page_size=0", "page_size=1001"])
-def test_no_page(query: str) -> None:
-    """Pages are natural numbers, and have 1000 events at most."""
+def test_invalid_pages(query: str) -> None:
+    """Pages are natural numbers, and have at most 1000 events."""
     with pytest.raises(InvalidCommand):
-        read(query)
+        parse(query)
 
 
 @pytest.mark.parametrize("query", ["after=-1.5", "before=0", "after=1e21", "page=9007199254740991", "page_size=1000"])
-def test_numbers_at_the_edge(query: str) -> None:
-    """They are taken as they are."""
+def test_boundary_numbers(query: str) -> None:
+    """Numbers at the bounds are accepted."""
     name, _, text = query.partition("=")
-    assert getattr(read(query), name) == float(text)
+    assert getattr(parse(query), name) == float(text)
 
 
 @pytest.mark.parametrize("name", ["after", "before", "page", "page_size", "channel_id"])
-def test_several_values(name: str) -> None:
-    """Where one of two would have to be guessed, neither is taken."""
+def test_repeated_parameters(name: str) -> None:
+    """A repeated parameter is refused as ambiguous."""
     with pytest.raises(InvalidCommand):
-        read(f"{name}=1&{name}=1")
+        parse(f"{name}=1&{name}=1")
     with pytest.raises(InvalidCommand):
         parse_public_query({name.encode(): []})
 
@@ -114,15 +114,15 @@ def test_several_values(name: str) -> None:
         f"tags={','.join(['x'] * 1001)}",
     ],
 )
-def test_no_text(query: str) -> None:
-    """What is not UTF-8, or longer than an event can have it, is not asked for."""
+def test_invalid_text(query: str) -> None:
+    """Invalid UTF-8, and text longer than an event can have, is refused."""
     with pytest.raises(InvalidCommand):
-        read(query)
+        parse(query)
 
 
 def test_unknown_parameters() -> None:
-    """They are passed over."""
-    assert read("later=1&later=2&=&page_=x&%FF=") == PublicQuery()
+    """Unknown parameters are ignored."""
+    assert parse("later=1&later=2&=&page_=x&%FF=") == PublicQuery()
 
 
 @given(
@@ -133,8 +133,8 @@ def test_unknown_parameters() -> None:
         ),
     )
 )
-def test_any_query(arguments: Mapping[bytes, Sequence[bytes]]) -> None:
-    """Whatever is asked, it is understood or refused."""
+def test_arbitrary_queries(arguments: Mapping[bytes, Sequence[bytes]]) -> None:
+    """Any query is parsed or refused."""
     try:
         asked = parse_public_query(arguments)
     except InvalidCommand:

@@ -48,7 +48,7 @@ def test_encrypted_tag() -> None:
 @settings(deadline=None)
 @given(VALUES, SEEDS)
 def test_round_trip(value: dict[str, object], seed: bytes) -> None:
-    """What is signed verifies in any order of its members, and with one member more it does not."""
+    """A signed value verifies in any order of members, and not with an additional one."""
     key, _ = bindings.crypto_sign_seed_keypair(seed)
     signature = sign_json(value, seed)
     assert len(signature) == 88
@@ -56,7 +56,7 @@ def test_round_trip(value: dict[str, object], seed: bytes) -> None:
     assert not verify_json({**value, "one more\0": None}, signature, key)
 
 
-def test_spellings_of_a_signature() -> None:
+def test_base64_variants() -> None:
     """Either alphabet, padded or not (reference section 5)."""
     signature = COMMAND["signature"]
     url = signature.replace("+", "-").replace("/", "_")
@@ -87,14 +87,14 @@ def test_spellings_of_a_signature() -> None:
         b"A" * 88,
     ],
 )
-def test_what_does_not_verify(signature: Any) -> None:
-    """A signature of something else, or what is no signature at all, is refused and never an error."""
+def test_invalid_signatures(signature: Any) -> None:
+    """Signatures of other values and malformed ones do not verify, and raise no error."""
     assert not verify_json(SIGNED, signature, signing_key("alice"))
     assert not verify_bytes(b"", signature, signing_key("alice"))
 
 
 def test_every_bit_counts() -> None:
-    """A signature with any one bit turned over is none."""
+    """A signature with one flipped bit does not verify."""
     raw = decode_base64(COMMAND["signature"])
     for bit in range(8 * len(raw)):
         turned = bytearray(raw)
@@ -102,8 +102,8 @@ def test_every_bit_counts() -> None:
         assert not verify_json(SIGNED, encode_base64(bytes(turned)), signing_key("alice"))
 
 
-def test_bytes_stay_on_their_side() -> None:
-    """A signature cannot lend bytes to the message, nor the message to a signature."""
+def test_boundary_between_signature_and_message() -> None:
+    """Bytes cannot move between signature and message."""
     raw, message = decode_base64(VECTORS["tag"]["encrypted"]), VECTORS["tag"]["tag"].encode()
     assert verify_bytes(message, encode_base64(raw), signing_key("alice"))
     for both, size in ((raw + message, 63), (raw + message, 0), (raw + message, 65)):
@@ -111,21 +111,21 @@ def test_bytes_stay_on_their_side() -> None:
 
 
 @pytest.mark.parametrize("key", [b"", b"1" * 31, b"1" * 33, bytes(32), b"\xff" * 32, b"\1" + bytes(31)])
-def test_what_is_no_key(key: bytes) -> None:
-    """No key, one that is no point, and points of low order verify nothing."""
+def test_invalid_keys(key: bytes) -> None:
+    """Malformed keys, points off the curve and points of low order verify nothing."""
     assert not verify_json(SIGNED, COMMAND["signature"], key)
-    # Under a key of low order this would be a signature of everything.
+    # Under a key of low order this signature would verify for any message.
     assert not verify_bytes(b"anything", encode_base64(b"\1" + bytes(63)), key)
 
 
-def test_somebody_elses_key() -> None:
-    """The key of another verifies nothing."""
+def test_wrong_key() -> None:
+    """The key of another DID verifies nothing."""
     assert not verify_json(SIGNED, COMMAND["signature"], signing_key("mediator"))
 
 
 @pytest.mark.parametrize("value", [math.nan, {"a": b""}, {1: 2}])
-def test_what_cannot_be_signed(value: object) -> None:
-    """What JSON cannot express nobody can sign, and nobody has signed."""
+def test_values_outside_json(value: object) -> None:
+    """Values that JSON cannot express can be neither signed nor verified."""
     with pytest.raises(ValueError):
         sign_json(value, secret("alice", "signing"))
     assert not verify_json(value, COMMAND["signature"], signing_key("alice"))
@@ -141,8 +141,8 @@ def test_base64_round_trip(data: bytes) -> None:
     assert {decode_base64(spelled) for spelled in (text, url, text.rstrip("="), url.rstrip("="))} == {data}
 
 
-def test_base64_lets_nothing_stray_in() -> None:
-    """Over all short texts: what is read is what an encoder writes, in one alphabet, the other or both."""
+def test_base64_rejects_stray_characters() -> None:
+    """Over all short texts: only what an encoder writes is read, in either alphabet or both."""
     alphabet = "AQgw+/-_= \n*é"
     for size in range(6):
         for characters in itertools.product(alphabet, repeat=size):
@@ -159,7 +159,7 @@ def test_base64_lets_nothing_stray_in() -> None:
 @pytest.mark.parametrize(
     "text", ["A", "AB", "AA=", "A===", "====", "AA==AA==", "AAAA=", "AA AA", "AAAA\n", "ＡＡＡＡ"]
 )
-def test_what_is_no_base64(text: str) -> None:
-    """Wrong lengths, half of the padding, left-over bits, white space and look-alikes."""
+def test_invalid_base64(text: str) -> None:
+    """Wrong lengths, partial padding, left-over bits, white space and look-alikes."""
     with pytest.raises(ValueError, match="^not base64url$"):
         decode_base64(text)

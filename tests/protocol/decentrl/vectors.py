@@ -1,4 +1,4 @@
-"""The vectors of tests/vectors/decentrl.json, and what the tests of this package make of them."""
+"""The vectors of tests/vectors/decentrl.json as keys and documents."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """
-A second way to write envelopes, for the shapes that mediatord reads and never writes.
+Independent JWE writer, for forms that mediatord reads and never writes.
 
-It shares no key derivation and no cipher with the code under test: everything goes through the high-level interfaces
-of `cryptography`. Whatever it is told to write it seals consistently, so that an envelope is refused for its form and
-not because it was damaged.
+It shares no key derivation and no cipher with the code under test; everything goes through the high-level interfaces
+of `cryptography`. It encrypts every form consistently: an envelope is refused for its form, not as damaged.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def compact(value: object) -> bytes:
 
 
 @dataclass
-class Writing:
+class JWEWriter:
     """
     How to write an envelope; the default is anoncrypt as it should be.
 
@@ -65,7 +64,7 @@ class Writing:
     cek: bytes | None = None
 
     def write(self, plaintext: bytes, *recipients: tuple[str, PublicKey]) -> dict[str, Any]:
-        """The JWE in General form, as an object."""
+        """Return the JWE in General form, as an object."""
         ephemeral = PrivateKey.generate(recipients[0][1].curve)
         header = self._header([kid for kid, _ in recipients], ephemeral.public)
         self.change(header)

@@ -17,12 +17,12 @@ ED25519 = PrivateKey.from_secret("Ed25519", b"\x32" * 32).public
 P256 = PrivateKey.from_secret("P-256", b"\x33" * 32).public
 
 
-def a_method(kind: str = "Multikey", name: str = "#k", **material: Any) -> dict[str, Any]:
-    """A verification method called `#k`."""
+def build_method(kind: str = "Multikey", name: str = "#k", **material: Any) -> dict[str, Any]:
+    """A verification method with the id `#k`."""
     return {"id": name, "type": kind, "controller": DID, **material}
 
 
-def agreed(document: dict[str, Any]) -> tuple[VerificationMethod, ...]:
+def agreement_keys(document: dict[str, Any]) -> tuple[VerificationMethod, ...]:
     """The key agreement keys of a document."""
     return parse_did_document(DID, document).key_agreement
 
@@ -30,31 +30,31 @@ def agreed(document: dict[str, Any]) -> tuple[VerificationMethod, ...]:
 @pytest.mark.parametrize(
     ("method", "key"),
     [
-        (a_method("Multikey", publicKeyMultibase=X25519.multibase()), X25519),
-        (a_method("JsonWebKey2020", publicKeyJwk=X25519.jwk()), X25519),
-        (a_method("JsonWebKey", publicKeyJwk=P256.jwk()), P256),
-        (a_method("X25519KeyAgreementKey2019", publicKeyBase58=encoding.encode_base58(X25519.raw)), X25519),
-        (a_method("X25519KeyAgreementKey2020", publicKeyMultibase=X25519.multibase()), X25519),
+        (build_method("Multikey", publicKeyMultibase=X25519.multibase()), X25519),
+        (build_method("JsonWebKey2020", publicKeyJwk=X25519.jwk()), X25519),
+        (build_method("JsonWebKey", publicKeyJwk=P256.jwk()), P256),
+        (build_method("X25519KeyAgreementKey2019", publicKeyBase58=encoding.encode_base58(X25519.raw)), X25519),
+        (build_method("X25519KeyAgreementKey2020", publicKeyMultibase=X25519.multibase()), X25519),
     ],
 )
-def test_types_of_key_agreement_keys(method: dict[str, Any], key: PublicKey) -> None:
+def test_key_agreement_key_types(method: dict[str, Any], key: PublicKey) -> None:
     """Every type of reference 8.6 is read, by reference and embedded."""
     expected = (VerificationMethod(f"{DID}#k", key),)
-    assert agreed({"verificationMethod": [method], "keyAgreement": ["#k"]}) == expected
-    assert agreed({"verificationMethod": [method], "keyAgreement": [f"{DID}#k"]}) == expected
-    assert agreed({"keyAgreement": [method]}) == expected
+    assert agreement_keys({"verificationMethod": [method], "keyAgreement": ["#k"]}) == expected
+    assert agreement_keys({"verificationMethod": [method], "keyAgreement": [f"{DID}#k"]}) == expected
+    assert agreement_keys({"keyAgreement": [method]}) == expected
 
 
 @pytest.mark.parametrize(
     "method",
     [
-        a_method("Ed25519VerificationKey2018", publicKeyBase58=encoding.encode_base58(ED25519.raw)),
-        a_method("Ed25519VerificationKey2020", publicKeyMultibase=ED25519.multibase()),
-        a_method("JsonWebKey2020", publicKeyJwk=ED25519.jwk()),
+        build_method("Ed25519VerificationKey2018", publicKeyBase58=encoding.encode_base58(ED25519.raw)),
+        build_method("Ed25519VerificationKey2020", publicKeyMultibase=ED25519.multibase()),
+        build_method("JsonWebKey2020", publicKeyJwk=ED25519.jwk()),
     ],
 )
-def test_types_of_authentication_keys(method: dict[str, Any]) -> None:
-    """Every type of reference 8.6 is read; listed for key agreement, an Ed25519 key is dropped."""
+def test_authentication_key_types(method: dict[str, Any]) -> None:
+    """Every type of reference 8.6 is read; an Ed25519 key listed for key agreement is dropped."""
     document = parse_did_document(DID, {"authentication": [method], "keyAgreement": [method]})
     assert document.authentication == (VerificationMethod(f"{DID}#k", ED25519),)
     assert document.key_agreement == ()
@@ -72,35 +72,35 @@ def test_types_of_authentication_keys(method: dict[str, Any]) -> None:
         {},
         f"{DID}:x#k",
         DID,
-        a_method("Bls12381G2Key2020", publicKeyMultibase=X25519.multibase()),
-        a_method("X25519KeyAgreementKey2020", publicKeyMultibase=ED25519.multibase()),
-        a_method("X25519KeyAgreementKey2019", publicKeyMultibase=P256.multibase()),
-        a_method("JsonWebKey2020", publicKeyJwk={"kty": "OKP", "crv": "X25519"}),
-        a_method("JsonWebKey2020", publicKeyJwk={**P256.jwk(), "y": X25519.jwk()["x"]}),
-        a_method("JsonWebKey2020", publicKeyBase58=encoding.encode_base58(X25519.raw)),
-        a_method("Multikey", publicKeyMultibase=["z"]),
-        a_method("Multikey"),
+        build_method("Bls12381G2Key2020", publicKeyMultibase=X25519.multibase()),
+        build_method("X25519KeyAgreementKey2020", publicKeyMultibase=ED25519.multibase()),
+        build_method("X25519KeyAgreementKey2019", publicKeyMultibase=P256.multibase()),
+        build_method("JsonWebKey2020", publicKeyJwk={"kty": "OKP", "crv": "X25519"}),
+        build_method("JsonWebKey2020", publicKeyJwk={**P256.jwk(), "y": X25519.jwk()["x"]}),
+        build_method("JsonWebKey2020", publicKeyBase58=encoding.encode_base58(X25519.raw)),
+        build_method("Multikey", publicKeyMultibase=["z"]),
+        build_method("Multikey"),
         {"id": "#k", "type": ["Multikey"], "publicKeyMultibase": X25519.multibase()},
         {"id": ["#k"], "type": "Multikey", "publicKeyMultibase": X25519.multibase()},
-        a_method("Multikey", "did:web:other.example#k", publicKeyMultibase=X25519.multibase()),
+        build_method("Multikey", "did:web:other.example#k", publicKeyMultibase=X25519.multibase()),
     ],
 )
-def test_what_is_no_key(entry: object) -> None:
-    """An entry that cannot be read, lacks its key, or has an id of another DID is left out; the others stay."""
-    good = a_method(publicKeyMultibase=X25519.multibase(), name="#good")
-    found = agreed({"verificationMethod": [good], "keyAgreement": [entry, "#good"]})
+def test_invalid_entries(entry: object) -> None:
+    """Unreadable entries, entries without a key or with an id of another DID are dropped; others stay."""
+    good = build_method(publicKeyMultibase=X25519.multibase(), name="#good")
+    found = agreement_keys({"verificationMethod": [good], "keyAgreement": [entry, "#good"]})
     assert found == (VerificationMethod(f"{DID}#good", X25519),)
 
 
-def test_an_id_twice() -> None:
-    """Of two methods with one id the first counts, and a key listed twice is there once."""
-    methods = [a_method(publicKeyMultibase=key.multibase()) for key in (X25519, P256)]
-    found = agreed({"verificationMethod": methods, "keyAgreement": ["#k", "#k", f"{DID}#k"]})
+def test_duplicate_ids() -> None:
+    """Of methods with the same id the first counts; a key listed twice is returned once."""
+    methods = [build_method(publicKeyMultibase=key.multibase()) for key in (X25519, P256)]
+    found = agreement_keys({"verificationMethod": methods, "keyAgreement": ["#k", "#k", f"{DID}#k"]})
     assert found == (VerificationMethod(f"{DID}#k", X25519),)
 
 
 @pytest.mark.parametrize("value", [None, 7, "x", {}, [], {"id": "#k"}])
-def test_members_of_the_wrong_kind(value: object) -> None:
+def test_members_of_wrong_type(value: object) -> None:
     """A document without lists where lists belong has no keys and no services."""
     document = parse_did_document(
         DID, {"verificationMethod": value, "keyAgreement": value, "authentication": value, "service": value}
@@ -109,8 +109,8 @@ def test_members_of_the_wrong_kind(value: object) -> None:
 
 
 @pytest.mark.parametrize("member", ["verificationMethod", "keyAgreement", "authentication", "service"])
-def test_too_many(member: str) -> None:
-    """More than 64 of anything does not resolve."""
+def test_too_many_entries(member: str) -> None:
+    """More than 64 entries do not resolve."""
     parse_did_document(DID, {member: [{}] * 64})
     with pytest.raises(UnresolvableDID):
         parse_did_document(DID, {member: [{}] * 65})
@@ -138,7 +138,7 @@ def test_too_many(member: str) -> None:
     ],
 )
 def test_service_endpoints(place: object, endpoints: tuple[ServiceEndpoint, ...]) -> None:
-    """An object, an array, or a string (reference 4.8); what cannot be read is left out."""
+    """An object, an array, or a string (reference 4.8); unreadable ones are dropped."""
     document = parse_did_document(
         DID, {"service": [{"id": "#s", "type": "DIDCommMessaging", "serviceEndpoint": place}]}
     )
@@ -146,7 +146,7 @@ def test_service_endpoints(place: object, endpoints: tuple[ServiceEndpoint, ...]
 
 
 def test_service_types() -> None:
-    """Types may come in a list; other services are left out."""
+    """Types may be a list; other services are dropped."""
     document = parse_did_document(
         DID,
         {

@@ -153,7 +153,7 @@ def test_secp256k1(name: str, raw: str) -> None:
         "1.1:z6MkiTBz1ymuepAQ4HEHYSF1H8quG5GLVVQR3djdX3mDooWp",
     ],
 )
-def test_no_key(name: str) -> None:
-    """What is no key, or a kind that is not read here (the last but one is BLS 12-381), does not resolve."""
+def test_unresolvable_keys(name: str) -> None:
+    """Malformed keys and unsupported types (the last but one is BLS 12-381) do not resolve."""
     with pytest.raises(UnresolvableDID):
         resolve_local(f"did:key:{name}")

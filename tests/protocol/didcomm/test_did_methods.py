@@ -1,4 +1,4 @@
-"""Local resolution as a whole: who resolves what, and that no text makes it fail in any other way."""
+"""Local resolution of all DID methods; no text causes another failure."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ documents = st.fixed_dictionaries(
 )
 
 
-def outcome(did: str) -> DIDDocument | None:
-    """The document, or None for one of the four ways not to have one."""
+def resolve_or_none(did: str) -> DIDDocument | None:
+    """The document, or None for one of the four resolution errors."""
     try:
         return resolve_local(did)
     except (UnresolvableDID, UnsupportedDIDMethod, DIDWebLookupRequired, DIDPeer4LongFormRequired):
@@ -75,16 +75,16 @@ def outcome(did: str) -> DIDDocument | None:
         ("did:peer:2." + "E" * 8192, UnresolvableDID),
     ],
 )
-def test_dids_that_do_not_resolve_here(did: str, error: type[Exception]) -> None:
-    """Each method ends as reference 8.1 says."""
+def test_locally_unresolvable_dids(did: str, error: type[Exception]) -> None:
+    """Each method fails as in reference 8.1."""
     with pytest.raises(error):
         resolve_local(did)
 
 
 @given(st.text() | st.from_regex(r"did:(key|peer|web):[0-4]?[zA-Za-z0-9.:%=_-]*", fullmatch=True))
-def test_any_text(text: str) -> None:
-    """Whatever the text, there is a document or one of the four errors."""
-    document = outcome(text)
+def test_arbitrary_text(text: str) -> None:
+    """Any text gives a document or one of the four errors."""
+    document = resolve_or_none(text)
     assert document is None or document.did == text
 
 
@@ -95,38 +95,38 @@ def test_any_text(text: str) -> None:
     ),
     st.lists(json_values, max_size=3),
 )
-def test_any_peer_2(keys: list[tuple[str, str]], services: list[object]) -> None:
+def test_arbitrary_peer_2(keys: list[tuple[str, str]], services: list[object]) -> None:
     """A did:peer:2 of any elements resolves or is malformed, and all its ids are its own."""
     elements = [f".{purpose}{content}" for purpose, content in keys]
     elements += [f".S{encoding.encode_base64url(encoding.dumps(service))}" for service in services]
     did = "did:peer:2" + "".join(elements)
-    document = outcome(did)
+    document = resolve_or_none(did)
     if document is not None:
         for method in (*document.key_agreement, *document.authentication):
             assert method.id.startswith(f"{did}#key-")
 
 
 @given(documents)
-def test_any_peer_4(document: dict[str, object]) -> None:
+def test_arbitrary_peer_4(document: dict[str, object]) -> None:
     """A did:peer:4 of any document resolves, and all ids in it are its own."""
     long, short = make_did_peer_4(document)
-    found = outcome(long)
+    found = resolve_or_none(long)
     assert found is not None and found.also_known_as == (short,)
     for method in (*found.key_agreement, *found.authentication):
         assert method.id.startswith(f"{long}#")
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_in_peer_4(data: bytes) -> None:
-    """Behind a hash that is right there may be anything at all."""
+def test_arbitrary_bytes_in_peer_4(data: bytes) -> None:
+    """Any bytes may follow a valid hash."""
     encoded = "z" + encoding.encode_base58(data)
     hashed = "z" + encoding.encode_base58(b"\x12\x20" + sha256(encoded.encode()).digest())
-    outcome(f"did:peer:4{hashed}:{encoded}")
+    resolve_or_none(f"did:peer:4{hashed}:{encoded}")
 
 
 @given(st.lists(st.tuples(st.sampled_from("EV"), st.sampled_from(KEYS)), min_size=1, max_size=8))
 def test_peer_2_round_trip(keys: list[tuple[str, PublicKey]]) -> None:
-    """What the builder writes resolves to the keys it was given, each found by its number."""
+    """A built DID resolves to its keys, each found by its number."""
     did = make_did_peer_2(keys, [])
     document = resolve_local(did)
     assert is_did(did)
@@ -137,8 +137,8 @@ def test_peer_2_round_trip(keys: list[tuple[str, PublicKey]]) -> None:
 
 
 @given(st.text() | st.from_regex(r"[a-z0-9.:%A-F-]*", fullmatch=True))
-def test_any_web_location(rest: str) -> None:
-    """Any DID of did:web has a location below its own host, or none."""
+def test_arbitrary_web_location(rest: str) -> None:
+    """Any did:web has a location on its own host, or none."""
     try:
         location = locate_did_web(f"did:web:{rest}")
     except UnresolvableDID:

@@ -1,4 +1,4 @@
-"""did:peer 0, 2, 3 and 4: the known answers of reference 8.3 and 8.4, and what released generators make of them."""
+"""did:peer 0, 2, 3 and 4: known answers of reference 8.3 and 8.4, and DIDs of released generators."""
 
 from __future__ import annotations
 
@@ -64,18 +64,18 @@ def with_service(value: object) -> str:
 
 
 def endpoints_of(value: object) -> tuple[ServiceEndpoint, ...]:
-    """The endpoints that `value` in a `.S` comes to."""
+    """The endpoints that result from `value` in a `.S`."""
     return resolve_did_peer(with_service(value)).endpoints
 
 
-def test_the_keys_of_the_known_answers() -> None:
+def test_keys_of_known_answers() -> None:
     """The public keys belong to the private keys that reference 8.3 names."""
     assert X25519.multibase() == E[2:]
     assert ED25519.multibase() == V[2:]
 
 
 def test_peer_0() -> None:
-    """A did:peer:0 is a did:key with another beginning (reference 8.2)."""
+    """A did:peer:0 is a did:key with another prefix (reference 8.2)."""
     did = make_did_peer_0(ED25519)
     assert did == f"did:peer:0{ED25519.multibase()}"
     document = resolve_did_peer(did)
@@ -95,23 +95,23 @@ def test_known_answer_of_peer_2() -> None:
     assert document.also_known_as == (PEER_3,)
 
 
-def test_making_the_known_answer_of_peer_2() -> None:
+def test_building_known_answer_of_peer_2() -> None:
     """The builder writes the known answer, byte for byte (reference 8.3)."""
     services = [{"t": "dm", "s": {"uri": endpoint.uri, "a": list(endpoint.accept)}} for endpoint in (HTTP, WS)]
     assert make_did_peer_2([("E", X25519), ("V", ED25519)], services) == PEER_2
     assert derive_did_peer_3(PEER_2) == PEER_3
 
 
-def test_what_no_peer_2_is_made_of() -> None:
-    """Another purpose is refused, and so is a did:peer:3 of something else."""
+def test_refuses_to_build_invalid_peer_2() -> None:
+    """Another purpose is refused, and so is a did:peer:3 of another method."""
     with pytest.raises(ValueError):
         make_did_peer_2([("S", X25519)], [])
     with pytest.raises(ValueError):
         derive_did_peer_3(make_did_peer_0(ED25519))
 
 
-def test_keys_are_numbered_as_they_appear() -> None:
-    """V before E (Indicio), services in between, unused purposes, unknown keys: keys count, services not."""
+def test_key_numbering() -> None:
+    """V before E (Indicio), services in between, unused purposes, unknown keys: keys count, services do not."""
     service = ".S" + encoding.encode_base64url(b'{"t":"dm","s":"http://a.example"}')
     did = f"did:peer:2{service}{V}.A{V[2:]}{service}.Ez6LSunknown{E}"
     document = resolve_did_peer(did)
@@ -120,20 +120,20 @@ def test_keys_are_numbered_as_they_appear() -> None:
     assert [found.uri for found in document.endpoints] == ["http://a.example"] * 2
 
 
-def test_a_key_for_the_wrong_purpose() -> None:
+def test_key_with_wrong_purpose() -> None:
     """An Ed25519 key listed for key agreement is not converted (reference 8.6)."""
     assert resolve_did_peer(f"did:peer:2.E{V[2:]}").key_agreement == ()
 
 
-def test_an_array_of_services_in_one_element() -> None:
+def test_array_of_services_in_one_element() -> None:
     """One `.S` may hold an array (Identus SDK), or an empty one, `W10` (reference 8.3)."""
     services = [{"t": "dm", "s": {"uri": endpoint.uri, "a": ["didcomm/v2"]}} for endpoint in (HTTP, WS)]
     assert endpoints_of(services) == (HTTP, WS)
     assert resolve_did_peer(f"did:peer:2{E}.SW10").endpoints == ()
 
 
-def test_old_style_service() -> None:
-    """`s` as a plain string, with `r` and `a` beside it (peerdid, older Identus; reference 8.3)."""
+def test_old_service_format() -> None:
+    """`s` as a string, with `r` and `a` beside it (peerdid, older Identus; reference 8.3)."""
     service = {"t": "dm", "s": "http://a.example/", "r": ["did:key:z6Mk#z6Mk"], "a": ["didcomm/v2"]}
     expected = ServiceEndpoint("http://a.example/", ("didcomm/v2",), ("did:key:z6Mk#z6Mk",))
     assert endpoints_of(service) == (expected,)
@@ -147,7 +147,7 @@ def test_padded_service() -> None:
     assert document.http_endpoints() == (ServiceEndpoint("http://aa.example"),)
 
 
-def test_full_names_among_abbreviated_ones() -> None:
+def test_mixed_member_names() -> None:
     """Full and abbreviated member names may be mixed (reference 8.3)."""
     service = {"type": "dm", "s": {"uri": "ws://a.example", "accept": ["didcomm/v2"], "r": ["did:x:y"]}}
     expected = ServiceEndpoint("ws://a.example", ("didcomm/v2",), ("did:x:y",))
@@ -159,8 +159,8 @@ def test_full_names_among_abbreviated_ones() -> None:
     assert endpoints_of(listed) == (ServiceEndpoint("ws://a.example", ("didcomm/v2",)),)
 
 
-def test_endpoints_of_other_types() -> None:
-    """A service of another type is ignored (reference 8.3)."""
+def test_other_service_types() -> None:
+    """Services of other types are ignored (reference 8.3)."""
     assert endpoints_of([{"t": "LinkedDomains", "s": "https://a.example"}, 7, None, {"s": {}}]) == ()
 
 
@@ -183,20 +183,20 @@ def test_endpoints_of_other_types() -> None:
     ],
 )
 def test_malformed(did: str) -> None:
-    """No key, an unknown purpose, a service that is no JSON, or too many of either does not resolve."""
+    """No key, an unknown purpose, an invalid service, or too many of either does not resolve."""
     with pytest.raises(UnresolvableDID):
         resolve_did_peer(did)
 
 
-def test_as_many_as_allowed() -> None:
-    """64 keys and 64 services are fine."""
+def test_maximum_number_of_elements() -> None:
+    """64 keys and 64 services resolve."""
     service = ".S" + encoding.encode_base64url(b'{"t":"dm","s":"x:y"}')
     document = resolve_did_peer(f"did:peer:2{E * 64}{service * 64}")
     assert len(document.key_agreement) == len(document.endpoints) == 64
 
 
-def test_deep_nesting_in_a_service() -> None:
-    """A service nested as deep as a DID has room for costs nothing but itself."""
+def test_deeply_nested_service() -> None:
+    """A service nested as deep as fits into a DID resolves at normal cost."""
     for deep in ("[" * 3000 + "]" * 3000, '{"s":' * 900 + "1" + "}" * 900):
         did = f"did:peer:2{E}.S{encoding.encode_base64url(deep.encode())}"
         try:
@@ -206,7 +206,7 @@ def test_deep_nesting_in_a_service() -> None:
 
 
 def test_known_answer_of_peer_4() -> None:
-    """The long form resolves to the document in it, known by the short form too (reference 8.4)."""
+    """The long form resolves to its document, which names the short form too (reference 8.4)."""
     document = resolve_did_peer(PEER_4)
     assert document.did == PEER_4
     assert document.key_agreement == (VerificationMethod(f"{PEER_4}#key-1", X25519),)
@@ -214,13 +214,13 @@ def test_known_answer_of_peer_4() -> None:
     assert document.also_known_as == (PEER_4_SHORT,)
 
 
-def test_making_the_known_answer_of_peer_4() -> None:
+def test_building_known_answer_of_peer_4() -> None:
     """The builder writes the known answer (reference 8.4)."""
     assert make_did_peer_4(PEER_4_INPUT) == (PEER_4, PEER_4_SHORT)
 
 
-def test_the_short_form_of_peer_4() -> None:
-    """The short form needs the long one, and then is what the document is about (reference 8.4)."""
+def test_short_form_of_peer_4() -> None:
+    """The short form needs the long one, and is then the subject of the document (reference 8.4)."""
     with pytest.raises(DIDPeer4LongFormRequired):
         resolve_did_peer(PEER_4_SHORT)
     document = resolve_short_did_peer_4(PEER_4_SHORT, PEER_4)
@@ -231,16 +231,16 @@ def test_the_short_form_of_peer_4() -> None:
         resolve_short_did_peer_4("did:peer:4zQmOther", PEER_4)
 
 
-def test_the_hash_is_verified() -> None:
-    """A document that was changed, or put behind the hash of another, does not resolve (reference 8.4)."""
+def test_verifies_hash_of_peer_4() -> None:
+    """A changed document, or one behind another hash, does not resolve (reference 8.4)."""
     other, _ = make_did_peer_4({**PEER_4_INPUT, "keyAgreement": []})
     for did in (PEER_4[:-1] + "s", f"{PEER_4_SHORT}:{other.rpartition(':')[2]}", f"{PEER_4}:{PEER_4}"):
         with pytest.raises(UnresolvableDID):
             resolve_did_peer(did)
 
 
-def test_claims_of_a_peer_4_document() -> None:
-    """What the document says of its own names and of other DIDs' keys is not believed (reference 8.4)."""
+def test_ignores_identity_claims_of_peer_4_document() -> None:
+    """Its claims about its own ids and keys of other DIDs are ignored (reference 8.4)."""
     victim = f"{PEER_2}#key-1"
     method = {"id": victim, "type": "Multikey", "publicKeyMultibase": X25519.multibase()}
     long, short = make_did_peer_4(
@@ -263,13 +263,13 @@ def test_claims_of_a_peer_4_document() -> None:
     ],
 )
 def test_malformed_peer_4(did: str) -> None:
-    """No hash, no document, or one in another encoding does not resolve."""
+    """No hash, no document, or another encoding does not resolve."""
     with pytest.raises(UnresolvableDID):
         resolve_did_peer(did)
 
 
 @pytest.mark.parametrize("did", ["did:peer:1zQmabc", PEER_3, "did:peer:5z", "did:peer:z6Mk"])
 def test_other_numalgos(did: str) -> None:
-    """Numalgo 1 and 3 resolve for those who know more than the DID (reference 8.1)."""
+    """Numalgo 1 and 3 need information beyond the DID (reference 8.1)."""
     with pytest.raises(UnsupportedDIDMethod):
         resolve_did_peer(did)

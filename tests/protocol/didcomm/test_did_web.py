@@ -1,4 +1,4 @@
-"""did:web: the address of a document, and what counts as one (reference 8.5)."""
+"""did:web: location and validity of a document (reference 8.5)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from mediatord.protocol.didcomm.did_methods import DIDWebLocation, locate_did_we
     ],
 )
 def test_location(did: str, host: str, url: str) -> None:
-    """Segments are decoded once, after splitting; the port's colon is the only one that is encoded (8.5)."""
+    """Segments are decoded once, after splitting; only the port's colon is encoded (8.5)."""
     assert locate_did_web(did) == DIDWebLocation(host, url)
 
 
@@ -60,8 +60,8 @@ def test_location(did: str, host: str, url: str) -> None:
         "example.com:%FF",
     ],
 )
-def test_no_location(rest: str) -> None:
-    """User information, an address in brackets, an impossible name or port, or a path that climbs is refused."""
+def test_invalid_locations(rest: str) -> None:
+    """User information, IP literals, invalid names or ports, and paths that ascend are refused."""
     with pytest.raises(UnresolvableDID):
         locate_did_web(f"did:web:{rest}")
 
@@ -76,7 +76,7 @@ def test_document() -> None:
     "raw",
     [b"", b"<html>", b"[]", b"{}", b'{"id":"did:web:other.example"}', b'{"id":["did:web:example.com"]}', b"[" * 9999],
 )
-def test_no_document(raw: bytes) -> None:
-    """What is no JSON object, or whose id is not the DID, is not its document (8.5)."""
+def test_invalid_documents(raw: bytes) -> None:
+    """Invalid JSON, and documents of another DID (8.5)."""
     with pytest.raises(UnresolvableDID):
         parse_did_web_document("did:web:example.com", raw)

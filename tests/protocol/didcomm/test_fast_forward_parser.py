@@ -1,4 +1,4 @@
-"""The short way gives what the long way gives, or nothing."""
+"""The fast forward parser returns what the general path returns, or nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mediatord.protocol.didcomm.jwe import Enc, decrypt_envelope, encrypt_anoncr
 from mediatord.protocol.didcomm.keys import PrivateKey
 from mediatord.protocol.didcomm.message import parse_message
 from tests.protocol.didcomm import foreign_jwe
-from tests.protocol.didcomm.foreign_jwe import Writing, b64, compact, unb64
+from tests.protocol.didcomm.foreign_jwe import JWEWriter, b64, compact, unb64
 from tests.protocol.didcomm.test_jwe import (
     ALICE,
     ALICES,
@@ -34,7 +34,7 @@ from tests.protocol.didcomm.test_jwe import (
     REFUSED,
     TOLERATED,
     VALUES,
-    flattened,
+    flatten,
 )
 from tests.protocol.didcomm.test_key_agreement import LOW_ORDER
 
@@ -48,7 +48,7 @@ USUAL = FastForwardParser(KEYS)
 
 
 def forward(**members: Any) -> dict[str, Any]:
-    """A usual one; what is None is left out."""
+    """A common forward; members that are None are omitted."""
     value = {
         "id": "f-1",
         "type": FORWARD,
@@ -60,13 +60,13 @@ def forward(**members: Any) -> dict[str, Any]:
     return {name: member for name, member in value.items() if member is not None}
 
 
-def sealed(message: dict[str, Any] | bytes, enc: Enc = "A256CBC-HS512") -> bytes:
+def encrypt(message: dict[str, Any] | bytes, enc: Enc = "A256CBC-HS512") -> bytes:
     plaintext = message if isinstance(message, bytes) else compact(message)
     return encrypt_anoncrypt(plaintext, [(BOB, KEY.public)], enc=enc)
 
 
-def long_way(raw: bytes) -> FastForward | None:
-    """What all the modules together make of it, as far as it is a forward that nobody has signed or delayed."""
+def parse_by_general_path(raw: bytes) -> FastForward | None:
+    """Parse with the general modules; None unless it is an unsigned, undelayed forward."""
     try:
         envelope = parse_envelope(raw)
         kid = next(kid for kid in envelope.encrypted_keys if kid in KEYS)
@@ -85,32 +85,32 @@ def long_way(raw: bytes) -> FastForward | None:
     return FastForward(next_, payload, form, message.id, message.thread, message.expires_time, kid)
 
 
-def agree(raw: bytes) -> FastForward | None:
-    """Both ways, which may differ only in that the short one leaves it to the long one."""
+def assert_parsers_agree(raw: bytes) -> FastForward | None:
+    """The fast parser returns the same as the general path, or nothing."""
     short = USUAL.read(raw)
     if short is not None:
-        assert short == long_way(raw)
+        assert short == parse_by_general_path(raw)
         assert type(short.payload) is bytes
     return short
 
 
 @pytest.mark.parametrize("enc", ENCS)
-@pytest.mark.parametrize("write", [sealed, lambda message, enc: compact(flattened(json.loads(sealed(message, enc))))])
-def test_usual_forwards(enc: Enc, write: Callable[[dict[str, Any], Enc], bytes]) -> None:
-    """Taken with each content encryption, in General and in flattened form."""
-    found = agree(write(forward(), enc))
+@pytest.mark.parametrize("write", [encrypt, lambda message, enc: compact(flatten(json.loads(encrypt(message, enc))))])
+def test_parses_common_forwards(enc: Enc, write: Callable[[dict[str, Any], Enc], bytes]) -> None:
+    """With each content encryption, in General and flattened form."""
+    found = assert_parsers_agree(write(forward(), enc))
     assert found is not None
     assert (found.next, found.form, json.loads(found.payload)) == (NEXT, "json", INNER)
     assert (found.id, found.thread, found.expires_time) == ("f-1", "f-1", None)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 15, 16, 17, 40_000])
-def test_any_length(size: int) -> None:
-    """Whatever the ciphertext ends with, and in three layouts of the JSON."""
-    raw = sealed(forward(note="x" * size))
+def test_any_ciphertext_length(size: int) -> None:
+    """Any end of the ciphertext, in three layouts of the JSON."""
+    raw = encrypt(forward(note="x" * size))
     value = json.loads(raw)
     for written in (raw, json.dumps(value).encode(), json.dumps(value, indent=2).encode()):
-        assert agree(written) is not None
+        assert assert_parsers_agree(written) is not None
 
 
 ALSO_USUAL = {
@@ -130,9 +130,9 @@ ALSO_USUAL = {
 
 
 @pytest.mark.parametrize("name", ALSO_USUAL)
-def test_also_usual(name: str) -> None:
-    """What released clients vary is no reason for the long way."""
-    assert agree(sealed(ALSO_USUAL[name])) is not None
+def test_parses_variants_of_released_clients(name: str) -> None:
+    """Variants of released clients are parsed on the fast path."""
+    assert assert_parsers_agree(encrypt(ALSO_USUAL[name])) is not None
 
 
 DATA = {"json": INNER}
@@ -182,30 +182,30 @@ UNUSUAL: dict[str, dict[str, Any] | bytes] = {
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
-def test_unusual_messages(name: str) -> None:
-    """Left to the long way, which decides or refuses."""
-    assert USUAL.read(sealed(UNUSUAL[name])) is None
+def test_leaves_uncommon_messages(name: str) -> None:
+    """Uncommon messages are left to the general path."""
+    assert USUAL.read(encrypt(UNUSUAL[name])) is None
 
 
 @pytest.mark.parametrize("name", [*TOLERATED, *REFUSED])
-def test_every_writing(name: str) -> None:
-    """All odd and all wrong ways of writing an envelope."""
+def test_all_envelope_forms(name: str) -> None:
+    """All tolerated and refused forms of an envelope."""
     jwe = {**TOLERATED, **REFUSED}[name].write(compact(forward()), (BOB, KEY.public))
-    for written in (jwe, flattened(jwe)):
-        found = agree(compact(written))
+    for written in (jwe, flatten(jwe)):
+        found = assert_parsers_agree(compact(written))
         assert found is None or name in TOLERATED
 
 
 @pytest.mark.parametrize("name", DAMAGED)
-def test_every_damage(name: str) -> None:
-    """Nothing damaged is taken."""
-    jwe = Writing().write(compact(forward()), (BOB, KEY.public))
+def test_damaged_envelopes(name: str) -> None:
+    """No damaged envelope is parsed."""
+    jwe = JWEWriter().write(compact(forward()), (BOB, KEY.public))
     DAMAGED[name](jwe)
-    assert agree(compact(jwe)) is None
+    assert assert_parsers_agree(compact(jwe)) is None
 
 
-def test_others() -> None:
-    """Authcrypts, several recipients, other curves, other people's mail and other bytes."""
+def test_leaves_other_envelopes() -> None:
+    """Authcrypts, several recipients, other curves, other recipients and other bytes."""
     text, bob = compact(forward()), (BOB, KEY.public)
     for raw in (
         encrypt_authcrypt(text, (ALICE, ALICES["X25519"]), [bob]),
@@ -213,7 +213,7 @@ def test_others() -> None:
         encrypt_anoncrypt(text, [(BOB, BOBS["P-256"].public)]),
         encrypt_anoncrypt(text, [(CAROL, CAROLS["X25519"].public)]),
         encrypt_anoncrypt(text, [(BOB, CAROLS["X25519"].public)]),
-        sealed(sealed(forward())),
+        encrypt(encrypt(forward())),
         text,
         b"",
         b"[]",
@@ -223,12 +223,12 @@ def test_others() -> None:
         b'{"ciphertext":1}',
         b"\xff",
     ):
-        assert agree(raw) is None
+        assert assert_parsers_agree(raw) is None
 
 
-def spelled(part: str, enc: Enc) -> tuple[str, Callable[[str], bytes]]:
-    """A part of an envelope, and what writes the envelope with another text in its place."""
-    jwe = flattened(json.loads(sealed(forward(), enc)))
+def part_of(part: str, enc: Enc) -> tuple[str, Callable[[str], bytes]]:
+    """A part of an envelope, and a function that replaces it."""
+    jwe = flatten(json.loads(encrypt(forward(), enc)))
     header = json.loads(unb64(jwe["protected"]))
     if part == "x":
         epk = header["epk"]
@@ -244,33 +244,33 @@ PARTS = ("protected", "iv", "ciphertext", "tag", "encrypted_key", "x")
 @pytest.mark.parametrize("enc", ENCS)
 @pytest.mark.parametrize("part", PARTS)
 def test_every_character_counts(enc: Enc, part: str) -> None:
-    """Nothing is taken with a character changed, be it to one that a lenient decoder reads in the same way."""
-    text, with_text = spelled(part, enc)
-    assert agree(with_text(text)) is not None
+    """An envelope with a changed character is refused, even if a lenient decoder reads the same."""
+    text, with_text = part_of(part, enc)
+    assert assert_parsers_agree(with_text(text)) is not None
     for position in range(0, len(text), max(1, len(text) // 40)):
         for other in {"A", "-", "+", "/", "=", "é", " ", "\n", "", text[position] * 2} - {text[position]}:
-            assert agree(with_text(text[:position] + other + text[position + 1 :])) is None
+            assert assert_parsers_agree(with_text(text[:position] + other + text[position + 1 :])) is None
 
 
 @pytest.mark.parametrize("enc", ENCS)
 @pytest.mark.parametrize("part", PARTS)
 def test_every_end_counts(enc: Enc, part: str) -> None:
-    """Nor with another end: bits that stand for nothing, padding, more or less of it."""
-    text, with_text = spelled(part, enc)
-    for letter in set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_") - {text[-1]}:
-        assert agree(with_text(text[:-1] + letter)) is None
+    """Unused bits, padding, and missing or additional characters at the end of a part are refused."""
+    text, with_text = part_of(part, enc)
+    for message in set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_") - {text[-1]}:
+        assert assert_parsers_agree(with_text(text[:-1] + message)) is None
     for other in (text + "====", text + "A", text[:-1], "", text[1:], " " + text):
-        assert agree(with_text(other)) is None
-    padded = agree(with_text(text + "=" * (-len(text) % 4)))
+        assert assert_parsers_agree(with_text(other)) is None
+    padded = assert_parsers_agree(with_text(text + "=" * (-len(text) % 4)))
     assert padded is None or part == "ciphertext" or not len(text) % 4
 
 
-def test_where_the_ciphertext_stands() -> None:
-    """Only the last one on the top level is the ciphertext, however the others are spelled."""
-    raw = sealed(forward())
+def test_position_of_ciphertext() -> None:
+    """Only the last top-level ciphertext counts, whatever the spelling of others."""
+    raw = encrypt(forward())
     value = json.loads(raw)
     member, empty = b'"ciphertext":"%s"' % value["ciphertext"].encode(), b'"ciphertext":""'
-    assert agree(raw.replace(member, b'"cipher\\u0074ext":"AAAA",' + member)) is not None
+    assert assert_parsers_agree(raw.replace(member, b'"cipher\\u0074ext":"AAAA",' + member)) is not None
     for other in (
         raw.replace(member, member + b"," + empty),
         raw.replace(member, member + b',"cipher\\u0074ext":"AAAA"'),
@@ -284,7 +284,7 @@ def test_where_the_ciphertext_stands() -> None:
         raw.replace(member[:-1], member[:-1] + b"\xff"),
     ):
         assert other != raw
-        assert agree(other) is None
+        assert assert_parsers_agree(other) is None
 
 
 LONG = "A" * 9000
@@ -306,11 +306,11 @@ LONG = "A" * 9000
     ],
 )
 def test_long_payloads(old: str, new: str) -> None:
-    """A long ciphertext inside comes out as the long way writes it, whatever it is made of."""
+    """A long ciphertext inside comes out as from the general path, whatever its content."""
     message = forward(attachments=[{"data": {"json": {"ciphertext": f"{LONG}x", "tag": "é"}}}])
     text = json.dumps(message, separators=(",", ":"), ensure_ascii=False)
     assert old in text
-    found = agree(sealed(text.replace(old, new).encode()))
+    found = assert_parsers_agree(encrypt(text.replace(old, new).encode()))
     assert found is not None and len(found.payload) > len(LONG)
 
 
@@ -328,89 +328,89 @@ def test_long_payloads(old: str, new: str) -> None:
     ],
 )
 def test_long_payloads_in_odd_layouts(old: str, new: str) -> None:
-    """Where it is not at once clear which text is the payload, it is left to the long way."""
+    """Where it is ambiguous which string is the payload, the general path decides."""
     for ciphertext in ("", "AAAA", LONG):
         message = forward(attachments=[{"data": {"json": {"ciphertext": ciphertext, "tag": LONG}}}])
         text = json.dumps(message, separators=(",", ":"))
         assert old in text
-        agree(sealed(text.replace(old, new).encode()))
+        assert_parsers_agree(encrypt(text.replace(old, new).encode()))
 
 
 @pytest.mark.parametrize("new", ["\n", "\x00", "\x1f", "\\", "\\x", '"', "\udcff"])
-def test_long_payloads_that_are_no_json(new: str) -> None:
-    """Nor is a control character, a stray escape or what is no UTF-8 let through there."""
+def test_long_payloads_outside_json(new: str) -> None:
+    """Control characters, invalid escapes and invalid UTF-8 are refused there too."""
     text = json.dumps(forward(attachments=[{"data": {"json": {"ciphertext": f"{LONG}x"}}}]))
-    assert agree(sealed(text.replace("Ax", f"A{new}").encode("utf-8", "surrogateescape"))) is None
+    assert assert_parsers_agree(encrypt(text.replace("Ax", f"A{new}").encode("utf-8", "surrogateescape"))) is None
 
 
-def test_long_base64() -> None:
-    """There is nothing to leave alone in base64."""
+def test_long_base64_payload() -> None:
+    """Long base64 payloads are decoded."""
     payload = compact({"ciphertext": LONG})
-    found = agree(sealed(forward(attachments=[{"data": {"base64": b64(payload)}}])))
+    found = assert_parsers_agree(encrypt(forward(attachments=[{"data": {"base64": b64(payload)}}])))
     assert found is not None and found.payload == payload
 
 
-def test_more_members_than_usual() -> None:
-    """Others are none of our business here, and may be of the long way's."""
-    value = json.loads(sealed(forward()))
+def test_additional_members() -> None:
+    """Additional members are ignored or left to the general path."""
+    value = json.loads(encrypt(forward()))
     for name in ("aad", "unprotected", "header", "encrypted_key", "x"):
-        assert agree(compact({**value, name: {}})) is None
-        assert agree(compact({**flattened(value), name: {}})) is None
+        assert assert_parsers_agree(compact({**value, name: {}})) is None
+        assert assert_parsers_agree(compact({**flatten(value), name: {}})) is None
     for name in value:
-        assert agree(compact({key: member for key, member in value.items() if key != name})) is None
+        assert assert_parsers_agree(compact({key: member for key, member in value.items() if key != name})) is None
 
 
 @pytest.mark.parametrize("point", LOW_ORDER)
-def test_low_order(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What anybody can seal, because the secret is zero whoever the recipient is, is not opened."""
+def test_low_order_key(point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An envelope with a zero secret, which anybody can make, is not decrypted."""
     monkeypatch.setattr(foreign_jwe, "_exchange", lambda key, peer: bytes(32))
     x = b64(bytes.fromhex(point))
-    writing = Writing(change=lambda header: header["epk"].update(x=x))
-    assert agree(compact(writing.write(compact(forward()), (BOB, KEY.public)))) is None
+    writing = JWEWriter(change=lambda header: header["epk"].update(x=x))
+    assert assert_parsers_agree(compact(writing.write(compact(forward()), (BOB, KEY.public)))) is None
 
 
-def test_keys_come_and_go() -> None:
-    """A kid means the keys of the moment: another one, none, two, and the first again."""
+def test_uses_current_keys() -> None:
+    """A kid selects among the current keys: another one, one without, two, and the first again."""
     now: dict[str, Sequence[PrivateKey]] = {BOB: (KEY,)}
     usual = FastForwardParser(now)
 
-    def change(*keys: PrivateKey) -> None:
+    def change_keys(*keys: PrivateKey) -> None:
         now[BOB] = keys
 
-    to_bob, to_carol = sealed(forward()), encrypt_anoncrypt(compact(forward()), [(BOB, CAROLS["X25519"].public)])
+    to_bob, to_carol = encrypt(forward()), encrypt_anoncrypt(compact(forward()), [(BOB, CAROLS["X25519"].public)])
     assert usual.read(to_bob) and not usual.read(to_carol)
-    change(CAROLS["X25519"])
+    change_keys(CAROLS["X25519"])
     assert usual.read(to_carol) and not usual.read(to_bob)
-    change()
+    change_keys()
     assert not usual.read(to_bob)
-    change(KEY, CAROLS["X25519"])
+    change_keys(KEY, CAROLS["X25519"])
     assert not usual.read(to_bob)
-    change(BOBS["P-256"], KEY)
+    change_keys(BOBS["P-256"], KEY)
     assert usual.read(to_bob)
 
 
-def test_nothing_opaque_in_repr() -> None:
-    """The payload is not shown."""
-    found = USUAL.read(sealed(forward()))
+def test_repr_hides_payload() -> None:
+    """The payload is not in the representation."""
+    found = USUAL.read(encrypt(forward()))
     assert found is not None
     assert repr(found) == f"FastForward(next={NEXT!r}, form='json')"
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_any_change_of_an_envelope(data: st.DataObject) -> None:
-    """Whatever is done to it, before or after it is sealed."""
+def test_arbitrary_changes_of_envelope(data: st.DataObject) -> None:
+    """Any change, before or after encryption."""
     changes = data.draw(st.lists(st.tuples(st.sampled_from(["header", "epk", "entry", "own", "jwe"]), NAMES, VALUES)))
     before = {name: value for place, name, value in changes if place == "header" and value is not None}
-    writing = Writing(encode=lambda header: compact({**header, **before}))
+    writing = JWEWriter(encode=lambda header: compact({**header, **before}))
     jwe = writing.write(compact(forward()), (BOB, KEY.public))
     entry = jwe["recipients"][0]
     places = {"entry": entry, "own": entry["header"], "jwe": jwe}
     for place, name, value in changes:
         if place in places:
             places[place][name] = value
-    agree(compact(jwe))
-    agree(compact({**{name: value for name, value in jwe.items() if name != "recipients"}, **entry}))
+    assert_parsers_agree(compact(jwe))
+    assert_parsers_agree(compact({**{name: value for name, value in jwe.items() if name != "recipients"}, **entry}))
 
 
 MEMBERS = st.sampled_from(
@@ -421,8 +421,8 @@ MEMBERS = st.sampled_from(
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_any_change_of_a_message(data: st.DataObject) -> None:
-    """Whatever is in it."""
+def test_arbitrary_changes_of_message(data: st.DataObject) -> None:
+    """Any change of the plaintext."""
     message = forward()
     places = {
         "message": message,
@@ -435,38 +435,38 @@ def test_any_change_of_a_message(data: st.DataObject) -> None:
         places[place][name] = value
     for place, name in data.draw(st.lists(st.tuples(st.sampled_from([*places]), MEMBERS), max_size=1)):
         places[place].pop(name, None)
-    agree(sealed(message))
+    assert_parsers_agree(encrypt(message))
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.data())
-def test_any_change_of_the_bytes(data: st.DataObject) -> None:
-    """One byte changed, or a piece taken out, doubled or put in: the one thing signed for is opened or nothing."""
-    raw = bytearray(sealed(forward(), data.draw(st.sampled_from(ENCS))))
+def test_arbitrary_changes_of_bytes(data: st.DataObject) -> None:
+    """A byte changed, or a piece removed, doubled or inserted: the authenticated content is returned, or nothing."""
+    raw = bytearray(encrypt(forward(), data.draw(st.sampled_from(ENCS))))
     start = data.draw(st.integers(0, len(raw) - 1))
     end = data.draw(st.integers(start, min(len(raw), start + 40)))
     raw[start:end] = data.draw(st.sampled_from([b"", raw[start:end] * 2]) | st.binary(max_size=3))
-    agree(bytes(raw))
+    assert_parsers_agree(bytes(raw))
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200) | JSON.map(compact))
-def test_any_bytes(raw: bytes) -> None:
-    """Nothing escapes."""
-    assert agree(raw) is None
+def test_arbitrary_bytes(raw: bytes) -> None:
+    """Arbitrary bytes cause no error."""
+    assert assert_parsers_agree(raw) is None
 
 
-def calls_of(work: Callable[[], object]) -> int:
-    """How many functions written in Python it calls."""
+def count_calls(work: Callable[[], object]) -> int:
+    """Count the Python functions that `work` calls."""
     count = 0
 
-    def told(_frame: object, event: str, _argument: object) -> None:
+    def record_call(_frame: object, event: str, _argument: object) -> None:
         nonlocal count
         count += event == "call"
 
-    # The collector calls functions of its own, and those of what it collects.
+    # Garbage collection calls functions, too.
     gc.disable()
-    sys.setprofile(told)
+    sys.setprofile(record_call)
     try:
         work()
     finally:
@@ -475,14 +475,14 @@ def calls_of(work: Callable[[], object]) -> int:
     return count
 
 
-def test_calls() -> None:
-    """Few calls for a forward, and next to none for what is not one of ours or an authcrypt."""
-    usual, once = sealed(forward(note=secrets.token_hex(4000))), sealed(forward())
+def test_function_calls() -> None:
+    """Few calls for a forward, and nearly none for authcrypts and messages to other recipients."""
+    usual, once = encrypt(forward(note=secrets.token_hex(4000))), encrypt(forward())
     assert USUAL.read(once) is not None
-    assert calls_of(lambda: USUAL.read(once)) <= 34
-    assert calls_of(lambda: USUAL.read(usual)) <= 37
+    assert count_calls(lambda: USUAL.read(once)) <= 34
+    assert count_calls(lambda: USUAL.read(usual)) <= 37
     authcrypt = encrypt_authcrypt(compact(forward()), (ALICE, ALICES["X25519"]), [(BOB, KEY.public)])
     foreign = encrypt_anoncrypt(compact(forward()), [(CAROL, KEY.public)])
     assert USUAL.read(authcrypt) is None
-    assert calls_of(lambda: USUAL.read(authcrypt)) <= 8
-    assert calls_of(lambda: USUAL.read(foreign)) <= 8
+    assert count_calls(lambda: USUAL.read(authcrypt)) <= 8
+    assert count_calls(lambda: USUAL.read(foreign)) <= 8

@@ -1,4 +1,4 @@
-"""Reading and writing forwards (reference section 4)."""
+"""Parsing and building forwards (reference section 4)."""
 
 import base64
 import hashlib
@@ -25,32 +25,32 @@ def forward(**headers: object) -> Message:
 
 
 def attached(*data: object) -> Message:
-    return forward(attachments=[{"data": one} for one in data])
+    return forward(attachments=[{"data": item} for item in data])
 
 
 @pytest.mark.parametrize("body", [{}, {"next": ""}, {"next": ["did:a:b"]}, {"next": 1}, [], {"next": "d" * 8193}])
-def test_next_is_a_string(body: object) -> None:
-    """`next` missing, empty, endless or not a string (4.3; section 11 row 11)."""
+def test_invalid_next(body: object) -> None:
+    """`next` missing, empty, too long or not a string (4.3; section 11 row 11)."""
     with pytest.raises(MissingNext):
         read_next(forward(body=body))
 
 
-def test_json_is_kept_as_it_was_written() -> None:
-    """Member order, white space, escapes and all (4.4)."""
+def test_json_payload_is_unchanged() -> None:
+    """Member order, white space and escapes are kept (4.4)."""
     assert read_payloads(attached({"json": INNER})) == [
         (b'{"ciphertext": "c", "protected": "p", "zebra": 1, "apple": "\\u00e9"}', "json")
     ]
 
 
 @pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
-def test_base64_is_kept_to_the_byte(encode: Any) -> None:
-    """Either alphabet, padded or not: the bytes are stored untouched, odd white space and all (4.4)."""
+def test_base64_payload_is_unchanged(encode: Any) -> None:
+    """Either alphabet, padded or not: the bytes are kept, with odd white space (4.4)."""
     payload = b'{ "ciphertext": "\xc3\xbf\xc3\xbe?>" }\n'
     for text in (encode(payload).decode(), encode(payload).decode().rstrip("="), encode(payload).decode() + "\n"):
         assert read_payloads(attached({"base64": text})) == [(payload, "base64")]
 
 
-def test_json_wins_over_base64() -> None:
+def test_json_takes_precedence_over_base64() -> None:
     """With both members `json` counts (2.2)."""
     assert read_payloads(attached({"json": INNER, "base64": "!"}))[0][1] == "json"
 
@@ -75,20 +75,20 @@ def test_json_wins_over_base64() -> None:
         ([{"data": {"json": INNER}}] * 21, InvalidAttachment),
     ],
 )
-def test_bad_attachments(attachments: object, error: type[MediatorError]) -> None:
-    """One unreadable, unencrypted or merely linked attachment refuses all (4.4; section 11 rows 12, 13)."""
+def test_invalid_attachments(attachments: object, error: type[MediatorError]) -> None:
+    """One unreadable, unencrypted or linked attachment refuses all (4.4; section 11 rows 12, 13)."""
     with pytest.raises(error):
         read_payloads(forward(attachments=attachments))
 
 
-def test_a_signed_payload_passes_as_well() -> None:
-    """The shape test is lenient towards JWS, and can be switched off."""
+def test_accepts_signed_payload() -> None:
+    """The check accepts a JWS, and can be disabled."""
     assert read_payloads(attached({"json": {"payload": "p", "signatures": []}}))
     assert read_payloads(attached({"json": {"a": 1}}), encrypted_only=False)
 
 
-def test_a_wrong_hash_is_noticed() -> None:
-    """`hash` next to inline data is checked where it is sha2-256 and ignored otherwise (4.4)."""
+def test_hash_mismatch() -> None:
+    """`hash` beside inline data is verified if it is sha2-256, else ignored (4.4)."""
     payload = json.dumps(INNER).encode()
     good = "1220" + hashlib.sha256(payload).hexdigest()
     text = base64.b64encode(payload).decode()
@@ -98,8 +98,8 @@ def test_a_wrong_hash_is_noticed() -> None:
         read_payloads(attached({"base64": text, "hash": "1220" + "0" * 64}))
 
 
-def test_payloads_nested_too_deep_are_refused() -> None:
-    """What cannot be written again is not accepted."""
+def test_refuses_too_deep_payloads() -> None:
+    """Payloads that could not be written again are refused."""
     deep: dict[str, object] = {"ciphertext": "c"}
     for _ in range(400):
         deep = {"ciphertext": deep}
@@ -110,13 +110,13 @@ def test_payloads_nested_too_deep_are_refused() -> None:
 @pytest.mark.parametrize(
     ("expires_time", "expected"), [(None, NOW + TTL), (NOW + 10, NOW + 10), (NOW + 2 * TTL, NOW + TTL)]
 )
-def test_expiry_is_the_earlier_of_ttl_and_wish(expires_time: float | None, expected: float) -> None:
+def test_expiry_is_earlier_of_ttl_and_expires_time(expires_time: float | None, expected: float) -> None:
     """Never longer than the TTL (4.5)."""
     assert compute_expiry(forward(expires_time=expires_time).expires_time, NOW, TTL) == expected
 
 
-def test_what_has_expired_is_refused() -> None:
-    """A second ago is past, and so is now (section 11 row 14)."""
+def test_refuses_expired_forward() -> None:
+    """A second ago, and at this second (section 11 row 14)."""
     for moment in (NOW - 1, NOW):
         with pytest.raises(ExpiredForward):
             compute_expiry(forward(expires_time=moment).expires_time, NOW, TTL)
@@ -138,7 +138,7 @@ def test_what_has_expired_is_refused() -> None:
     ],
 )
 def test_delays(milli: object, longest: float, expected: object) -> None:
-    """Positive as asked, negative a random part of it, both capped; 0 switches delays off (4.5)."""
+    """Positive as requested, negative a random part of it, both capped; 0 disables delays (4.5)."""
     drawn: list[tuple[float, float]] = []
 
     def uniform(low: float, high: float) -> float:
@@ -149,8 +149,8 @@ def test_delays(milli: object, longest: float, expected: object) -> None:
     assert (drawn[0] if drawn else held) == expected
 
 
-def test_a_forward_of_ours_can_be_read_back() -> None:
-    """Written for one routing key: one `json` attachment, and nothing a strict reader refuses (4.6)."""
+def test_built_forward_can_be_parsed() -> None:
+    """For one routing key: one `json` attachment, and nothing that strict parsers refuse (4.6)."""
     payload = json.dumps(INNER, ensure_ascii=False, separators=(",", ":")).encode()
     draft = make_forward(payload, "did:a:next", "7")
     message = parse_message(draft.plaintext(sender=None, to="did:a:router", created_time=1))

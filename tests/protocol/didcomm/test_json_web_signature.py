@@ -36,10 +36,10 @@ def verify(jws: dict[str, Any], kid: str, key: PublicKey) -> bytes:
     return signature.verify(key)
 
 
-def signed(
+def sign_without_checks(
     protected: dict[str, Any], header: dict[str, Any] | None, key: PrivateKey = KEY, payload: bytes = PAYLOAD
 ) -> dict[str, Any]:
-    """A flattened JWS with these headers, which nobody looks at while it is signed."""
+    """A flattened JWS with these headers, without any checks."""
     text = b64(compact(protected))
     signature = SigningKey(key.secret).sign(f"{text}.{b64(payload)}".encode()).signature
     jws: dict[str, Any] = {"payload": b64(payload), "protected": text, "signature": b64(signature)}
@@ -52,7 +52,7 @@ def general(jws: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("curve", CURVES)
 def test_sign_and_verify(curve: Curve) -> None:
-    """What is signed verifies with the same key, with no other, and for no other kid."""
+    """A signature verifies with the same key, with no other, and for no other kid."""
     jws = json.loads(sign(PAYLOAD, ALICE, KEYS[curve]))
     assert is_jws(jws)
     assert parse_jws(jws).kid == ALICE
@@ -64,7 +64,7 @@ def test_sign_and_verify(curve: Curve) -> None:
 
 @pytest.mark.parametrize("curve", CURVES)
 def test_emitted_layout(curve: Curve) -> None:
-    """General form, kid in the unprotected header and nowhere else (reference 1.7); jwcrypto verifies it."""
+    """General form, kid in the unprotected header only (reference 1.7); jwcrypto verifies it."""
     raw = sign(PAYLOAD, ALICE, KEYS[curve])
     jws = json.loads(raw)
     assert set(jws) == {"payload", "signatures"}
@@ -81,8 +81,8 @@ def test_emitted_layout(curve: Curve) -> None:
 
 
 @pytest.mark.parametrize("curve", ["X25519", "P-384", "P-521"])
-def test_curves_that_do_not_sign(curve: Curve) -> None:
-    """Only what clients verify is written."""
+def test_curves_that_cannot_sign(curve: Curve) -> None:
+    """Only algorithms that clients verify are used."""
     key = PrivateKey.generate(curve)
     with pytest.raises(ValueError):
         sign(PAYLOAD, ALICE, key)
@@ -98,9 +98,9 @@ def test_curves_that_do_not_sign(curve: Curve) -> None:
         ({"alg": "EdDSA", "kid": ALICE, "typ": "JWM"}, {"foo": 1}),
     ],
 )
-def test_where_the_kid_is(protected: dict[str, Any], header: dict[str, Any] | None) -> None:
+def test_position_of_kid(protected: dict[str, Any], header: dict[str, Any] | None) -> None:
     """In the unprotected header, the protected one, or both if they agree; General or flattened (reference 1.7)."""
-    jws = signed(protected, header)
+    jws = sign_without_checks(protected, header)
     for form in (jws, general(jws)):
         assert is_jws(form)
         assert parse_jws(form).kid == ALICE
@@ -125,20 +125,20 @@ def test_where_the_kid_is(protected: dict[str, Any], header: dict[str, Any] | No
     ],
 )
 def test_refused_headers(protected: dict[str, Any], header: Any) -> None:
-    """Correctly signed, and refused for its headers: they contradict each other, or extend the format."""
+    """Correctly signed, with contradictory headers or extensions."""
     with pytest.raises(DecryptionError):
-        verify(signed(protected, header), ALICE, KEY.public)
+        verify(sign_without_checks(protected, header), ALICE, KEY.public)
 
 
 @pytest.mark.parametrize("alg", ["none", "HS256", "ES256", "Ed448", "EdDSA ", None, 5, ["EdDSA"]])
 def test_refused_algorithms(alg: Any) -> None:
-    """An algorithm that does not belong to the key, whatever the signature."""
+    """An algorithm of another key type, whatever the signature."""
     with pytest.raises(DecryptionError):
-        verify(signed({"alg": alg}, {"kid": ALICE}), ALICE, KEY.public)
+        verify(sign_without_checks({"alg": alg}, {"kid": ALICE}), ALICE, KEY.public)
 
 
-def test_hmac_with_the_public_key() -> None:
-    """The classic: a MAC under the public key as if that were a shared secret."""
+def test_hmac_with_public_key() -> None:
+    """Algorithm confusion: a MAC with the public key as its secret."""
     token = JWS(PAYLOAD)
     secret = JWK(kty="oct", k=b64(KEY.public.raw))
     token.add_signature(
@@ -148,8 +148,8 @@ def test_hmac_with_the_public_key() -> None:
         verify(json.loads(token.serialize()), ALICE, KEY.public)
 
 
-def test_doubled_names() -> None:
-    """A protected header in which a name comes twice."""
+def test_duplicate_names() -> None:
+    """A protected header with a name twice."""
     text = b64(b'{"alg":"EdDSA","alg":"EdDSA"}')
     signature = b64(SigningKey(KEY.secret).sign(f"{text}.{b64(PAYLOAD)}".encode()).signature)
     jws = {"payload": b64(PAYLOAD), "protected": text, "signature": signature, "header": {"kid": ALICE}}
@@ -158,9 +158,9 @@ def test_doubled_names() -> None:
 
 
 def test_several_signatures() -> None:
-    """The first one counts; the others have to be well-formed."""
-    one = general(signed({"alg": "EdDSA"}, {"kid": ALICE}))
-    other = general(signed({"alg": "EdDSA"}, {"kid": "did:example:bob#1"}, OTHERS["Ed25519"]))
+    """The first one counts; others must be well-formed."""
+    one = general(sign_without_checks({"alg": "EdDSA"}, {"kid": ALICE}))
+    other = general(sign_without_checks({"alg": "EdDSA"}, {"kid": "did:example:bob#1"}, OTHERS["Ed25519"]))
     jws = {"payload": one["payload"], "signatures": other["signatures"] + one["signatures"]}
     assert parse_jws(jws).kid == "did:example:bob#1"
     assert parse_jws(jws).verify(OTHERS["Ed25519"].public) == PAYLOAD
@@ -176,8 +176,8 @@ def test_several_signatures() -> None:
 
 @pytest.mark.parametrize("part", ["payload", "protected", "signature"])
 def test_every_bit_counts(part: str) -> None:
-    """Flipping any bit of what is signed, or of the signature, is noticed."""
-    jws = signed({"alg": "EdDSA"}, {"kid": ALICE})
+    """Any flipped bit of the content or the signature is detected."""
+    jws = sign_without_checks({"alg": "EdDSA"}, {"kid": ALICE})
     data = unb64(jws[part])
     for position in range(0, len(data) * 8, 7):
         flipped = bytearray(data)
@@ -194,9 +194,9 @@ JSON = st.none() | st.integers() | st.text(max_size=5) | st.lists(st.integers(),
     st.dictionaries(st.sampled_from(["payload", "signatures", "protected", "signature", "header"]), JSON),
     st.booleans(),
 )
-def test_any_change(members: dict[str, Any], flat: bool) -> None:
-    """Whatever stands in a JWS, an error of ours comes out, and the payload only when nothing was changed."""
-    jws = signed({"alg": "EdDSA"}, {"kid": ALICE})
+def test_arbitrary_changes(members: dict[str, Any], flat: bool) -> None:
+    """Any change gives a defined error, and the payload only if nothing signed changed."""
+    jws = sign_without_checks({"alg": "EdDSA"}, {"kid": ALICE})
     jws = {**(jws if flat else general(jws)), **members}
     for attempt in (lambda: parse_jws(jws).kid, lambda: verify(jws, ALICE, KEY.public)):
         try:
@@ -205,7 +205,7 @@ def test_any_change(members: dict[str, Any], flat: bool) -> None:
             assert str(error) == ""
 
 
-def test_what_is_not_signed() -> None:
+def test_unsigned_messages() -> None:
     """Neither a plaintext nor a JWE is a JWS (reference 1.1)."""
     assert not is_jws({"id": "1", "type": "x"})
     assert not is_jws({"ciphertext": "", "payload": ""})
@@ -214,7 +214,7 @@ def test_what_is_not_signed() -> None:
 @pytest.mark.parametrize("curve", CURVES)
 @pytest.mark.parametrize("prior", [PRIOR, FromPriorClaims(ALICE, "did:example:alice", None, None)])
 def test_from_prior_round_trip(curve: Curve, prior: FromPriorClaims) -> None:
-    """A token says what was put in, verified or not; `sub` may be missing (reference 2.3)."""
+    """A token is parsed to its claims, verified or not; `sub` may be missing (reference 2.3)."""
     token = make_from_prior(prior, KEYS[curve])
     found = parse_from_prior(token)
     assert (found.signature.kid, found.iss, found.sub) == (prior.kid, prior.iss, prior.sub)
@@ -224,8 +224,8 @@ def test_from_prior_round_trip(curve: Curve, prior: FromPriorClaims) -> None:
 
 
 @pytest.mark.parametrize("place", range(3))
-def test_every_part_of_a_token_counts(place: int) -> None:
-    """Nothing can be taken from another token."""
+def test_every_part_of_token_counts(place: int) -> None:
+    """No part can be taken from another token."""
     parts, others = make_from_prior(PRIOR, KEY).split("."), make_from_prior(PRIOR, OTHERS["Ed25519"]).split(".")
     parts[place] = [b64(compact({"alg": "EdDSA", "kid": ALICE})), b64(compact({"iss": "did:x:y"})), others[2]][place]
     with pytest.raises(DecryptionError):
@@ -245,8 +245,8 @@ def test_every_part_of_a_token_counts(place: int) -> None:
     ],
 )
 def test_malformed_claims(claims: bytes) -> None:
-    """Correctly signed claims that say nothing useful."""
-    jws = signed({"alg": "EdDSA", "kid": ALICE}, None, payload=claims)
+    """Correctly signed, but invalid claims."""
+    jws = sign_without_checks({"alg": "EdDSA", "kid": ALICE}, None, payload=claims)
     token = ".".join(jws[part] for part in ("protected", "payload", "signature"))
     with pytest.raises(DecryptionError):
         parse_from_prior(token)
@@ -254,7 +254,7 @@ def test_malformed_claims(claims: bytes) -> None:
 
 @settings(deadline=None)
 @given(st.text() | st.lists(st.text(max_size=8), min_size=3, max_size=3).map(".".join))
-def test_any_token(token: str) -> None:
-    """Whatever the token, an error of ours comes out."""
+def test_arbitrary_tokens(token: str) -> None:
+    """Any token gives claims or a defined error."""
     with pytest.raises(DecryptionError):
         parse_from_prior(token)

@@ -1,4 +1,4 @@
-"""Secrets agreed with keys that come again and again are those of the plain key agreement."""
+"""Cached key agreements give the secrets of the plain key agreement."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mediatord.protocol.didcomm.jwe import (
 )
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
 
-# Those of RFC 7748 whose secrets are zero, whoever agrees on them.
+# Points of RFC 7748 with which every secret is zero.
 LOW_ORDER = (
     "00" * 32,
     "01" + "00" * 31,
@@ -35,14 +35,14 @@ BOB, ALICE = "did:example:bob#1", "did:example:alice#1"
 
 
 @pytest.fixture(autouse=True)
-def nothing_remembered() -> Iterator[None]:
+def empty_caches() -> Iterator[None]:
     clear_key_caches()
     yield
     clear_key_caches()
 
 
 @pytest.mark.parametrize("curve", ["X25519", "P-256", "P-521"])
-def test_the_same_secret(curve: Any) -> None:
+def test_same_secret(curve: Any) -> None:
     """On every curve, from both sides, the first time and afterwards."""
     one, other = PrivateKey.generate(curve), PrivateKey.generate(curve)
     secret = one.exchange(other.public)
@@ -52,8 +52,8 @@ def test_the_same_secret(curve: Any) -> None:
 
 
 @pytest.mark.parametrize("point", LOW_ORDER)
-def test_low_order(point: str) -> None:
-    """Refused, as by the plain key agreement, and time after time."""
+def test_low_order_key(point: str) -> None:
+    """Refused as by the plain key agreement, every time."""
     key, peer = PrivateKey.generate("X25519"), PublicKey("X25519", bytes.fromhex(point))
     for agreeing in (
         key.exchange,
@@ -65,8 +65,8 @@ def test_low_order(point: str) -> None:
                 agreeing(peer)
 
 
-def test_other_kinds() -> None:
-    """Keys on different curves agree on nothing, nor do keys for signatures."""
+def test_incompatible_keys() -> None:
+    """Keys on different curves, and signing keys, are refused."""
     x25519, p256, ed25519 = (PrivateKey.generate(curve) for curve in ("X25519", "P-256", "Ed25519"))
     for one, other in ((x25519, p256), (p256, x25519), (x25519, ed25519), (ed25519, x25519), (ed25519, ed25519)):
         with pytest.raises(ValueError):
@@ -75,8 +75,8 @@ def test_other_kinds() -> None:
             derive_static_secret(one, other.public)
 
 
-class Counted:
-    """Counts how often secrets are agreed, and keys made, on X25519."""
+class AgreementCounter:
+    """Counts key agreements and key generations on X25519."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
@@ -96,37 +96,37 @@ class Counted:
         return counted
 
 
-def test_agreements_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once both keys are known: one to open anything, even in both ways, one and a fresh key to seal."""
+def test_number_of_agreements(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With cached keys: one to decrypt anything, even on both paths; one and a fresh key to encrypt."""
     bob, alice = PrivateKey.generate("X25519"), PrivateKey.generate("X25519")
     to_bob = [(BOB, bob.public)]
-    counted = Counted(monkeypatch)
+    counted = AgreementCounter(monkeypatch)
 
     def cost_of(work: Any) -> int:
         before = counted.count
         work()
         return counted.count - before
 
-    def seal() -> bytes:
+    def encrypt() -> bytes:
         return encrypt_authcrypt(b"x", (ALICE, alice), to_bob)
 
-    def open_(raw: bytes) -> bytes:
+    def decrypt(raw: bytes) -> bytes:
         sender = alice.public if parse_envelope(raw).sender_kid else None
         return decrypt_envelope(parse_envelope(raw), BOB, bob, sender)
 
-    open_(seal())
-    authcrypt, anoncrypt = seal(), encrypt_anoncrypt(b"x", to_bob)
-    assert cost_of(lambda: open_(authcrypt)) == 1
-    assert cost_of(lambda: open_(anoncrypt)) == 1
+    decrypt(encrypt())
+    authcrypt, anoncrypt = encrypt(), encrypt_anoncrypt(b"x", to_bob)
+    assert cost_of(lambda: decrypt(authcrypt)) == 1
+    assert cost_of(lambda: decrypt(anoncrypt)) == 1
     unusual, usual = encrypt_anoncrypt(b"{}", to_bob), FastForwardParser({BOB: (bob,)})
-    assert cost_of(lambda: (usual.read(unusual), open_(unusual))) == 1
+    assert cost_of(lambda: (usual.read(unusual), decrypt(unusual))) == 1
     assert cost_of(lambda: usual.read(authcrypt)) == 0
-    assert cost_of(seal) == 2
+    assert cost_of(encrypt) == 2
     assert cost_of(lambda: encrypt_anoncrypt(b"x", to_bob)) == 2
 
 
-def test_what_is_remembered_is_bounded() -> None:
-    """In number; and it can be forgotten."""
+def test_caches_are_bounded() -> None:
+    """Caches are bounded and can be cleared."""
     key = PrivateKey.generate("X25519")
     derive_static_secret(key, PrivateKey.generate("X25519").public)
     pairs = jwe._cached_static_secret.cache_info()

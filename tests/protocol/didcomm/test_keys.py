@@ -1,4 +1,4 @@
-"""Keys and their spellings (reference 8.2, 8.3, 8.6)."""
+"""Keys and their encodings (reference 8.2, 8.3, 8.6)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EC: tuple[Curve, ...] = ("P-256", "P-384", "P-521", "secp256k1")
 KEYS = {curve: PrivateKey.generate(curve) for curve in ALL}
 X25519 = PrivateKey.from_secret("X25519", b"\x31" * 32)
 ED25519 = PrivateKey.from_secret("Ed25519", b"\x32" * 32)
-# Points that X25519 maps to zero: the ones of order 1, 2, 4 and 8, and spellings of them over the prime.
+# Points that X25519 maps to zero: those of order 1, 2, 4 and 8, and their encodings above the prime.
 LOW_ORDER = [
     "00" * 32,
     "01" + "00" * 31,
@@ -50,15 +50,15 @@ def test_known_answers() -> None:
 
 
 @pytest.mark.parametrize("curve", ALL)
-def test_spellings(curve: Curve) -> None:
-    """JWK, multibase and base58 lead back to the same key; jwcrypto agrees with the JWK."""
+def test_encodings(curve: Curve) -> None:
+    """JWK, multibase and base58 decode to the same key; jwcrypto agrees with the JWK."""
     key = KEYS[curve]
     assert PublicKey.from_jwk(key.public.jwk()) == key.public
     assert PublicKey.from_multibase(key.public.multibase()) == key.public
     assert PublicKey.from_base58(curve, encoding.encode_base58(key.public.raw)) == key.public
     assert PrivateKey.from_jwk(key.jwk()) == key
-    theirs = JWK(**key.jwk()).export_public(as_dict=True)
-    assert {name: value for name, value in theirs.items() if name != "kid"} == key.public.jwk()
+    jwcrypto_key = JWK(**key.jwk()).export_public(as_dict=True)
+    assert {name: value for name, value in jwcrypto_key.items() if name != "kid"} == key.public.jwk()
 
 
 @pytest.mark.parametrize(
@@ -72,8 +72,8 @@ def test_spellings(curve: Curve) -> None:
         ("P-521", "z2J9"),
     ],
 )
-def test_multibase_starts(curve: Curve, start: str) -> None:
-    """The beginnings that reference 8.2 lists."""
+def test_multibase_prefixes(curve: Curve, start: str) -> None:
+    """The prefixes of reference 8.2."""
     assert KEYS[curve].public.multibase().startswith(start)
 
 
@@ -86,24 +86,24 @@ def test_compressed_base58(curve: Curve) -> None:
 
 @pytest.mark.parametrize("curve", [curve for curve in ALL if curve != "Ed25519"])
 def test_exchange_agrees(curve: Curve) -> None:
-    """Both sides come to the same secret, which jwcrypto's key comes to as well."""
+    """Both sides derive the same secret, and so does jwcrypto."""
     one, other = KEYS[curve], PrivateKey.generate(curve)
     assert one.exchange(other.public) == other.exchange(one.public)
-    ours: Any = JWK(**one.jwk()).get_op_key("unwrapKey")
-    theirs: Any = JWK(**other.public.jwk()).get_op_key("wrapKey")
-    expected = ours.exchange(theirs) if curve == "X25519" else ours.exchange(ec.ECDH(), theirs)
+    own_key: Any = JWK(**one.jwk()).get_op_key("unwrapKey")
+    jwcrypto_key: Any = JWK(**other.public.jwk()).get_op_key("wrapKey")
+    expected = own_key.exchange(jwcrypto_key) if curve == "X25519" else own_key.exchange(ec.ECDH(), jwcrypto_key)
     assert one.exchange(other.public) == expected
 
 
-def test_exchange_with_another_curve() -> None:
-    """Keys of different kinds, and keys for signatures, agree on nothing."""
+def test_exchange_with_incompatible_key() -> None:
+    """Keys of different types, and signing keys, are refused."""
     for one, other in (("X25519", "P-256"), ("P-256", "secp256k1"), ("Ed25519", "Ed25519"), ("X25519", "Ed25519")):
         with pytest.raises(ValueError):
             KEYS[one].exchange(KEYS[other].public)  # type: ignore[index]  # literals in a loop
 
 
 @pytest.mark.parametrize("point", LOW_ORDER)
-def test_exchange_that_yields_zeros(point: str) -> None:
+def test_exchange_with_low_order_key(point: str) -> None:
     """A public key of low order is refused (reference 1.6 step 10)."""
     with pytest.raises(ValueError):
         X25519.exchange(PublicKey("X25519", bytes.fromhex(point)))
@@ -111,7 +111,7 @@ def test_exchange_that_yields_zeros(point: str) -> None:
 
 @pytest.mark.parametrize("curve", EC)
 def test_points_off_the_curve(curve: Curve) -> None:
-    """No spelling lets such a point in, and the exchange looks again."""
+    """No encoding accepts such a point, and the exchange checks again."""
     raw = KEYS[curve].public.raw
     half = (len(raw) - 1) // 2
     off = PublicKey(curve, raw[: 1 + half] + raw[1 : 1 + half])
@@ -124,7 +124,7 @@ def test_points_off_the_curve(curve: Curve) -> None:
 
 
 def test_compressed_points_off_the_curve() -> None:
-    """An x to which there is no y."""
+    """An x without a y."""
     curve, good = ec.SECP256R1(), KEYS["P-256"].public.multibase()
     prefix = encoding.decode_base58(good[1:])[:2]
     refused = 0
@@ -144,7 +144,7 @@ def test_compressed_points_off_the_curve() -> None:
 
 @pytest.mark.parametrize("curve", ALL)
 def test_sizes(curve: Curve) -> None:
-    """A key of any other size is no key."""
+    """Keys of other sizes are refused."""
     key = KEYS[curve]
     for raw in (b"", key.public.raw[:-1], key.public.raw + b"\0"):
         with pytest.raises(ValueError):
@@ -166,7 +166,7 @@ def test_secrets_out_of_range(curve: Curve) -> None:
 
 
 def test_small_secrets_keep_their_size() -> None:
-    """A scalar with leading zeros is written at full size (RFC 7518 section 6.2.2.1)."""
+    """A scalar with leading zeros is written in full size (RFC 7518 section 6.2.2.1)."""
     key = PrivateKey.from_secret("P-521", (5).to_bytes(66, "big"))
     assert len(key.jwk()["d"]) == 88
     assert PrivateKey.from_jwk(key.jwk()) == key
@@ -187,14 +187,14 @@ def test_small_secrets_keep_their_size() -> None:
     ],
 )
 def test_malformed_jwk(change: dict[str, object]) -> None:
-    """A member that is missing, of another type, or does not fit the others."""
+    """A member that is missing, of another type, or inconsistent with others."""
     jwk = {**X25519.public.jwk(), **change}
     with pytest.raises(ValueError):
         PublicKey.from_jwk({name: value for name, value in jwk.items() if value is not None})
 
 
 def test_short_coordinates() -> None:
-    """Coordinates stand at full size (RFC 7518 section 6.2.1.2)."""
+    """Coordinates have full size (RFC 7518 section 6.2.1.2)."""
     jwk = KEYS["P-256"].public.jwk()
     for name in "xy":
         with pytest.raises(ValueError):
@@ -202,12 +202,12 @@ def test_short_coordinates() -> None:
 
 
 def test_private_members_are_ignored() -> None:
-    """A JWK with `d` is read as a public key like one without, even when `d` is nonsense."""
+    """A JWK with `d` is read as a public key, even if `d` is invalid."""
     assert PublicKey.from_jwk({**KEYS["P-256"].jwk(), "d": 5}) == KEYS["P-256"].public
 
 
-def test_halves_that_do_not_match() -> None:
-    """A private JWK whose public half is another one's."""
+def test_mismatched_halves() -> None:
+    """A private JWK with the public half of another key."""
     with pytest.raises(ValueError):
         PrivateKey.from_jwk({**X25519.jwk(), "x": KEYS["X25519"].public.jwk()["x"]})
 
@@ -227,15 +227,15 @@ def test_halves_that_do_not_match() -> None:
     ],
 )
 def test_malformed_multibase(text: str) -> None:
-    """Another base, another multicodec, another size; a text far too long is not even decoded."""
+    """Another base, multicodec or size; an overlong text is not decoded."""
     with pytest.raises(ValueError):
         PublicKey.from_multibase(text)
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=70), st.sampled_from(ALL))
-def test_any_multibase(data: bytes, curve: Curve) -> None:
-    """Whatever the bytes, there is a key that reads the same or a ValueError."""
+def test_arbitrary_multibase(data: bytes, curve: Curve) -> None:
+    """Any bytes give a key that encodes the same, or a ValueError."""
     prefix = encoding.decode_base58(KEYS[curve].public.multibase()[1:])[:2]
     text = "z" + encoding.encode_base58(prefix + data)
     try:
@@ -251,15 +251,15 @@ def test_any_multibase(data: bytes, curve: Curve) -> None:
         st.sampled_from(["kty", "crv", "x", "y", "d"]), st.sampled_from(["EC", "OKP", *ALL, "AAAA", 1, None, []])
     )
 )
-def test_any_jwk(jwk: dict[str, object]) -> None:
-    """Nothing but a ValueError comes out."""
+def test_arbitrary_jwk(jwk: dict[str, object]) -> None:
+    """Any JWK gives a key or a ValueError."""
     for read in (PublicKey.from_jwk, PrivateKey.from_jwk):
         with pytest.raises(ValueError):
             read(jwk)
 
 
-def test_conversion_of_other_keys() -> None:
-    """Only Ed25519 keys on the main subgroup are converted."""
+def test_conversion_of_invalid_keys() -> None:
+    """Only Ed25519 keys of the main subgroup are converted."""
     for key in (X25519.public, PublicKey("Ed25519", bytes(32)), PublicKey("Ed25519", b"\xff" * 32)):
         with pytest.raises(ValueError):
             convert_ed25519_to_x25519(key)
@@ -267,8 +267,8 @@ def test_conversion_of_other_keys() -> None:
         convert_ed25519_to_x25519_private(X25519)
 
 
-def test_no_secret_in_repr() -> None:
-    """A private key shows its public half only."""
+def test_repr_hides_secret() -> None:
+    """The representation of a private key has its public half only."""
     for key in KEYS.values():
         assert repr(key.secret) not in repr(key)
         assert "secret" not in repr(key)

@@ -1,4 +1,4 @@
-"""Plaintext headers, read tolerantly and written strictly (reference section 2)."""
+"""Plaintext headers: tolerant parsing, strict writing (reference section 2)."""
 
 import json
 
@@ -32,8 +32,8 @@ def plaintext(**headers: object) -> bytes:
         ("", ("", -1, "")),
     ],
 )
-def test_types_are_compared_without_case_and_punctuation(uri: str, key: tuple[str, int, str]) -> None:
-    """Names ignore case and punctuation, versions compare by major number, and only one base is ours (2.1)."""
+def test_type_comparison_ignores_case_and_punctuation(uri: str, key: tuple[str, int, str]) -> None:
+    """Names ignore case and punctuation, versions compare by major number, one base URI counts (2.1)."""
     assert MessageType.parse(uri).key == key
 
 
@@ -54,14 +54,14 @@ def test_types_are_compared_without_case_and_punctuation(uri: str, key: tuple[st
         b'{"id":"1","type":"t","to":{}}',
     ],
 )
-def test_what_is_no_message(raw: bytes) -> None:
+def test_invalid_messages(raw: bytes) -> None:
     """Without a usable `id` and `type` it is no message (reference section 11 row 10)."""
     with pytest.raises(InvalidPlaintext):
         parse_message(raw)
 
 
-def test_odd_but_real_headers_are_tolerated() -> None:
-    """A bare `to`, no body, ISO times and unknown headers come from released clients (2.1, 10.3)."""
+def test_tolerates_headers_of_released_clients() -> None:
+    """A string `to`, no body, ISO times and unknown headers (2.1, 10.3)."""
     message = parse_message(
         plaintext(
             to="did:a:b", expires_time="2027-01-15T08:00:00Z", lang="fr", created_time=[], return_route=3, thid=7
@@ -74,8 +74,8 @@ def test_odd_but_real_headers_are_tolerated() -> None:
     assert message.thread == "1"
 
 
-def test_a_body_that_is_no_object_is_told_apart_from_none() -> None:
-    """Absent is `{}`, anything but an object is an error that the protocol reports (2.1)."""
+def test_distinguishes_missing_body_from_non_object() -> None:
+    """A missing body is `{}`, anything but an object is an error that the protocol reports (2.1)."""
     assert parse_message(plaintext(body=[])).body is None
     assert parse_message(plaintext(body=None)).body == {}
 
@@ -95,20 +95,20 @@ def test_a_body_that_is_no_object_is_told_apart_from_none() -> None:
         ("9" * 65, None),
     ],
 )
-def test_times_in_the_forms_clients_write(value: object, seconds: float | None) -> None:
-    """Integers, floats, numeric strings and ISO 8601; what cannot be read is ignored (2.1)."""
+def test_time_formats(value: object, seconds: float | None) -> None:
+    """Integers, floats, numeric strings and ISO 8601; unreadable ones are ignored (2.1)."""
     assert parse_time(value) == seconds
 
 
 @given(st.recursive(st.none() | st.booleans() | st.floats() | st.text() | st.integers(), st.lists))
-def test_no_time_makes_it_fail(value: object) -> None:
-    """Whatever stands where a time should be, the answer is seconds or nothing."""
+def test_arbitrary_times(value: object) -> None:
+    """Any value gives seconds or nothing."""
     assert isinstance(parse_time(value), (float, type(None)))
 
 
 @given(st.binary())
-def test_only_one_error_comes_out(raw: bytes) -> None:
-    """Bytes are a message or InvalidPlaintext."""
+def test_arbitrary_bytes(raw: bytes) -> None:
+    """Any bytes give a message or InvalidPlaintext."""
     try:
         parse_message(raw)
     except InvalidPlaintext:
@@ -124,16 +124,16 @@ def test_only_one_error_comes_out(raw: bytes) -> None:
         ),
     )
 )
-def test_no_combination_of_headers_makes_it_fail_otherwise(headers: dict[str, object]) -> None:
-    """Members of any type in any place are a message or InvalidPlaintext."""
+def test_arbitrary_headers(headers: dict[str, object]) -> None:
+    """Members of any type give a message or InvalidPlaintext."""
     try:
         parse_message(json.dumps(headers).encode())
     except InvalidPlaintext:
         pass
 
 
-def test_what_is_written_is_strict() -> None:
-    """Full `typ`, an array `to`, integer times, a body even if empty, and no nulls (2.1, column Emit)."""
+def test_written_messages_are_strict() -> None:
+    """Full `typ`, an array `to`, integer times, a body even if empty, no nulls (2.1, column Emit)."""
     draft = OutgoingMessage(id="1", type="https://didcomm.org/empty/1.0/empty", thid="2")
     value = json.loads(draft.plaintext(sender="did:a:me", to="did:a:you", created_time=5))
     assert value == {

@@ -10,8 +10,8 @@ from mediatord.protocol.didcomm import coordinate_mediation, message_pickup
 from mediatord.protocol.didcomm.coordinate_mediation import MEDIATION_VERSIONS, RecipientPage, RecipientUpdate
 
 
-def test_updates_are_read_in_order_under_both_names() -> None:
-    """`recipient_did`, or what Veramo calls it; an unknown action is kept to be echoed (5.3, 10.3)."""
+def test_updates_in_order_under_both_names() -> None:
+    """`recipient_did`, or Veramo's name; an unknown action is kept to be echoed (5.3, 10.3)."""
     body = {
         "updates": [
             {"recipient_did": "did:a:1", "action": "add"},
@@ -25,7 +25,7 @@ def test_updates_are_read_in_order_under_both_names() -> None:
 
 
 @pytest.mark.parametrize("updates", [None, {}, "x", [1], [{}], [{"recipient_did": 1, "action": "add"}], [{}] * 1001])
-def test_updates_that_are_none(updates: object) -> None:
+def test_invalid_updates(updates: object) -> None:
     """Section 11 row 22."""
     with pytest.raises(InvalidUpdates):
         coordinate_mediation.parse_updates({"updates": updates})
@@ -46,14 +46,14 @@ def test_updates_that_are_none(updates: object) -> None:
         {"limit": 2**40, "offset": 0},
     ],
 )
-def test_bad_pages(paginate: object) -> None:
-    """Both members, natural (5.3)."""
+def test_invalid_pages(paginate: object) -> None:
+    """Both members, natural numbers (5.3)."""
     with pytest.raises(InvalidPagination):
         coordinate_mediation.parse_pagination({"paginate": paginate})
 
 
-def test_pages() -> None:
-    """Without `paginate` up to 1000; more than that is never given at once."""
+def test_page_size() -> None:
+    """Without `paginate` up to 1000; never more."""
     assert coordinate_mediation.parse_pagination({}) == RecipientPage(0, 1000)
     assert coordinate_mediation.parse_pagination({"paginate": {"limit": 5000, "offset": 7}}) == RecipientPage(7, 1000)
     assert coordinate_mediation.parse_pagination({"paginate": {"limit": 0, "offset": 0}}) == RecipientPage(0, 0)
@@ -69,10 +69,10 @@ def test_pages() -> None:
         ([], RecipientPage(9, 5), 3, {"count": 0, "offset": 9, "remaining": 0}),
     ],
 )
-def test_pagination_appears_when_something_is_left_out(
+def test_pagination_only_if_incomplete(
     dids: list[str], page: RecipientPage, total: int, pagination: dict[str, int] | None
 ) -> None:
-    """A strict suite allows nothing but the list when everything fits (5.2, 5.3)."""
+    """A strict test suite allows only the list when everything fits (5.2, 5.3)."""
     for version, member in ((2, "keys"), (3, "dids")):
         body = coordinate_mediation.make_query_response_body(MEDIATION_VERSIONS[version], dids, page, total)
         assert body.get("pagination") == pagination
@@ -80,20 +80,20 @@ def test_pagination_appears_when_something_is_left_out(
         assert set(body) <= {member, "pagination"}
 
 
-def test_routing_did_is_a_string_in_2_and_a_list_in_3() -> None:
+def test_routing_did_is_string_in_2_and_list_in_3() -> None:
     """Decision D13: each of two clients crashes on the other form."""
     assert coordinate_mediation.make_grant_body(MEDIATION_VERSIONS[2], "did:a:m") == {"routing_did": "did:a:m"}
     assert coordinate_mediation.make_grant_body(MEDIATION_VERSIONS[3], "did:a:m") == {"routing_did": ["did:a:m"]}
 
 
 @pytest.mark.parametrize("limit", [None, 0, -1, 1.0, "1", True])
-def test_bad_limits(limit: object) -> None:
+def test_invalid_limits(limit: object) -> None:
     """6.1: an integer of at least 1."""
     with pytest.raises(InvalidLimit):
         message_pickup.parse_limit({"limit": limit}, 100)
 
 
-def test_limits_are_capped_in_silence() -> None:
+def test_limits_are_capped_silently() -> None:
     """6.1."""
     assert (message_pickup.parse_limit({"limit": 1}, 100), message_pickup.parse_limit({"limit": 10**9}, 100)) == (
         1,
@@ -102,27 +102,27 @@ def test_limits_are_capped_in_silence() -> None:
 
 
 @pytest.mark.parametrize(("value", "live"), [(True, True), (False, False), ("true", True), ("false", False)])
-def test_live_as_truth_value_or_text(value: object, live: bool) -> None:
-    """A public suite sends a string (6.3)."""
+def test_live_delivery_as_boolean_or_string(value: object, live: bool) -> None:
+    """A public test suite sends a string (6.3)."""
     assert message_pickup.parse_live_delivery({"live_delivery": value}) is live
 
 
 @pytest.mark.parametrize("value", [None, 1, 0, "yes", [], {}])
-def test_live_as_anything_else(value: object) -> None:
-    """1 is not true here, though Python thinks so."""
+def test_live_delivery_as_other_value(value: object) -> None:
+    """1 is not true, unlike in Python."""
     with pytest.raises(InvalidBody):
         message_pickup.parse_live_delivery({"live_delivery": value})
 
 
 @pytest.mark.parametrize("ids", [None, "x", [1], ["a"] * 10_001])
-def test_bad_acknowledgements(ids: object) -> None:
+def test_invalid_acknowledgements(ids: object) -> None:
     """Section 11 row 22."""
     with pytest.raises(InvalidBody):
         message_pickup.parse_message_ids({"message_id_list": ids})
 
 
-def test_status_has_times_only_when_something_waits() -> None:
-    """No nulls; the recipient DID if and only if it was asked for (6, 6.1)."""
+def test_status_omits_unknown_members() -> None:
+    """No nulls and no times of an empty queue; the recipient DID only if requested (6, 6.1)."""
     empty = message_pickup.make_status_body(
         count=0, total_bytes=0, oldest=None, newest=None, now=5.0, recipient_did=None, live=False
     )
@@ -151,7 +151,7 @@ def test_status_has_times_only_when_something_waits() -> None:
     ],
 )
 def test_exactly_one_data_member(came: Any, form: Any, member: str) -> None:
-    """Decision D10: the form it came in, or the one that is configured, and never both."""
+    """Decision D10: the received form or the configured one, never both."""
     attachment = message_pickup.make_delivery_attachment("1", b'{"ciphertext":"c"}', came, form)
     assert list(attachment["data"]) == [member]
     assert attachment["media_type"] == "application/didcomm-encrypted+json"
@@ -161,8 +161,8 @@ def found(*queries: tuple[str, str]) -> set[str]:
     return {feature["id"] for feature in utility_protocols.select_features(list(queries), 1024)}
 
 
-def test_what_is_disclosed() -> None:
-    """`*` anywhere is the only wildcard, the whole string has to match, unknown types contribute nothing (7.2)."""
+def test_disclosed_features() -> None:
+    """`*` anywhere is the only wildcard, the whole string must match, unknown feature types are ignored (7.2)."""
     assert found(("protocol", "https://didcomm.org/messagepickup/*")) == {"https://didcomm.org/messagepickup/3.0"}
     assert found(("protocol", "*mediation*")) == {
         "https://didcomm.org/coordinate-mediation/2.0",
@@ -176,7 +176,7 @@ def test_what_is_disclosed() -> None:
     assert found(("protocol", "*a*b*c*d*e*f*g*")) == set()
 
 
-def test_the_size_limit_is_disclosed_as_text() -> None:
+def test_size_limit_is_disclosed_as_string() -> None:
     """As in the specification's example (7.2)."""
     assert (
         utility_protocols.select_features([("constraint", "max_receive_bytes")], 1024)[0]["max_receive_bytes"]
@@ -187,7 +187,7 @@ def test_the_size_limit_is_disclosed_as_text() -> None:
 @pytest.mark.parametrize(
     "queries", [None, {}, [1], [{}], [{"feature-type": "protocol"}], [{"feature-type": 1, "match": "*"}], [{}] * 101]
 )
-def test_bad_queries(queries: object) -> None:
+def test_invalid_queries(queries: object) -> None:
     """Section 11 row 22."""
     with pytest.raises(InvalidBody):
         utility_protocols.parse_queries({"queries": queries})

@@ -1,4 +1,4 @@
-"""What others have published: see tests/vectors/README.md."""
+"""Published test vectors: see tests/vectors/README.md."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ APPENDIX = json.loads((VECTORS / "didcomm-appendix.json").read_bytes())
 PRIMITIVES = json.loads((VECTORS / "primitives.json").read_bytes())
 KEYS = {jwk["kid"]: PrivateKey.from_jwk(jwk) for jwk in APPENDIX["alice"] + APPENDIX["bob"]}
 
-# (curve, enc, authcrypt) of each layer of encryption, and whether a JWS is inside.
+# (curve, enc, authcrypt) of each encryption layer, and whether a JWS is inside.
 LAYERS = [
     ([("X25519", "XC20P", False)], False),
     ([("P-384", "A256CBC-HS512", False)], False),
@@ -45,7 +45,7 @@ def unhex(values: dict[str, Any], *names: str) -> list[bytes]:
     return [bytes.fromhex(values[name]) for name in names]
 
 
-def opened(envelope: Envelope, kid: str) -> bytes:
+def decrypt(envelope: Envelope, kid: str) -> bytes:
     sender = KEYS[envelope.sender_kid].public if envelope.sender_kid else None
     return decrypt_envelope(envelope, kid, KEYS[kid], sender)
 
@@ -61,7 +61,7 @@ def test_signed_messages(number: int) -> None:
 
 @pytest.mark.parametrize("number", range(6))
 def test_encrypted_messages(number: int) -> None:
-    """The six encrypted messages open down to the plaintext, for every recipient key (DIDComm appendix C.3)."""
+    """The six encrypted messages decrypt to the plaintext, for every recipient key (DIDComm appendix C.3)."""
     layers, signed = LAYERS[number]
     raw = json.dumps(APPENDIX["encrypted"][number]).encode()
     for kid in parse_envelope(raw).encrypted_keys:
@@ -69,7 +69,7 @@ def test_encrypted_messages(number: int) -> None:
         while "ciphertext" in json.loads(inner):
             envelope = parse_envelope(inner)
             found.append((envelope.curve, envelope.header["enc"], bool(envelope.sender_kid)))
-            inner = opened(envelope, kid)
+            inner = decrypt(envelope, kid)
         assert found == layers
         assert is_jws(json.loads(inner)) == signed
         if signed:
@@ -87,7 +87,7 @@ def test_content_encryption(name: str, enc: Enc) -> None:
 
 
 def test_ecdh_es_and_concat_kdf() -> None:
-    """RFC 7518 appendix C: the agreed secret, and what is derived from it (the first half, for a 128-bit key)."""
+    """RFC 7518 appendix C: the shared secret, and the derived key (the first half, for a 128-bit key)."""
     vector = PRIMITIVES["concat_kdf"]
     ephemeral, recipient = PrivateKey.from_jwk(vector["ephemeral"]), PrivateKey.from_jwk(vector["recipient"])
     z, info = unhex(vector, "z", "other_info")
@@ -97,7 +97,7 @@ def test_ecdh_es_and_concat_kdf() -> None:
 
 @pytest.mark.parametrize("number", range(2))
 def test_ecdh_1pu(number: int) -> None:
-    """ECDH-1PU draft 04 appendix B: both secrets, and the key-encryption key with the tag in its derivation."""
+    """ECDH-1PU draft 04 appendix B: both secrets, and the key-encryption key derived with the tag."""
     vector = PRIMITIVES["ecdh_1pu"]
     recipient = vector["recipients"][number]
     ephemeral, sender = PrivateKey.from_jwk(vector["ephemeral"]), PrivateKey.from_jwk(vector["sender"])

@@ -1,4 +1,4 @@
-"""Forwards read in the short way, held against the long one."""
+"""Forwards through the fast parser, compared with the general path."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import json
 from collections.abc import Iterable
 
 from tests.protocol.didcomm import foreign_jwe
-from tests.protocol.didcomm.foreign_jwe import Writing
-from tests.protocol.didcomm.test_fast_forward_parser import INNER, KEY, agree, forward, sealed
-from tests.protocol.didcomm.test_jwe import BOB, flattened
+from tests.protocol.didcomm.foreign_jwe import JWEWriter
+from tests.protocol.didcomm.test_fast_forward_parser import INNER, KEY, assert_parsers_agree, encrypt, forward
+from tests.protocol.didcomm.test_jwe import BOB, flatten
 
 
-class UsualTarget:
-    """Ways: `g` a plaintext in General form, `f` flattened, `i` with spaces, `r` an envelope, `w` a foreign one."""
+class FastForwardTarget:
+    """
+    Modes: `g` a plaintext in General form, `f` flattened, `i` with spaces, `r` an envelope, `w` by the independent
+    writer.
+    """
 
     words = (
         b'"ciphertext":',
@@ -29,38 +32,38 @@ class UsualTarget:
     most_memory = (1_000_000, 200)
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """No-op."""
 
     def run(self, data: bytes) -> None:
-        """Both read the same, or only the long way reads it."""
+        """Both parsers return the same, or only the general path returns a forward."""
         way, rest = data[:1], data[1:]
         if way == b"r":
-            agree(rest.replace(b"@KID@", BOB.encode()))
+            assert_parsers_agree(rest.replace(b"@KID@", BOB.encode()))
         elif way == b"w":
-            self._foreign(rest)
+            self._write_independently(rest)
         else:
-            raw = sealed(rest)
+            raw = encrypt(rest)
             if way == b"f":
-                raw = json.dumps(flattened(json.loads(raw)), separators=(",", ":")).encode()
+                raw = json.dumps(flatten(json.loads(raw)), separators=(",", ":")).encode()
             elif way == b"i":
                 raw = json.dumps(json.loads(raw), indent=2).encode()
-            agree(raw)
+            assert_parsers_agree(raw)
 
-    def _foreign(self, rest: bytes) -> None:
+    def _write_independently(self, rest: bytes) -> None:
         try:
             orders = json.loads(rest)
             change, headers = orders.get("change", {}), orders.get("headers", {})
             moved = tuple(orders.get("moved", ()))
-            writing = Writing(change=lambda header: header.update(change), headers=headers, moved=moved)
+            writing = JWEWriter(change=lambda header: header.update(change), headers=headers, moved=moved)
             jwe = writing.write(foreign_jwe.compact(forward()), (BOB, KEY.public))
             jwe.update(orders.get("outer", {}))
             raw = json.dumps(jwe).encode()
         except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
             return
-        agree(raw)
+        assert_parsers_agree(raw)
 
     def seeds(self) -> Iterable[bytes]:
-        """Usual forwards, and some that are nearly that."""
+        """Common forwards, and some that are nearly common."""
         for more in (
             {},
             {"thid": "t"},
@@ -87,6 +90,6 @@ class UsualTarget:
         yield b'r{"protected":"e30","recipients":[{"header":{"kid":"@KID@"}}],"ciphertext":"AA","iv":"","tag":""}'
 
 
-def make() -> UsualTarget:
-    """The target."""
-    return UsualTarget()
+def make() -> FastForwardTarget:
+    """Create the target."""
+    return FastForwardTarget()
