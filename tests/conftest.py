@@ -41,14 +41,14 @@ settings.load_profile("patient")
 
 # pytest-xdist gives a file to one process: these take longest, and are not to be what the others wait for at the end.
 LONGEST_FIRST = (
-    "analytics/test_ledger.py",  # and with it all others that share a Spark session
+    "analytics/jobs/test_message_ledger.py",  # and with it all others that share a Spark session
     "model/test_model.py",
     "integration/test_bench.py",
     "monitoring/test_live.py",
     "monitoring/test_rules.py",
     "store/mongo/test_enqueue.py",
     "integration/test_queue.py",
-    "analytics/test_session.py",
+    "analytics/test_spark_session.py",
     "integration/test_torture.py",
     "integration/test_readiness.py",
     "integration/test_schemathesis.py",

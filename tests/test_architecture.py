@@ -28,11 +28,11 @@ SHARED = {
     "mediatord.runtime.secret_files",
 }
 # Runs before there is a Java for Spark, or without any.
-BEFORE_SPARK = "cli errors java job session settings tables".split()
+BEFORE_SPARK = "cli errors java job schema settings spark_session".split()
 # The one module that asks Java itself, and the one that starts and ends it.
-ASKS_JAVA = {"files.py", "session.py"}
+ASKS_JAVA = {"files.py", "spark_session.py"}
 # Jobs that need a few rows to go on: for each epoch of the daemon's key, for each start of a node a day.
-ASKS_FIRST = {name: {"collect"} for name in ("ledger.py", "reconciliation.py", "sessions.py")}
+ASKS_FIRST = {name: {"collect"} for name in ("message_ledger.py", "reconciliation.py", "sessions.py")}
 
 IMPURE = set(
     "asyncio concurrent http io logging multiprocessing os pathlib random select shutil signal socket sqlite3 "
