@@ -115,8 +115,8 @@ docs: $(VENV)/.installed-docs ## build the documentation into var/docs; warnings
 	@$(BIN)/python -m sphinx -q -n -W --keep-going -b html docs var/docs
 	@echo "open var/docs/index.html"
 
-docs-reference: $(VENV)/.installed-docs ## regenerate the pages on configuration and commands from the code
-	@$(BIN)/python -m mediatord.cli.settings_and_command_reference docs
+docs-reference: $(VENV)/.installed-docs ## regenerate the reference pages from the code
+	@$(BIN)/python -m mediatord.cli.reference_pages docs
 
 docs-linkcheck: $(VENV)/.installed-docs ## check external links of the documentation; needs the network
 	@$(BIN)/python -m sphinx -q -n -b linkcheck docs var/linkcheck

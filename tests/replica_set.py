@@ -32,7 +32,7 @@ _WATCHFUL: dict[str, Any] = {
     "serverMonitoringMode": "poll",
 }
 # ExceededTimeLimit and LockTimeout: a primary that was to be none for a second took longer to step down, and did not.
-_TOO_LATE = (262, 24)
+_STEP_DOWN_TIMEOUT_CODES = (262, 24)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +187,14 @@ class ReplicaSet:
     def step_down(self, seconds: int = 1) -> None:
         """The primary is none for so long; with one member there is none at all meanwhile."""
         command: dict[str, Any] = {"replSetStepDown": seconds, "secondaryCatchUpPeriodSecs": 0, "force": True}
+        deadline = time.monotonic() + ELECTED_SECONDS
         while True:
             try:
                 with contextlib.suppress(AutoReconnect):
                     self.client.admin.command(command)
                 return
             except OperationFailure as error:
-                if error.code not in _TOO_LATE:
+                if error.code not in _STEP_DOWN_TIMEOUT_CODES or time.monotonic() > deadline:
                     raise
 
     def direct(self, member: int) -> MongoClient[dict[str, Any]]:
@@ -252,7 +253,7 @@ class ReplicaSet:
         }
         bare: dict[str, Any] = self._driver_options(credentials=False)
         with contextlib.closing(MongoClient(self._address(0), directConnection=True, **bare)) as server:
-            _found_set(server, {"_id": NAME, "members": members, "settings": settings})
+            _initiate_set(server, {"_id": NAME, "members": members, "settings": settings})
             _await_writable(server)
             if self._auth:
                 server.admin.command("createUser", self._auth.user, pwd=self._auth.password, roles=["root"])
@@ -275,8 +276,8 @@ class ReplicaSet:
 _NODE_NOT_FOUND = 74
 
 
-def _found_set(server: MongoClient[dict[str, Any]], configuration: Mapping[str, Any]) -> None:
-    """Make servers a set. Each is asked for its consent, which on a busy machine may come late; then once more."""
+def _initiate_set(server: MongoClient[dict[str, Any]], configuration: Mapping[str, Any]) -> None:
+    """Initiate the replica set; try again while a member does not answer in time."""
     deadline = time.monotonic() + ELECTED_SECONDS
     while True:
         try:

@@ -48,12 +48,12 @@ _NEW_FILE = click.Path(dir_okay=False, path_type=Path)
 
 
 @click.command(context_settings={"show_default": True}, short_help="Run the benchmark.")
-@_option("seconds", click.FloatRange(0.1), "Measuring time of a contender in a round.")
-@_option("rounds", _POSITIVE, "Interleaved rounds; medians are reported.")
+@_option("seconds", click.FloatRange(0.1), "Measuring time per contender and round.")
+@_option("rounds", _POSITIVE, "Number of interleaved rounds; medians are reported.")
 @_option("clients", click.IntRange(1, 1000), "Concurrent connections.")
 @_option("sockets", _POSITIVE, "Number of WebSockets (`sockets`, `storm`, `presence`).")
 @_option("messages", click.IntRange(100), "Number of messages (`memory`).")
-@_option("events", click.IntRange(1000), "Stored events of the large history (`pages`).")
+@_option("events", click.IntRange(1000), "Stored events (`pages`).")
 @click.option(
     "--accounts",
     callback=_parse_numbers,
@@ -67,7 +67,7 @@ _NEW_FILE = click.Path(dir_okay=False, path_type=Path)
     "--sizes",
     callback=_parse_sizes,
     default="1k,16k",
-    help="Comma-separated sizes of the innermost plaintext, or of the payload.",
+    help="Comma-separated plaintext or payload sizes.",
 )
 @click.option(
     "--scenario",
@@ -75,28 +75,24 @@ _NEW_FILE = click.Path(dir_okay=False, path_type=Path)
     type=click.Choice(list(SCENARIOS)),
     metavar="NAME",
     multiple=True,
-    help=f"Scenario to run; repeatable: {', '.join(SCENARIOS)}. Default: {', '.join(DEFAULT_SCENARIOS)}.",
+    help=f"Scenario to run; repeatable: {', '.join(SCENARIOS)}. Default: the first {len(DEFAULT_SCENARIOS)}.",
 )
 @click.option(
     "--target",
     metavar="URL",
     default="",
-    help="Measure the DIDComm v2 mediator at this URL, or of this out-of-band invitation, instead of starting one.",
+    help="Measure the DIDComm v2 mediator at this URL or invitation instead of starting one.",
 )
-@click.option(
-    "--target-did", metavar="DID", help="DID of the target; needed if it publishes neither `/did` nor `/invitation`."
-)
-@click.option(
-    "--target-pid", type=_POSITIVE, help="First process of the target on this machine, to measure its CPU time."
-)
+@click.option("--target-did", metavar="DID", help="DID of the target, if it serves neither `/did` nor `/invitation`.")
+@click.option("--target-pid", type=_POSITIVE, help="Local main process of the target, to measure its CPU time.")
 @click.option(
     "--mongodb",
     metavar="URI",
     default="",
-    help="MongoDB replica set for the scenarios that need one; their databases are created in it and dropped.",
+    help="MongoDB replica set; databases are created in it and dropped.",
 )
-@click.option("--json", "json_file", type=_NEW_FILE, help="Write all figures to this file as JSON.")
-@click.option("--svg", "svg_file", type=_NEW_FILE, help="Write charts of latency and throughput to this file.")
+@click.option("--json", "json_file", type=_NEW_FILE, help="Write the results to FILE as JSON.")
+@click.option("--svg", "svg_file", type=_NEW_FILE, help="Write charts of latency and throughput to FILE.")
 def bench(
     sizes: tuple[int, ...],
     scenarios: tuple[str, ...],
@@ -106,10 +102,10 @@ def bench(
     **numbers: Any,
 ) -> int:
     """
-    Measure the mediator on this machine, each figure beside a baseline measured in the same run.
+    Measure the mediator on this machine, beside baselines measured in the same run.
 
-    Starts temporary daemons (TMPDIR selects the disk) and removes them afterwards.
-    Exit status 1 means that messages were lost or rejected, or that memory grew; a missed target is only reported.
+    Starts temporary daemons (TMPDIR selects the disk). Exits with 1 if messages were lost or rejected, or memory
+    grew; a missed target is only reported.
     """
     plan = BenchmarkPlan(sizes=sizes, target_pid=target_pid or 0, **numbers)
     wanted: Sequence[str] = scenarios or (TARGET_SCENARIOS if plan.target else tuple(DEFAULT_SCENARIOS))

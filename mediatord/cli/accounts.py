@@ -29,8 +29,8 @@ def accounts() -> None:
     """
     List, show and remove accounts of DIDComm wallets.
 
-    A running daemon is asked over its control socket; otherwise the store is opened directly. A DID can be given in
-    any form, and as in the event log: shortened, or as its pseudonym.
+    Uses the control socket of a running daemon, else opens the store. DID is a DID in any spelling, or as in the
+    event log: shortened, or a pseudonym.
     """
 
 
@@ -87,14 +87,14 @@ def show(did: str, path: Path, as_json: bool) -> None:
 @accounts.command()
 @click.argument("did")
 @config_option
-@click.option("--yes", is_flag=True, help="Remove; without it, only show what would be removed.")
+@click.option("--yes", is_flag=True, help="Remove; default: only show what would be removed.")
 @json_option
 def remove(did: str, path: Path, yes: bool, as_json: bool) -> None:
     """
-    Remove an account with its registrations and queued messages. Without --yes, only show what would be removed.
+    Remove an account with its registrations and queued messages.
 
-    Each removed message is logged as by `queue purge`. The wallet may enrol again unless `didcomm.deny` lists it.
-    Sockets that the wallet has open stay open.
+    Logs each removed message as msg.remove. The wallet can enrol again unless didcomm.deny lists it; its open sockets
+    stay open.
     """
     with open_store(path) as store:
         record = store.find_account(did)

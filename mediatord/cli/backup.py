@@ -50,7 +50,7 @@ def progress_bar(what: str, total: int | None = None) -> Iterator[Callable[[int]
 
 
 to_option = click.option(
-    "--to", "target", required=True, metavar="FILE", type=click.Path(path_type=Path), help="The file to write."
+    "--to", "target", required=True, metavar="FILE", type=click.Path(path_type=Path), help="File to write."
 )
 from_option = click.option(
     "--from",
@@ -58,15 +58,15 @@ from_option = click.option(
     required=True,
     metavar="FILE",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The file to read.",
+    help="File to read.",
 )
 offline_option = click.option(
     "--offline",
     is_flag=True,
-    help="MongoDB only: read without a snapshot and without a time limit; stop all nodes first.",
+    help="MongoDB: read without a snapshot and without a time limit; stop all nodes first.",
 )
 stopped_option = click.option(
-    "--stopped", is_flag=True, help="MongoDB only: ignore the lease of a node that was killed; stop all nodes first."
+    "--stopped", is_flag=True, help="MongoDB: ignore the lease of a killed node; stop all nodes first."
 )
 
 
@@ -80,8 +80,8 @@ def export_command(path: Path, target: Path, offline: bool, stopped: bool, as_js
     """
     Export the store to an archive that any backend can import. The daemon may run.
 
-    MongoDB keeps the snapshot that is read for five minutes (minSnapshotHistoryWindowInSeconds); if the export takes
-    longer, stop all nodes and use --offline.
+    MongoDB keeps a snapshot for five minutes (minSnapshotHistoryWindowInSeconds). If the export takes longer, stop
+    all nodes and use --offline.
     """
     with open_record_source(load_config(path).storage, offline=offline, stopped=stopped) as store:
         counts = store.counts()
@@ -97,9 +97,10 @@ def export_command(path: Path, target: Path, offline: bool, stopped: bool, as_js
 @json_option
 def import_command(path: Path, source: Path, stopped: bool, as_json: bool) -> None:
     """
-    Import an archive into an empty store and compare the counts. No daemon may run.
+    Import an archive into an empty store. No daemon may run.
 
-    After an interruption the same command continues. Exits with 1 if the counts differ.
+    Compares the counts afterwards and exits with 1 if they differ. Run the same command again to resume an
+    interrupted import.
     """
     with open_record_target(load_config(path).storage, stopped=stopped) as store:
         with progress_bar("reading") as progress:
@@ -141,7 +142,7 @@ def format_counts(counts: RecordCounts) -> str:
 @json_option
 def backup_command(path: Path, target: Path, offline: bool, stopped: bool, as_json: bool) -> None:
     """
-    Write configuration, keys and the store to one file, consistently, while the daemon runs.
+    Back up configuration, keys and store to one file; the daemon may run.
 
     The file contains all secrets of the mediator unencrypted.
     """
@@ -169,17 +170,16 @@ def backup_command(path: Path, target: Path, offline: bool, stopped: bool, as_js
     "directory",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="The directory to write to; created if missing.",
+    help="Directory to write to; created if missing.",
 )
 @stopped_option
 @json_option
 def restore_command(source: Path, path: Path | None, directory: Path | None, stopped: bool, as_json: bool) -> None:
     """
-    Restore a backup without overwriting anything. No daemon may run.
+    Restore a backup; overwrites nothing. No daemon may run.
 
-    Files are written to the paths that the configuration in the backup names. A store that is not empty, or an
-    existing file that differs from the backup's, is an error. Messages that were acknowledged since the backup are
-    delivered again.
+    Writes files to the paths in the restored configuration. Fails if the store is not empty, or if a file exists and
+    differs. Messages acknowledged since the backup are delivered again.
     """
     # MEDIATORD_CONFIG does not count beside --dir.
     chosen = path if directory is None else find_given_config(click.get_current_context())

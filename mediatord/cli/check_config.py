@@ -173,11 +173,10 @@ def _explain_unwritable(directory: Path) -> Iterator[str]:
 @json_option
 def check_config(path: Path, as_json: bool) -> int:
     """
-    Validate a configuration file and the files that it names.
+    Validate the configuration and the files that it names.
 
-    Prints one line for each problem. Keys, certificates, database and directories are checked with the permissions of
-    the calling user. Nothing is changed, and no connection is made. Exits with 2 if the configuration is invalid,
-    with 1 if only files are.
+    Prints one line per problem. Checks keys, certificates, database and directories as the calling user; changes
+    nothing and makes no connection. Exits with 2 if the configuration is invalid, with 1 if only files are.
     """
     draft = examine_config(path)
     checks = [] if draft.config is None else list_checks(draft.config, path)

@@ -32,25 +32,25 @@ _COMMANDS = {
     "accounts": ("cli.accounts:accounts", "List, show and remove accounts of DIDComm wallets."),
     "backup": (
         "cli.backup:backup_command",
-        "Write configuration, keys and the store to one file, consistently, while the daemon runs.",
+        "Back up configuration, keys and store to one file; the daemon may run.",
     ),
     "bench": ("bench.cli:bench", "Run the benchmark."),
-    "check-config": ("cli.check_config:check_config", "Validate a configuration file and the files that it names."),
+    "check-config": ("cli.check_config:check_config", "Validate the configuration and the files that it names."),
     "completion": ("cli.commands:completion", "Print a shell completion script."),
     "demo": ("cli.commands:demo", "Run a demo: two temporary wallets exchange messages through a mediator."),
-    "did": ("cli.keys:did", "Print the mediator's DIDs: the did:peer:2, then the did:web."),
+    "did": ("cli.keys:did", "Print the mediator's DIDs: did:peer:2, then did:web."),
     "export": ("cli.backup:export_command", "Export the store to an archive that any backend can import."),
-    "import": ("cli.backup:import_command", "Import an archive into an empty store and compare the counts."),
-    "init": ("cli.init:init", "Write mediator.yaml and fresh keys."),
+    "import": ("cli.backup:import_command", "Import an archive into an empty store."),
+    "init": ("cli.init:init", "Write mediator.yaml and new keys; overwrites nothing."),
     "invitation": ("cli.keys:invitation", "Print the invitation: short URL, QR code and long URL."),
-    "keys": ("cli.keys:keys", "Show, rotate, retire and encrypt the mediator's keys."),
-    "log-keys": ("cli.keys:log_keys", "Show, rotate and delete the keys of the event log's pseudonyms."),
+    "keys": ("cli.keys:keys", "List, rotate, retire and encrypt the mediator's keys."),
+    "log-keys": ("cli.keys:log_keys", "List, rotate and delete the pseudonym keys of the event log."),
     "queue": ("cli.queue:queue", "List message queues and remove messages from them."),
-    "restore": ("cli.backup:restore_command", "Restore a backup without overwriting anything."),
-    "run": ("cli.run_and_worker:run", "Run the daemon in the foreground until it is interrupted."),
+    "restore": ("cli.backup:restore_command", "Restore a backup; overwrites nothing."),
+    "run": ("cli.run_and_worker:run", "Run the daemon in the foreground."),
     "status": ("cli.status:status", "Show the status of a running mediator."),
     "store": ("cli.sqlite_database:store", "Check, compact or create the SQLite database."),
-    "whois": ("cli.keys:whois", "Print the registered DIDs behind a pseudonym, with its key epoch."),
+    "whois": ("cli.keys:whois", "Print the registered DIDs that match a pseudonym, with its key epoch."),
     "worker": ("cli.run_and_worker:worker", ""),
 }
 
@@ -148,7 +148,7 @@ def completion(context: click.Context, shell: str) -> None:
 
 
 @click.command()
-@url_option(help="A running mediator; default: a temporary one.")
+@url_option(help="URL of a running mediator. Default: start a temporary one.")
 @ca_option
 def demo(url: str | None) -> int:
     """Run a demo: two temporary wallets exchange messages through a mediator."""

@@ -77,12 +77,12 @@ def _make_config_option(
     )
 
 
-config_option = _make_config_option(help="The configuration, mediator.yaml.")
+config_option = _make_config_option(help="Configuration file.")
 # For a command that writes it, which must not default to the system directory.
 target_config_option = _make_config_option(default=None, help="Where to write mediator.yaml.")
 # For groups with commands that have it, so that it may stand before them.
-group_config_option = _make_config_option(help="The configuration, for commands that read it.", expose_value=False)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+group_config_option = _make_config_option(help="Configuration file.", expose_value=False)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def url_option(**options: Any) -> Callable[[_CommandT], _CommandT]:
@@ -110,7 +110,7 @@ ca_option = click.option(
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     callback=_set_trusted_certificates,
     expose_value=False,
-    help="Certificates (PEM) to trust in place of those that the system trusts.",
+    help="Trust the certificates in FILE (PEM) instead of those of the system.",
 )
 
 

@@ -123,19 +123,19 @@ _UNIT_PLACES = (Path("/etc/systemd/system"), Path("/usr/lib/systemd/system"), Pa
     default=".",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Where to write; created if missing. Default: here.",
+    help="Directory to write to; created if missing. Default: the current one.",
 )
 @click.option(
-    "--public-url", default=LOCAL_URL, metavar="URL", show_default=True, help="The URL in the mediator's DIDs."
+    "--public-url", default=LOCAL_URL, metavar="URL", show_default=True, help="Base URL in the mediator's DIDs."
 )
 @json_option
 def init(directory: Path, public_url: str, as_json: bool) -> None:
     """
-    Write mediator.yaml and fresh keys. Overwrites nothing.
+    Write mediator.yaml and new keys; overwrites nothing.
 
-    With an http:// URL of this machine the mediator listens there; otherwise on 127.0.0.1:8080, for a proxy. In
-    /etc/mediatord state and logs are configured to be in /var/lib/mediatord and /var/log/mediatord, and the files
-    are given to the user mediatord if it exists.
+    The mediator listens at the public URL if that is an http:// URL of this machine, else on 127.0.0.1:8080, for a
+    proxy. With --dir /etc/mediatord, state and logs go to /var/lib/mediatord and /var/log/mediatord, and the files
+    belong to the user mediatord if it exists.
     """
     try:
         config, path = write_initial_files(directory, public_url)

@@ -61,7 +61,7 @@ def _require_terminal(otherwise: str) -> None:
 @config_option
 @json_option
 def did(path: Path, as_json: bool) -> None:
-    """Print the mediator's DIDs: the did:peer:2, then the did:web."""
+    """Print the mediator's DIDs: did:peer:2, then did:web."""
     identity = read_identity(load_config(path))
     print_result(as_json, {"did": identity.did, "web_did": identity.web_did}, f"{identity.did}\n{identity.web_did}")
 
@@ -100,14 +100,14 @@ _RELOAD_HINT = "systemctl reload mediatord, or kill -HUP PID"
 @click.group()
 @group_config_option
 def keys() -> None:
-    """Show, rotate, retire and encrypt the mediator's keys."""
+    """List, rotate, retire and encrypt the mediator's keys."""
 
 
 @keys.command("list")
 @config_option
 @json_option
 def list_keys(path: Path, as_json: bool) -> None:
-    """List the keys and the did:peer:2 of each pair, latest first; prints no secrets."""
+    """List the keys and the did:peer:2 of each pair, latest first."""
     config = load_config(path)
     found = load_keys(config.identity.keys, make_passphrase_reader(config))
     states = ["prepared"] * len(found.prepared_generations) + ["current"] + ["former"] * len(found.generations[1:])
@@ -121,15 +121,15 @@ def list_keys(path: Path, as_json: bool) -> None:
 
 @keys.command("rotate")
 @config_option
-@click.option("--prepare", is_flag=True, help="Only accept new keys; the next rotate makes them current.")
+@click.option("--prepare", is_flag=True, help="Only add and accept new keys; the next rotate makes them current.")
 @json_option
 def rotate(path: Path, prepare: bool, as_json: bool) -> None:
     """
-    Make new keys current: a new DID; messages to former DIDs are still accepted.
+    Make new keys current, and with them a new DID; former DIDs stay accepted.
 
-    A running daemon uses them after a SIGHUP, without closing sockets. A cluster needs two rounds, so that no node
-    hands out a DID whose messages another cannot open yet: rotate --prepare, copy the file to all nodes, reload all;
-    rotate, copy the file, reload all. Without --prepare, prepared keys become current.
+    A running daemon uses them after SIGHUP, without closing sockets. In a cluster, run `keys rotate --prepare`, copy
+    the file to all nodes and reload all of them; then do the same with `keys rotate`, which makes the prepared keys
+    current.
     """
     config = load_config(path)
     rotated = rotate_keys(
@@ -160,14 +160,13 @@ def rotate(path: Path, prepare: bool, as_json: bool) -> None:
 @keys.command("retire")
 @click.argument("kid")
 @config_option
-@click.option("--yes", is_flag=True, help="Delete; without it, only show what would be deleted.")
+@click.option("--yes", is_flag=True, help="Delete; default: only show what would be deleted.")
 @json_option
 def retire(kid: str, path: Path, yes: bool, as_json: bool) -> None:
     """
     Delete the pair of former keys that KID belongs to.
 
-    After a reload the daemon no longer accepts their DID, and messages encrypted to it cannot be opened. Current keys
-    cannot be retired.
+    After a reload the daemon rejects their DID and cannot decrypt messages to it. Current keys cannot be retired.
     """
     config = load_config(path)
     gone, left = retire_keys(
@@ -193,9 +192,8 @@ def encrypt(path: Path, as_json: bool) -> None:
     """
     Encrypt keys.jwks with a passphrase.
 
-    The passphrase is read from identity.passphrase_file, as by the daemon, or prompted for. Without it the mediator's
-    DIDs are lost. Unencrypted copies of the file remain in former backups and in free blocks of the disk; rotate the
-    keys to have keys without such copies.
+    Reads the passphrase from identity.passphrase_file, or prompts for it. If you lose it, the mediator's DIDs are
+    lost. Unencrypted copies remain in old backups and in free disk blocks; rotate the keys to make them worthless.
     """
     config = load_config(path)
     encrypt_keys(config.identity.keys, ask_new_passphrase(config.identity.passphrase_file))
@@ -237,13 +235,13 @@ def _build_identity(config: Config, found: KeySet) -> MediatorIdentity:
 @click.group("log-keys")
 @group_config_option
 def log_keys() -> None:
-    """Show, rotate and delete the keys of the event log's pseudonyms."""
+    """List, rotate and delete the pseudonym keys of the event log."""
 
 
 @log_keys.command("list")
 @config_option
 def list_pseudonym_keys(path: Path) -> None:
-    """List the key epochs with the day (UTC) that each began."""
+    """List key epochs with their first day (UTC)."""
     for key in read_pseudonym_keys(load_config(path).log_key_path):
         click.echo(f"{key.epoch}  since {key.since}")
 
@@ -251,7 +249,7 @@ def list_pseudonym_keys(path: Path) -> None:
 @log_keys.command("rotate")
 @config_option
 def rotate_pseudonym_key(path: Path) -> None:
-    """Start a new key epoch. A running daemon uses it after a SIGHUP, or from the next midnight UTC on."""
+    """Start a new key epoch. A running daemon uses it after SIGHUP or from the next midnight UTC."""
     key = start_key_epoch(load_config(path).log_key_path, datetime.now(UTC).date())
     click.echo(f"epoch {key.epoch} begins")
 
@@ -263,7 +261,7 @@ def forget_pseudonym_key(epoch: int, path: Path) -> None:
     """
     Delete the key of an epoch: its pseudonyms can no longer be resolved.
 
-    A running daemon that still uses the key keeps it until it rereads the file (SIGHUP).
+    A running daemon keeps a key in use until SIGHUP or midnight UTC.
     """
     delete_epoch_key(load_config(path).log_key_path, epoch)
     click.echo(f"key of epoch {epoch} deleted; a daemon that still uses it keeps it until a SIGHUP")
@@ -273,7 +271,7 @@ def forget_pseudonym_key(epoch: int, path: Path) -> None:
 @click.argument("pseudonym")
 @config_option
 def whois(pseudonym: str, path: Path) -> None:
-    """Print the registered DIDs behind a pseudonym, with its key epoch. Exits with 1 if there is none."""
+    """Print the registered DIDs that match a pseudonym, with its key epoch. Exits with 1 if none does."""
     read_pseudonym_keys(load_config(path).log_key_path)  # a file that cannot be used is reported first
     with open_store(path) as store:
         found = set(store.find_pseudonyms(pseudonym))

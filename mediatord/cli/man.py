@@ -26,34 +26,41 @@ _TableRows = Sequence[tuple[str, str]]
 _WIDTH = 72
 _ANALYTICS = "mediatord-analytics"
 _EXIT_STATUS = (
-    ("0", "Done; the daemon: stopped in order."),
-    ("1", "Failed; the reason is one line on standard error."),
-    ("2", "Wrong usage, or a configuration that cannot be used: one line for each mistake."),
+    ("0", "Success; the daemon has stopped in order."),
+    ("1", "Failure; the reason is one line on standard error."),
+    ("2", "Wrong usage, or an invalid configuration: one line for each problem."),
 )
-_SIGNALS = (
-    ("SIGTERM, SIGINT", "The daemon stops in order: it takes nothing new, and lets go of open sockets."),
-    ("SIGUSR1", "It closes the segment of the event log and begins the next."),
-    ("SIGHUP", "It reads its configuration again, says what of it needs a restart, and begins the next segment."),
+SIGNALS = (
+    ("SIGTERM, SIGINT", "Stop: refuse new requests, drain open connections for up to drain_timeout, and exit."),
+    ("SIGHUP", "Reload configuration, keys, certificates and token files, and start a new segment of the event log."),
+    ("SIGUSR1", "Start a new segment of the event log."),
 )
-_ENVIRONMENT = (
-    ("MEDIATORD_CONFIG", "The configuration, where --config does not say which; else /etc/mediatord/mediator.yaml."),
-    ("MEDIATORD_SECTION__KEY", "Overrides a key of the configuration: MEDIATORD_STORAGE__BACKEND=memory."),
-    ("NO_COLOR", "If set, nothing is coloured."),
-    ("NOTIFY_SOCKET, WATCHDOG_USEC", "Set by systemd, which is told that the daemon is ready, and that it is well."),
+ENVIRONMENT = (
+    ("MEDIATORD_CONFIG", "Configuration file, unless --config names it. Default: /etc/mediatord/mediator.yaml."),
+    ("MEDIATORD_SECTION__KEY", "Overrides a key of the configuration, as in MEDIATORD_STORAGE__BACKEND=memory."),
+    ("NO_COLOR", "Disables colours if set."),
+    ("NOTIFY_SOCKET, WATCHDOG_USEC", "Set by systemd for readiness and watchdog notifications."),
 )
-_FILES = (
-    ("/etc/mediatord/mediator.yaml", "The configuration of the system's daemon, where packages put it."),
-    ("keys.jwks", "The mediator's keys, beside the configuration unless identity.keys says otherwise; mode 0600."),
-    ("log.key", "The keys of the event log's pseudonyms, beside keys.jwks or where log.key_file says; mode 0600."),
-    ("mediator.sqlite3", "Accounts and messages, with storage.backend sqlite."),
-    ("log/events.jsonl", "The event log; closed segments lie beside it as events-*.jsonl.gz."),
+FILES = (
+    ("/etc/mediatord/mediator.yaml", "Default configuration file."),
+    ("keys.jwks", "Private keys of the mediator (identity.keys), mode 0600."),
+    ("log.key", "Pseudonym keys of the event log (log.key_file), mode 0600; the daemon adds keys."),
+    (
+        "mediator.sqlite3",
+        "Accounts and messages (storage.sqlite.path), mode 0600; with -wal, -shm and .lock beside it.",
+    ),
+    ("control.sock", "Socket for commands to the running daemon (control_socket), mode 0600."),
+    ("log/events.jsonl", "Open segment of the event log (log.directory), mode 0640."),
+    ("log/events-*.jsonl, log/events-*.jsonl.gz", "Closed segments, which never change."),
+    ("log/analysis/read-segments.json", "Read marker: segments that the nightly analysis has read."),
+    ("log/analysis-seen", "Remembers that a read marker existed."),
 )
 _ANALYTICS_EXIT_STATUS = (
-    ("0", "Fine."),
-    ("1", "Failed."),
+    ("0", "Success."),
+    ("1", "Failure."),
     ("2", "Wrong usage."),
-    ("3", "There is no input for these days."),
-    ("4", "Done, but the integrity of the logs is broken."),
+    ("3", "No input for these days."),
+    ("4", "Success, but the logs are incomplete or inconsistent."),
     ("143, 130", "Stopped by SIGTERM or SIGINT."),
 )
 
@@ -155,7 +162,7 @@ def _escape_roff(text: str) -> str:
 def render_man_pages(day: datetime) -> dict[str, str]:
     """Texts by file name."""
     see_also = ".BR mediatord\\-analytics (1),\n.BR twistd (1),\n.BR systemd (1)"
-    tables = {"EXIT STATUS": _EXIT_STATUS, "SIGNALS": _SIGNALS, "ENVIRONMENT": _ENVIRONMENT, "FILES": _FILES}
+    tables = {"EXIT STATUS": _EXIT_STATUS, "SIGNALS": SIGNALS, "ENVIRONMENT": ENVIRONMENT, "FILES": FILES}
     pages = {"mediatord.1": render_manual(cli, "mediatord", tables, see_also, day)}
     # Not imported by name: the two programs know nothing of each other.
     for one in entry_points(group="console_scripts", name=_ANALYTICS):

@@ -40,9 +40,8 @@ def queue() -> None:
     """
     List message queues and remove messages from them.
 
-    A running daemon is asked over its control socket; otherwise the store is opened directly. Long DIDs are shortened
-    as in the event log. DIDs can be given in that form, and as pseudonyms of the event log. Queues of the daemon's
-    self-test (GET /ready) are marked.
+    Uses the control socket of a running daemon, else opens the store. DID is a DID in any spelling, or as in the
+    event log: shortened, or a pseudonym. Queues of the self-test (GET /ready) are marked.
     """
 
 
@@ -86,9 +85,9 @@ def list_queues(path: Path, top: int, protocol: Any, as_json: bool) -> None:
 @json_option
 def show(did: str, path: Path, top: int, protocol: Any, as_json: bool) -> None:
     """
-    Show the queued messages of a recipient DID, oldest first, without their payloads.
+    Show the queued messages of a recipient DID, oldest first, without payloads.
 
-    Pushes are counted for DIDComm messages only. Exits with 1 if the DID is not registered.
+    Pushes are counted for DIDComm only. Exits with 1 if the DID is not registered.
     """
     with open_store(path) as store:
         did = store.find_did(did)
@@ -106,20 +105,20 @@ def show(did: str, path: Path, top: int, protocol: Any, as_json: bool) -> None:
 @queue.command()
 @click.argument("did")
 @config_option
-@click.option("--older-than", metavar="DURATION", help="Only messages older than this: 48h, 30m, 7d.")
-@click.option("--id", "ids", multiple=True, metavar="ID", help="Only the message with this id; repeatable.")
+@click.option("--older-than", metavar="DURATION", help="Only messages older than DURATION, such as 48h, 30m or 7d.")
+@click.option("--id", "ids", multiple=True, metavar="ID", help="Only the message with this id. Repeatable.")
 @protocol_option
-@click.option("--yes", is_flag=True, help="Remove; without it, only show what would be removed.")
+@click.option("--yes", is_flag=True, help="Remove; default: only show what would be removed.")
 @json_option
 def purge(
     did: str, path: Path, older_than: str | None, ids: tuple[str, ...], protocol: Any, yes: bool, as_json: bool
 ) -> None:
     """
-    Remove queued messages of a recipient DID. Without --yes, only show what would be removed.
+    Remove queued messages of a recipient DID.
 
-    Each removal is logged as msg.remove with the reason purged; nothing is removed while the event log cannot be
-    written. Messages that were pushed and not yet acknowledged are removed too. Messages of the daemon's self-test
-    (GET /ready) are not removed: the next test does that. Exits with 1 if the DID is not registered.
+    Includes messages that were pushed but not acknowledged, excludes those of the self-test (GET /ready). Logs each
+    as msg.remove with the reason purged; removes nothing while the event log cannot be written. Exits with 1 if the
+    DID is not registered.
     """
     before = None if older_than is None else _read_time() - _parse_duration(older_than)
     with open_store(path) as store:

@@ -31,7 +31,7 @@ from mediatord.workers.supervisor_connection import SupervisorConnection, reset_
 @click.command()
 @config_option
 def run(path: Path) -> None:
-    """Run the daemon in the foreground until it is interrupted."""
+    """Run the daemon in the foreground."""
     config = load_config(path)
     banner = _make_banner(config, read_identity(config))
     # Not at the top: importing twistd installs a reactor.

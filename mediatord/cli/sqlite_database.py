@@ -29,13 +29,13 @@ def store() -> None:
 
 @store.command("check")
 @config_option
-@click.option("--deep", is_flag=True, help="Also compare indexes with tables; takes several times as long.")
+@click.option("--deep", is_flag=True, help="Also compare indexes with tables (several times slower).")
 @json_option
 def check(path: Path, deep: bool, as_json: bool) -> int:
     """
     Check the database for damage; the daemon may run.
 
-    Changes nothing. Exits with 1 if the database is damaged; docs/how-to/back-up-and-restore.md describes recovery.
+    Changes nothing. Exits with 1 if the database is damaged; see docs/how-to/back-up-and-restore.md for recovery.
     """
     database = _find_database(path)
     try:
@@ -55,8 +55,8 @@ def vacuum(path: Path, as_json: bool) -> None:
     """
     Return the space of deleted messages to the disk.
 
-    The daemon must not run, and the disk needs free space for a second copy of the database. The daemon itself reuses
-    the space of deleted messages.
+    No daemon may run, and the disk needs space for a second copy of the database. Rarely necessary: the daemon reuses
+    the space.
     """
     database = _find_database(path)
     use = DatabaseFileLock(database)
@@ -86,10 +86,9 @@ def vacuum(path: Path, as_json: bool) -> None:
 @json_option
 def create(path: Path, as_json: bool) -> None:
     """
-    Create an empty database in place of one that is lost with its accounts and messages.
+    Create an empty database to replace one that is lost.
 
-    If the old database or a backup exists, put it back or restore it instead. The first start after `mediatord init`
-    does not need this command.
+    Accounts and messages are gone then: if you have a backup, restore it instead. Not needed after `mediatord init`.
     """
     database = _read_sqlite_path(path)
     try:

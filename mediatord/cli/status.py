@@ -333,7 +333,7 @@ class _IntervalRange(click.FloatRange):
     type=_IntervalRange(0.1, 3600),
     is_flag=False,
     flag_value=2.0,
-    help="Repeat every SECONDS, by default 2, until Ctrl-C.",
+    help="Repeat every SECONDS (default: 2) until Ctrl-C.",
 )
 @click.option(
     "--over",
@@ -341,16 +341,16 @@ class _IntervalRange(click.FloatRange):
     type=_IntervalRange(0, 3600),
     default=1.0,
     show_default=True,
-    help="Sampling interval for rates; 0 turns them off.",
+    help="Sampling interval for rates; 0: no rates.",
 )
 @ca_option
 @json_option
 def status(url: str, watch: float | None, over: float, as_json: bool) -> int:
     """
-    Show the status of a running mediator. Exits with 1 if it is not healthy, or its ledger does not balance.
+    Show the status of a running mediator. Exits with 1 if it is unhealthy or its ledger does not balance.
 
-    Rates are measured between two samples; counters and quantiles of delivery and response times are since the start
-    of the daemon. Queues and ledger are of one moment, whose age is shown; the ledger is since the store was created.
+    Rates are measured between two samples; counters and quantiles are since the daemon started, the ledger since the
+    store was created. Queues and ledger are from one read of the store, whose age is shown.
     """
     if watch is not None:
         with suppress(KeyboardInterrupt):

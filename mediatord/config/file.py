@@ -250,14 +250,13 @@ def _accepts_text(kind: Any) -> bool:
 
 # Last and first line of a generated file: a file with the first but without the last was truncated.
 LAST_LINE = "# end of mediator.yaml"
-FIRST_LINE = f"# Without the line {LAST_LINE!r} this file is refused as cut short."
+FIRST_LINE = f"# Without the line {LAST_LINE!r} this file is rejected as truncated."
 
 _FILE_HEADER = f"""\
 {FIRST_LINE}
-# mediatord: every setting, at its default unless changed. Unknown keys and impossible values are refused at start;
-# `mediatord check-config --config FILE` tells which. A variable MEDIATORD_STORAGE__BACKEND=memory overrides
-# storage.backend, and so on; lists are written as JSON there. Paths are relative to this file, those in endpoint
-# strings included.
+# All settings of mediatord, at their defaults unless changed. `mediatord check-config --config FILE` validates the
+# file. An environment variable overrides a key: MEDIATORD_STORAGE__BACKEND=memory; lists are written as JSON.
+# Relative paths, also in endpoint strings, are relative to this file.
 # Durations: 500ms, 60s, 5m, 72h, 365d, or a number of seconds. Sizes: 64KiB, 1MiB, 512k (powers of 1024),
 # 64MB (a power of 1000), or a number of bytes.
 """

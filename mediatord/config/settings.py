@@ -85,24 +85,22 @@ def _resolve_value(value: Any, field: FieldInfo, base: Path) -> Any:
 class IdentitySettings(SettingsSection):
     """Keys and former DIDs."""
 
-    keys: SecretPath = _setting(Path("keys.jwks"), "private keys (JWK set, mode 0600), relative to this file")
+    keys: SecretPath = _setting(Path("keys.jwks"), "private keys (JWK set, mode 0600)")
     passphrase_file: SecretPath | None = _setting(
-        None, "opens keys that `mediatord keys encrypt` has encrypted; mode 0600, or credential:NAME"
+        None, "passphrase of an encrypted key file: a file of mode 0600, or credential:NAME of systemd"
     )
-    former_dids: tuple[DID, ...] = _setting(
-        (), "earlier DIDs of this mediator, still accepted; each with a key of ours"
-    )
+    former_dids: tuple[DID, ...] = _setting((), "former DIDs still accepted; each must contain a key of the key file")
 
 
 class SQLiteSettings(SettingsSection):
     """The SQLite backend."""
 
-    path: Path = _setting(Path("mediator.sqlite3"), "the database file; its directory must be writable")
+    path: Path = _setting(Path("mediator.sqlite3"), "database file; its directory must be writable")
     max_bytes: Size | None = _setting(
-        None, "beyond it nothing more is stored (503), only deleted; null: as the disk allows"
+        None, "maximum size of the database, above which only reads and deletions succeed (503); null: unlimited"
     )
     min_free_bytes: Size | None = _setting(
-        None, "left free on its disk in the same way; null: 5 % of it, 256 MiB to 1 GiB, at most a tenth"
+        None, "disk space kept free in the same way; null: 5 % of the disk, 256 MiB to 1 GiB, at most a tenth"
     )
 
 
@@ -110,155 +108,161 @@ class MongoDBSettings(SettingsSection):
     """The MongoDB backend."""
 
     uri: Annotated[MongoURI, Field(repr=False)] = _setting(
-        "mongodb://127.0.0.1:27017/mediatord", "server, credentials and database name"
+        "mongodb://127.0.0.1:27017/mediatord", "URI with replica set, credentials and database name"
     )
     max_bytes: Size | None = _setting(
-        None, "beyond it nothing more is stored (503), only deleted; null: as the disk allows"
+        None, "maximum size of the database, above which only reads and deletions succeed (503); null: unlimited"
     )
     min_free_bytes: Size | None = _setting(
         None,
-        "left free on the disk of the primary in the same way; null: 5 % of it, 256 MiB to 1 GiB, at most a tenth",
+        "space kept free on the disk of the primary in the same way; null: as storage.sqlite.min_free_bytes",
     )
 
 
 class StorageSettings(SettingsSection):
     """Storage of accounts and messages."""
 
-    backend: Literal["memory", "sqlite", "mongodb"] = _setting("sqlite", "memory (lost at stop) | sqlite | mongodb")
-    sqlite: SQLiteSettings = _setting(SQLiteSettings(), "used when backend is sqlite")
-    mongodb: MongoDBSettings = _setting(MongoDBSettings(), "used when backend is mongodb")
+    backend: Literal["memory", "sqlite", "mongodb"] = _setting(
+        "sqlite", "type of store: memory (lost at exit) | sqlite | mongodb"
+    )
+    sqlite: SQLiteSettings = _setting(SQLiteSettings(), "the SQLite backend")
+    mongodb: MongoDBSettings = _setting(MongoDBSettings(), "the MongoDB backend")
 
 
 class QueueSettings(SettingsSection):
     """Message queues."""
 
-    max_messages: PositiveInteger = _setting(1000, "per recipient DID; the oldest goes first")
-    max_bytes: Size = _setting(67_108_864, "per recipient DID; the oldest goes first")
+    max_messages: PositiveInteger = _setting(1000, "maximum messages per recipient DID")
+    max_bytes: Size = _setting(67_108_864, "maximum bytes per recipient DID")
     when_full: Literal["oldest", "refuse"] = _setting(
-        "oldest", "what makes room: oldest (of whoever has most) | refuse (senders get 429)"
+        "oldest", "policy for a full queue: oldest (evict the oldest of the largest sender) | refuse (429)"
     )
-    sender_share: Fraction = _setting(
-        0.5, "part of a full queue that one sender or one network may have; 1: no such rule"
-    )
+    sender_share: Fraction = _setting(0.5, "maximum share of a full queue for one sender or network; 1: no limit")
     reserved_for_known: FractionUpToThird = _setting(
-        0.25, "part of a full queue kept for senders the recipient acknowledged before; 0: no ranks of senders"
+        0.25, "share of a full queue reserved for each rank of senders (known, authenticated, anonymous); 0: no ranks"
     )
-    ttl: Annotated[Duration, Field(gt=0)] = _setting(259_200.0, "a message not fetched by then is dropped")
+    ttl: Annotated[Duration, Field(gt=0)] = _setting(259_200.0, "time to live of a queued message")
     delivered_timeout: Annotated[Duration, Field(gt=0)] = _setting(
-        60.0, "a push not acknowledged by then is pending again"
+        60.0, "time after which an unacknowledged push is pending again"
     )
 
 
 class LimitSettings(SettingsSection):
     """Rate limits and resource limits."""
 
-    did_per_minute: PositiveInteger = _setting(60, "forwards and commands of one sender DID")
-    ip_per_minute: PositiveInteger = _setting(120, "forwards and undecryptable posts of one address")
-    account_per_minute: PositiveInteger = _setting(600, "coordination and pickup requests of one account")
-    max_message_bytes: Size = _setting(1_048_576, "larger bodies and frames are refused")
-    max_connections_per_ip: PositiveInteger = _setting(64, "open sockets of one address")
+    did_per_minute: PositiveInteger = _setting(60, "forwards and outgoing Decentrl commands per sender DID")
+    ip_per_minute: PositiveInteger = _setting(
+        120, "forwards, invalid requests and requests without an account per address"
+    )
+    account_per_minute: PositiveInteger = _setting(
+        600, "mediation and pickup requests and other Decentrl commands per account"
+    )
+    max_message_bytes: Size = _setting(1_048_576, "maximum size of a request body or WebSocket message")
+    max_connections_per_ip: PositiveInteger = _setting(64, "open WebSockets per address and process")
     accounts_per_address_per_day: PositiveInteger = _setting(
-        1000, "accounts and Decentrl registrations that one address may make"
+        1000, "new accounts and Decentrl registrations per address in 24 hours"
     )
     registration_bytes_per_address_per_day: PositiveInteger = _setting(
-        4_194_304, "bytes of DIDs and registrations that one address may have stored"
+        4_194_304, "new bytes of DIDs and registrations per address in 24 hours"
     )
-    accounts: PositiveInteger = _setting(1_000_000, "accounts in all; beyond that nobody is granted mediation")
-    registration_bytes: Size = _setting(1_073_741_824, "bytes of DIDs and registrations in all")
+    accounts: PositiveInteger = _setting(1_000_000, "total accounts; further mediation requests get 503")
+    registration_bytes: Size = _setting(1_073_741_824, "total bytes of DIDs and registrations")
     trusted_peers: tuple[CIDRNetwork, ...] = _setting(
-        (), "networks of other mediators; each counts as one address, with these limits:"
+        (), "networks of other mediators; each counts as one address, with the trusted limits"
     )
-    trusted_per_minute: PositiveInteger = _setting(6000, "forwards and other requests of one of them")
-    trusted_connections: PositiveInteger = _setting(1024, "open sockets of one of them")
-    max_outbox_bytes: Size = _setting(1_048_576, "pushes that wait for one socket which is not read")
-    max_unread_bytes: Size = _setting(
-        268_435_456, "answers over HTTP that are not read, in all; an eighth of that for one address"
-    )
+    trusted_per_minute: PositiveInteger = _setting(6000, "forwards and other requests per trusted network")
+    trusted_connections: PositiveInteger = _setting(1024, "open WebSockets per trusted network")
+    max_outbox_bytes: Size = _setting(1_048_576, "unsent bytes per WebSocket; further messages stay queued")
+    max_unread_bytes: Size = _setting(268_435_456, "unsent bytes of all HTTP responses; an eighth of it per address")
 
 
 class DIDCommSettings(SettingsSection):
     """The DIDComm v2 protocols."""
 
     delivery_form: Literal["as-received", "json", "base64"] = _setting(
-        "as-received", "attachments of a delivery: as-received | json | base64"
+        "as-received", "attachments in a delivery: as-received | json | base64"
     )
     live_push: Literal["delivery", "raw"] = _setting(
-        "delivery", "live mode sends a pickup delivery | the raw envelope"
+        "delivery", "what live delivery sends: delivery (a pickup delivery message) | raw (the envelope itself)"
     )
-    live_default_on: Boolean = _setting(False, "a socket is live without asking for it")
-    max_delay: Duration = _setting(86_400.0, "delay_milli is capped here; 0 delivers at once")
-    legacy_draft03: Boolean = _setting(False, "understand ECDH-1PU draft 3, which old wallets use")
+    live_default_on: Boolean = _setting(False, "enable live delivery on every authenticated socket without a request")
+    max_delay: Duration = _setting(86_400.0, "maximum delay_milli of a forward; 0: deliver at once")
+    legacy_draft03: Boolean = _setting(False, "accept ECDH-1PU draft 3, used by old wallets")
     registration: Literal["open", "allow-list"] = _setting(
-        "open", "who is granted mediation: open (anyone) | allow-list"
+        "open", "who is granted mediation: open (everyone) | allow-list"
     )
     allow: tuple[DIDPattern, ...] = _setting(
-        (), "the DIDs that registration: allow-list grants; did:web:a.example:* for all below"
+        (), "DIDs granted mediation by allow-list; did:web:a.example:* matches all DIDs below that one, not itself"
     )
     deny: tuple[DIDPattern, ...] = _setting(
-        (), "DIDs that get no grant, and are refused what they authenticate; goes before allow"
+        (), "DIDs that are denied mediation and every authenticated request; overrides allow"
     )
     require_ownership: Boolean = _setting(
-        False, "register recipient DIDs other than the account's own only with a proof made by them"
+        False, "require proof of possession for recipient DIDs other than the account's own"
     )
     require_registered_sender: Boolean = _setting(
-        False, "take forwards only from authenticated senders with mediation here"
+        False, "accept forwards only from authenticated senders that have an account"
     )
     require_encrypted_payload: Boolean = _setting(
-        True, "refuse to queue an attachment that is not an encrypted envelope"
+        True, "reject forwarded attachments that are not encrypted envelopes"
     )
     problem_codes: Literal["uc021", "identus"] = _setting(
-        "uc021", "for unknown recipients: uc021 (e.p.me.res.not-found) | identus (e.p.req.not_enroll)"
+        "uc021", "problem code for unknown recipients: uc021 (e.p.me.res.not-found) | identus (e.p.req.not_enroll)"
     )
     problem_report_ack: Boolean = _setting(
-        False, "name the refused message in ack, which didcomm-jvm cannot parse; pthid names its thread"
+        False, "set ack in problem reports, which didcomm-jvm cannot parse; pthid is always set"
     )
-    max_recipients: PositiveInteger = _setting(1000, "recipient DIDs per account")
+    max_recipients: PositiveInteger = _setting(1000, "maximum recipient DIDs per account")
     unused_account_ttl: Duration = _setting(
-        604_800.0, "an account that was never used after its first day goes after that; 0: never"
+        604_800.0, "time after which an account never used after its first day is removed; 0: never"
     )
     idle_account_ttl: Duration = _setting(
-        0.0, "an account goes after so long without authenticated contact; 0: never"
+        0.0, "time without authenticated contact after which an account is removed; 0: never"
     )
-    delivery_limit: PositiveInteger = _setting(100, "messages in one delivery at most, whatever was asked for")
+    delivery_limit: PositiveInteger = _setting(100, "maximum messages in one delivery")
     failover: Literal["none", "configured", "account-did"] = _setting(
-        "none", "POST to wallets without a socket: none | configured (endpoints) | account-did (its services)"
+        "none",
+        "POST messages to wallets without a socket: none | configured (endpoints) | account-did (its DID document)",
     )
     endpoints: Mapping[DID, URLOrDID] = Field(
-        description="account DID to URL or DID, for failover: configured", default_factory=dict
+        description="account DIDs and their URL or DID, for failover: configured", default_factory=dict
     )
     routing_keys: Mapping[DID, tuple[DIDURL, ...]] = Field(
-        description="recipient DID to keys that its messages are wrapped for as well", default_factory=dict
+        description="recipient DIDs and the keys that their messages are additionally wrapped for",
+        default_factory=dict,
     )
-    rewrap: Boolean = _setting(False, "deliver inside a fresh forward to the recipient")
+    rewrap: Boolean = _setting(False, "wrap every message in a new forward to its recipient")
 
 
 class DecentrlSettings(SettingsSection):
     """The Decentrl protocol."""
 
     timestamp_window: Annotated[Duration, Field(gt=0, le=86_400)] = _setting(
-        300.0, "how far the clock of a command may be off, either way"
+        300.0, "maximum difference between the timestamp of a command and the clock"
     )
     contract_lifetime: Annotated[Duration, Field(gt=0)] = _setting(
-        31_536_000.0, "a registration counts no longer than this, whatever its contract says"
+        31_536_000.0, "maximum lifetime of a registration, even if its contract expires later"
     )
     registration: Literal["open", "own", "allow-list"] = _setting(
-        "open", "who may register: open | own (DIDs that name this mediator) | allow-list"
+        "open", "who may register: open (everyone) | own (DIDs that name this mediator) | allow-list"
     )
-    allow: tuple[DIDPattern, ...] = _setting((), "the DIDs of registration: allow-list")
+    allow: tuple[DIDPattern, ...] = _setting((), "DIDs that may register with allow-list")
     deny: tuple[DIDPattern, ...] = _setting(
-        (), "DIDs that may not register, and are refused every command; goes before allow"
+        (), "DIDs that may not register, and whose commands are refused; overrides allow"
     )
-    raw_keys: Boolean = _setting(False, "write the keys of the did:web document without multicodec prefix")
-    max_contract_requests: PositiveInteger = _setting(1000, "requests for a contract that may wait for one DID")
-    max_contract_requests_per_sender: PositiveInteger = _setting(10, "those of one and the same sender")
-    max_contracts: PositiveInteger = _setting(10_000, "contracts that one DID may keep")
-    max_contracts_per_peer: PositiveInteger = _setting(100, "those with one and the same DID")
-    max_pending_events: PositiveInteger = _setting(10_000, "events that may wait for one DID")
+    raw_keys: Boolean = _setting(False, "omit the multicodec prefix of keys in the did:web document")
+    max_contract_requests: PositiveInteger = _setting(1000, "pending contract requests per recipient DID")
+    max_contract_requests_per_sender: PositiveInteger = _setting(
+        10, "pending contract requests per recipient DID and sender"
+    )
+    max_contracts: PositiveInteger = _setting(10_000, "contracts per DID")
+    max_contracts_per_peer: PositiveInteger = _setting(100, "contracts per pair of DIDs")
+    max_pending_events: PositiveInteger = _setting(10_000, "pending events per DID")
     max_pending_bytes: Size = _setting(
-        16_777_216, "and their bytes; a page with more than 16 MiB is refused, so more could get stuck"
+        16_777_216, "bytes of pending events per DID; keep it at 16 MiB or less, the maximum size of a page"
     )
-    max_stored_events: PositiveInteger = _setting(1_000_000, "stored and public events that one DID may keep")
-    max_stored_bytes: Size = _setting(1_073_741_824, "and their bytes")
+    max_stored_events: PositiveInteger = _setting(1_000_000, "stored and public events per DID")
+    max_stored_bytes: Size = _setting(1_073_741_824, "bytes of stored and public events per DID")
 
     @model_validator(mode="after")
     def _check_allow(self) -> DecentrlSettings:
@@ -270,30 +274,28 @@ class DecentrlSettings(SettingsSection):
 class OutboundSettings(SettingsSection):
     """Outbound requests: did:web, replies, delivery to endpoints."""
 
-    allow_private: tuple[CIDRNetwork, ...] = _setting(
-        (), "loopback and private networks that may be reached all the same"
-    )
+    allow_private: tuple[CIDRNetwork, ...] = _setting((), "loopback and private networks that may be reached")
 
 
 class LogRotationSettings(SettingsSection):
     """Rotation of event log segments."""
 
-    bytes: Annotated[Size, Field(ge=65_536)] = _setting(67_108_864, "a segment of this size is closed")
-    keep: PositiveInteger = _setting(24, "newest closed segments that are kept whatever their age")
-    compress: Boolean = _setting(True, "gzip closed segments")
+    bytes: Annotated[Size, Field(ge=65_536)] = _setting(67_108_864, "size at which a segment is closed")
+    keep: PositiveInteger = _setting(24, "number of newest closed segments kept regardless of age")
+    compress: Boolean = _setting(True, "compress closed segments with gzip")
 
 
 class LogRetentionSettings(SettingsSection):
     """Retention of closed log segments."""
 
     age: Annotated[Duration, Field(gt=0)] = _setting(
-        432_000.0, "older closed segments are deleted once the nightly analysis has read them"
+        432_000.0, "age at which a closed segment is deleted once the nightly analysis has read it"
     )
     bytes: Size = _setting(
-        4_294_967_296, "of all closed segments; beyond it the oldest are deleted once they were read"
+        4_294_967_296, "total size of closed segments, above which the oldest are deleted once read"
     )
     unread_bytes: Size = _setting(
-        8_589_934_592, "of all closed segments; beyond it also unread ones are deleted, with an alert"
+        8_589_934_592, "total size of closed segments, above which unread ones are deleted too; raises an alert"
     )
 
     @model_validator(mode="after")
@@ -306,54 +308,52 @@ class LogRetentionSettings(SettingsSection):
 class LogSettings(SettingsSection):
     """The event log."""
 
-    directory: Path = _setting(Path("log"), "relative to this file; one daemon per directory")
+    directory: Path = _setting(Path("log"), "directory of the segments, for one daemon only")
     rotate: LogRotationSettings = _setting(
-        LogRotationSettings(), "besides at every full hour UTC, on SIGUSR1 and at stop"
+        LogRotationSettings(), "rotation, in addition to every full hour UTC, SIGUSR1 and exit"
     )
     retention: LogRetentionSettings = _setting(
-        LogRetentionSettings(), "when closed segments are deleted; without a nightly analysis all count as read"
+        LogRetentionSettings(), "deletion of closed segments; without a nightly analysis all count as read"
     )
     level: Literal["debug", "info", "warn", "error"] = _setting(
-        "info", "debug | info | warn | error; analytics needs info"
+        "info", "minimum level: debug | info | warn | error; the analysis needs info"
     )
     dids: Literal["plain", "keyed"] = _setting(
-        "plain", "plain | keyed (pseudonyms; recommended): DIDs and message ids"
+        "plain", "how DIDs and message ids are written: plain | keyed (pseudonyms; recommended)"
     )
     key_file: Path | None = _setting(
-        None, "keys of pseudonyms, which the daemon adds to; null: log.key beside identity.keys"
+        None, "keys of the pseudonyms, writable by the daemon; null: log.key beside identity.keys"
     )
-    key_days: NonNegativeInteger = _setting(90, "pseudonyms are made with a new key after so many days; 0: never")
+    key_days: NonNegativeInteger = _setting(90, "days after which the pseudonym key is rotated; 0: never")
 
 
 class MetricsSettings(SettingsSection):
     """Access to GET /metrics, and its size."""
 
     allow: tuple[CIDRNetwork, ...] = Field(
-        description="networks that /metrics is answered to",
+        description="networks that may read /metrics",
         default_factory=lambda: ("127.0.0.0/8", "::1/128"),
         validate_default=True,
     )
-    queue_size_top: NonNegativeInteger = _setting(100, "series of mediator_message_queue_size; the rest is summed up")
+    queue_size_top: NonNegativeInteger = _setting(
+        100, "number of queues with their own series of mediator_message_queue_size"
+    )
 
 
 class ReadinessSettings(SettingsSection):
     """The end-to-end probe behind GET /ready."""
 
-    interval: Annotated[Duration, Field(gt=0, le=3)] = _setting(
-        3.0, "from the end of one message's way to the next; at most 3 seconds"
-    )
+    interval: Annotated[Duration, Field(gt=0, le=3)] = _setting(3.0, "pause between probe cycles")
 
 
 class AdminSettings(SettingsSection):
     """The status page."""
 
-    listen: ServerEndpoint | None = _setting(
-        None, "where GET /admin is served, apart from everything else; null: nowhere"
-    )
+    listen: ServerEndpoint | None = _setting(None, "listener of the status page; null: none")
     token_file: SecretPath | None = _setting(
-        None, "file (mode 0600) with the token that it wants, 32 characters or more"
+        None, "file (mode 0600) with its token of at least 32 characters; required with listen"
     )
-    reports: Path | None = _setting(None, "directory with the reports of the nightly analysis, to be shown there")
+    reports: Path | None = _setting(None, "directory with the reports of the nightly analysis; null: none are shown")
 
     @model_validator(mode="after")
     def _check_token_file(self) -> AdminSettings:
@@ -365,12 +365,12 @@ class AdminSettings(SettingsSection):
 class ClusterSettings(SettingsSection):
     """Clustering of nodes on one store."""
 
-    listen: ServerEndpoint | None = _setting(None, "node-to-node address; null: a single node")
+    listen: ServerEndpoint | None = _setting(None, "node-to-node listener; null: a single node")
     advertise: HostPort | None = _setting(
-        None, "host:port where other nodes reach that; null: the interface and port of listen"
+        None, "host:port at which other nodes reach it; null: interface and port of listen"
     )
     secret_file: SecretPath | None = _setting(
-        None, "file (mode 0600) with the secret that the nodes share, 32 bytes or more"
+        None, "file (mode 0600) with the shared secret of at least 32 bytes; required with listen"
     )
 
     @model_validator(mode="after")
@@ -395,39 +395,39 @@ class Config(SettingsSection):
     """The complete configuration. Paths are as written until :meth:`resolved`; durations are in seconds."""
 
     public_url: PublicURL = _setting(
-        "http://127.0.0.1:8080", "what DIDs and documents name, without the path of any service"
+        "http://127.0.0.1:8080", "base URL in DIDs and documents, without the path of a service"
     )
     listen: Annotated[tuple[ServerEndpoint, ...], Field(min_length=1)] = _setting(
-        ("tcp:8080:interface=127.0.0.1",), "Twisted endpoint strings; ssl:... for TLS"
+        ("tcp:8080:interface=127.0.0.1",), "public listeners, as Twisted endpoint strings; ssl:... for TLS"
     )
-    node: NodeName | None = _setting(None, "name in logs and in a cluster; null: the host name")
-    trusted_proxies: tuple[CIDRNetwork, ...] = _setting((), "networks whose X-Forwarded-For names the real client")
+    node: NodeName | None = _setting(None, "node name in logs and in a cluster; null: the host name")
+    trusted_proxies: tuple[CIDRNetwork, ...] = _setting(
+        (), "networks of reverse proxies, whose X-Forwarded-For is trusted"
+    )
     websocket_origins: tuple[OriginPattern, ...] = _setting(
-        ("*",), "origins of the pages that may open WebSockets: *, https://app.example, https://*.example, null"
+        ("*",), "Origin headers allowed to open WebSockets: *, https://app.example, https://*.example, null"
     )
-    drain_timeout: Annotated[Duration, Field(lt=10)] = _setting(
-        8.0, "how long stopping waits for open sockets; under 10 seconds"
-    )
+    drain_timeout: Annotated[Duration, Field(lt=10)] = _setting(8.0, "maximum time to drain open connections at exit")
     control_socket: Path | None = _setting(
-        Path("control.sock"), "UNIX socket, mode 0600, by which commands reach the running daemon; null: none"
+        Path("control.sock"), "UNIX socket (mode 0600) for commands to the running daemon; null: none"
     )
-    identity: IdentitySettings = _setting(IdentitySettings(), "the mediator's own DIDs")
-    storage: StorageSettings = _setting(StorageSettings(), "where accounts and messages are kept")
-    queue: QueueSettings = _setting(QueueSettings(), "messages waiting for their recipients")
-    limits: LimitSettings = _setting(LimitSettings(), "what is over is refused with 429, or 413 for size")
-    didcomm: DIDCommSettings = _setting(DIDCommSettings(), "the DIDComm v2 side")
-    decentrl: DecentrlSettings = _setting(DecentrlSettings(), "the Decentrl side")
-    outbound: OutboundSettings = _setting(OutboundSettings(), "requests that the mediator makes itself")
-    log: LogSettings = _setting(LogSettings(), "events as JSON lines, rotated")
+    identity: IdentitySettings = _setting(IdentitySettings(), "keys and DIDs of the mediator")
+    storage: StorageSettings = _setting(StorageSettings(), "the store for accounts and messages")
+    queue: QueueSettings = _setting(QueueSettings(), "message queues")
+    limits: LimitSettings = _setting(
+        LimitSettings(), "rate and resource limits; requests above them get 429, too large ones 413"
+    )
+    didcomm: DIDCommSettings = _setting(DIDCommSettings(), "the DIDComm v2 protocols")
+    decentrl: DecentrlSettings = _setting(DecentrlSettings(), "the Decentrl protocol")
+    outbound: OutboundSettings = _setting(
+        OutboundSettings(), "outbound requests: did:web, replies, delivery to endpoints"
+    )
+    log: LogSettings = _setting(LogSettings(), "the event log (JSON lines)")
     metrics: MetricsSettings = _setting(MetricsSettings(), "GET /metrics")
-    readiness: ReadinessSettings = _setting(
-        ReadinessSettings(), "GET /ready, which sends a message through the daemon"
-    )
-    admin: AdminSettings = _setting(AdminSettings(), "the status page for operators, GET /admin")
-    cluster: ClusterSettings = _setting(ClusterSettings(), "several nodes on one store")
-    workers: PositiveInteger = _setting(
-        1, "processes sharing listeners and store; more than 1 needs sqlite or mongodb"
-    )
+    readiness: ReadinessSettings = _setting(ReadinessSettings(), "GET /ready, the end-to-end probe")
+    admin: AdminSettings = _setting(AdminSettings(), "the status page, GET /admin")
+    cluster: ClusterSettings = _setting(ClusterSettings(), "several nodes sharing one store")
+    workers: PositiveInteger = _setting(1, "worker processes; more than 1 needs sqlite or mongodb")
 
     @field_validator("workers")
     @classmethod

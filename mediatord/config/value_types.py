@@ -189,9 +189,9 @@ def _format_tcp_endpoint(host: str, port: str) -> str:
 
 
 # A fraction above 0.
-Fraction = Annotated[float, Strict(), Field(gt=0, le=1), ValueKind("number, 1 at most")]
+Fraction = Annotated[float, Strict(), Field(gt=0, le=1), ValueKind("number")]
 # A fraction that is reserved three times.
-FractionUpToThird = Annotated[float, Strict(), Field(ge=0, le=1 / 3), ValueKind("number, a third at most")]
+FractionUpToThird = Annotated[float, Strict(), Field(ge=0, le=1 / 3), ValueKind("number")]
 Duration = Annotated[float, BeforeValidator(parse_duration), ValueKind("duration", format=format_duration)]
 Size = Annotated[int, BeforeValidator(_parse_size_value), Field(ge=1), ValueKind("size", format=format_size)]
 PositiveInteger = Annotated[int, Strict(), Field(ge=1)]
@@ -214,7 +214,7 @@ DIDPattern = Annotated[
         lambda text: is_did(text.removesuffix(":*")),
         "a DID such as did:web:example.com, or did:web:example.com:* for all below it",
     ),
-    ValueKind("DID, or DIDs below one", "did:web:example.com:*"),
+    ValueKind("DID or DID prefix", "did:web:example.com:*"),
 ]
 DIDURL = Annotated[
     str,

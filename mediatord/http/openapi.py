@@ -352,7 +352,7 @@ def _list_operations() -> Iterable[tuple[str, str, str, str, Responses, str, dic
         429: ("Rejected.", {_TEXT_TYPE: str}),
         503: ("Rejected.", trouble),
     }
-    yield "/didcomm", "get", "DIDComm", "A WebSocket", {**opened, **socket}, _DIDCOMM_SOCKET_DESCRIPTION, {}
+    yield "/didcomm", "get", "DIDComm", "DIDComm WebSocket", {**opened, **socket}, _DIDCOMM_SOCKET_DESCRIPTION, {}
     replied = {200: ("A reply.", envelope), **accepted, **_list_didcomm_refusals()}
     yield "/didcomm", "post", "DIDComm", "A DIDComm message", replied, "", _body(envelope)
 
@@ -362,7 +362,15 @@ def _list_operations() -> Iterable[tuple[str, str, str, str, Responses, str, dic
         429: refused[429],
         503: refused[503],
     }
-    yield "/ws", "get", "Decentrl", "A WebSocket", {**opened, **socket}, _DECENTRL_SOCKET_DESCRIPTION, {}
+    yield (
+        "/ws",
+        "get",
+        "Decentrl",
+        "Decentrl WebSocket, or DIDComm by its first message",
+        {**opened, **socket},
+        _DECENTRL_SOCKET_DESCRIPTION,
+        {},
+    )
 
     events = {200: ("A page of events; empty for an unknown publisher.", _json(build_ref("PublicEvents")))}
     about = "All filters must match; one of several tags is sufficient. Bounds are inclusive."
@@ -379,7 +387,7 @@ def _list_operations() -> Iterable[tuple[str, str, str, str, Responses, str, dic
         ("/.well-known/did.json", "The document of the mediator's did:web", _JSON_TYPE, build_ref("DIDDocument")),
         ("/did", "The mediator's did:peer:2", _TEXT_TYPE, str),
         ("/invitationOOB", "The invitation as a URL that contains it", _TEXT_TYPE, str),
-        ("/openapi.json", "This document", _JSON_TYPE, dict),
+        ("/openapi.json", "The OpenAPI document", _JSON_TYPE, dict),
     ):
         yield path, "get", "Mediator", summary, {200: (f"{summary}.", {media_type: shape})}, "", {}
 
@@ -396,7 +404,15 @@ def _list_operations() -> Iterable[tuple[str, str, str, str, Responses, str, dic
     }
     about = "Run the check of `/ready` as well, which updates `mediator_ready`."
     parameter = {"name": "ready", "in": "query", "required": False, "description": about, "schema": build_schema(str)}
-    yield "/metrics", "get", "Operation", "Metrics", metrics, "", {"parameters": [parameter]}
+    yield (
+        "/metrics",
+        "get",
+        "Operation",
+        "Metrics in Prometheus' text format",
+        metrics,
+        "",
+        {"parameters": [parameter]},
+    )
 
 
 def _json(shape: Any) -> Content:

@@ -12,8 +12,9 @@ import time
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from itertools import accumulate
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Gauge, Info, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -105,6 +106,120 @@ class FastHistogram:
         return [family]
 
 
+MetricType = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricDeclaration:
+    """
+    Declaration of a metric.
+
+    :param text: its help text.
+    """
+
+    type: MetricType
+    text: str
+    labels: tuple[str, ...] = ()
+
+
+# All metrics but those of the process (`process_*`).
+METRICS: dict[str, MetricDeclaration] = {
+    "mediator_messages_forwarded_total": MetricDeclaration("counter", "Messages accepted for a recipient"),
+    "mediator_messages_stored_total": MetricDeclaration(
+        "counter", "Messages queued because they could not be pushed, or were pushed in vain"
+    ),
+    "mediator_messages_delivered_total": MetricDeclaration(
+        "counter", "Messages acknowledged by the recipient, or accepted by its endpoint"
+    ),
+    "mediator_messages_expired_total": MetricDeclaration("counter", "Messages dropped at the end of queue.ttl"),
+    "mediator_messages_evicted_total": MetricDeclaration("counter", "Messages evicted from full queues"),
+    "mediator_messages_waiting": MetricDeclaration("gauge", "Queued messages"),
+    "mediator_message_queue_size": MetricDeclaration(
+        "gauge", "Messages in each of the metrics.queue_size_top longest queues, and in all others (other)", ("did",)
+    ),
+    "mediator_oldest_message_timestamp_seconds": MetricDeclaration(
+        "gauge", "Arrival time of the oldest queued message; absent without messages"
+    ),
+    "mediator_delivery_latency_seconds": MetricDeclaration(
+        "histogram", "Time from acceptance to acknowledgement: live, pickup, poll, http", ("method",)
+    ),
+    "mediator_ledger_messages": MetricDeclaration(
+        "gauge",
+        "Message ledger: all messages the store ever accepted, by outcome "
+        "(accepted, acknowledged, expired, evicted, removed, withdrawn, waiting)",
+        ("protocol", "entry"),
+    ),
+    "mediator_ledger_difference": MetricDeclaration(
+        "gauge", "Accepted messages less all outcomes; other than 0, messages are unaccounted for", ("protocol",)
+    ),
+    "mediator_active_connections": MetricDeclaration("gauge", "Open WebSockets"),
+    "mediator_requests_total": MetricDeclaration(
+        "counter",
+        "Requests and WebSocket messages: accepted, rejected (client error), failed (server error)",
+        ("protocol", "outcome"),
+    ),
+    "mediator_rejected_total": MetricDeclaration("counter", "Rejected requests and WebSocket messages", ("reason",)),
+    "mediator_request_duration_seconds": MetricDeclaration(
+        "histogram", "Time from complete request to response", ("protocol",)
+    ),
+    "mediator_accounts": MetricDeclaration("gauge", "Accounts of DIDComm wallets"),
+    "mediator_registration_bytes": MetricDeclaration("gauge", "Bytes of DIDs and registrations"),
+    "mediator_accounts_expired_total": MetricDeclaration(
+        "counter", "Accounts removed for disuse: unused, idle", ("reason",)
+    ),
+    "mediator_storage_up": MetricDeclaration("gauge", "Whether the store responds and has no fault"),
+    "mediator_storage_fault": MetricDeclaration(
+        "gauge", "Faults of the store, 1 while present: missing, damaged, full", ("fault",)
+    ),
+    "mediator_storage_bytes": MetricDeclaration(
+        "gauge", "Size of each table or collection with its indexes; free is reusable space", ("table",)
+    ),
+    "mediator_store_duration_seconds": MetricDeclaration("histogram", "Duration of store operations", ("operation",)),
+    "mediator_store_statistics_timestamp_seconds": MetricDeclaration(
+        "gauge", "Time at which queues and ledger were last read from the store"
+    ),
+    "mediator_ready": MetricDeclaration("gauge", "Whether the end-to-end probe succeeds; absent while not polled"),
+    "mediator_ready_cycle_duration_seconds": MetricDeclaration("histogram", "Duration of successful probe cycles"),
+    "mediator_ready_failures_total": MetricDeclaration(
+        "counter", "Failed probe cycles: store, listener, socket, forward, push, acknowledgement", ("stage",)
+    ),
+    "mediator_certificate_expiry_timestamp_seconds": MetricDeclaration(
+        "gauge", "Expiry of the certificate of an ssl: listener, by interface and port", ("listener",)
+    ),
+    "mediator_config_last_reload_success": MetricDeclaration(
+        "gauge", "Whether the last reload was applied, with certificates and admin token"
+    ),
+    "mediator_config_last_reload_success_timestamp_seconds": MetricDeclaration(
+        "gauge", "Time of the last successful reload or start"
+    ),
+    "mediator_log_dropped_total": MetricDeclaration("counter", "Event log lines lost"),
+    "mediator_log_segments_deleted_total": MetricDeclaration("counter", "Segments deleted by log.retention"),
+    "mediator_log_segments_deleted_unread_total": MetricDeclaration(
+        "counter", "Segments deleted before the nightly analysis had read them"
+    ),
+    "mediator_log_directory_recreated_total": MetricDeclaration("counter", "Recreations of a removed log directory"),
+    "mediator_buffer_entries": MetricDeclaration("gauge", "Entries in a memory buffer", ("buffer",)),
+    "mediator_buffer_bytes": MetricDeclaration("gauge", "Bytes in a memory buffer", ("buffer",)),
+    "mediator_reactor_lag_seconds": MetricDeclaration(
+        "histogram", "Timer delay of the reactor, sampled every second"
+    ),
+    "mediator_cluster_nodes": MetricDeclaration("gauge", "Live nodes, including this one; 0 without a cluster"),
+    "mediator_cluster_pushes_total": MetricDeclaration(
+        "counter", "Pushes requested from other nodes: pushed, no_session, failed, dropped", ("outcome",)
+    ),
+    "mediator_cluster_hint_duration_seconds": MetricDeclaration(
+        "histogram", "Round trip of notifications to other nodes"
+    ),
+    "mediator_cluster_stale_presence_total": MetricDeclaration("counter", "Presence entries found to be stale"),
+    "mediator_cluster_refused_total": MetricDeclaration(
+        "counter", "Rejected node-to-node requests: malformed, seal (authentication failed)", ("reason",)
+    ),
+    "mediator_workers": MetricDeclaration("gauge", "Worker processes queried for this scrape"),
+    "mediator_workers_answered": MetricDeclaration("gauge", "Worker processes that responded in time"),
+    "mediator_build_info": MetricDeclaration("gauge", "Version of mediatord", ("version",)),
+}
+
+
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 # Entries and bytes of a buffer; None where not counted.
@@ -123,13 +238,13 @@ _OTHER_QUEUES = "other"
 # As in mediatord.store.interfaces.store.
 _STORAGE_FAULTS = ("missing", "damaged", "full")
 # Gauges that have no series while their value is unknown.
-_OPTIONAL_GAUGES = {
-    "accounts": "Accounts of DIDComm wallets",
-    "registration_bytes": "Bytes of DIDs and registrations",
-    "messages_waiting": "Queued messages",
-    "store_statistics_timestamp_seconds": "Time at which queues and ledger were last read",
-    "oldest_message_timestamp_seconds": "Arrival time of the oldest queued message",
-}
+_OPTIONAL_GAUGES = (
+    "accounts",
+    "registration_bytes",
+    "messages_waiting",
+    "store_statistics_timestamp_seconds",
+    "oldest_message_timestamp_seconds",
+)
 
 
 class Metrics:
@@ -149,75 +264,65 @@ class Metrics:
     ) -> None:
         self._registry = registry
         self._label = label
-        counter, histogram = partial(FastCounter, registry), partial(FastHistogram, registry)
 
-        def gauge(name: str, text: str, *labels: str) -> Gauge:
-            return Gauge(f"mediator_{name}", text, labels, registry=registry)
+        def counter(name: str) -> FastCounter:
+            declared = METRICS[f"mediator_{name}_total"]
+            return FastCounter(registry, name, declared.text, *declared.labels)
 
-        self.forwarded = counter("messages_forwarded", "Payloads accepted for a recipient")
-        self.stored = counter("messages_stored", "Payloads queued because they could not be pushed")
-        self.delivered = counter("messages_delivered", "Payloads acknowledged by their recipient")
-        self.expired = counter("messages_expired", "Payloads dropped at the end of their time")
-        self.evicted = counter("messages_evicted", "Payloads dropped to make room for newer ones")
-        self.active_connections = gauge("active_connections", "Open sockets")
-        self.log_dropped = counter("log_dropped", "Event log lines that were not written")
-        self.log_segments_deleted = counter(
-            "log_segments_deleted", "Closed segments of the event log deleted by log.retention"
-        )
-        self.log_segments_deleted_unread = counter(
-            "log_segments_deleted_unread", "Segments deleted before the analysis had read them"
-        )
-        self.log_directory_recreated = counter("log_directory_recreated", "Recreations of the removed log directory")
+        def histogram(name: str, bounds: Sequence[float]) -> FastHistogram:
+            declared = METRICS[f"mediator_{name}_seconds"]
+            return FastHistogram(registry, name, declared.text, bounds, *declared.labels)
+
+        def gauge(name: str) -> Gauge:
+            declared = METRICS[f"mediator_{name}"]
+            return Gauge(f"mediator_{name}", declared.text, declared.labels, registry=registry)
+
+        self.forwarded = counter("messages_forwarded")
+        self.stored = counter("messages_stored")
+        self.delivered = counter("messages_delivered")
+        self.expired = counter("messages_expired")
+        self.evicted = counter("messages_evicted")
+        self.active_connections = gauge("active_connections")
+        self.log_dropped = counter("log_dropped")
+        self.log_segments_deleted = counter("log_segments_deleted")
+        self.log_segments_deleted_unread = counter("log_segments_deleted_unread")
+        self.log_directory_recreated = counter("log_directory_recreated")
         self.storage_is_up = False
-        self._storage_up = gauge("storage_up", "Whether the store answers")
-        faults = gauge("storage_fault", "Faults of the store; 1 while present", "fault")
+        self._storage_up = gauge("storage_up")
+        faults = gauge("storage_fault")
         self._storage_faults = {fault: faults.labels(fault) for fault in _STORAGE_FAULTS}
         self._faults: set[str] = set()
-        self._table_size = gauge("storage_bytes", "Size of store tables in bytes", "table")
-        self._queue_size = gauge("message_queue_size", "Queued messages of the largest queues", "did")
-        self.requests = counter("requests", "Requests and frames by outcome", "protocol", "outcome")
-        self.rejected = counter("rejected", "Requests and frames refused, by reason", "reason")
-        self.request_duration = histogram(
-            "request_duration", "Time from request to response", REQUEST_BUCKETS, "protocol"
-        )
-        self.delivery_latency = histogram(
-            "delivery_latency", "Time from acceptance to acknowledgement", _LATENCY_BUCKETS, "method"
-        )
-        self._store_duration = histogram(
-            "store_duration", "Duration of store operations", _STORE_BUCKETS, "operation"
-        )
-        self._reload = gauge("config_last_reload_success", "Whether the last configuration reload succeeded")
-        self._reloaded_at = gauge(
-            "config_last_reload_success_timestamp_seconds", "Time of the last successful reload or start"
-        )
-        self.certificate_expiry = gauge(
-            "certificate_expiry_timestamp_seconds", "Expiry of a listener's certificate", "listener"
-        )
-        self.cluster_nodes = gauge("cluster_nodes", "Live nodes, this one among them")
-        self.stale_presence = counter("cluster_stale_presence", "Presence entries found to be stale")
-        self.peer_notification_duration = histogram(
-            "cluster_hint_duration", "Round trip of notifications to other nodes", _STORE_BUCKETS
-        )
+        self._table_size = gauge("storage_bytes")
+        self._queue_size = gauge("message_queue_size")
+        self.requests = counter("requests")
+        self.rejected = counter("rejected")
+        self.request_duration = histogram("request_duration", REQUEST_BUCKETS)
+        self.delivery_latency = histogram("delivery_latency", _LATENCY_BUCKETS)
+        self._store_duration = histogram("store_duration", _STORE_BUCKETS)
+        self._reload = gauge("config_last_reload_success")
+        self._reloaded_at = gauge("config_last_reload_success_timestamp_seconds")
+        self.certificate_expiry = gauge("certificate_expiry_timestamp_seconds")
+        self.cluster_nodes = gauge("cluster_nodes")
+        self.stale_presence = counter("cluster_stale_presence")
+        self.peer_notification_duration = histogram("cluster_hint_duration", _STORE_BUCKETS)
         # Outcomes: pushed, no_session, failed, dropped.
-        self.cluster_pushes = counter("cluster_pushes", "Pushes requested from other nodes, by outcome", "outcome")
+        self.cluster_pushes = counter("cluster_pushes")
         # Reasons: malformed, seal.
-        self.refused_peer_requests = counter("cluster_refused", "Node-to-node requests refused, by reason", "reason")
+        self.refused_peer_requests = counter("cluster_refused")
         self._buffers: dict[str, Callable[[], BufferUsage]] = {}
         self.optional_values: dict[str, float | None] = {}
-        self.reactor_lag = histogram("reactor_lag", "Timer delay of the reactor, sampled every second", _LAG_BUCKETS)
+        self.reactor_lag = histogram("reactor_lag", _LAG_BUCKETS)
         ProcessMetricsCollector(registry)
         # By protocol: the number of messages by outcome, and those unaccounted for; None if unknown.
         self.ledgers: dict[str, tuple[Mapping[str, int | None], int | None]] = {}
         self.read_readiness: Callable[[], bool | None] = lambda: None
         registry.register(self)
-        self.probe_cycle_duration = histogram(
-            "ready_cycle_duration", "Duration of successful probe cycles", _STORE_BUCKETS
-        )
-        self.probe_failures = counter("ready_failures", "Failed probe cycles, by stage", "stage")
-        self.accounts_expired = counter("accounts_expired", "Accounts removed for disuse", "reason")
+        self.probe_cycle_duration = histogram("ready_cycle_duration", _STORE_BUCKETS)
+        self.probe_failures = counter("ready_failures")
+        self.accounts_expired = counter("accounts_expired")
         for reason in ("unused", "idle"):
             self.accounts_expired.inc(reason, by=0)
-        Info("mediator_build", "The version that is running", registry=registry).info({"version": version})
+        Info("mediator_build", METRICS["mediator_build_info"].text, registry=registry).info({"version": version})
 
     def collect_totals(self) -> dict[str, int]:
         """Fields of the event `counters`, with which the event log can be compared."""
@@ -287,29 +392,24 @@ class Metrics:
     def collect(self) -> Iterable[Metric]:
         """Called by the registry, for values that are read at scrape time."""
         usage = {buffer: held() for buffer, held in self._buffers.items()}
-        for number, (unit, text) in enumerate((("entries", "Entries"), ("bytes", "Bytes"))):
-            values: LabelledValues = {(buffer,): held[number] for buffer, held in usage.items()}
-            yield _build_gauge(f"buffer_{unit}", f"{text} in memory buffers", ["buffer"], values)
+        for number, unit in enumerate(("entries", "bytes")):
+            yield _build_gauge(f"buffer_{unit}", {(buffer,): held[number] for buffer, held in usage.items()})
         ready = self.read_readiness()
         if ready is not None:
-            yield GaugeMetricFamily(
-                "mediator_ready", "Whether messages get through; absent while /ready is not polled", int(ready)
-            )
-        for name, text in _OPTIONAL_GAUGES.items():
+            yield _build_gauge("ready", {(): int(ready)})
+        for name in _OPTIONAL_GAUGES:
             value = self.optional_values.get(name)
             if value is not None:
-                yield GaugeMetricFamily(f"mediator_{name}", text, value)
+                yield _build_gauge(name, {(): value})
         if self.ledgers:
             entries: LabelledValues = {}
             for protocol, (ledger, _) in self.ledgers.items():
                 entries |= {(protocol, entry): number for entry, number in ledger.items()}
-            yield _build_gauge("ledger_messages", "Accepted messages by outcome", ["protocol", "entry"], entries)
+            yield _build_gauge("ledger_messages", entries)
             differences: LabelledValues = {
                 (protocol,): difference for protocol, (_, difference) in self.ledgers.items()
             }
-            yield _build_gauge(
-                "ledger_difference", "Messages unaccounted for in the ledger", ["protocol"], differences
-            )
+            yield _build_gauge("ledger_difference", differences)
 
     def set_queue_sizes(self, largest: Iterable[tuple[str, int]], other: int) -> None:
         """
@@ -334,9 +434,10 @@ class Metrics:
 LabelledValues = dict[tuple[str, ...], float | None]
 
 
-def _build_gauge(name: str, text: str, labels: Sequence[str], values: LabelledValues) -> GaugeMetricFamily:
+def _build_gauge(name: str, values: Mapping[tuple[str, ...], float | None]) -> GaugeMetricFamily:
     """A gauge without series for unknown values."""
-    family = GaugeMetricFamily(f"mediator_{name}", text, labels=labels)
+    declared = METRICS[f"mediator_{name}"]
+    family = GaugeMetricFamily(f"mediator_{name}", declared.text, labels=declared.labels)
     for label_values, value in values.items():
         if value is not None:
             family.add_metric(label_values, value)

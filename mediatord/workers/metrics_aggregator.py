@@ -11,6 +11,8 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from mediatord.observability.metrics import METRICS
+
 SeriesKey = tuple[str, tuple[tuple[str, str], ...]]
 SeriesValues = dict[SeriesKey, float]
 
@@ -83,8 +85,8 @@ class MetricsAggregator:
             if family.type in _CUMULATIVE_TYPES:
                 family.samples = self._total(family.name)
         workers = [
-            GaugeMetricFamily("mediator_workers", "Worker processes queried for this scrape", asked),
-            GaugeMetricFamily("mediator_workers_answered", "Worker processes that answered in time", len(reports)),
+            GaugeMetricFamily(name, METRICS[name].text, value)
+            for name, value in (("mediator_workers", asked), ("mediator_workers_answered", len(reports)))
         ]
         registry: Any = SimpleNamespace(collect=lambda: [*merged.values(), *workers])
         return generate_latest(registry).decode("utf-8")

@@ -36,7 +36,7 @@ PATIENT = """
 from analytics.cli import main
 from analytics.errors import StopHandler
 cancel_on_signal = StopHandler.cancel_on_signal
-StopHandler.cancel_on_signal = lambda stop, halt, kill: cancel_on_signal(stop, halt, kill, timeout_s=600.0)
+StopHandler.cancel_on_signal = lambda stop, halt, kill: cancel_on_signal(stop, halt, kill, timeout_s=120.0)
 main()
 """
 

@@ -20,6 +20,7 @@ from analytics.spark_session import (
     SessionOptions,
     _describe_error,
     _extract_java_error,
+    _kill_java,
     get_default_memory,
     open_session,
 )
@@ -256,3 +257,14 @@ def test_default_memory() -> None:
     megabytes = int(get_default_memory().removesuffix("m"))
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 0 < megabytes <= min(4096, total // 2**21)
+
+
+def test_java_that_starts_is_killed_though_a_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the threads that may have started Java, one that has ended meanwhile is passed over."""
+    with subprocess.Popen(["sleep", "inf"], process_group=0) as child:
+        listed = [Path(f"/proc/self/task/{thread}/children") for thread in ("0", str(os.getpid()))]
+        monkeypatch.setattr("analytics.spark_session.Path", lambda path: SimpleNamespace(glob=lambda pattern: listed))
+        # The test process has children of others; none of them may be killed.
+        monkeypatch.setattr(os, "killpg", lambda pid, number: child.send_signal(number) if pid == child.pid else None)
+        _kill_java(None)
+        assert child.wait(60) == -signal.SIGKILL

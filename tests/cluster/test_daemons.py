@@ -87,7 +87,7 @@ class PushTests(TwoNodes):
             await socket.close()
 
     async def outcomes(self, node: InProcessNode) -> list[bytes]:
-        """What became of its requests to others, once the answer to the first is there, later than the push."""
+        """Outcomes of pushes to other nodes, once the first is counted, which happens after the push."""
         deadline, name = reactor.seconds() + PATIENCE, b"mediator_cluster_pushes_total"
         while True:
             _, metrics = await self.ask(node, "GET", "/metrics")

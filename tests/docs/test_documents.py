@@ -74,8 +74,8 @@ def rows(document: str, begin: str, end: str) -> list[list[str]]:
 
 
 def shell_lines(document: str) -> list[str]:
-    """The commands of a document: lines that begin with a dollar, and literals that begin with a command."""
-    typed = re.findall(r"^\s*\$ (.+)$", document, re.MULTILINE)
+    """The commands of a document: lines after a dollar, continued or not; literals that begin with a command."""
+    typed = re.findall(r"^\s*\$ ((?:.*[\\|]\n)*.+)$", document, re.MULTILINE)
     named = [one for one in literals(document) if re.match(r"(?:make|mediatord|\.venv/bin/\S+|twistd) ", one)]
     return typed + named
 
@@ -241,14 +241,16 @@ def test_metrics() -> None:
     metrics.ledgers["didcomm"] = {"accepted": 1}, 0
     metrics.set_store_read_time(1.0, 1)
     metrics.register_buffer("any", lambda: (1, 1))
-    real = {}
+    real, texts = {}, {}
     for family in text_string_to_metric_families(MetricsAggregator().page({1: metrics.render().decode()}, 1, 1)):
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
-        real[family.name + ("_total" if family.type == "counter" else "")] = (family.type, labels)
-    document = text("docs/how-to/monitor.md")
-    table = rows(document, "## Metrics", "Worth an alert")
+        name = family.name + ("_total" if family.type == "counter" else "")
+        real[name], texts[name] = (family.type, labels), family.documentation.rstrip(".")
+    document = text("docs/reference/metrics.md")
+    table = rows(document, "<!-- metrics", "<!-- end of metrics")
     described = {row[0].strip("`"): (row[1], set(re.findall(r"`(\w+)`", row[2]))) for row in table}
     assert described == real
+    assert {row[0].strip("`"): row[3] for row in table} == texts
     said = set(re.findall(r"\bmediator_[a-z_]+", "".join(path.read_text("utf-8") for path in DOCUMENTS)))
     assert said <= set(real)
 

@@ -406,6 +406,8 @@ class Reader(Protocol):
 class KernelTests(TestCase):
     """How a transport tells that it is full, and that it no longer is, only real sockets show."""
 
+    timeout = 120
+
     def setUp(self) -> None:
         reactor: Any = _reactor
         self.call_later = reactor.callLater

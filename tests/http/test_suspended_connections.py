@@ -289,6 +289,8 @@ class Client(Protocol):
 class KernelTests(TestCase):
     """On real sockets."""
 
+    timeout = 120
+
     def setUp(self) -> None:
         self.reactor: Any = _reactor
         self.decentrl = FakeDecentrl()

@@ -171,7 +171,7 @@ class UnreadDevice:
             self._socket.receive()
 
     def stay(self) -> None:
-        """Be there still, without reading: who says nothing to two pings, half a minute apart, is taken for gone."""
+        """Send a PONG: the daemon closes a socket that leaves two pings unanswered."""
         self._socket.send(b"", PONG_OPCODE)
 
     def take(self, number: int) -> list[bytes]:

@@ -10,6 +10,7 @@ import ssl
 import tempfile
 import time
 from base64 import b64encode
+from contextlib import closing
 from http.client import HTTPConnection, HTTPSConnection
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,15 @@ LOOK_SECONDS = 0.05
 
 def answered(connection: HTTPConnection, path: str, token: str = TOKEN) -> tuple[int, bytes]:
     """Status and body, on a connection that is closed then."""
+    with closing(connection):
+        return request_page(connection, path, token)
+
+
+def request_page(connection: HTTPConnection, path: str, token: str = TOKEN) -> tuple[int, bytes]:
+    """Status and body, on a connection that stays open."""
     connection.request("GET", path, headers={"Authorization": "Basic " + b64encode(f"x:{token}".encode()).decode()})
     response = connection.getresponse()
-    found = response.status, response.read()
-    connection.close()
-    return found
+    return response.status, response.read()
 
 
 class AdminTests(DaemonTestCase):
@@ -51,24 +56,22 @@ class AdminTests(DaemonTestCase):
         self.token.write_text(TOKEN)
         return daemon
 
-    def status(self, port: int) -> dict[str, Any]:
-        """The page for programs."""
-        code, body = answered(HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS), "/admin/status.json")
-        self.assertEqual(code, 200)
-        status: dict[str, Any] = json.loads(body)
-        return status
-
     def await_status(self, port: int, reached: Any) -> dict[str, Any]:
         """
-        Wait until the page says so.
+        Wait until the page of one worker, that of the connection, says so.
 
         :raise AssertionError: it does not.
         """
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while not reached(status := self.status(port)):
-            assert time.monotonic() < deadline, status
-            time.sleep(LOOK_SECONDS)
-        return status
+        with closing(HTTPConnection("127.0.0.1", port, timeout=PATIENCE_SECONDS)) as connection:
+            while True:
+                code, body = request_page(connection, "/admin/status.json")
+                self.assertEqual(code, 200)
+                status: dict[str, Any] = json.loads(body)
+                if reached(status):
+                    return status
+                assert time.monotonic() < deadline, status
+                time.sleep(LOOK_SECONDS)
 
     async def test_over_tls(self) -> None:
         """With a certificate, over SQLite: what waits, what was refused, and a report; another token after SIGHUP."""

@@ -52,7 +52,7 @@ class SocketTestCase(RefusalTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        # It is not read for long, and answers no pings.
+        # Keeps the idle socket open: nobody reads it, so it answers no pings.
         IdleSocketTests.hearing.say(b"", PONG_OPCODE)
 
     def line(self, path: str = "/ws") -> RawWebSocket:

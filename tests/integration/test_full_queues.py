@@ -84,7 +84,7 @@ class FullQueueTests(TestCase):
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
-            shown = json.loads(done.stdout)
+            shown = json.loads(done.stdout or '{"ready": ""}')
             # On a busy machine the probe of a daemon that was not asked before may take longer than an answer waits.
             if not shown["ready"].startswith("error") or time.monotonic() > deadline:
                 break

@@ -55,7 +55,7 @@ class OutageTests(SingleMongodTestCase):
 
     async def assert_unavailable(self) -> None:
         """
-        Everything that needs the store is refused for now, in time, and the daemon says that the store is why (issue:
+        Everything that needs the store is refused for now, and the daemon says that the store is why (issue:
         faults).
         """
         others = [

@@ -100,6 +100,7 @@ class QueueTests(TestCase):
         # The daemon may have ended while a message of its self-test was under way.
         self.assertLessEqual({(one["self_test"], one["messages"]) for one in left["queues"]}, {(True, 1)})
         self.assertEqual(left["totals"]["messages"], len(left["queues"]))
+        self.assertEqual(left["totals"]["bytes"], sum(one["bytes"] for one in left["queues"]))
         self.check_books(Counter({"msg.accept": MANY + 6, "msg.ack": 11, "msg.remove": 5 + 3 + 1 + 223}))
         await deferToThread(daemon.start)
         self.assertEqual(await drain_queue(carol), {})

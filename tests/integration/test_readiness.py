@@ -188,16 +188,18 @@ class HealthyDaemonTests(ReadyTestCase):
 
     def _await_cycles(self, asking: ReadinessClient, count: int) -> None:
         name = "mediator_ready_cycle_duration_seconds_count"
-        while asking.metrics().get(name, 0.0) < count:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not (values := asking.metrics()) or values[name] < count:
+            assert time.monotonic() < deadline, values.get(name)
             asking.until(200)
 
     def _await_all_metrics(self, asking: ReadinessClient, workers: int) -> dict[str, float]:
         """Metrics of so many workers; one that is late is not in them."""
-        while True:
-            values = asking.metrics()
-            if values.get("mediator_workers_answered") == workers:
-                return values
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not (values := asking.metrics()) or values["mediator_workers_answered"] != workers:
+            assert time.monotonic() < deadline, values.get("mediator_workers_answered")
             asking.until(200)
+        return values
 
     def test_settings_that_change_what_is_delivered(self) -> None:
         """A list of who may have an account, registered senders only, other forms of pushes and payloads."""

@@ -114,9 +114,10 @@ def await_workers(daemon: Daemon, count: int) -> None:
 
 def await_metrics(port: int, **expected: float) -> dict[str, float]:
     """
-    Wait until metrics are these; a worker that is late is not in them. All that were found then.
+    Wait until metrics have these values; the metrics of a worker that is late are missing.
 
-    :raise AssertionError: they are not.
+    :return: all metrics.
+    :raise AssertionError: they have not.
     """
     deadline = time.monotonic() + PATIENCE_SECONDS
     while (found := metrics_at(port)) | expected != found:

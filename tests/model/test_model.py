@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 from twisted.python.monkey import MonkeyPatcher
 
-from mediatord.store.mongo.driver import client as server_module
 from tests.model.decentrl_steps import DecentrlSteps
 from tests.model.didcomm_steps import DIDCommSteps
-from tests.store.mongo.mongo_test_case import PATIENT
+from tests.store.mongo.mongo_test_case import PATIENT, TIME_LIMITS
 
 # Sequences of steps, and steps of each.
 EXAMPLES = int(os.environ.get("MODEL_EXAMPLES", "25"))
@@ -25,7 +24,7 @@ class Mediators(DIDCommSteps, DecentrlSteps):
     """All of it."""
 
     def __init__(self) -> None:
-        self.patience = MonkeyPatcher((server_module, "REQUEST_TIME_LIMIT", PATIENT))
+        self.patience = MonkeyPatcher(*((module, name, PATIENT) for module, name in TIME_LIMITS))
         self.patience.patch()
         # What had left before the mediators began to count.
         self.before: Counter[str] = Counter()

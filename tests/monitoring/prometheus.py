@@ -122,7 +122,7 @@ class Prometheus:
         try:
             with urlopen(f"{self.url}/-/ready", timeout=_PATIENCE_SECONDS) as response:
                 return bool(response.status == 200)
-        except (URLError, OSError):
+        except OSError:
             return False
 
     def _said(self) -> str:

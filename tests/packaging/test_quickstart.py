@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.docs.console_blocks import PROJECT, Step, read_steps
 from tests.packaging.health_checks import await_port
 
-PAGE = Path(__file__).parents[2] / "docs/tutorial.md"
+PAGE = PROJECT / "docs/tutorial.md"
 pytestmark = pytest.mark.skipif(
     not os.environ.get("PACKAGE_TEST"), reason="builds and installs for minutes: make package-test"
 )
 
 
-def block(name: str) -> str:
-    """The commands behind a comment with this name."""
-    found = re.search(rf"<!-- {name} -->\n```sh\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
-    assert found is not None, f"{PAGE}: nothing to {name}"
-    return found[1]
+def assert_shown(steps: list[Step], output: str) -> None:
+    """Each line that the page shows is in the output, those of one command in their order."""
+    for step in steps:
+        missing = step.missing_line(output)
+        assert missing is None, f"{step.command} does not print {missing!r}:\n{output}"
 
 
 def test_as_it_is_written(tmp_path: Path, wheel: Path) -> None:
@@ -37,17 +37,21 @@ def test_as_it_is_written(tmp_path: Path, wheel: Path) -> None:
         where = tmp_path / "empty"
         where.mkdir()
         # exec, so that the signal reaches the daemon and not a shell that waits for it.
-        *before, last = block("try").strip().split("\n")
+        serving = read_steps(PAGE, "first terminal")
+        *before, last = [step.command for step in serving]
         script = "set -e\n" + "\n".join([*before, f"exec {last}"])
         daemon = subprocess.Popen(["sh", "-c", script], cwd=where, env=environ, stdout=output, stderr=output)
         try:
             await_port(8443, daemon, first)
+            talking = read_steps(PAGE, "second terminal")
+            script = "\n".join(step.command for step in talking)
             done = subprocess.run(
-                ["sh", "-ec", block("talk")], cwd=where, env=environ, capture_output=True, text=True, check=False
+                ["sh", "-ec", script], cwd=where, env=environ, capture_output=True, text=True, check=False
             )
             assert done.returncode == 0, done.stdout + done.stderr
             assert "All steps succeeded." in done.stdout
-            assert re.search(r"status +ok", done.stdout)
+            assert_shown(serving, first.read_text("utf-8"))
+            assert_shown(talking, done.stdout)
         finally:
             daemon.terminate()
             assert daemon.wait(60) == 0, first.read_text("utf-8")
