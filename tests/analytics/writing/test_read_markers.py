@@ -101,6 +101,6 @@ def test_marker_that_is_damaged_or_cannot_be_written(tmp_path: Path) -> None:
     make_read_marker_path(tmp_path).unlink()
     make_read_marker_path(tmp_path).mkdir()
     assert update_read_markers([segment("a", tmp_path)], {"a"}) == [
-        f"{make_read_marker_path(tmp_path)}: is a directory; the daemon keeps what was read as if it were unread"
+        f"{make_read_marker_path(tmp_path)}: is a directory; the daemon treats loaded segments as unread"
     ]
     assert len(list(make_read_marker_path(tmp_path).parent.iterdir())) == 1
