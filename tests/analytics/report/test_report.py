@@ -123,15 +123,15 @@ def test_problems_come_first(page: Page) -> None:
     assert shown["Endings without acceptance"] == "2"
     assert shown["Vanished messages"] == "1"
     assert shown["Store ledgers"] == "difference 2"
-    assert shown["Counters against logs"] == "difference 4"
+    assert shown["Counters and log lines"] == "difference 4"
     assert shown["Missing log lines"] == "5"
-    assert shown["Lines in quarantine"] == "1"
-    assert shown["Lost with acceptance line"] == "360"
-    assert shown["Lost without acceptance line"] == "2"
+    assert shown["Quarantined lines"] == "1"
+    assert shown["Lost, acceptance logged"] == "360"
+    assert shown["Lost, acceptance not logged"] == "2"
     lost = [
         said for label, said in zip(page.texts["dt"], page.texts["dd"][::2], strict=True) if label == "Messages lost"
     ]
-    assert lost == ["362, 2 of them without acceptance line", "362"]
+    assert lost == ["362, 2 of them without a line for their acceptance", "362"]
     assert page.texts["span"][:9] == ["CRITICAL"] * 6 + ["WARNING"] * 3
 
 
@@ -334,7 +334,7 @@ def test_what_is_too_much_is_cut(
     notes = render_report(ReportData(DAY, Settings(), FACTS, known(BUSY).rows, found.truncated_tables))[
         "index.html"
     ].decode()
-    assert "Only the largest rows were read of: errors_daily." in notes
+    assert "Only the largest rows are shown of: errors_daily." in notes
 
 
 @pytest.mark.parametrize(
