@@ -136,7 +136,7 @@ def test_files_that_show_less_than_before(nights: Nights) -> None:
     other, more = Writer("other").segment(1)
     nights.put(other, more)
     (warning,) = nights.night().warnings
-    assert "4 segments that have become shorter" in warning
+    assert "4 segments that became shorter" in warning
     expected = {stem: (state, 2001, 0, "shrunk") for state, (stem, _) in written.items()}
     expected[other] = ("closed", 3, 0, "")
     assert nights.inputs() == expected
