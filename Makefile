@@ -91,7 +91,8 @@ analytics-demo: $(VENV)/.installed-analytics ## generate a month of logs with in
 	@$(BIN)/mediatord-analytics demo $(ARGS)
 
 analytics-test: $(VENV)/.installed-test ## run the long tests of the analysis on a generated month
-	@$(BIN)/python -m pytest tests/analytics/test_incidents.py tests/analytics/test_nightly.py tests/analytics/test_stopping.py
+	@$(BIN)/python -m pytest tests/analytics/sample/test_incidents.py tests/analytics/test_nightly.py \
+	  tests/analytics/test_interrupted_runs.py
 
 analytics-cluster-test: $(VENV)/.installed-test ## run a nightly analysis on a local Spark cluster of several processes
 	@$(BIN)/python -m pytest tests/analytics/test_analytics_cluster.py

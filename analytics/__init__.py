@@ -1,1 +1,1 @@
-"""Nightly batch jobs over the daemon's event logs: what was carried, how fast, what was lost, what tomorrow needs."""
+"""Nightly batch jobs over the event logs of a mediator: traffic, latency, losses, errors, capacity."""

@@ -3,10 +3,11 @@
 import sys
 from pathlib import Path
 
+from analytics.cli import main
+
 if __package__ in (None, ""):
     # By spark-submit: its directory is where Python looks for modules, and not the one above.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from analytics.cli import main
 
 main()

@@ -1,77 +1,594 @@
 """
-The console script `mediatord-analytics`, also `python -m analytics` and what `spark-submit` is given.
+The console script `mediatord-analytics`, also `python -m analytics` and the program for `spark-submit`.
 
-Exit status: 0 fine, 1 failed, 2 wrong usage, 3 no input for these days, 4 done but the integrity of the logs is
-broken, 143 and 130 after SIGTERM and SIGINT. Every error is one line on standard error, but for the one about Java.
-Spark is imported once there is a Java to run it.
+Exit status: 0 success, 1 failure, 2 usage error, 3 no input for these days, 4 done but the logs are incomplete or
+inconsistent, 143 and 130 after SIGTERM and SIGINT. An error is one line on standard error, except for a missing Java.
+Spark is imported once a Java is found.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import re
+import shutil
 import sys
+import tempfile
 import traceback
-from collections.abc import Sequence
-from typing import NoReturn
+import webbrowser
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from analytics.commands import COMMANDS
-from analytics.errors import FAILED, WRONG_USAGE, AnalyticsError, reason
-from analytics.java import JavaNotFound
-from analytics.stop import STOP, Stopped
+from analytics.errors import EXIT_FAILED, EXIT_USAGE, STOP_HANDLER, AnalyticsError, StoppedBySignal, find_root_cause
+from analytics.java import JavaNotFound, find_java, require_packages, set_java_home
+from analytics.job import Span
+from analytics.reading.files import get_local_path
+from analytics.sample import generate_logs
+from analytics.sample.ground_truth import SampleSpec, SampleTruth
+from analytics.settings import Settings, load_settings, render_default_settings
+from analytics.spark_session import SessionOptions, is_local_master, is_spark_submit, open_session
 from mediatord import __version__
+from mediatord.config.value_syntax import parse_size
 
-_PROGRAM = "mediatord-analytics"
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from analytics.nightly import NightlyOutcome
+    from analytics.privacy import PseudonymKeyFile
+
+_SIZE_UNITS = {"g": 2**30, "m": 2**20, "k": 2**10}
+# Size of plain text below which Java's compiler costs more than it gains; assumed compression ratio.
+_SMALL_INPUT_BYTES = 64 * 2**20
+_COMPRESSION_RATIO = 10
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def parse_day(text: str) -> date:
+    """Parse a day such as 2026-11-20. :raise BadParameter: it is invalid, or in the future."""
+    try:
+        found = date.fromisoformat(text) if re.fullmatch(r"\d{4}-\d\d-\d\d", text) else None
+    except ValueError:
+        found = None
+    if found is None:
+        raise click.BadParameter(f"{text!r} is not a day; expected a date such as 2026-11-20")
+    if found > get_today():
+        raise click.BadParameter(f"{found} is in the future")
+    return found
+
+
+def parse_heap_size(text: str) -> str:
+    """Parse a heap size, in Java's syntax such as 512m. :raise BadParameter: it is invalid, or below 1 KiB."""
+    number = parse_size_bytes(text)
+    if number < _SIZE_UNITS["k"]:
+        raise click.BadParameter(f"{text!r} is too small; expected a size such as 512m or 4GiB")
+    unit, factor = next((one for one in _SIZE_UNITS.items() if number % one[1] == 0), ("k", _SIZE_UNITS["k"]))
+    return f"{number // factor}{unit}"
+
+
+def get_today() -> date:
+    """Current day in UTC."""
+    return datetime.now(UTC).date()
+
+
+def parse_size_bytes(text: str) -> int:
+    """Parse a size in bytes. :raise BadParameter: it is invalid."""
+    try:
+        return parse_size(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a size; expected one such as 512m or 4GiB") from None
+
+
+def make_span(only: date | None, first: date | None, last: date | None) -> Span:
+    """
+    The requested days; by default yesterday, and until yesterday.
+
+    :raise UsageError: the options contradict each other.
+    """
+    yesterday = get_today() - timedelta(1)
+    if only and (first or last):
+        raise click.UsageError("--day cannot be combined with --from or --to")
+    if last and not first:
+        raise click.UsageError("--to requires --from")
+    if not first:
+        return Span(only or yesterday, only or yesterday)
+    if (last or yesterday) < first:
+        raise click.UsageError(f"--to {last or yesterday} is before --from {first}")
+    return Span(first, last or yesterday)
+
+
+def parse_spark_conf(pairs: Sequence[str]) -> Mapping[str, str]:
+    """Parse settings of Spark. :raise UsageError: one is not `KEY=VALUE`."""
+    split = [pair.partition("=") for pair in pairs]
+    for key, equals, _ in split:
+        if not (key and equals):
+            raise click.UsageError(f"--conf {key}: expected KEY=VALUE")
+    return {key.strip(): value for key, _, value in split}
+
+
+def check_readable_directories(option: str, urls: Sequence[str]) -> None:
+    """:raise UsageError: a local path is not a readable directory."""
+    for url in urls:
+        path = get_local_path(url)
+        if path and not path.is_dir():
+            raise click.UsageError(f"{option} {url}: no such directory")
+        if path and not os.access(path, os.R_OK | os.X_OK):
+            raise click.UsageError(f"{option} {url}: not readable")
+
+
+def is_small_input(urls: Sequence[str], days: Span) -> bool:
+    """Whether the segments of these days are small; False if they are not local."""
+    raw = 0
+    for url in urls:
+        path = get_local_path(url)
+        if path is None:
+            return False
+        raw += sum(_estimate_raw_bytes(file, days) for file in path.rglob("events*"))
+    return raw < _SMALL_INPUT_BYTES
+
+
+def _estimate_raw_bytes(file: Path, days: Span) -> int:
+    """Size of a segment of these days as plain text; estimated if compressed."""
+    stamp = re.match(r"events-(\d{8})T", file.name)
+    if stamp and not days.first.strftime("%Y%m%d") <= stamp[1] <= days.last.strftime("%Y%m%d"):
+        return 0
+    with suppress(OSError):
+        return file.stat().st_size * (1 if file.suffix == ".jsonl" else _COMPRESSION_RATIO)
+    return 0
+
+
+def check_writable_directory(option: str, url: str) -> None:
+    """
+    Create a local directory unless it exists.
+
+    :raise UsageError: it is not writable.
+    """
+    path = get_local_path(url)
+    if path is None:
+        return
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=path).close()
+    except OSError as error:
+        raise click.UsageError(f"{option} {url}: not writable: {error.strerror}") from None
+
+
+def add_spark_options(command: Command) -> Command:
+    """Add the options of commands that start Spark."""
+    for option in reversed(_SPARK_OPTIONS):
+        command = option(command)
+    return command
+
+
+_SPARK_OPTIONS = (
+    click.option("--master", metavar="URL", help="Cluster to run on, or local[N]. Default: this machine."),
+    click.option(
+        "--memory",
+        metavar="SIZE",
+        type=parse_heap_size,
+        help="Java heap size. Default: half of the memory, at most 4g.",
+    ),
+    click.option("--scratch", metavar="DIR", help="Directory for temporary files. Default: the system's."),
+    click.option("--ui", is_flag=True, help="Serve Spark's web UI on 127.0.0.1:4040."),
+    click.option("--conf", metavar="KEY=VALUE", multiple=True, help="Spark setting; may be repeated."),
+    click.option("--debug", is_flag=True, help="Show Java's output and full tracebacks."),
+)
+
+
+_DEMO_MARKER = ".mediatord-analytics-demo"
+
+
+@click.command()
+@click.option(
+    "--dir",
+    "directory",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Directory for logs and results; those of an earlier demo are replaced. Default: a temporary one.",
+)
+@click.option("--days", default=30, show_default=True, type=click.IntRange(2, 90))
+@click.option("--messages", default=2500, show_default=True, type=click.IntRange(1), help="Messages per day.")
+@click.option("--seed", default=1, show_default=True, help="Random seed; equal seeds give equal logs.")
+@click.option("--open", "show", is_flag=True, help="Open the report in a browser.")
+def demo(directory: Path | None, days: int, messages: int, seed: int, show: bool) -> int:
+    """Generate a month of logs with incidents, analyse it, and print the findings."""
+    require_packages()
+    set_java_home(find_java())
+    directory = prepare_demo_directory(directory)
+    started = perf_counter()
+    truth = generate_logs(directory / "logs", SampleSpec(days=days, messages_per_day=messages, seed=seed))
+    lines = sum(day.lines for day in truth.days.values())
+    _print_progress(
+        f"generated {days} days, {lines} lines of {len(truth.spec.nodes)} nodes in {perf_counter() - started:.0f} s"
+    )
+    report, findings = _analyze_sample(directory, truth)
+    for line in findings:
+        click.echo(line)
+    click.echo(report)
+    if show:
+        webbrowser.open(Path(report).absolute().as_uri())
+    return 0
+
+
+def prepare_demo_directory(directory: Path | None) -> Path:
+    """
+    Return an empty directory.
+
+    :raise AnalyticsError: it has files that are not from a demo.
+    """
+    if directory is None:
+        return Path(tempfile.mkdtemp(prefix="mediatord-analytics-demo-"))
+    mark = directory / _DEMO_MARKER
+    if directory.exists() and any(directory.iterdir()) and not mark.exists():
+        raise AnalyticsError(f"{directory} is not empty and not from a demo; name another directory")
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    mark.touch()
+    return directory
+
+
+def _analyze_sample(directory: Path, truth: SampleTruth) -> tuple[str, list[str]]:
+    """Analyse all days, then the last one again with late segments; return the report's path and the findings."""
+    with open_session(SessionOptions()) as spark:
+        from analytics.nightly import NightlyRequest, run_nightly
+        from analytics.reading.files import FileSystem
+        from analytics.sample.ground_truth import find_incidents
+        from analytics.writing.warehouse import Warehouse
+
+        files, out, last = FileSystem(spark), str(directory / "results"), truth.spec.last_day
+
+        def analyse(span: Span) -> NightlyOutcome:
+            request = NightlyRequest(
+                logs=[str(directory / "logs")],
+                out=out,
+                span=span,
+                settings=Settings(),
+                scratch=tempfile.gettempdir(),
+                keys=str(directory / "pseudonyms.keys"),
+            )
+            return run_nightly(spark, files, request, _print_progress)
+
+        outcome = analyse(Span(truth.spec.first_day, last))
+        if truth.late:
+            truth.deliver_late_segments()
+            _print_progress("a late segment arrived: analysing the last day again")
+            outcome = analyse(Span(last, last))
+        found = find_incidents(Warehouse(spark, files, out), truth)
+        lines = [f"{one.incident.day} {one.incident.name:<17} {one.text or 'NOT FOUND'}" for one in found]
+        return outcome.report_path, lines
+
+
+def _print_progress(line: str) -> None:
+    click.echo(line, err=True)
+
+
+@contextmanager
+def _open_spark(options: Mapping[str, Any], *, small: bool = False) -> Iterator[SparkSession]:
+    """
+    Open a session with the options of a command.
+
+    :raise AnalyticsError: it does not start.
+    """
+    settings = parse_spark_conf(options["conf"])
+    require_packages()
+    if not is_spark_submit():
+        found = find_java()
+        for warning in found.warnings:
+            _print_progress(f"warning: skipped Java of {warning}")
+        _print_progress(f"starting Spark on Java {found.version} ({found.source}) ...")
+        set_java_home(found)
+    session_options = SessionOptions(
+        master=options["master"],
+        memory=options["memory"],
+        scratch=options["scratch"],
+        ui=options["ui"],
+        settings=settings,
+        small=small,
+        debug=options["debug"],
+    )
+    with open_session(session_options) as spark:
+        yield spark
+
+
+_logs_option = click.option(
+    "--logs", metavar="DIR", multiple=True, required=True, help="Directory of log segments; may be repeated."
+)
+_out_option = click.option("--out", metavar="DIR", required=True, help="Directory of results.")
+_settings_option = click.option(
+    "--settings",
+    "settings_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Settings in YAML; `mediatord-analytics settings` prints the defaults.",
+)
+_keys_option = click.option(
+    "--keys",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Key file of pseudonyms. Default: OUT/pseudonyms.keys.",
+)
+
+
+_key_file_option = click.option(
+    "--keys",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Key file of pseudonyms, such as OUT/pseudonyms.keys.",
+)
+
+
+def _get_key_file(keys: Path | None, out: str) -> Path:
+    """:raise UsageError: there is no default, because results are not local."""
+    here = get_local_path(out)
+    if keys is None and here is None:
+        raise click.UsageError("--keys is required: key files are not kept with results on another file system")
+    return keys or Path(here or "", "pseudonyms.keys")
+
+
+@click.command()
+@_logs_option
+@_out_option
+@click.option("--day", "only", metavar="DAY", type=parse_day, help="Day to analyse, in UTC. Default: yesterday.")
+@click.option("--from", "first", metavar="DAY", type=parse_day, help="First of several days.")
+@click.option("--to", "last", metavar="DAY", type=parse_day, help="Last of several days. Default: yesterday.")
+@_settings_option
+@_keys_option
+@click.option(
+    "--textfile",
+    metavar="FILE",
+    help="Write metrics for Prometheus to NAME.prom in the directory of the textfile collector.",
+)
+@click.option("--allow-empty", is_flag=True, help="Exit with status 0 if there is no input.")
+@click.option(
+    "--keep-free",
+    metavar="SIZE",
+    type=parse_size_bytes,
+    default="1g",
+    show_default=True,
+    help="Abort if less than SIZE would stay free on disk.",
+)
+@click.option("--explain", is_flag=True, help="Print Spark's query plan of each table.")
+@click.option("--open", "show", is_flag=True, help="Open the report in a browser.")
+@add_spark_options
+def nightly(**options: Any) -> int:
+    """Analyse one or more days and publish tables and a report. Repeated runs give the same results."""
+    span = make_span(options["only"], options["first"], options["last"])
+    _check_directories(options)
+    settings = load_settings(options["settings_path"])
+    keys = _get_key_file(options["keys"], options["out"])
+    small = is_small_input(options["logs"], span.widen(before=settings.look_back_days))
+    with _open_spark(options, small=small) as spark:
+        from analytics.nightly import NightlyRequest, run_nightly
+        from analytics.reading.files import FileSystem
+
+        request = NightlyRequest(
+            logs=options["logs"],
+            out=options["out"].rstrip("/"),
+            span=span,
+            settings=settings,
+            scratch=options["scratch"] or tempfile.gettempdir(),
+            keys=str(keys),
+            textfile=options["textfile"],
+            allow_empty=options["allow_empty"],
+            keep_free=options["keep_free"],
+            explain=options["explain"],
+        )
+        outcome = run_nightly(spark, FileSystem(spark), request, _print_progress)
+    return _report_outcome(outcome, options["show"])
+
+
+def _check_directories(options: Mapping[str, Any]) -> None:
+    """
+    Check local paths before Spark starts.
+
+    :raise UsageError: one does not exist, or is not writable.
+    """
+    if _uses_local_paths(options):
+        check_readable_directories("--logs", options["logs"])
+        check_writable_directory("--out", options["out"])
+    if options["scratch"]:
+        check_writable_directory("--scratch", options["scratch"])
+    if options["textfile"]:
+        check_writable_directory("--textfile in", str(Path(options["textfile"]).absolute().parent))
+
+
+def _uses_local_paths(options: Mapping[str, Any]) -> bool:
+    """Whether paths without a scheme are local."""
+    return not is_spark_submit() and is_local_master(options["master"] or "local")
+
+
+def _report_outcome(outcome: NightlyOutcome, show: bool) -> int:
+    for warning in outcome.warnings:
+        _print_progress(f"warning: {warning}")
+    for broken in outcome.integrity_errors:
+        _print_progress(f"integrity error: {broken}")
+    if outcome.report_path:
+        click.echo(outcome.report_path)
+        path = get_local_path(outcome.report_path)
+        if show and path:
+            webbrowser.open(path.absolute().as_uri())
+    return outcome.exit_status
+
+
+@click.command()
+@_out_option
+@click.option(
+    "--logs",
+    metavar="DIR",
+    multiple=True,
+    help="Also delete expired segments in DIR that were loaded; may be repeated.",
+)
+@_settings_option
+@click.option("--dry-run", is_flag=True, help="Print what would be deleted; delete nothing.")
+@add_spark_options
+def prune(**options: Any) -> None:
+    """Delete tables, reports and segments older than their retention."""
+    settings = load_settings(options["settings_path"])
+    if _uses_local_paths(options):
+        check_readable_directories("--out", [options["out"]])
+        check_readable_directories("--logs", options["logs"])
+    if options["scratch"]:
+        check_writable_directory("--scratch", options["scratch"])
+    with _open_spark(options) as spark:
+        from analytics.jobs import JOBS
+        from analytics.reading.files import FileSystem
+        from analytics.reading.segments import discover_segments
+        from analytics.run_plan import load_read_segments
+        from analytics.writing.retention import prune_expired
+        from analytics.writing.warehouse import Warehouse
+
+        files, out = FileSystem(spark), options["out"].rstrip("/")
+        warehouse = Warehouse(spark, files, out)
+        found = discover_segments(files, options["logs"]).segments if options["logs"] else []
+        known = load_read_segments(warehouse, {segment.batch for segment in found})
+        count = prune_expired(
+            warehouse, files, out, settings, JOBS, found, known, options["dry_run"], _print_progress
+        )
+    click.echo(f"{count} {'would be deleted' if options['dry_run'] else 'deleted'}")
+
+
+@click.command()
+@click.option("--dir", "directory", required=True, metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--from", "first", metavar="DAY", type=parse_day, help="First day. Default: such that the last day is yesterday."
+)
+@click.option("--days", default=7, show_default=True, type=click.IntRange(1, 400))
+@click.option("--messages", default=1500, show_default=True, type=click.IntRange(1), help="Messages per day.")
+@click.option("--seed", default=1, show_default=True, help="Random seed; equal seeds give equal logs.")
+@click.option(
+    "--incidents/--no-incidents", default=True, show_default=True, help="Include incidents that fall into these days."
+)
+def sample(directory: Path, first: date | None, days: int, messages: int, seed: int, incidents: bool) -> None:
+    """Generate logs in the daemon's format."""
+    check_writable_directory("--dir", str(directory))
+    begin = first or get_today() - timedelta(days)
+    truth = generate_logs(directory, SampleSpec(begin, days, seed, messages_per_day=messages, incidents=incidents))
+    for day, facts in truth.days.items():
+        click.echo(
+            f"{day} {facts.lines} lines, {facts.ledger.accepted} messages accepted, {facts.ledger.acked} acked"
+        )
+
+
+@click.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def goals(arguments: tuple[str, ...]) -> Any:
+    """Benchmark speed, memory and exactness against their targets; needs the extra dev."""
+    require_packages("duckdb")
+    from analytics.benchmark import goals as command
+
+    return command.main(arguments, prog_name="mediatord-analytics goals", standalone_mode=False)
+
+
+@click.command()
+def settings() -> None:
+    """Print a settings file with all defaults."""
+    click.echo(render_default_settings(), nl=False)
+
+
+@click.command()
+@click.argument("table", default="events")
+def schema(table: str) -> None:
+    """Print the columns of TABLE, or the JSON Schema of a log line if TABLE is `line`."""
+    from analytics.schema import TABLES, make_events_table
+    from mediatord.observability.event_schema import build_json_schema
+
+    if table == "line":
+        click.echo(json.dumps(build_json_schema(), indent=2))
+        return
+    tables = {"events": make_events_table(), **TABLES}
+    if table not in tables:
+        raise click.BadParameter(f"{table!r} is none of: line, {', '.join(tables)}", param_hint="TABLE")
+    for column in tables[table].columns:
+        click.echo(f"{column.name:<20} {column.type:<10} {column.meaning}")
+
+
+@click.group()
+def pseudonyms() -> None:
+    """Manage the keys of pseudonyms in reports."""
+
+
+@pseudonyms.command("list")
+@_key_file_option
+def list_epochs(keys: Path) -> None:
+    """List key epochs: number, first and last day, and whether the key was destroyed."""
+    for epoch in _open_key_file(keys).list_epochs():
+        click.echo(f"{epoch.number:>6} {epoch.first} {epoch.last} {'kept' if epoch.secret else 'destroyed'}")
+
+
+@pseudonyms.command()
+@_key_file_option
+@click.argument("epoch", type=int)
+def forget(keys: Path, epoch: int) -> None:
+    """Destroy the key of EPOCH; its pseudonyms can no longer be linked to identifiers."""
+    _open_key_file(keys).destroy_key(epoch)
+
+
+def _open_key_file(keys: Path) -> PseudonymKeyFile:
+    from analytics.privacy import PseudonymKeyFile
+
+    return PseudonymKeyFile(keys, Settings().pseudonym_days)
+
+
+COMMANDS = (nightly, prune, demo, goals, sample, pseudonyms, schema, settings)
+
+
+_PROGRAM_NAME = "mediatord-analytics"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name=_PROGRAM, message="%(prog)s %(version)s")
+@click.version_option(__version__, prog_name=_PROGRAM_NAME, message="%(prog)s %(version)s")
 def cli() -> None:
-    """What a mediator's logs tell: tables, a report and figures for alerts, made every night by Spark."""
+    """Analyse a mediator's event logs with Spark: tables, a report, and metrics for alerts."""
 
 
 for command in COMMANDS:
     cli.add_command(command)
 
 
-def main(given: Sequence[str] | None = None) -> NoReturn:
-    """Run a subcommand and exit. :param given: without the name of the program; by default those it was given."""
-    sys.exit(_status_of(sys.argv[1:] if given is None else list(given)))
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run a subcommand and exit. :param arguments: arguments; by default those of the process."""
+    sys.exit(_run_command(sys.argv[1:] if arguments is None else list(arguments)))
 
 
-def _status_of(given: list[str]) -> int:
-    debug = "--debug" in given
-    # What libraries say by the way, some of them about every call that a signal cut short.
+def _run_command(arguments: list[str]) -> int:
+    debug = "--debug" in arguments
+    # Libraries log warnings, some about every call that a signal interrupts.
     logging.basicConfig(handlers=[logging.StreamHandler() if debug else logging.NullHandler()])
     try:
-        with STOP.listening():
-            status = cli.main(given, prog_name=_PROGRAM, standalone_mode=False)
+        with STOP_HANDLER.handle_signals():
+            status = cli.main(arguments, prog_name=_PROGRAM_NAME, standalone_mode=False)
         return status if isinstance(status, int) else 0
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
-        return WRONG_USAGE
+        return EXIT_USAGE
     except click.ClickException as error:
-        return _complain(error.format_message(), error.exit_code)
-    except Stopped as stopped:
-        return _complain(str(stopped), stopped.exit_status)
+        return _print_error(error.format_message(), error.exit_code)
+    except StoppedBySignal as stopped:
+        return _print_error(str(stopped), stopped.exit_status)
     except Exception as error:
-        return _failed(error, debug)
+        return _report_failure(error, debug)
 
 
-def _failed(error: Exception, debug: bool) -> int:
+def _report_failure(error: Exception, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
     if isinstance(error, JavaNotFound):
-        click.echo(f"{_PROGRAM}: {error}", err=True)
+        click.echo(f"{_PROGRAM_NAME}: {error}", err=True)
         return error.exit_status
     if isinstance(error, AnalyticsError):
-        return _complain(str(error), error.exit_status)
+        return _print_error(str(error), error.exit_status)
     if isinstance(error, OSError) and error.filename:
-        return _complain(f"{error.filename}: {error.strerror}", FAILED)
-    return _complain(f"{type(error).__name__}: {reason(error)}", FAILED)
+        return _print_error(f"{error.filename}: {error.strerror}", EXIT_FAILED)
+    return _print_error(f"{type(error).__name__}: {find_root_cause(error)}", EXIT_FAILED)
 
 
-def _complain(text: str, status: int) -> int:
-    click.echo(f"{_PROGRAM}: {' '.join(text.split())}", err=True)
+def _print_error(text: str, status: int) -> int:
+    click.echo(f"{_PROGRAM_NAME}: {' '.join(text.split())}", err=True)
     return status

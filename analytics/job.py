@@ -1,14 +1,14 @@
 """
 Jobs, and the days that a run is about.
 
-A job reads tables and makes tables. To add one, declare its table in `analytics/tables.py`, write the job as a module
-in `analytics/jobs/`, and name it in `analytics/jobs/catalogue.py`. This one counts the wallets that each node granted
-mediation, by day::
+A job reads tables and writes tables. To add one, declare its table in `analytics/schema.py`, write the job in
+`analytics/jobs/`, and add it to `JOBS` in `analytics/jobs/__init__.py`. This one counts the wallets that each node
+granted mediation, by day::
 
     from pyspark.sql import functions as F
 
     from analytics.job import Job
-    from analytics.tables import DT, NODE, Column, Table
+    from analytics.schema import DT, NODE, Column, Table
 
     GRANTS = Table(
         "grants_daily",
@@ -18,20 +18,20 @@ mediation, by day::
     )
 
 
-    def grants(tables, settings, span):
+    def count_grants(tables, settings, span):
         '''`grants_daily`: distinct wallets, by node.'''
         granted = tables["events"].where(F.col("event") == "acct.grant")
         return {"grants_daily": granted.groupBy("dt", "node").agg(F.count_distinct("did").alias("n"))}
 
 
-    JOB = Job("grants", reads=("events",), makes=("grants_daily",), transform=grants)
+    JOB = Job("grants", reads=("events",), writes=("grants_daily",), transform=count_grants)
 
-`recalls={"grants_daily": 7}` would hand it a week of its own earlier rows too. The run checks that the columns are
-those of the table, writes it by day, and replaces it when a day is made again. Filter by `event` first, select few
-columns, and aggregate before joining. No Python functions on rows, no `collect()` of what grows, nothing random and
-no present time, so that a repeated run gives the same rows. Identifiers stand only in private tables, or in columns
-that the table names as `pseudonyms`. `tests/analytics/frames.py` makes small tables for a test; `python -m
-analytics.reference docs/reference/analytics.md` puts the new table into the reference.
+`history_days={"grants_daily": 7}` would also pass it a week of its own earlier rows. The run checks the columns
+against the table, writes the table by day, and replaces a day that is computed again. Filter by `event` first, select
+few columns, and aggregate before joining. Use no Python functions on rows, no `collect()` of unbounded data, no
+random numbers and no current time, so that a repeated run gives the same rows. Identifiers may be in private tables
+only, or in columns that the table declares as `pseudonyms`. `tests/analytics/frames.py` makes small tables for tests;
+`python -m tests.docs.analysis_reference docs/reference/analytics.md` adds the table to the reference.
 """
 
 from __future__ import annotations
@@ -50,11 +50,10 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Span:
     """
-    Days in UTC, one after the other.
+    Consecutive days in UTC.
 
-    :param first: the first one.
-    :param last: the last one, part of the span.
-    :raise ValueError: the last comes before the first.
+    :param last: included.
+    :raise ValueError: the last day is before the first.
     """
 
     first: date
@@ -69,31 +68,31 @@ class Span:
 
     @property
     def days(self) -> list[date]:
-        """All of them, in order."""
+        """All days, in order."""
         return [self.first + timedelta(n) for n in range((self.last - self.first).days + 1)]
 
-    def widened(self, before: int = 0, after: int = 0) -> Span:
-        """The span that begins and ends so many days further out."""
+    def widen(self, before: int = 0, after: int = 0) -> Span:
+        """Add days before and after."""
         return Span(self.first - timedelta(before), self.last + timedelta(after))
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """
-    One job: reads tables, makes tables (:data:`analytics.tables.TABLES`), and does nothing else.
+    A job reads tables and writes tables (:data:`analytics.schema.TABLES`), without side effects.
 
-    Each DataFrame has a column `dt`, the day in UTC. Those of `reads` hold the days of the span; those of `recalls`
-    so many days before it as well, as far as there are any, so that a job can carry something on from day to day.
-    What a job makes holds the days of the span only, columns in any order; missing or undeclared ones are a mistake.
+    Each DataFrame has a column `dt`, the day in UTC. Those of `reads` hold the days of the span; those of
+    `history_days` also earlier days, as far as they exist, so that a job can carry state from day to day. Results
+    hold days of the span only, with columns in any order; missing or undeclared columns are an error.
 
-    :param reads: tables of the span, made by ingest or by jobs before this one.
-    :param recalls: table to days before the span; the span itself comes with it if this job does not make the table.
-    :param makes: the tables that `transform` returns, all of them.
-    :param transform: pure; from frames by name of the table.
+    :param reads: tables of the span, written by ingest or by jobs before this one.
+    :param history_days: table to days read before the span; the span itself is included unless this job writes it.
+    :param writes: all tables that `transform` returns.
+    :param transform: pure function of DataFrames by table name.
     """
 
     name: str
     reads: tuple[str, ...]
-    makes: tuple[str, ...]
+    writes: tuple[str, ...]
     transform: Callable[[Mapping[str, DataFrame], Settings, Span], Mapping[str, DataFrame]]
-    recalls: Mapping[str, int] = field(default_factory=dict)
+    history_days: Mapping[str, int] = field(default_factory=dict)

@@ -1,39 +1,158 @@
-"""A run: discover, plan, ingest, all jobs, the verdict, the report, and then all of it published at once."""
+"""
+A nightly run: discover segments, plan, ingest, run all jobs, check integrity, write the report, publish atomically.
+
+Jobs run as soon as the tables that they read are staged, several at a time.
+"""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from analytics import disk, intake, lock, markers, plan, runs, verdict
-from analytics.declared import TableMistake
-from analytics.errors import BROKEN, FAILED, FINE, NO_INPUT, AnalyticsError, reason
-from analytics.facts import RunFacts
-from analytics.files import Files
+from analytics.errors import (
+    EXIT_FAILED,
+    EXIT_INTEGRITY,
+    EXIT_NO_INPUT,
+    EXIT_OK,
+    STOP_HANDLER,
+    AnalyticsError,
+    StopHandler,
+    find_root_cause,
+)
 from analytics.job import Job, Span
-from analytics.journal import recover
-from analytics.pipeline import Disclose, Pipeline
+from analytics.reading.files import FileSystem
+from analytics.reading.segments import VANISHED, ReadSegment, make_segment_warnings
+from analytics.run_plan import (
+    RunPlan,
+    check_disk_space,
+    check_events_exist,
+    estimate_disk_needs,
+    find_integrity_errors,
+    find_shrunk_segments,
+    get_computed_span,
+    load_read_segments,
+    make_backfill_warnings,
+    make_plan,
+)
+from analytics.schema import TABLES, Table
 from analytics.settings import Settings
-from analytics.stop import STOP, Stop
-from analytics.warehouse import COMPUTED, Warehouse
+from analytics.writing.retention import create_read_markers, list_read_stems, update_read_markers
+from analytics.writing.runs import (
+    JobResult,
+    RunInfo,
+    RunManifest,
+    describe_changes,
+    hold_run_lock,
+    load_last_manifest,
+    make_manifest_path,
+    make_run_id,
+    recover_publication,
+)
+from analytics.writing.warehouse import COMPUTED_DAYS_TABLE, TableMismatchError, Warehouse
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-    from analytics.segments import Discovery, Segment
+    from analytics.reading.segments import Discovery, Segment
 
-COMMAND = "python -m analytics nightly"
-
-Progress = Callable[[str], None]
+Pseudonymize = Callable[[Table, "DataFrame"], "DataFrame"]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class JobRunner:
+    """
+    :param pseudonymize: replaces identifiers in a table by pseudonyms.
+    :param report_plan: receives the query plan of each table; None: plans are not computed.
+    """
+
+    warehouse: Warehouse
+    settings: Settings
+    span: Span
+    pseudonymize: Pseudonymize
+    report_plan: Callable[[str], None] | None = None
+
+    def run(self, jobs: Sequence[Job], at_a_time: int) -> Iterator[JobResult]:
+        """
+        Stage the tables of these jobs; yield results as jobs end. Jobs are ordered after those whose tables they
+        read.
+
+        :raise AnalyticsError: a job failed; running jobs have ended.
+        :raise TableMismatchError: a job returned undeclared tables or columns.
+        """
+        waiting, running = list(jobs), dict[Future[JobResult], Job]()
+        threads = ThreadPoolExecutor(at_a_time, "job")
+        try:
+            while waiting or running:
+                # Submit only as many as can start: an earlier job may become ready before the next one ends.
+                for job in _list_ready_jobs(waiting, list(running.values()))[: at_a_time - len(running)]:
+                    waiting.remove(job)
+                    running[threads.submit(self._run_job, job)] = job
+                for done in wait(running, return_when=FIRST_COMPLETED).done:
+                    del running[done]
+                    yield done.result()
+        finally:
+            threads.shutdown(cancel_futures=True)
+
+    def _run_job(self, job: Job) -> JobResult:
+        started = perf_counter()
+        try:
+            results = job.transform(self._read_frames(job), self.settings, self.span)
+            if set(results) != set(job.writes):
+                raise TableMismatchError(f"{job.name}: made {sorted(results)}, declared {sorted(job.writes)}")
+            rows = {name: self._stage_table(job, name, results[name]) for name in job.writes}
+        except (AnalyticsError, TableMismatchError):
+            raise
+        except Exception as error:
+            raise AnalyticsError(f"job {job.name}: {find_root_cause(error)}") from error
+        return JobResult(job.name, rows, round(perf_counter() - started, 3))
+
+    def _read_frames(self, job: Job) -> dict[str, DataFrame]:
+        first, last = self.span.first, self.span.last
+        spans = {name: self.span for name in job.reads}
+        for name, days in job.history_days.items():
+            before = Span(first, first).widen(before=days)
+            spans[name] = before.widen(after=-1) if name in job.writes else Span(before.first, last)
+        return {name: self.warehouse.read(name, span) for name, span in spans.items()}
+
+    def _stage_table(self, job: Job, name: str, frame: DataFrame) -> int:
+        table = TABLES[name]
+        if self.report_plan is not None:
+            self.report_plan(f"{job.name}: {name}\n{_format_query_plan(frame)}")
+        if table.pseudonyms:
+            frame = self.pseudonymize(table, frame)
+        return self.warehouse.stage(name, frame, self.span, job.name)
+
+
+def _list_ready_jobs(waiting: Sequence[Job], running: Sequence[Job]) -> list[Job]:
+    """Jobs whose inputs are complete."""
+    ready, unmade = [], {name for job in running for name in job.writes}
+    for job in waiting:
+        if unmade.isdisjoint({*job.reads, *job.history_days}):
+            ready.append(job)
+        unmade.update(job.writes)
+    return ready
+
+
+def _format_query_plan(frame: DataFrame) -> str:
+    with redirect_stdout(io.StringIO()) as output:
+        frame.explain("formatted")
+    return output.getvalue()
+
+
+BACKFILL_COMMAND = "python -m analytics nightly"
+
+ProgressCallback = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class NightlyRequest:
     """
     :param logs: directories of log segments.
     :param out: directory of results.
@@ -44,7 +163,7 @@ class Request:
     :param allow_empty: days without any input are fine.
     :param keep_free: bytes that are to stay free on disk.
     :param explain: tell the plan of each table.
-    :param jobs_at_a_time: how many jobs run at the same time.
+    :param max_parallel_jobs: how many jobs run at the same time.
     :param stop: whether a signal came.
     """
 
@@ -58,75 +177,88 @@ class Request:
     allow_empty: bool = False
     keep_free: int = 0
     explain: bool = False
-    jobs_at_a_time: int = 3
-    stop: Stop = STOP
+    max_parallel_jobs: int = 3
+    stop: StopHandler = STOP_HANDLER
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class NightlyOutcome:
     """
     :param exit_status: of the process.
-    :param report_path: of the last day asked for; empty if nothing was written.
-    :param broken: what is wrong with the integrity of the logs, as sentences.
-    :param warnings: for the operator, as sentences.
+    :param report_path: of the last requested day; empty if nothing was written.
+    :param integrity_errors: sentences about lost messages and log lines.
+    :param warnings: sentences for the operator.
     """
 
     exit_status: int
     run_id: str
     report_path: str = ""
-    broken: Sequence[str] = ()
+    integrity_errors: Sequence[str] = ()
     warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class NightlySteps:
     """
-    What a run consists of. The defaults of :func:`run` are the real ones.
+    Steps of a run; tests replace some.
 
-    :param report: makes the report of a day in a directory.
+    :param report: writes the report of a day into a directory.
     """
 
-    discover: Callable[[Files, Sequence[str]], Discovery]
-    ingest: Callable[[SparkSession, Files, Sequence[Segment], str], object]
+    discover: Callable[[FileSystem, Sequence[str]], Discovery]
+    ingest: Callable[[SparkSession, FileSystem, Sequence[Segment], str], object]
     jobs: Sequence[Job]
-    disclose: Callable[[Request], Disclose]
-    report: Callable[[Files, Warehouse, str, date, Settings, RunFacts], str]
-    textfile: Callable[[Warehouse, date, str, RunFacts], object]
+    pseudonymize: Callable[[NightlyRequest], Pseudonymize]
+    report: Callable[[FileSystem, Warehouse, str, date, Settings, RunInfo], str]
+    textfile: Callable[[Warehouse, date, str, RunInfo], object]
 
 
-def real_steps() -> Steps:
-    """Those of the installed package."""
-    from analytics import ingest, privacy, report, segments, textfile
-    from analytics.jobs.catalogue import JOBS
+def make_default_steps() -> NightlySteps:
+    """The production steps."""
+    from analytics.jobs import JOBS
+    from analytics.privacy import PseudonymKeyFile, pseudonymize_table
+    from analytics.reading.ingest import ingest_segments
+    from analytics.reading.segments import discover_segments
+    from analytics.report.outputs import write_report, write_textfile
 
-    def disclose(request: Request) -> Disclose:
-        pseudonyms = privacy.Pseudonyms(Path(request.keys), request.settings.pseudonym_days)
-        return lambda table, frame: privacy.disclose(table, frame, request.settings, pseudonyms)
+    def pseudonymize(request: NightlyRequest) -> Pseudonymize:
+        pseudonyms = PseudonymKeyFile(Path(request.keys), request.settings.pseudonym_days)
+        return lambda table, frame: pseudonymize_table(table, frame, request.settings, pseudonyms)
 
-    return Steps(segments.discover, ingest.ingest, JOBS, disclose, report.write, textfile.write)
+    return NightlySteps(discover_segments, ingest_segments, JOBS, pseudonymize, write_report, write_textfile)
 
 
-def run(
-    spark: SparkSession, files: Files, request: Request, progress: Progress, steps: Steps | None = None
-) -> Outcome:
+def run_nightly(
+    spark: SparkSession,
+    files: FileSystem,
+    request: NightlyRequest,
+    progress: ProgressCallback,
+    steps: NightlySteps | None = None,
+) -> NightlyOutcome:
     """
-    Analyse the days asked for, and those before them that late input changed.
+    Analyse the requested days, and earlier days that late input changed.
 
-    Until all is done everything published stays as it was, whatever happens; then it is replaced at once.
+    Published results stay unchanged until everything is done; then they are replaced atomically.
 
-    :raise AnalyticsError: it failed, or another run is going on.
-    :raise Stopped: a signal came, and nothing was published; or all was.
+    :raise AnalyticsError: the run failed, or another run is active.
+    :raise StoppedBySignal: a signal was received; nothing was published, or everything.
     """
-    run_id = runs.new_id(datetime.now(UTC))
-    with lock.held(files, request.out, run_id):
-        if recover(files, request.out):
-            progress("brought an interrupted publication to its end")
-        return _Run(spark, files, request, progress, steps or real_steps(), run_id).outcome()
+    run_id = make_run_id(datetime.now(UTC))
+    with hold_run_lock(files, request.out, run_id):
+        if recover_publication(files, request.out):
+            progress("completed an interrupted publication")
+        return _NightlyRun(spark, files, request, progress, steps or make_default_steps(), run_id).outcome()
 
 
-class _Run:
+class _NightlyRun:
     def __init__(
-        self, spark: SparkSession, files: Files, request: Request, progress: Progress, steps: Steps, run_id: str
+        self,
+        spark: SparkSession,
+        files: FileSystem,
+        request: NightlyRequest,
+        progress: ProgressCallback,
+        steps: NightlySteps,
+        run_id: str,
     ) -> None:
         self._spark = spark
         self._files = files
@@ -134,67 +266,71 @@ class _Run:
         self._progress = progress
         self._steps = steps
         self._warehouse = Warehouse(spark, files, request.out, run_id)
-        self._manifest = runs.Manifest(run_id, request.span, request.span, request.settings)
-        self._known: Mapping[str, plan.Known] = {}
-        self._status = FINE
+        self._manifest = RunManifest(run_id, request.span, request.span, request.settings)
+        self._known: Mapping[str, ReadSegment] = {}
+        self._status = EXIT_OK
         self._count = 0
         self._began = perf_counter()
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> NightlyOutcome:
         request, manifest = self._request, self._manifest
         with self._step("discover"):
             found = self._steps.discover(self._files, request.logs)
             manifest.found, manifest.warnings = dict(found.findings), list(found.warnings)
-            # Also if this run fails: from now on daemons know that there is an analysis.
-            markers.create_markers(found.segments)
+            # Also if this run fails: daemons then know that an analysis exists.
+            create_read_markers(found.segments)
             todo = self._planned(found.segments)
         if not self._has_input(found.segments):
             days = " to ".join(dict.fromkeys([str(request.span.first), str(request.span.last)]))
             manifest.warnings.insert(0, f"no log segments for {days} in {', '.join(request.logs)}")
-            self._status = FINE if request.allow_empty else NO_INPUT
+            self._status = EXIT_OK if request.allow_empty else EXIT_NO_INPUT
             if not todo.batches:
-                return Outcome(self._status, manifest.run_id, warnings=manifest.warnings)
+                return NightlyOutcome(self._status, manifest.run_id, warnings=manifest.warnings)
             self._ask_for_earlier_days(todo)
             todo = self._planned(found.segments)
-        return self._marked(self._made(todo), found.segments)
+        return self._marked(self._run_job(todo), found.segments)
 
-    def _marked(self, outcome: Outcome, found: Sequence[Segment]) -> Outcome:
-        """Tell the daemons which of their segments are in the tables by now."""
+    def _marked(self, outcome: NightlyOutcome, found: Sequence[Segment]) -> NightlyOutcome:
+        """Record in read markers which segments are loaded."""
         with self._step("marker"):
-            read = markers.read_stems(self._planned_segments(found), self._known, self._manifest.inputs)
-            warnings = markers.update_markers(found, read)
+            read = list_read_stems(self._planned_segments(found), self._known, self._manifest.inputs)
+            warnings = update_read_markers(found, read)
         return replace(outcome, warnings=[*outcome.warnings, *warnings])
 
     def _planned_segments(self, found: Sequence[Segment]) -> list[Segment]:
         return [segment for segment in found if segment.batch <= self._request.span.last]
 
-    def _ask_for_earlier_days(self, todo: plan.Plan) -> None:
-        """Those up to the last one that late segments of the look-back change, and all that were made since."""
+    def _ask_for_earlier_days(self, todo: RunPlan) -> None:
+        """
+        Extend the request to earlier days with late segments within the look-back, and to all days computed since.
+        """
         first, asked = todo.batches[-1], self._request.span
-        based = [day for day in self._warehouse.days(COMPUTED) if first < day <= asked.last]
+        based = [day for day in self._warehouse.days(COMPUTED_DAYS_TABLE) if first < day <= asked.last]
         span = Span(first, max([first, *based]))
         self._request = replace(self._request, span=span)
-        self._manifest.asked = self._manifest.span = span
+        self._manifest.requested_span = self._manifest.span = span
 
-    def _made(self, todo: plan.Plan) -> Outcome:
+    def _run_job(self, todo: RunPlan) -> NightlyOutcome:
         request = self._request
         kept_bytes = self._warehouse.event_bytes(batch for batch, stems in todo.kept.items() if stems)
-        disk.check(self._files, disk.needs(todo.read, kept_bytes), request.out, request.scratch, request.keep_free)
+        check_disk_space(
+            self._files, estimate_disk_needs(todo.read, kept_bytes), request.out, request.scratch, request.keep_free
+        )
         try:
             outcome, newest = self._written(todo)
         except BaseException as error:
             self._record(error)
             raise
         if request.textfile is not None and newest:
-            # A failure from here on is one of the textfile alone.
+            # From here on only the textfile can fail.
             with self._step("textfile"):
                 self._steps.textfile(self._warehouse, request.span.last, request.textfile, self._facts())
         return outcome
 
-    def _planned(self, segments: Sequence[Segment]) -> plan.Plan:
+    def _planned(self, segments: Sequence[Segment]) -> RunPlan:
         segments = self._planned_segments(segments)
-        self._known = plan.known(self._warehouse, {segment.batch for segment in segments})
-        return plan.make(self._request.span, self._request.settings.look_back_days, segments, self._known)
+        self._known = load_read_segments(self._warehouse, {segment.batch for segment in segments})
+        return make_plan(self._request.span, self._request.settings.look_back_days, segments, self._known)
 
     def _has_input(self, segments: Sequence[Segment]) -> bool:
         span = self._request.span
@@ -202,71 +338,75 @@ class _Run:
             day in span for day in self._warehouse.days("events")
         )
 
-    def _written(self, todo: plan.Plan) -> tuple[Outcome, bool]:
-        """All that writes to the directory of results; also whether no later day is there."""
+    def _written(self, todo: RunPlan) -> tuple[NightlyOutcome, bool]:
+        """Write all results; also return whether no later day exists."""
         manifest = self._manifest
         affected = self._ingest(todo)
-        span = manifest.span = plan.computed(manifest.asked, todo.window, affected)
-        plan.check(self._warehouse, span)
-        manifest.changes = runs.changes(runs.last(self._files, self._request.out), self._request.settings)
-        later = [day for day in self._warehouse.days(COMPUTED) if day > span.last]
-        manifest.warnings += plan.warnings(todo, span, affected, later, COMMAND)
-        pipeline = Pipeline(
+        span = manifest.span = get_computed_span(manifest.requested_span, todo.window, affected)
+        check_events_exist(self._warehouse, span)
+        manifest.changes = describe_changes(
+            load_last_manifest(self._files, self._request.out), self._request.settings
+        )
+        later = [day for day in self._warehouse.days(COMPUTED_DAYS_TABLE) if day > span.last]
+        manifest.warnings += make_backfill_warnings(todo, span, affected, later, BACKFILL_COMMAND)
+        pipeline = JobRunner(
             self._warehouse,
             self._request.settings,
             span,
-            self._steps.disclose(self._request),
+            self._steps.pseudonymize(self._request),
             self._progress if self._request.explain else None,
         )
-        for made in pipeline.run(self._steps.jobs, 1 if self._request.explain else self._request.jobs_at_a_time):
-            manifest.jobs.append(made)
-            self._tell(made.job, made.seconds)
+        for results in pipeline.run(
+            self._steps.jobs, 1 if self._request.explain else self._request.max_parallel_jobs
+        ):
+            manifest.jobs.append(results)
+            self._tell(results.job, results.seconds)
         self._spark.catalog.clearCache()
         with self._step("verdict"):
-            manifest.broken = verdict.broken(self._warehouse, span)
+            manifest.integrity_errors = find_integrity_errors(self._warehouse, span)
         with self._step("report"):
             reports = self._reports()
         return self._published(reports), not later
 
-    def _ingest(self, todo: plan.Plan) -> set[date]:
-        """:return: days that have events of changed batches, before or now."""
+    def _ingest(self, todo: RunPlan) -> set[date]:
+        """:return: days with events of changed batches, before or after ingest."""
         warehouse, manifest = self._warehouse, self._manifest
         if not todo.batches:
             return set()
         with self._step("ingest"):
-            warehouse.staged_batches(todo.batches)
-            todo, looks = self._staged(todo)
+            warehouse.mark_batches_staged(todo.batches)
+            todo, file_rows = self._staged(todo)
             for batch, stems in todo.kept.items():
                 if stems:
-                    warehouse.keep(batch, stems, looks)
+                    warehouse.carry_over(batch, stems, file_rows)
                     manifest.kept[str(batch)] = len(stems)
-            manifest.warnings += intake.warnings([*manifest.inputs, *looks])
+            manifest.warnings += make_segment_warnings([*manifest.inputs, *file_rows])
             before = warehouse.event_days(todo.batches)
         return before | warehouse.event_days(todo.batches, staged=True)
 
-    def _staged(self, todo: plan.Plan) -> tuple[plan.Plan, list[dict[str, Any]]]:
+    def _staged(self, todo: RunPlan) -> tuple[RunPlan, list[dict[str, Any]]]:
         """
-        Ingest, and once more without the segments that show less than was read of them before. That is rare.
+        Ingest; repeat without segments that have shrunk since they were loaded, which is rare.
 
-        :return: with those among the kept ones, and as which rows of `inputs` they were found, if they were.
+        :return: the plan that keeps the earlier content of those segments, and the rows of `inputs` about them.
         """
-        looks: list[dict[str, Any]] = []
+        file_rows: list[dict[str, Any]] = []
         while todo.read:
             self._steps.ingest(self._spark, self._files, todo.read, self._warehouse.staging)
-            rows = self._warehouse.inputs({segment.stem for segment in todo.read})
-            shrunk = plan.shrunk(rows, self._known)
+            rows = self._warehouse.read_inputs({segment.stem for segment in todo.read})
+            shrunk = find_shrunk_segments(rows, self._known)
             if not shrunk:
                 self._manifest.inputs = rows
                 break
-            looks += [row for row in shrunk if row["state"] != intake.VANISHED]
-            self._warehouse.discard()
-            todo = todo.keeping({row["stem"] for row in shrunk})
-        return todo, looks
+            file_rows += [row for row in shrunk if row["state"] != VANISHED]
+            self._warehouse.discard_staged()
+            todo = todo.keep_earlier({row["stem"] for row in shrunk})
+        return todo, file_rows
 
     def _reports(self) -> list[str]:
-        """Of the last day, and of days before it that have one already."""
+        """Write reports of the last day and of earlier days that have one."""
         out, span = self._request.out, self._manifest.span
-        there = set(self._files.names(f"{out}/report") if self._files.exists(f"{out}/report") else ())
+        there = set(self._files.list_names(f"{out}/report") if self._files.exists(f"{out}/report") else ())
         days = [day for day in span.days if str(day) in there and day != span.last] + [span.last]
         for day in days:
             self._steps.report(
@@ -274,48 +414,48 @@ class _Run:
             )
         return [f"report/{day}" for day in days]
 
-    def _published(self, reports: Sequence[str]) -> Outcome:
+    def _published(self, reports: Sequence[str]) -> NightlyOutcome:
         manifest = self._manifest
-        status = BROKEN if manifest.broken else self._status
+        status = EXIT_INTEGRITY if manifest.integrity_errors else self._status
         with self._step("publish"):
-            path = runs.path(self._request.out, manifest.run_id)
+            path = make_manifest_path(self._request.out, manifest.run_id)
             self._warehouse.publish(path, manifest.encode(status), reports)
-        report = f"{self._request.out}/report/{manifest.asked.last}/index.html"
-        return Outcome(status, manifest.run_id, report, manifest.broken, manifest.warnings)
+        report = f"{self._request.out}/report/{manifest.requested_span.last}/index.html"
+        return NightlyOutcome(status, manifest.run_id, report, manifest.integrity_errors, manifest.warnings)
 
-    def _facts(self) -> RunFacts:
+    def _facts(self) -> RunInfo:
         manifest = self._manifest
-        return RunFacts(
+        return RunInfo(
             version=manifest.code_version,
             span=manifest.span,
             now=datetime.now(UTC),
-            final_until=manifest.asked.last - timedelta(manifest.settings.look_back_days),
+            final_until=manifest.requested_span.last - timedelta(manifest.settings.look_back_days),
             duration_s=round(perf_counter() - self._began, 3),
         )
 
     def _record(self, error: BaseException) -> None:
-        """A failed run leaves its manifest, if there is room for it and Java still there, and nothing else."""
-        path, stopped = runs.path(self._request.out, self._manifest.run_id), self._request.stop.came
-        # What comes on top of the error would only hide it.
+        """Write the manifest of a failed run, if there is disk space and Java still runs."""
+        path, stopped = make_manifest_path(self._request.out, self._manifest.run_id), self._request.stop.first_signal
+        # Further errors would hide the first.
         with suppress(Exception):
-            self._warehouse.discard()
+            self._warehouse.discard_staged()
         with suppress(Exception):
-            status, text = (stopped.exit_status, str(stopped)) if stopped else (FAILED, reason(error))
-            # One that is there says that all was published.
+            status, text = (stopped.exit_status, str(stopped)) if stopped else (EXIT_FAILED, find_root_cause(error))
+            # An existing manifest means that everything was published.
             if not self._files.exists(path):
                 self._files.write(path, self._manifest.encode(status, text))
 
     @contextmanager
     def _step(self, name: str) -> Iterator[None]:
         self._request.stop.check()
-        began = perf_counter()
+        started = perf_counter()
         try:
             yield
-        except (AnalyticsError, TableMistake):
+        except (AnalyticsError, TableMismatchError):
             raise
         except Exception as error:
-            raise AnalyticsError(f"{name}: {reason(error)}") from error
-        self._manifest.seconds[name] = round(perf_counter() - began, 3)
+            raise AnalyticsError(f"{name}: {find_root_cause(error)}") from error
+        self._manifest.seconds[name] = round(perf_counter() - started, 3)
         self._tell(name, self._manifest.seconds[name])
 
     def _tell(self, name: str, seconds: float) -> None:

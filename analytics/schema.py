@@ -1,72 +1,677 @@
-"""The table `events`, derived from the daemon's own declaration of its log events."""
+"""
+Schema of the events and of all tables, declared once: Spark schemas, documentation and checks are derived from here.
+
+The table `events` is derived from the daemon's own declaration, :mod:`mediatord.observability.event_schema`. All
+tables are Parquet, partitioned by `dt`, the day in UTC. Tables that are `private` hold identifiers as the logs do;
+the others hold none, or pseudonyms only.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from analytics.tables import DT, Column, Table
 from mediatord.observability.event_schema import ENVELOPE, EVENTS, FIELDS, FieldType
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-# What the JSON reader puts the text of a damaged line into.
-CORRUPT = "_corrupt_record"
 
-# Nearly all lines are of these. Only their own fields are read of them: Spark takes its time for every column it is
-# asked for, be there a value or not.
-FREQUENT = ("req.done", "msg.accept", "msg.push", "msg.ack")
+@dataclass(frozen=True, slots=True)
+class Column:
+    """:param type: in Spark SQL DDL. :param meaning: includes the unit."""
+
+    name: str
+    type: str
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """
+    :param key: columns that identify a row, including `dt`; empty if rows may be equal.
+    :param pseudonyms: columns whose identifiers are replaced by pseudonyms, subject to k-anonymity, before the table
+        is written.
+    :param private: it holds identifiers as in the logs.
+    """
+
+    name: str
+    meaning: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    pseudonyms: tuple[str, ...] = ()
+    private: bool = False
+
+    def struct(self) -> StructType:
+        """Spark schema, `dt` first."""
+        from pyspark.sql.types import StructType
+
+        struct = StructType.fromDDL(", ".join(f"`{column.name}` {column.type}" for column in self.columns))
+        assert isinstance(struct, StructType)  # a list of columns is always a struct
+        return struct
+
+
+DT = Column("dt", "date", "day, UTC")
+HOUR = Column("hour", "int", "hour of the day, UTC, 0 to 23")
+NODE = Column("node", "string", "name of the node")
+PROTO = Column("proto", "string", "didcomm or decentrl; empty if unknown")
+N = Column("n", "bigint", "how many")
+BYTES = Column("bytes", "bigint", "bytes of payloads or bodies")
+AGE = Column("age_class", "string", "class of age, such as `4 <1h`")
+SIZE = Column("size_class", "string", "class of size, such as `2 <16K`")
+
+
+def _declare_table(
+    name: str,
+    meaning: str,
+    *columns: Column | tuple[str, str, str],
+    key: str,
+    pseudonyms: str = "",
+    private: bool = False,
+) -> Table:
+    """:param key: columns besides `dt`, separated by blanks; `-` if rows may be equal."""
+    every = (DT, *(column if isinstance(column, Column) else Column(*column) for column in columns))
+    return Table(name, meaning, every, () if key == "-" else ("dt", *key.split()), tuple(pseudonyms.split()), private)
+
+
+_TABLES = (
+    # J0: ingest and quality. `events` is declared below.
+    _declare_table(
+        "quarantine",
+        "lines that are not events",
+        ("stem", "string", "segment, without suffix"),
+        ("cause", "string", "kind of damage, as in quality_daily"),
+        ("line", "string", "the line, cut at 4096 characters"),
+        key="-",
+        private=True,
+    ),
+    _declare_table(
+        "inputs",
+        "segments read, on the day in their name",
+        ("stem", "string", "segment, without suffix"),
+        ("path", "string", "where it was read"),
+        ("bytes", "bigint", "size of the file"),
+        ("modified", "timestamp", "time of its last change"),
+        ("packed", "string", "plain, gzip or zstd"),
+        (
+            "state",
+            "string",
+            "closed, crashed, active, partial, empty, unread or vanished: see the kinds of quality_daily",
+        ),
+        ("lines", "bigint", "lines read, whatever became of them"),
+        ("corrupt", "bigint", "lines in quarantine"),
+        ("seq_first", "bigint", "lowest seq"),
+        ("seq_last", "bigint", "highest seq"),
+        ("lines_said", "bigint", "lines by its log.close; null without one"),
+        ("unfinished", "bigint", "1 if its last line had no end yet"),
+        ("doubled", "bigint", "lines left out as duplicates"),
+        ("remarks", "string", "conflict, separators, shrunk: see the kinds of quality_daily"),
+        key="stem",
+    ),
+    _declare_table(
+        "boots_daily",
+        "log lines of each start of a node",
+        NODE,
+        ("boot", "string", "random id of the start"),
+        ("seq_first", "bigint", "lowest seq"),
+        ("seq_last", "bigint", "highest seq"),
+        ("n", "bigint", "events of the day"),
+        ("missing", "bigint", "seq numbers without an event"),
+        ("doubled", "bigint", "events with the seq of another one; counted once everywhere"),
+        (
+            "stepped_back",
+            "bigint",
+            "minutes that begin with a lower seq than the one before ended with: the clock went back",
+        ),
+        ("last_at", "timestamp", "time of its last line"),
+        ("stopped", "boolean", "whether it logged proc.stop"),
+        key="node boot",
+    ),
+    _declare_table(
+        "quality_daily",
+        "findings in the logs",
+        NODE,
+        ("kind", "string", "kind of finding; `lines` and `events` are totals"),
+        N,
+        key="node kind",
+    ),
+    # J1
+    _declare_table(
+        "traffic_hourly",
+        "events and bytes, of req.done and msg.* only",
+        HOUR,
+        NODE,
+        PROTO,
+        ("event", "string", "name of the event"),
+        N,
+        BYTES,
+        key="hour node proto event",
+    ),
+    _declare_table(
+        "traffic_daily",
+        "the same by day",
+        NODE,
+        PROTO,
+        ("event", "string", "name of the event"),
+        N,
+        BYTES,
+        key="node proto event",
+    ),
+    # J2
+    _declare_table(
+        "latency_hist",
+        "histogram of durations",
+        HOUR,
+        NODE,
+        ("metric", "string", "push or ack (since acceptance), or request"),
+        ("path", "string", "live, pickup, poll or http; of requests the protocol"),
+        ("bucket", "int", "b: durations from 1.02**b to 1.02**(b+1) ms"),
+        N,
+        key="hour node metric path bucket",
+    ),
+    _declare_table(
+        "latency_daily",
+        "percentiles from the histogram, at most 2 % wrong",
+        ("node", "string", "name of the node, or * for all"),
+        ("metric", "string", "as in latency_hist"),
+        ("path", "string", "as in latency_hist, or * for all"),
+        N,
+        ("p50_ms", "double", "milliseconds"),
+        ("p90_ms", "double", "milliseconds"),
+        ("p95_ms", "double", "milliseconds"),
+        ("p99_ms", "double", "milliseconds"),
+        ("max_ms", "double", "upper end of the highest bucket"),
+        key="node metric path",
+    ),
+    # J3
+    _declare_table(
+        "ledger_daily",
+        "message ledger: opening + accepted = acked + expired + evicted + removed + across_epochs + open",
+        ("opening", "bigint", "open at the end of the day before"),
+        ("accepted", "bigint", "accepted, each message once"),
+        ("acked", "bigint", "acknowledged"),
+        ("expired", "bigint", "expired"),
+        ("evicted", "bigint", "evicted from full queues"),
+        ("removed", "bigint", "removed by owner or operator"),
+        ("open", "bigint", "open at the end of the day"),
+        ("difference", "bigint", "opening + accepted less all others; anything but 0 is a fault"),
+        (
+            "orphans",
+            "bigint",
+            "ended without an acceptance in any log since the first day (books)",
+        ),
+        (
+            "around_crash",
+            "bigint",
+            "ended; the line of acceptance was lost when a daemon was killed",
+        ),
+        (
+            "before_books",
+            "bigint",
+            "ended; accepted before the first day",
+        ),
+        ("again", "bigint", "further lines that accept or end a message again"),
+        ("overdue", "bigint", "open over an hour past their expiry"),
+        ("vanished", "bigint", "became overdue while a daemon ran; each counts once"),
+        (
+            "lost_unaccepted",
+            "bigint",
+            "expired, evicted or removed without a line of acceptance",
+        ),
+        (
+            "across_epochs",
+            "bigint",
+            "written off: past their expiry, accepted under an earlier key epoch",
+        ),
+        ("ended_across_epochs", "bigint", "ended without an acceptance under their key epoch"),
+        ("books", "date", "first of an unbroken row of days with events"),
+        key="",
+    ),
+    _declare_table(
+        "messages_daily",
+        "messages by outcome, on the day of it; open ones on each day",
+        PROTO,
+        ("state", "string", "acked, expired, evicted, removed or open"),
+        AGE,
+        ("pushes_class", "string", "0, 1, 2-4 or 5+ pushes"),
+        N,
+        BYTES,
+        key="proto state age_class pushes_class",
+    ),
+    _declare_table(
+        "lost_daily",
+        "messages that expired, were evicted or removed",
+        ("reason", "string", "ttl, fifo_count, fifo_bytes, purged, ..."),
+        SIZE,
+        AGE,
+        ("pushed", "boolean", "whether it was pushed and not acknowledged"),
+        N,
+        BYTES,
+        key="reason size_class age_class pushed",
+    ),
+    _declare_table(
+        "open",
+        "messages open at the end of the day",
+        ("msg", "string", "message id, as in the log"),
+        ("rcpt", "string", "recipient, as in the log"),
+        PROTO,
+        ("node", "string", "node that accepted it"),
+        ("accepted_at", "timestamp", "time of acceptance"),
+        ("size", "bigint", "bytes"),
+        ("ttl_s", "bigint", "time to live in seconds; null: unlimited"),
+        ("pushes", "bigint", "pushes so far"),
+        ("epoch", "int", "key epoch of its pseudonyms"),
+        key="msg",
+        private=True,
+    ),
+    _declare_table(
+        "reconciliation_daily",
+        "counters of the daemon compared with log lines",
+        NODE,
+        ("counter", "string", "metric with its labels"),
+        ("counted", "bigint", "growth of the counter"),
+        ("logged", "bigint", "log lines over the same range of seq"),
+        ("difference", "bigint", "counted less logged; anything but 0 is a fault"),
+        key="node counter",
+    ),
+    _declare_table(
+        "counters",
+        "last counters of each start, carried on from day to day",
+        NODE,
+        ("boot", "string", "random id of the start"),
+        ("seq", "bigint", "of the line with the counters"),
+        ("counter", "string", "metric with its labels"),
+        ("value", "bigint", "since the start"),
+        key="node boot counter",
+    ),
+    _declare_table(
+        "stores_daily",
+        "ledger of each store, compared with log lines",
+        ("store", "string", "identifier of the database"),
+        PROTO,
+        (
+            "entry",
+            "string",
+            "accepted, acknowledged, expired, evicted, removed, withdrawn, waiting or difference",
+        ),
+        ("total", "bigint", "by the last ledger of the day; null if unknown"),
+        ("change", "bigint", "growth since the last ledger of the two hours before the day, else since its first"),
+        ("logged", "bigint", "log lines of that kind since then; null if there is none of that kind"),
+        ("own", "bigint", "probe messages since then, which have no lines"),
+        (
+            "gap",
+            "bigint",
+            "change less logged and own; of accepted also less the change of withdrawn",
+        ),
+        key="store proto entry",
+    ),
+    # J4
+    _declare_table(
+        "queue_hourly",
+        "queues and process, maxima of the hour",
+        HOUR,
+        NODE,
+        ("depth_max", "bigint", "queued messages in the store"),
+        ("depth_mean", "double", "the same, mean"),
+        ("bytes_max", "bigint", "queued bytes"),
+        ("rcpts_max", "bigint", "recipients with queued messages"),
+        ("oldest_ms_max", "bigint", "age of the oldest message"),
+        ("conns_max", "bigint", "open sockets"),
+        ("rss_max", "bigint", "resident memory in bytes"),
+        ("fds_max", "bigint", "open file descriptors"),
+        ("lag_ms_max", "double", "reactor lag"),
+        key="hour node",
+    ),
+    _declare_table(
+        "queue_risk",
+        "queues that lose most messages next, at the growth of the day",
+        ("rank", "int", "1 is the most urgent: by at_risk, then waiting"),
+        ("rcpt", "string", "pseudonym"),
+        (
+            "at_risk",
+            "bigint",
+            "messages that will expire or exceed queue.max_messages within a day",
+        ),
+        ("waiting", "bigint", "queued messages"),
+        BYTES,
+        (
+            "per_day",
+            "double",
+            "growth; null: no ledger of the day",
+        ),
+        ("days_to_cap", "double", "days until queue.max_messages; null: never, or no growth"),
+        ("days_to_ttl", "double", "days until the first expires; null: never"),
+        key="rank",
+        pseudonyms="rcpt",
+    ),
+    # J5
+    _declare_table(
+        "errors_daily",
+        "requests and frames that were refused or failed",
+        PROTO,
+        ("mtype", "string", "message type or command; empty if unknown"),
+        ("status", "bigint", "HTTP status; 0 if unknown"),
+        ("code", "string", "problem or error code; empty if there is only a status"),
+        N,
+        ("senders", "bigint", "distinct senders; null: fewer than k_anonymity"),
+        ("share", "double", "of all requests, 0 to 1"),
+        ("is_new", "boolean", "not seen on any earlier day"),
+        key="proto mtype status code",
+    ),
+    _declare_table(
+        "error_senders",
+        "senders with most refusals",
+        ("rank", "int", "1 is the largest"),
+        ("sender", "string", "pseudonym"),
+        N,
+        ("codes", "bigint", "distinct codes"),
+        ("worst", "string", "most frequent code"),
+        key="rank",
+        pseudonyms="sender",
+    ),
+    # J6
+    _declare_table(
+        "limits_daily",
+        "rate limits that were hit",
+        ("limit", "string", "name of the limit"),
+        ("hits", "bigint", "refusals"),
+        ("who_n", "bigint", "distinct parties; null: fewer than k_anonymity"),
+        ("bursts", "bigint", "series of hits of one party without a gap over burst_gap_s"),
+        ("longest_burst_s", "double", "seconds"),
+        ("share", "double", "parties among all senders of accepted messages, 0 to 1; null with who_n"),
+        key="limit",
+    ),
+    _declare_table(
+        "limits_top",
+        "parties that hit limits most",
+        ("rank", "int", "1 is the largest"),
+        ("who", "string", "pseudonym of a DID or network"),
+        ("limit", "string", "name of the limit"),
+        ("hits", "bigint", "refusals"),
+        ("bursts", "bigint", "series of hits"),
+        key="rank",
+        pseudonyms="who",
+    ),
+    # J7
+    _declare_table(
+        "replay_daily",
+        "repeated or untimely requests",
+        ("code", "string", "error code"),
+        (
+            "age_class",
+            "string",
+            "age by its timestamp: fresh (within 5 min), skew (10 min), old (a day), ancient, future (over 10 min"
+            " ahead); empty if unknown",
+        ),
+        N,
+        ("senders", "bigint", "distinct senders; null: fewer than k_anonymity"),
+        ("on_nodes", "bigint", "of them, seen at several nodes; null likewise"),
+        key="code age_class",
+    ),
+    # J8
+    _declare_table(
+        "top_senders",
+        "largest senders",
+        ("rank", "int", "1 is the largest"),
+        ("sender", "string", "pseudonym"),
+        N,
+        BYTES,
+        ("partners", "bigint", "distinct recipients"),
+        key="rank",
+        pseudonyms="sender",
+    ),
+    _declare_table(
+        "top_recipients",
+        "largest recipients",
+        ("rank", "int", "1 is the largest"),
+        ("rcpt", "string", "pseudonym"),
+        N,
+        BYTES,
+        ("partners", "bigint", "distinct senders"),
+        key="rank",
+        pseudonyms="rcpt",
+    ),
+    _declare_table(
+        "concentration_daily",
+        "how unevenly messages are distributed",
+        ("side", "string", "sender or rcpt"),
+        ("members", "bigint", "distinct DIDs"),
+        ("n", "bigint", "messages accepted, of known senders"),
+        (
+            "top_share",
+            "double",
+            "share of the largest 1 % of members, 0 to 1; null: fewer than k_anonymity",
+        ),
+        ("gini", "double", "Gini coefficient: 0 all equal, towards 1 all with one; null likewise"),
+        key="side",
+    ),
+    # J9
+    _declare_table(
+        "recipients_daily",
+        "activity of each recipient",
+        ("rcpt", "string", "recipient, as in the log"),
+        ("epoch", "int", "key epoch of its pseudonyms"),
+        ("accepted", "bigint", "messages accepted for it"),
+        ("acked", "bigint", "messages it acknowledged"),
+        ("first_at", "timestamp", "first of these events"),
+        ("last_at", "timestamp", "last of these events"),
+        ("since", "date", "first day without a pause of over 35 days"),
+        ("acked_on", "date", "last day with an acknowledgement; null: none"),
+        key="rcpt epoch",
+        private=True,
+    ),
+    _declare_table(
+        "dormant_daily",
+        "recipients that fetch nothing",
+        (
+            "dormant",
+            "bigint",
+            "recipients with open messages that acknowledged nothing for dormant_days",
+        ),
+        ("waiting", "bigint", "their open messages"),
+        BYTES,
+        ("active", "bigint", "recipients that acknowledged"),
+        ("fresh", "bigint", "recipients not seen in the 35 days before"),
+        key="",
+    ),
+    _declare_table(
+        "retention_weekly",
+        "recipients that still acknowledge, by the week they were first seen in, within a key epoch",
+        ("epoch", "int", "key epoch"),
+        ("cohort", "date", "Monday of the first week"),
+        ("week", "int", "weeks since, 0 to 4"),
+        ("members", "bigint", "recipients first seen then; null: fewer than k_anonymity"),
+        (
+            "active",
+            "bigint",
+            "of them, acknowledged in this week; null likewise",
+        ),
+        key="epoch cohort week",
+    ),
+    # J10
+    _declare_table(
+        "sessions_daily",
+        "sockets that closed",
+        NODE,
+        PROTO,
+        ("ws_code", "bigint", "close code; 1006 without a close frame"),
+        ("reason", "string", "who closed: us or peer"),
+        N,
+        ("dur_p50_ms", "double", "median duration"),
+        ("dur_p95_ms", "double", "95th percentile of the duration"),
+        ("n_in", "bigint", "messages in"),
+        ("n_out", "bigint", "messages out"),
+        ("bytes_in", "bigint", "bytes in"),
+        ("bytes_out", "bigint", "bytes out"),
+        key="node proto ws_code reason",
+    ),
+    _declare_table(
+        "sockets_daily",
+        "sockets",
+        NODE,
+        ("opened", "bigint", "opened"),
+        ("authenticated", "bigint", "bound to a DID"),
+        ("closed", "bigint", "closed"),
+        ("unclosed", "bigint", "never closed although their start ended: a crash or lost lines"),
+        ("storm_minutes", "bigint", "minutes with over 100 opened sockets and over ten times the median"),
+        ("peak", "bigint", "most open at a time"),
+        key="node",
+    ),
+    _declare_table(
+        "concurrency_10m",
+        "open sockets by ten minutes",
+        NODE,
+        ("at", "timestamp", "start of the ten minutes"),
+        ("peak", "bigint", "most open at a time"),
+        ("at_end", "bigint", "open at their end"),
+        key="node at",
+    ),
+    # J11
+    _declare_table(
+        "node_compare",
+        "each node compared with the median of all",
+        NODE,
+        (
+            "metric",
+            "string",
+            "what is compared, with its unit",
+        ),
+        ("value", "double", "of the node; a count is 0 where it had none"),
+        ("median", "double", "of all nodes"),
+        ("ratio", "double", "value by median"),
+        ("flagged", "boolean", "ratio outside 1/node_factor to node_factor"),
+        key="node metric",
+    ),
+    # J12
+    _declare_table(
+        "series_hourly",
+        "figures of all nodes by hour; counts are 0 in hours between logs",
+        HOUR,
+        ("metric", "string", "name of the figure"),
+        ("value", "double", "of the hour"),
+        key="hour metric",
+    ),
+    _declare_table(
+        "anomalies",
+        "hours unlike the same hours before",
+        HOUR,
+        ("metric", "string", "name of the figure"),
+        ("value", "double", "of the hour"),
+        ("expected", "double", "median of the baseline"),
+        ("spread", "double", "1.4826 times the median absolute deviation, with a floor"),
+        ("z", "double", "(value - expected) / spread"),
+        ("samples", "int", "hours in the baseline"),
+        ("baseline", "string", "hour_of_week or hour_of_day"),
+        ("reason", "string", "the finding as a sentence"),
+        key="hour metric",
+    ),
+    _declare_table(
+        "series_daily",
+        "figures of all nodes by day",
+        ("metric", "string", "name of the figure"),
+        ("value", "double", "of the day"),
+        key="metric",
+    ),
+    _declare_table(
+        "forecast",
+        "forecast, as made on the day",
+        ("metric", "string", "name of the figure"),
+        ("day", "date", "the day it is about"),
+        ("value", "double", "expected"),
+        ("low", "double", "lower end of the 80 % interval"),
+        ("high", "double", "upper end of the 80 % interval"),
+        key="metric day",
+    ),
+    _declare_table(
+        "forecast_error",
+        "error of a forecast made without the last days",
+        ("metric", "string", "name of the figure"),
+        ("held_back", "int", "days held back"),
+        ("trained_on", "int", "days it was made from"),
+        ("mape", "double", "mean absolute error by mean value"),
+        ("naive_mape", "double", "the same for repeating the week before"),
+        ("inside", "double", "share of held-back days inside the interval"),
+        key="metric",
+    ),
+    # J13
+    _declare_table(
+        "cost_daily",
+        "processing time of requests",
+        PROTO,
+        ("mtype", "string", "message type or command; empty if unknown"),
+        SIZE,
+        N,
+        ("dur_ms", "double", "sum, milliseconds"),
+        ("crypto_ms", "double", "of it, cryptography"),
+        ("dur_p50_ms", "double", "median duration"),
+        ("dur_p95_ms", "double", "95th percentile of the duration"),
+        key="proto mtype size_class",
+    ),
+)
+
+TABLES: dict[str, Table] = {table.name: table for table in _TABLES}
+
+
+# Column of the JSON reader for the text of damaged lines.
+CORRUPT_RECORD_COLUMN = "_corrupt_record"
+
+# Nearly all lines are of these events. Only their own fields are read of them: Spark spends time on every requested
+# column, even without values.
+FREQUENT_EVENTS = ("req.done", "msg.accept", "msg.push", "msg.ack")
 
 _SQL_TYPES: dict[FieldType, str] = {"string": "string", "integer": "bigint", "number": "double", "boolean": "boolean"}
-_NARROWER = {"v": "int", "epoch": "int", "ts": "timestamp"}
+_NARROWER_TYPES = {"v": "int", "epoch": "int", "ts": "timestamp"}
 
-_ADDED = (
+_INGEST_COLUMNS = (
     DT,
     Column("batch", "date", "day in the name of the segment, UTC"),
     Column("stem", "string", "segment, without suffix"),
 )
 
 
-def event_columns() -> tuple[Column, ...]:
-    """`dt`, `batch`, `stem`, then the envelope, then every field that an event may have."""
+def make_event_columns() -> tuple[Column, ...]:
+    """`dt`, `batch`, `stem`, the envelope, and every field that an event may have."""
     declared = {**ENVELOPE, **FIELDS}
-    return (*_ADDED, *(Column(name, _sql_type(name, kind), about) for name, (kind, about) in declared.items()))
-
-
-def events_table() -> Table:
-    """`events` as the other tables are declared; partitioned by `dt`, the day of the event, and `batch`."""
-    return Table("events", "one row for each line of the log", event_columns(), key=(), private=True)
-
-
-def events_struct() -> StructType:
-    """Schema of the Parquet of `events`, partition columns included."""
-    return events_table().struct()
-
-
-def line_struct() -> StructType:
-    """Schema to parse a line with: the time still as text, and last :data:`CORRUPT`."""
-    from pyspark.sql.types import StringType, StructField, StructType
-
-    fields = events_struct().fields[len(_ADDED) :]
-    texts = {"ts"}
-    return StructType(
-        [StructField(field.name, StringType()) if field.name in texts else field for field in fields]
-        + [StructField(CORRUPT, StringType())]
+    return (
+        *_INGEST_COLUMNS,
+        *(Column(name, _get_sql_type(name, kind), about) for name, (kind, about) in declared.items()),
     )
 
 
-def frequent_struct() -> StructType:
-    """What of :func:`line_struct` a line of the :data:`FREQUENT` events may have."""
+def make_events_table() -> Table:
+    """The table `events`; partitioned by `dt`, the day of the event, and `batch`."""
+    return Table("events", "one row for each line of the log", make_event_columns(), key=(), private=True)
+
+
+def make_events_struct() -> StructType:
+    """Schema of the Parquet of `events`, including partition columns."""
+    return make_events_table().struct()
+
+
+def make_line_struct() -> StructType:
+    """Schema for parsing a line: the time as text, and :data:`CORRUPT_RECORD_COLUMN` last."""
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    fields = make_events_struct().fields[len(_INGEST_COLUMNS) :]
+    texts = {"ts"}
+    return StructType(
+        [StructField(field.name, StringType()) if field.name in texts else field for field in fields]
+        + [StructField(CORRUPT_RECORD_COLUMN, StringType())]
+    )
+
+
+def make_frequent_struct() -> StructType:
+    """Subset of :func:`make_line_struct` for :data:`FREQUENT_EVENTS`."""
     from pyspark.sql.types import StructType
 
-    names = {*ENVELOPE, *(name for event in FREQUENT for name in EVENTS[event].fields), CORRUPT}
-    return StructType([field for field in line_struct().fields if field.name in names])
+    names = {*ENVELOPE, *(name for event in FREQUENT_EVENTS for name in EVENTS[event].fields), CORRUPT_RECORD_COLUMN}
+    return StructType([field for field in make_line_struct().fields if field.name in names])
 
 
-def known_events() -> list[str]:
+def list_known_events() -> list[str]:
     """Names of all declared events."""
     return list(EVENTS)
 
 
-def _sql_type(name: str, kind: FieldType) -> str:
-    return _NARROWER.get(name) or _SQL_TYPES[kind]
+def _get_sql_type(name: str, kind: FieldType) -> str:
+    return _NARROWER_TYPES.get(name) or _SQL_TYPES[kind]

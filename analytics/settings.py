@@ -1,10 +1,13 @@
-"""What an operator can set for the jobs: a YAML file, every key with a default."""
+"""Settings of the jobs: a YAML file, every key with a default."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from analytics.errors import EXIT_USAGE, AnalyticsError
 
 Count = Annotated[int, Field(ge=1)]
 Days = Annotated[int, Field(ge=0)]
@@ -50,3 +53,53 @@ class Settings(BaseModel):
     keep_logs_days: Count = Field(
         default=14, description="days that prune keeps log segments that were read, if it is asked to delete any"
     )
+
+
+_FILE_HEADER = """\
+# mediatord-analytics: every setting, at its default. Unknown keys and impossible values are refused:
+# `mediatord-analytics nightly --settings FILE` tells which.
+"""
+
+
+def load_settings(path: Path | None) -> Settings:
+    """
+    What a file sets, defaults for the rest; without a file defaults for everything.
+
+    :raise AnalyticsError: it cannot be read or used; the text names every key that is wrong.
+    """
+    try:
+        return Settings() if path is None else Settings.model_validate(_read_yaml(path))
+    except ValidationError as error:
+        mistakes = "; ".join(f"{_format_location(one['loc'])}: {_format_error(dict(one))}" for one in error.errors())
+        raise AnalyticsError(f"{path}: {mistakes}", EXIT_USAGE) from None
+
+
+def render_default_settings() -> str:
+    """The text of a file that :func:`load_settings` reads as the defaults."""
+    return _FILE_HEADER + "".join(
+        f"\n# {field.description}\n{name}: {field.default}\n" for name, field in Settings.model_fields.items()
+    )
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text("utf-8"))
+    except OSError as error:
+        raise AnalyticsError(f"{path}: {error.strerror}", EXIT_USAGE) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise AnalyticsError(f"{path}: not YAML: {' '.join(str(error).split())}", EXIT_USAGE) from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise AnalyticsError(f"{path}: expected a mapping of keys to values", EXIT_USAGE)
+    return {str(key): value for key, value in content.items()}
+
+
+def _format_location(location: tuple[int | str, ...]) -> str:
+    return ".".join(map(str, location))
+
+
+def _format_error(error: dict[str, Any]) -> str:
+    return "unknown key" if error["type"] == "extra_forbidden" else str(error["msg"])

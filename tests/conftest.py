@@ -42,14 +42,14 @@ settings.load_profile("patient")
 # pytest-xdist runs a file in one process; the longest ones start first, so that the run does not end with one
 # process.
 LONGEST_FIRST = (
-    "analytics/test_ledger.py",  # with all others that share a Spark session
+    "analytics/jobs/test_message_ledger.py",  # and with it all others that share a Spark session
     "model/test_model.py",
     "integration/test_bench.py",
     "monitoring/test_live.py",
     "monitoring/test_rules.py",
     "store/mongo/test_enqueue.py",
     "integration/test_queue.py",
-    "analytics/test_session.py",
+    "analytics/test_spark_session.py",
     "integration/test_torture.py",
     "integration/test_readiness.py",
     "integration/test_schemathesis.py",

@@ -28,11 +28,11 @@ SHARED = {
     "mediatord.runtime.secret_files",
 }
 # Run before Java is available for Spark, or without it.
-BEFORE_SPARK = "cli errors java job session settings tables".split()
+BEFORE_SPARK = "cli errors java job schema settings spark_session".split()
 # The module that calls Java, and the one that starts and stops it.
-CALLS_JAVA = {"files.py", "session.py"}
+CALLS_JAVA = {"files.py", "spark_session.py"}
 # Jobs that collect a few rows: for each epoch of the daemon's key, for each start of a node per day.
-COLLECTS = {name: {"collect"} for name in ("ledger.py", "reconciliation.py", "sessions.py")}
+COLLECTS = {name: {"collect"} for name in ("message_ledger.py", "reconciliation.py", "sessions.py")}
 
 IMPURE = set(
     "asyncio concurrent http io logging multiprocessing os pathlib random select shutil signal socket sqlite3 "

@@ -1,12 +1,12 @@
 """
-J10: sockets, how they ended, and how many were open at a time.
+J10: sockets, their durations and close codes, and how many were open at a time.
 
-A node has one start at a time: the sockets that an earlier one did not close are gone once the next begins, or once
-it has stopped. They count as `unclosed` on that day: a crash, or lost lines.
+A node has one start at a time: sockets that a start left open are gone once it stopped, or once the next one begins.
+They count as `unclosed` on that day, the sign of a crash or of lost lines.
 
-The most open at a time is found in two levels: within each ten minutes, where many hands can work, then over the few
-sums of those. It begins with what was open at the end of the day before; where nobody knows, with as many as must
-have been open for those that closed: by how long they were open, and as there are never fewer than none.
+Peak concurrency is computed in two levels: within each ten minutes, in parallel, then over the sums of those. It
+starts from the sockets open at the end of the day before. Where that is unknown, it starts from the minimum that must
+have been open: sockets that closed and are older than the span, and enough for the count never to be negative.
 """
 
 from __future__ import annotations
@@ -19,100 +19,107 @@ from typing import TYPE_CHECKING
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from analytics.histogram import bucket, percentiles
 from analytics.job import Job, Span
+from analytics.jobs.column_functions import (
+    DAY_MICROS,
+    SECOND_MICROS,
+    compute_percentiles,
+    day_to_micros,
+    get_event_micros,
+    make_bucket_column,
+    micros_to_day,
+)
 from analytics.settings import Settings
-from analytics.times import DAY, SECOND, day_of, happened, micros
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
 
-_TEN_MINUTES = 600 * SECOND
-_MINUTES_A_DAY = 1440
+_TEN_MINUTES = 600 * SECOND_MICROS
+_MINUTES_PER_DAY = 1440
 # A minute is a storm if it opened over so many times the median, and over so many.
-_STORM_TIMES = 10
-_STORM_LEAST = 100
-_KEY = ("dt", "node", "proto", "ws_code", "reason")
-_SUMS = ("n_in", "n_out", "bytes_in", "bytes_out")
+_STORM_FACTOR = 10
+_STORM_MINIMUM = 100
+_SESSION_KEY = ("dt", "node", "proto", "ws_code", "reason")
+_SUMMED_COLUMNS = ("n_in", "n_out", "bytes_in", "bytes_out")
 
 
-def sessions(tables: Mapping[str, DataFrame], settings: Settings, span: Span) -> dict[str, DataFrame]:
+def make_sessions(tables: Mapping[str, DataFrame], settings: Settings, span: Span) -> dict[str, DataFrame]:
     """`sessions_daily`, `sockets_daily` and `concurrency_10m`."""
     events = tables["events"].where(F.col("dt") >= F.lit(span.first))
-    before = tables["concurrency_10m"].where(F.col("dt") == F.lit(span.widened(before=1).first))
+    before = tables["concurrency_10m"].where(F.col("dt") == F.lit(span.widen(before=1).first))
     opening = {row.node: row.n for row in before.groupBy("node").agg(F.max_by("at_end", "at").alias("n")).collect()}
-    starts = _starts(events, span).collect()
+    starts = _summarize_boots(events, span).collect()
     older = Counter[str]()
     for row in starts:
         older[row.node] += 0 if row.began or row.node in opening else row.older
-    left = list(_left_open(starts, {**older, **opening}))
-    tens = _concurrency(events, left, opening, older, span).persist()
+    left = list(_find_unclosed_sockets(starts, {**older, **opening}))
+    tens = _compute_concurrency(events, left, opening, older, span).persist()
     return {
-        "sessions_daily": _ended(events),
-        "sockets_daily": _sockets(events, left, tens),
+        "sessions_daily": _summarize_closed_sockets(events),
+        "sockets_daily": _summarize_sockets(events, left, tens),
         "concurrency_10m": tens,
     }
 
 
-def _node() -> Column:
+def _make_node_column() -> Column:
     return F.coalesce("node", F.lit("")).alias("node")
 
 
-def _ended(events: DataFrame) -> DataFrame:
+def _summarize_closed_sockets(events: DataFrame) -> DataFrame:
     """`sessions_daily`."""
     closed = events.where(F.col("event") == "conn.close").select(
         "dt",
-        _node(),
+        _make_node_column(),
         F.coalesce("proto", F.lit("")).alias("proto"),
         F.coalesce("ws_code", F.lit(0)).alias("ws_code"),
         F.coalesce("reason", F.lit("")).alias("reason"),
-        bucket(F.col("dur_ms")).alias("bucket"),
-        *_SUMS,
+        make_bucket_column(F.col("dur_ms")).alias("bucket"),
+        *_SUMMED_COLUMNS,
     )
-    counted = closed.groupBy(*_KEY, "bucket").agg(
-        F.count(F.lit(1)).alias("n"), *(F.sum(name).alias(name) for name in _SUMS)
+    counted = closed.groupBy(*_SESSION_KEY, "bucket").agg(
+        F.count(F.lit(1)).alias("n"), *(F.sum(name).alias(name) for name in _SUMMED_COLUMNS)
     )
-    durations = percentiles(
-        counted.where(F.col("bucket").isNotNull()), _KEY, {"dur_p50_ms": 0.5, "dur_p95_ms": 0.95}
+    durations = compute_percentiles(
+        counted.where(F.col("bucket").isNotNull()), _SESSION_KEY, {"dur_p50_ms": 0.5, "dur_p95_ms": 0.95}
     ).drop("n")
-    totals = counted.groupBy(*_KEY).agg(
-        F.sum("n").alias("n"), *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in _SUMS)
+    totals = counted.groupBy(*_SESSION_KEY).agg(
+        F.sum("n").alias("n"), *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in _SUMMED_COLUMNS)
     )
-    return totals.join(durations, list(_KEY), "left")
+    return totals.join(durations, list(_SESSION_KEY), "left")
 
 
-def _starts(events: DataFrame, span: Span) -> DataFrame:
+def _summarize_boots(events: DataFrame, span: Span) -> DataFrame:
     """
-    A row for each start of a node: when it was first and last heard of, what it left open, whether it stopped, how
-    many sockets closed that are older than the span.
+    By start of a node: first and last line, sockets left open, whether it stopped, and sockets older than the span
+    that closed.
     """
-    event, at = F.col("event"), happened(events)
+    event, at = F.col("event"), get_event_micros(events)
     opened = at - (F.col("dur_ms") * 1000).cast("bigint")
     few = event.isin("conn.open", "conn.close", "proc.start", "proc.stop") | (F.col("seq") == 1)
     return (
         events.where(few & F.col("boot").isNotNull())
-        .groupBy(_node(), "boot")
+        .groupBy(_make_node_column(), "boot")
         .agg(
             F.min(at).alias("first"),
             F.max(at).alias("last"),
-            F.sum(_delta()).alias("net"),
-            F.count_if((event == "conn.close") & (opened < micros(span.first))).alias("older"),
+            F.sum(_get_socket_delta()).alias("net"),
+            F.count_if((event == "conn.close") & (opened < day_to_micros(span.first))).alias("older"),
             F.max(event == "proc.stop").alias("stopped"),
             F.max((F.col("seq") == 1) | (event == "proc.start")).alias("began"),
         )
     )
 
 
-def _delta() -> Column:
+def _get_socket_delta() -> Column:
     return F.when(F.col("event") == "conn.open", 1).when(F.col("event") == "conn.close", -1).otherwise(0)
 
 
-def _left_open(starts: Iterable[Row], opening: Mapping[str, int]) -> Iterator[tuple[str, int, int]]:
+def _find_unclosed_sockets(starts: Iterable[Row], opening: Mapping[str, int]) -> Iterator[tuple[str, int, int]]:
     """
-    What starts that ended had left open.
+    Sockets left open by starts that ended.
 
-    :param starts: as of :func:`_starts`.
-    :return: node, when they were gone (microseconds), how many.
+    :param starts: rows of :func:`_summarize_boots`.
+    :return: node, when they were gone (microseconds), number.
     """
     for node, own in groupby(sorted(starts, key=lambda row: (row.node, row.first, row.boot)), lambda row: row.node):
         rows = list(own)
@@ -128,7 +135,7 @@ def _left_open(starts: Iterable[Row], opening: Mapping[str, int]) -> Iterator[tu
                 yield node, ended, net
 
 
-def _concurrency(
+def _compute_concurrency(
     events: DataFrame,
     left: list[tuple[str, int, int]],
     opening: Mapping[str, int],
@@ -136,26 +143,29 @@ def _concurrency(
     span: Span,
 ) -> DataFrame:
     """
-    `concurrency_10m`: of each node and day with a line about a socket, or with an open one.
+    `concurrency_10m`, of each node and day with a line about a socket, or an open socket.
 
-    :param opening: node to sockets that were open before the span, of those nodes of which that is known.
-    :param older: node to sockets that were open then at least, of the others.
+    :param opening: node to sockets open before the span, where known.
+    :param older: node to the minimum of sockets open then, for other nodes.
     """
     lines = events.where(F.col("event").isin("conn.open", "conn.close")).select(
-        _node(), happened(events).alias("at"), "seq", _delta().cast("bigint").alias("delta")
+        _make_node_column(),
+        get_event_micros(events).alias("at"),
+        "seq",
+        _get_socket_delta().cast("bigint").alias("delta"),
     )
     spark = events.sparkSession
     gone = spark.createDataFrame([(node, at, -n) for node, at, n in left], "node string, at bigint, delta bigint")
     levels = [*((node, n, 0) for node, n in opening.items()), *((node, None, n) for node, n in older.items() if n)]
     known = spark.createDataFrame(levels, "node string, opening bigint, older bigint")
     changes = lines.unionByName(gone.withColumn("seq", F.lit(None).cast("bigint")))
-    return _levels(_buckets(changes), known, span)
+    return _compute_levels(_sum_changes(changes), known, span)
 
 
-def _buckets(changes: DataFrame) -> DataFrame:
-    """For each node and ten minutes: net change, and the highest over what was open at their beginning."""
+def _sum_changes(changes: DataFrame) -> DataFrame:
+    """By node and ten minutes: net change, and maximum above the level at their start."""
     changes = changes.withColumn("begin", F.col("at") - F.pmod("at", F.lit(_TEN_MINUTES)))
-    # What is gone with its start goes last.
+    # Sockets that end with their start are counted last.
     order = Window.partitionBy("node", "begin").orderBy("at", F.col("seq").asc_nulls_last(), "delta")
     running = F.sum("delta").over(order.rowsBetween(Window.unboundedPreceding, Window.currentRow))
     return (
@@ -165,9 +175,9 @@ def _buckets(changes: DataFrame) -> DataFrame:
     )
 
 
-def _levels(buckets: DataFrame, known: DataFrame, span: Span) -> DataFrame:
-    """Every ten minutes of a day; from changes to levels. Windows over 144 rows a day for each node."""
-    first, last = micros(span.first), micros(span.last) + DAY - _TEN_MINUTES
+def _compute_levels(buckets: DataFrame, known: DataFrame, span: Span) -> DataFrame:
+    """Levels for every ten minutes of a day. Windows cover 144 rows a day per node."""
+    first, last = day_to_micros(span.first), day_to_micros(span.last) + DAY_MICROS - _TEN_MINUTES
     every = F.explode(F.sequence(F.lit(first), F.lit(last), F.lit(_TEN_MINUTES)))
     nodes = buckets.select("node").union(known.where("opening > 0").select("node")).distinct()
     grid = nodes.select("node", every.alias("begin")).join(buckets, ["node", "begin"], "left")
@@ -183,19 +193,19 @@ def _levels(buckets: DataFrame, known: DataFrame, span: Span) -> DataFrame:
         .withColumn("start", start + F.col("before"))
         .withColumn("peak", F.greatest(F.col("start") + F.greatest("rise", F.lit(0)), F.lit(0)))
         .withColumn("at_end", F.greatest(F.col("start") + net, F.lit(0)))
-        .withColumn("dt", day_of(F.col("begin")))
+        .withColumn("dt", micros_to_day(F.col("begin")))
         .withColumn("seen", F.max(F.col("net").isNotNull() | (F.col("peak") > 0)).over(day))
         .where("seen")
         .select("dt", "node", F.timestamp_micros("begin").alias("at"), "peak", "at_end")
     )
 
 
-def _sockets(events: DataFrame, left: list[tuple[str, int, int]], tens: DataFrame) -> DataFrame:
+def _summarize_sockets(events: DataFrame, left: list[tuple[str, int, int]], tens: DataFrame) -> DataFrame:
     """`sockets_daily`."""
     event, key = F.col("event"), ["dt", "node"]
     minutes = (
         events.where(event.isin("conn.open", "conn.auth", "conn.close"))
-        .groupBy("dt", _node(), F.date_trunc("minute", "ts").alias("minute"))
+        .groupBy("dt", _make_node_column(), F.date_trunc("minute", "ts").alias("minute"))
         .agg(
             F.count(F.when(event == "conn.open", 1)).alias("opened"),
             F.count(F.when((event == "conn.auth") & F.col("code").isNull(), 1)).alias("authenticated"),
@@ -203,17 +213,17 @@ def _sockets(events: DataFrame, left: list[tuple[str, int, int]], tens: DataFram
         )
     )
     opened = F.sort_array(F.collect_list(minutes["opened"]))
-    # The minutes without a line come first, and are not in the list.
-    middle = F.size(opened) - _MINUTES_A_DAY // 2
+    # Minutes without a line would be first; they are not in the list.
+    middle = F.size(opened) - _MINUTES_PER_DAY // 2
     median = F.when(middle > 0, F.get(opened, middle - 1)).otherwise(0)
-    bound = F.greatest(median * _STORM_TIMES, F.lit(_STORM_LEAST))
+    bound = F.greatest(median * _STORM_FACTOR, F.lit(_STORM_MINIMUM))
     counts = minutes.groupBy(*key).agg(
         *(F.sum(name).alias(name) for name in ("opened", "authenticated", "closed")),
         F.size(F.filter(opened, lambda n: n > bound)).cast("bigint").alias("storm_minutes"),
     )
     unclosed = (
         events.sparkSession.createDataFrame(left, "node string, at bigint, n bigint")
-        .groupBy(day_of(F.col("at")).alias("dt"), "node")
+        .groupBy(micros_to_day(F.col("at")).alias("dt"), "node")
         .agg(F.sum("n").alias("unclosed"))
     )
     rows = tens.groupBy(*key).agg(F.max("peak").alias("peak"))
@@ -223,10 +233,10 @@ def _sockets(events: DataFrame, left: list[tuple[str, int, int]], tens: DataFram
     return rows.select(*key, *(F.coalesce(name, F.lit(0)).alias(name) for name in numbers))
 
 
-JOB = Job(
+SESSIONS_JOB = Job(
     "sessions",
     reads=("events",),
-    makes=("sessions_daily", "concurrency_10m", "sockets_daily"),
-    transform=sessions,
-    recalls={"concurrency_10m": 1},
+    writes=("sessions_daily", "concurrency_10m", "sockets_daily"),
+    transform=make_sessions,
+    history_days={"concurrency_10m": 1},
 )

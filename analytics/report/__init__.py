@@ -1,5 +1,1 @@
-"""The report of a day: one HTML file that opens anywhere, CSV files and a summary in JSON beside it."""
-
-from analytics.report.page import write
-
-__all__ = ["write"]
+"""The report of a day: one HTML file, CSV files, a summary in JSON, and gauges for Prometheus."""

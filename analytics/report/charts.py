@@ -1,98 +1,235 @@
-"""The kinds of charts that the report has. Numbers on the axes have units; a chart without data is none."""
+"""
+Charts of the report as SVG embedded in the page.
+
+Colours and fonts are the page's own, so charts fit light and dark mode. The same data give the same bytes, and
+nothing from the logs is drawn as text.
+"""
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from analytics.report import numbers
-from analytics.report.parts import Chart, Column, Grid, Row
-from analytics.report.svg import BAD, FIRST, LINE, SECOND, THIRD, drawing
+from markupsafe import escape
+
+from analytics.report.content import (
+    NO_VALUE,
+    Chart,
+    ReportColumn,
+    ReportTable,
+    Row,
+    format_axis_count,
+    format_count,
+    format_duration,
+    format_share,
+    format_size,
+    format_text,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Told = Callable[[float], str]
-_DURATIONS = (1, 10, 100, 1000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 86_400_000)
-COLOURS = (FIRST, SECOND, THIRD)
+# Placeholders of CSS variables, because matplotlib needs real colours.
+INK_COLOUR = "#000001"
+GRID_COLOUR = "#000002"
+FIRST_COLOUR = "#000003"
+SECOND_COLOUR = "#000004"
+THIRD_COLOUR = "#000005"
+BAD_COLOUR = "#000006"
+_CSS_VARIABLES = {
+    INK_COLOUR: "ink-soft",
+    GRID_COLOUR: "line",
+    FIRST_COLOUR: "first",
+    SECOND_COLOUR: "second",
+    THIRD_COLOUR: "third",
+    BAD_COLOUR: "bad",
+}
+
+# CSS pixels at 72 dpi.
+_CHART_WIDTH, _CHART_HEIGHT = 400, 230
+# Left, bottom, width and height, with room for five tick labels on both axes and a legend on top.
+_AXES_AREA = (0.155, 0.125, 0.79, 0.755)
+_AXES_AREA_WITHOUT_LEGEND = (0.155, 0.125, 0.79, 0.835)
+_MATPLOTLIB_STYLE: dict[Any, Any] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": GRID_COLOUR,
+    "axes.grid": True,
+    "axes.labelcolor": INK_COLOUR,
+    "axes.labelsize": 12,
+    "axes.prop_cycle": "cycler('color', ['#000003', '#000004', '#000005'])",
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.unicode_minus": False,
+    "font.size": 12,
+    "grid.color": GRID_COLOUR,
+    "grid.linewidth": 0.8,
+    "legend.fontsize": 12,
+    "legend.frameon": False,
+    "legend.labelcolor": INK_COLOUR,
+    "lines.linewidth": 2,
+    "lines.solid_capstyle": "round",
+    "svg.fonttype": "none",
+    "svg.hashsalt": "mediatord",
+    "text.color": INK_COLOUR,
+    "text.parse_math": False,
+    "xtick.color": INK_COLOUR,
+    "xtick.labelsize": 12,
+    "xtick.major.pad": 6,
+    "xtick.major.size": 0,
+    "xtick.minor.size": 0,
+    "ytick.color": INK_COLOUR,
+    "ytick.labelsize": 12,
+    "ytick.major.size": 0,
+    "ytick.minor.size": 0,
+}
+
+
+class Drawing:
+    """:ivar svg: the finished chart, after the `with` block."""
+
+    def __init__(self, axes: Axes) -> None:
+        self.axes = axes
+        self.svg = ""
+
+
+@contextmanager
+def draw_svg(name: str, title: str, description: str) -> Iterator[Drawing]:
+    """
+    Draw a chart on `axes` within the block.
+
+    :param name: unique in the page.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_MATPLOTLIB_STYLE):
+        figure = Figure(figsize=(_CHART_WIDTH / 72, _CHART_HEIGHT / 72))
+        figure.patch.set_visible(False)
+        axes = figure.add_axes(_AXES_AREA)
+        axes.patch.set_visible(False)
+        axes.grid(axis="x", visible=False)
+        drawing = Drawing(axes)
+        yield drawing
+        _add_legend(axes)
+        buffer = io.StringIO()
+        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None})
+    drawing.svg = _embed_svg(buffer.getvalue(), name, title, description)
+
+
+def _add_legend(axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    if len(labels) < 2:
+        axes.set_position(_AXES_AREA_WITHOUT_LEGEND)
+    else:
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0, handlelength=1.2, columnspacing=1.2
+        )
+
+
+def _embed_svg(svg: str, name: str, title: str, description: str) -> str:
+    """Prepare for embedding: accessible title and description, unique ids, no declarations."""
+    body = svg[svg.index("<g ") : svg.rindex("</svg>")]
+    body = re.sub(r"<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", "", body, flags=re.DOTALL)
+    body = re.sub(r"font-family: [^;]*; ", "", body)
+    body = re.sub(r"\bfont: ([\d.]+)px [^;\"]*", r"font-size: \1px", body)
+    body = re.sub(r'(\bid="|url\(#|href="#)', rf"\1{name}-", body).replace("xlink:href", "href")
+    body = re.sub(r">\s+<", "><", body).strip()
+    body = re.sub("|".join(_CSS_VARIABLES), lambda found: f"var(--{_CSS_VARIABLES[found[0]]})", body)
+    return (
+        f'<svg viewBox="0 0 {_CHART_WIDTH} {_CHART_HEIGHT}" role="img" aria-labelledby="{name}-title {name}-desc">'
+        f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>'
+        f"{body}</svg>"
+    )
+
+
+Formatter = Callable[[float], str]
+_DURATION_TICKS = (1, 10, 100, 1000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 86_400_000)
+COLOURS = (FIRST_COLOUR, SECOND_COLOUR, THIRD_COLOUR)
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """:param values: hour, minute or day number to value; what is missing is a gap."""
+class ChartLine:
+    """:param values: hour, minute or day number to value; missing ones are gaps."""
 
     label: str
     values: Mapping[float, float]
-    colour: str = FIRST
+    colour: str = FIRST_COLOUR
     faint: bool = False
     filled: bool = False
 
 
-def _hour(value: float) -> str:
+def _format_hour(value: float) -> str:
     return f"{int(value):02}:{round(value % 1 * 60):02}"
 
 
-def by_hour(name: str, title: str, description: str, lines: Sequence[Line], told: Told, log: bool = False) -> Chart:
+def make_hourly_chart(
+    name: str, title: str, description: str, lines: Sequence[ChartLine], format: Formatter, log: bool = False
+) -> Chart:
     """
     Lines over a day.
 
-    :param lines: by hours, 0 to 24, or parts of them.
-    :param log: a logarithmic scale, for what differs by orders of magnitude.
+    :param lines: by hour, 0 to 24, or fractions.
+    :param log: logarithmic scale.
     """
-    with drawing(name, title, description) as drawn:
-        axes = drawn.axes
+    with draw_svg(name, title, description) as drawing:
+        axes = drawing.axes
         for line in lines:
-            _draw(axes, line, sorted(line.values))
+            _draw_line(axes, line, sorted(line.values))
         axes.set_xlim(0, max(23, *(max(line.values, default=0) for line in lines)))
         axes.set_xticks(range(0, 24, 4), [f"{hour:02}:00" for hour in range(0, 24, 4)])
-        _scale(axes, told, log)
-    return Chart(title, description, drawn.svg, _grid(title, "Hour (UTC)", lines, _hour, told))
+        _set_value_scale(axes, format, log)
+    return Chart(title, description, drawing.svg, _make_chart_table(title, "Hour (UTC)", lines, _format_hour, format))
 
 
-def by_day(
+def make_daily_chart(
     name: str,
     title: str,
     description: str,
-    lines: Sequence[Line],
-    told: Told,
+    lines: Sequence[ChartLine],
+    format: Formatter,
     first: date,
-    today: float | None = None,
+    today_x: float | None = None,
 ) -> Chart:
     """
     Lines over days.
 
     :param lines: by days after `first`.
-    :param today: a mark between what was and what is to come.
+    :param today_x: vertical mark between past and future.
     """
 
     def day(value: float) -> str:
         return str(first + timedelta(value))
 
-    with drawing(name, title, description) as drawn:
-        axes = drawn.axes
+    with draw_svg(name, title, description) as drawing:
+        axes = drawing.axes
         for line in lines:
-            _draw(axes, line, sorted(line.values))
-        if today is not None:
-            axes.axvline(today, color=LINE, linewidth=1.2)
-        _days(axes, lines, first)
-        _scale(axes, told)
-    return Chart(title, description, drawn.svg, _grid(title, "Day (UTC)", lines, day, told))
+            _draw_line(axes, line, sorted(line.values))
+        if today_x is not None:
+            axes.axvline(today_x, color=GRID_COLOUR, linewidth=1.2)
+        _set_day_ticks(axes, lines, first)
+        _set_value_scale(axes, format)
+    return Chart(title, description, drawing.svg, _make_chart_table(title, "Day (UTC)", lines, day, format))
 
 
-def band(axes: Axes, low: Mapping[float, float], high: Mapping[float, float], colour: str) -> None:
-    """What lies between two lines."""
+def _fill_band(axes: Axes, low: Mapping[float, float], high: Mapping[float, float], colour: str) -> None:
+    """Fill the area between two lines."""
     xs = sorted(low)
     axes.fill_between(xs, [low[x] for x in xs], [high[x] for x in xs], color=colour, alpha=0.2, linewidth=0)
 
 
-def forecast(
-    name: str, title: str, description: str, past: Mapping[date, float], rows: Sequence[Row], told: Told
+def make_forecast_chart(
+    name: str, title: str, description: str, past: Mapping[date, float], rows: Sequence[Row], format: Formatter
 ) -> Chart:
     """
-    What was, and what is expected with its interval.
+    Past values, and the forecast with its interval.
 
     :param rows: of the table forecast, one metric.
     """
@@ -101,72 +238,77 @@ def forecast(
     def by(column: str) -> dict[float, float]:
         return {(row["day"] - first).days: row[column] for row in rows}
 
-    was = Line("was", {(day - first).days: value for day, value in past.items()})
-    lines = [was, Line("expected", by("value"), SECOND)]
-    ends = [*lines, Line("low", by("low")), Line("high", by("high"))]
+    past_line = ChartLine("was", {(day - first).days: value for day, value in past.items()})
+    lines = [past_line, ChartLine("expected", by("value"), SECOND_COLOUR)]
+    ends = [*lines, ChartLine("low", by("low")), ChartLine("high", by("high"))]
 
     def day(value: float) -> str:
         return str(first + timedelta(value))
 
-    with drawing(name, title, description) as drawn:
-        axes = drawn.axes
-        band(axes, by("low"), by("high"), SECOND)
+    with draw_svg(name, title, description) as drawing:
+        axes = drawing.axes
+        _fill_band(axes, by("low"), by("high"), SECOND_COLOUR)
         for line in lines:
-            _draw(axes, line, sorted(line.values))
-        _days(axes, ends, first)
-        _scale(axes, told)
-    return Chart(title, description, drawn.svg, _grid(title, "Day (UTC)", ends, day, told))
+            _draw_line(axes, line, sorted(line.values))
+        _set_day_ticks(axes, ends, first)
+        _set_value_scale(axes, format)
+    return Chart(title, description, drawing.svg, _make_chart_table(title, "Day (UTC)", ends, day, format))
 
 
-def cumulative(name: str, title: str, description: str, lines: Sequence[Line]) -> Chart:
-    """Shares up to a duration. :param lines: milliseconds to share, 0 to 1."""
-    with drawing(name, title, description) as drawn:
-        axes = drawn.axes
+def make_cumulative_chart(name: str, title: str, description: str, lines: Sequence[ChartLine]) -> Chart:
+    """Cumulative distribution of durations. :param lines: milliseconds to share, 0 to 1."""
+    with draw_svg(name, title, description) as drawing:
+        axes = drawing.axes
         for line in lines:
             xs = sorted(line.values)
             axes.plot(xs, [line.values[x] for x in xs], color=line.colour, label=line.label, drawstyle="steps-post")
         axes.set_xscale("log")
         axes.set_ylim(0, 1.02)
-        axes.yaxis.set_major_formatter(lambda value, _: numbers.share(value))
+        axes.yaxis.set_major_formatter(lambda value, _: format_share(value))
         axes.set_yticks([0, 0.25, 0.5, 0.75, 1])
-        _durations(axes, [x for line in lines for x in line.values])
+        _set_duration_ticks(axes, [x for line in lines for x in line.values])
     shares = (0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
-    rows = [{"share": share, **{line.label: _reached(line.values, share) for line in lines}} for share in shares]
-    columns = [Column("share", "Share", numbers.share), *(Column(x.label, x.label, numbers.duration) for x in lines)]
-    return Chart(title, description, drawn.svg, Grid(title, columns, rows))
+    rows = [
+        {"share": share, **{line.label: _find_percentile(line.values, share) for line in lines}} for share in shares
+    ]
+    columns = [
+        ReportColumn("share", "Share", format_share),
+        *(ReportColumn(x.label, x.label, format_duration) for x in lines),
+    ]
+    return Chart(title, description, drawing.svg, ReportTable(title, columns, rows))
 
 
-def _reached(values: Mapping[float, float], share: float) -> float | None:
+def _find_percentile(values: Mapping[float, float], share: float) -> float | None:
     return next((x for x in sorted(values) if values[x] >= share - 1e-9), None)
 
 
-def _durations(axes: Axes, values: Sequence[float]) -> None:
-    marks = _marks(min(values), max(values))
-    axes.set_xticks(marks, [numbers.duration(mark) for mark in marks])
+def _set_duration_ticks(axes: Axes, values: Sequence[float]) -> None:
+    marks = _choose_duration_ticks(min(values), max(values))
+    axes.set_xticks(marks, [format_duration(mark) for mark in marks])
     axes.set_xticks([], minor=True)
 
 
-def _marks(low: float, high: float) -> Sequence[float]:
-    """Durations that have short names; no more than five, for a phone has no room for more."""
-    inside = [mark for mark in _DURATIONS if low <= mark <= high]
+def _choose_duration_ticks(low: float, high: float) -> Sequence[float]:
+    """At most five durations with short names, which fit on a phone."""
+    inside = [mark for mark in _DURATION_TICKS if low <= mark <= high]
     return inside[:: -(-len(inside) // 5)] if inside else []
 
 
-def _draw(axes: Axes, line: Line, xs: Sequence[float]) -> None:
-    """Without a line across what is missing."""
+def _draw_line(axes: Axes, line: ChartLine, xs: Sequence[float]) -> None:
+    """Leave gaps for missing values."""
     step = min((b - a for a, b in zip(xs, xs[1:], strict=False)), default=1)
-    known: list[float] = []
+    data: list[float] = []
     values: list[float] = []
     for x in xs:
-        if known and x - known[-1] > step * 1.5:
-            known.append(x)
+        if data and x - data[-1] > step * 1.5:
+            data.append(x)
             values.append(float("nan"))
-        known.append(x)
+        data.append(x)
         values.append(line.values[x])
     marker = "o" if len(xs) == 1 else None
     style = "--" if line.faint else "-"
     axes.plot(
-        known,
+        data,
         values,
         color=line.colour,
         label=line.label,
@@ -175,10 +317,10 @@ def _draw(axes: Axes, line: Line, xs: Sequence[float]) -> None:
         alpha=0.75 if line.faint else 1,
     )
     if line.filled:
-        axes.fill_between(known, values, color=line.colour, alpha=0.15, linewidth=0)
+        axes.fill_between(data, values, color=line.colour, alpha=0.15, linewidth=0)
 
 
-def _days(axes: Axes, lines: Sequence[Line], first: date) -> None:
+def _set_day_ticks(axes: Axes, lines: Sequence[ChartLine], first: date) -> None:
     last = int(max(x for line in lines for x in line.values))
     step = max(1, -(-(last + 1) // 5))
     marks = range(last % step, last + 1, step)
@@ -186,37 +328,36 @@ def _days(axes: Axes, lines: Sequence[Line], first: date) -> None:
     axes.set_xticks(marks, [f"{first + timedelta(mark):%-d %b}" for mark in marks])
 
 
-def _scale(axes: Axes, told: Told, log: bool = False) -> None:
+def _set_value_scale(axes: Axes, format: Formatter, log: bool = False) -> None:
     from matplotlib.ticker import MaxNLocator, NullLocator
 
     if log:
         axes.set_yscale("log")
         axes.margins(y=0.15)
-        axes.set_yticks(_marks(*axes.get_ylim()))
+        axes.set_yticks(_choose_duration_ticks(*axes.get_ylim()))
         axes.yaxis.set_minor_locator(NullLocator())
     else:
         axes.set_ylim(bottom=0, top=None if axes.get_ylim()[1] > 0.1 else 1)
         top = axes.get_ylim()[1]
         # Round numbers of KiB, MiB, ...
-        unit = 1024 ** int(math.log(top, 1024)) if told is numbers.size and top > 1 else 1
+        unit = 1024 ** int(math.log(top, 1024)) if format is format_size and top > 1 else 1
         axes.set_yticks([unit * mark for mark in MaxNLocator(5, integer=top > 4 * unit).tick_values(0, top / unit)])
         axes.set_ylim(0, top)
-    axis = numbers.short if told is numbers.count else told
+    axis = format_axis_count if format is format_count else format
     axes.yaxis.set_major_formatter(lambda value, _: axis(value))
 
 
-def _grid(title: str, head: str, lines: Sequence[Line], at: Callable[[float], str], told: Told) -> Grid:
+def _make_chart_table(
+    title: str, head: str, lines: Sequence[ChartLine], at: Callable[[float], str], format: Formatter
+) -> ReportTable:
     xs = sorted({x for line in lines for x in line.values})
     rows = [{"at": at(x), **{line.label: line.values.get(x) for line in lines}} for x in xs]
 
-    def known(value: float | None) -> str:
-        return numbers.NOTHING if value is None else told(value)
+    def data(value: float | None) -> str:
+        return NO_VALUE if value is None else format(value)
 
     columns = [
-        Column("at", head, numbers.text, number=False),
-        *(Column(line.label, line.label, known) for line in lines),
+        ReportColumn("at", head, format_text, number=False),
+        *(ReportColumn(line.label, line.label, data) for line in lines),
     ]
-    return Grid(title, columns, rows)
-
-
-__all__ = ["BAD", "FIRST", "SECOND", "THIRD", "Line", "by_day", "by_hour", "cumulative", "forecast"]
+    return ReportTable(title, columns, rows)

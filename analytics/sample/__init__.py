@@ -1,31 +1,27 @@
-"""A believable month of logs, in the daemon's own format, of which everything is known."""
+"""Generated logs in the daemon's format, with known contents: a realistic month for the demo and tests."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from analytics.sample.incidents import plant
-from analytics.sample.spec import SCHEDULE, Spec
-from analytics.sample.traffic import Traffic
-from analytics.sample.truth import Boot, DayTruth, Incident, Ledger, Truth
-from analytics.sample.world import World
-
-__all__ = ["SCHEDULE", "Boot", "DayTruth", "Incident", "Ledger", "Spec", "Truth", "generate"]
+from analytics.sample.ground_truth import SampleSpec, SampleTruth
+from analytics.sample.simulation import Simulation
+from analytics.sample.traffic import TrafficSimulator, plant_incidents
 
 
-def generate(directory: Path, spec: Spec) -> Truth:
+def generate_logs(directory: Path, spec: SampleSpec) -> SampleTruth:
     """
-    Write the logs of the days declared: a directory for each process, closed segments, and the one still open.
+    Write the logs of a specification: a directory for each process, with closed segments and an open one.
 
-    The same declaration gives the same bytes.
+    Equal specifications give equal bytes.
 
-    :param directory: is made; a segment that comes late goes beside it, into the same name with `-late`.
-    :return: what the logs add up to.
+    :param directory: is created; late segments go into a directory of the same name with `-late`.
+    :return: the contents of the logs.
     """
-    world = World(spec, directory)
-    traffic = Traffic(world)
-    # Before anything else of the same moment: an incident of midnight is there from the first line on.
-    plant(traffic)
+    world = Simulation(spec, directory)
+    traffic = TrafficSimulator(world)
+    # Before other events at the same time: an incident at midnight affects the first line.
+    plant_incidents(traffic)
     world.begin()
     traffic.begin()
     world.run()

@@ -7,12 +7,12 @@ from datetime import UTC, date, datetime, timedelta
 from math import exp, log, sin, tau
 from typing import Any
 
-from analytics.facts import RunFacts
 from analytics.job import Span
-from analytics.metrics import METRICS
-from analytics.report.reading import WANTED, Day
+from analytics.jobs.time_series import METRICS
+from analytics.report.content import REPORT_QUERIES, ReportData
+from analytics.schema import TABLES
 from analytics.settings import Settings
-from analytics.tables import TABLES
+from analytics.writing.runs import RunInfo
 
 DAY = date(2026, 11, 20)  # a Friday
 HOSTILE = "<script>alert('no')</script>"
@@ -20,7 +20,7 @@ FORMULA = "=1+1"
 
 Rows = dict[str, list[dict[str, Any]]]
 
-FACTS = RunFacts(
+FACTS = RunInfo(
     version="0.1.0",
     span=Span(DAY - timedelta(2), DAY),
     now=datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC),
@@ -387,9 +387,9 @@ BUSY: Rows = {
 }
 
 
-def known(rows: Rows) -> Day:
-    """The day as :func:`analytics.report.reading.read` finds it in tables with these rows."""
-    found = {name: list(rows.get(name, [])) for name in WANTED}
+def known(rows: Rows) -> ReportData:
+    """The day as :func:`analytics.report.content.load_report_data` finds it in tables with these rows."""
+    found = {name: list(rows.get(name, [])) for name in REPORT_QUERIES}
     if inputs := found["inputs"]:
         total = {name: sum(row[name] for row in inputs) for name in ("bytes", "lines", "corrupt")}
         found["inputs"] = [{"dt": DAY, "state": "closed", "packed": "gzip", "segments": len(inputs), **total}]
@@ -400,4 +400,4 @@ def known(rows: Rows) -> Day:
     found["concurrency_10m"] = [
         {"dt": DAY, "at_hour": at.hour + at.minute / 60, "peak": 2 * peak} for at, peak in peaks.items()
     ]
-    return Day(DAY, Settings(), FACTS, found)
+    return ReportData(DAY, Settings(), FACTS, found)

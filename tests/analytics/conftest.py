@@ -7,22 +7,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from analytics import java, session
 from analytics.errors import AnalyticsError
+from analytics.java import find_java, require_packages, set_java_home
+from analytics.spark_session import SessionOptions, open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-OPTIONS = session.SessionOptions(master="local[2]", memory="1g", small=True)
+OPTIONS = SessionOptions(master="local[2]", memory="1g", small=True)
 
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """The session of a nightly run, made for small frames; without Java its tests are skipped."""
     try:
-        java.require_packages()
-        java.use(java.find_java())
+        require_packages()
+        set_java_home(find_java())
     except AnalyticsError as error:
         pytest.skip(f"Spark cannot run, `make test` installs what it needs: {error}")
-    with session.running(OPTIONS) as running:
+    with open_session(OPTIONS) as running:
         yield running

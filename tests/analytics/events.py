@@ -8,9 +8,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from analytics.job import Job, Span
-from analytics.schema import events_struct
+from analytics.schema import TABLES, make_events_struct
 from analytics.settings import Settings
-from analytics.tables import TABLES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,7 +39,7 @@ def event(ts: datetime, name: str, **fields: Any) -> dict[str, Any]:
 
 def events(spark: SparkSession, rows: Iterable[Mapping[str, Any]]) -> DataFrame:
     """The table `events`; what a row does not have is null."""
-    return _frame(spark, events_struct(), rows)
+    return _frame(spark, make_events_struct(), rows)
 
 
 def table(spark: SparkSession, name: str, rows: Iterable[Mapping[str, Any]] = ()) -> DataFrame:
@@ -58,7 +57,7 @@ def _frame(spark: SparkSession, struct: StructType, rows: Iterable[Mapping[str, 
 def run(job: Job, tables: Mapping[str, DataFrame], span: Span) -> dict[str, list[dict[str, Any]]]:
     """What a job makes, each table sorted by its key, with exactly the columns and types that are declared."""
     made = job.transform(tables, Settings(), span)
-    assert set(made) == set(job.makes)
+    assert set(made) == set(job.writes)
     rows = {}
     for name, frame in made.items():
         declared = TABLES[name]

@@ -7,9 +7,8 @@ from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from analytics.job import Job, Span
-from analytics.schema import events_struct
+from analytics.schema import TABLES, make_events_struct
 from analytics.settings import Settings
-from analytics.tables import TABLES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -20,7 +19,7 @@ DAY = date(2026, 11, 16)
 
 
 def day(number: int) -> date:
-    """So many days after :data:`DAY_SECONDS`."""
+    """So many days after :data:`DAY`."""
     return DAY + timedelta(number)
 
 
@@ -32,18 +31,18 @@ def at(number: int = 0, hour: int = 0, minute: int = 0, second: float = 0) -> da
 
 
 def event(name: str, ts: datetime | None = None, **fields: Any) -> dict[str, Any]:
-    """A row of `events`, on the day of its time, which is the beginning of :data:`DAY_SECONDS` unless told."""
+    """A row of `events`, on the day of its time, which is the beginning of :data:`DAY` unless told."""
     ts = ts or at()
     return {"dt": ts.date(), "ts": ts, "event": name, "node": "a", "epoch": 1, **fields}
 
 
 def events(spark: SparkSession, *rows: Mapping[str, Any]) -> DataFrame:
     """The table `events`."""
-    return _frame(spark, events_struct(), rows)
+    return _frame(spark, make_events_struct(), rows)
 
 
 def table(spark: SparkSession, name: str, *rows: Mapping[str, Any]) -> DataFrame:
-    """A declared table, of :data:`DAY_SECONDS` unless a row says otherwise."""
+    """A declared table, of :data:`DAY` unless a row says otherwise."""
     return _frame(spark, TABLES[name].struct(), rows)
 
 

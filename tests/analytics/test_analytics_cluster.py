@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import analytics
-from analytics import java
-from analytics.errors import FINE
-from analytics.sample import generate
-from analytics.sample.spec import Spec
-from analytics.sample.truth import Truth
+from analytics.errors import EXIT_OK
+from analytics.java import find_java
+from analytics.sample import generate_logs
+from analytics.sample.ground_truth import SampleSpec, SampleTruth
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,15 +35,15 @@ _PATIENCE_S = 300.0
 
 
 @pytest.fixture(scope="module")
-def truth(tmp_path_factory: pytest.TempPathFactory) -> Truth:
+def truth(tmp_path_factory: pytest.TempPathFactory) -> SampleTruth:
     """Logs of two quiet days of two nodes."""
-    spec = Spec(days=2, nodes=("a", "b"), wallets=40, messages_per_day=200, gauge_s=600, incidents=False)
-    return generate(tmp_path_factory.mktemp("logs"), spec)
+    spec = SampleSpec(days=2, nodes=("a", "b"), wallets=40, messages_per_day=200, gauge_s=600, incidents=False)
+    return generate_logs(tmp_path_factory.mktemp("logs"), spec)
 
 
 def environment() -> dict[str, str]:
     """As on a machine where Spark is installed and Java is known."""
-    return {**os.environ, "JAVA_HOME": str(java.find_java().home), "PYSPARK_PYTHON": sys.executable}
+    return {**os.environ, "JAVA_HOME": str(find_java().home), "PYSPARK_PYTHON": sys.executable}
 
 
 def spark_home() -> Path:
@@ -54,7 +53,7 @@ def spark_home() -> Path:
     return Path(pyspark.__file__).parent
 
 
-def submit(truth: Truth, out: Path, *options: str) -> None:
+def submit(truth: SampleTruth, out: Path, *options: str) -> None:
     """Have both days analysed by `spark-submit`."""
     program = Path(analytics.__file__).with_name("__main__.py")
     nightly = ["nightly", "--logs", str(truth.directory), "--out", str(out), "--from", "2026-10-22", "--to", str(DAY)]
@@ -67,11 +66,11 @@ def submit(truth: Truth, out: Path, *options: str) -> None:
         check=False,
     )
     # Of Python, spark-submit sends both to standard output.
-    assert done.returncode == FINE, done.stdout + done.stderr
+    assert done.returncode == EXIT_OK, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1:] == [f"{out}/report/{DAY}/index.html"]
 
 
-def check(spark: SparkSession, truth: Truth, out: Path) -> None:
+def check(spark: SparkSession, truth: SampleTruth, out: Path) -> None:
     """The ledger of both days is what is known of them."""
     rows = spark.read.parquet(f"{out}/tables/ledger_daily").orderBy("dt").collect()
     assert [row.dt for row in rows] == list(truth.days)
@@ -85,14 +84,14 @@ def check(spark: SparkSession, truth: Truth, out: Path) -> None:
     }
 
 
-def test_spark_submit(spark: SparkSession, truth: Truth, tmp_path: Path) -> None:
+def test_spark_submit(spark: SparkSession, truth: SampleTruth, tmp_path: Path) -> None:
     """The same program, unchanged, with the options of spark-submit."""
     conf = ["--conf", "spark.sql.shuffle.partitions=2", "--conf", "spark.ui.enabled=false"]
     submit(truth, tmp_path / "out", "--master", "local[2]", "--driver-memory", "1g", *conf)
     check(spark, truth, tmp_path / "out")
 
 
-def test_cluster(spark: SparkSession, truth: Truth, tmp_path: Path) -> None:
+def test_cluster(spark: SparkSession, truth: SampleTruth, tmp_path: Path) -> None:
     """A master and two workers, each a process, and executors of their own; as one machine has it."""
     with cluster(tmp_path) as master:
         conf = ["spark.driver.host=127.0.0.1", "spark.executor.memory=512m", "spark.sql.shuffle.partitions=4"]

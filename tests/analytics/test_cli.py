@@ -13,11 +13,20 @@ import click
 import pytest
 
 import analytics
-from analytics import arguments
-from analytics.cli import cli, main
-from analytics.errors import FAILED, WRONG_USAGE
+from analytics.cli import (
+    cli,
+    get_today,
+    is_small_input,
+    main,
+    make_span,
+    parse_day,
+    parse_heap_size,
+    parse_size_bytes,
+    parse_spark_conf,
+)
+from analytics.errors import EXIT_FAILED, EXIT_USAGE
 from analytics.job import Span
-from analytics.places import local_path
+from analytics.reading.files import get_local_path
 
 ROOT = Path(analytics.__file__).parents[1]
 
@@ -41,44 +50,44 @@ def told(capsys: pytest.CaptureFixture[str], *given: str) -> tuple[int, str, str
         ("nightly --logs LOGS --out OUT more", "Got unexpected extra argument (more)"),
         ("nightly --logs LOGS/nope --out OUT", "--logs LOGS/nope: no such directory"),
         ("nightly --logs LOGS --logs file:LOGS/nope --out OUT", "--logs file:LOGS/nope: no such directory"),
-        ("nightly --logs LOGS --out LOGS/file", "--out LOGS/file: cannot be written: File exists"),
-        ("nightly --logs LOGS --out OUT --scratch LOGS/file", "--scratch LOGS/file: cannot be written: File exists"),
+        ("nightly --logs LOGS --out LOGS/file", "--out LOGS/file: not writable: File exists"),
+        ("nightly --logs LOGS --out OUT --scratch LOGS/file", "--scratch LOGS/file: not writable: File exists"),
         (
             "nightly --logs LOGS --out OUT --textfile LOGS/file/a.prom",
-            "--textfile in LOGS/file: cannot be written: File exists",
+            "--textfile in LOGS/file: not writable: File exists",
         ),
         ("nightly --logs LOGS --out OUT --day 2999-01-01", "Invalid value for '--day': 2999-01-01 is in the future"),
         (
             "nightly --logs LOGS --out OUT --day 20261120",
-            "Invalid value for '--day': '20261120' is no day; write one as 2026-11-20",
+            "Invalid value for '--day': '20261120' is not a day; expected a date such as 2026-11-20",
         ),
         (
             "nightly --logs LOGS --out OUT --from 2026-02-30",
-            "Invalid value for '--from': '2026-02-30' is no day; write one as 2026-11-20",
+            "Invalid value for '--from': '2026-02-30' is not a day; expected a date such as 2026-11-20",
         ),
         (
             "nightly --logs LOGS --out OUT --from 2026-11-09 --to 2026-11-08",
             "--to 2026-11-08 is before --from 2026-11-09",
         ),
-        ("nightly --logs LOGS --out OUT --to 2026-11-08", "--to needs --from"),
+        ("nightly --logs LOGS --out OUT --to 2026-11-08", "--to requires --from"),
         (
             "nightly --logs LOGS --out OUT --day 2026-11-08 --to 2026-11-08",
-            "--day does not go with --from and --to",
+            "--day cannot be combined with --from or --to",
         ),
         (
             "nightly --logs LOGS --out OUT --memory 4gibi",
-            "Invalid value for '--memory': '4gibi' is no size; write one as 512m or 4GiB",
+            "Invalid value for '--memory': '4gibi' is not a size; expected one such as 512m or 4GiB",
         ),
-        ("nightly --logs LOGS --out OUT --conf spark.x", "--conf spark.x: write KEY=VALUE"),
+        ("nightly --logs LOGS --out OUT --conf spark.x", "--conf spark.x: expected KEY=VALUE"),
         ("nightly --logs LOGS --out OUT --settings LOGS/nope", "LOGS/nope: No such file or directory"),
         (
             "nightly --logs LOGS --out s3a://bucket/out",
-            "--keys is needed: keys are not kept beside results that are elsewhere",
+            "--keys is required: key files are not kept with results on another file system",
         ),
         ("prune --out LOGS/nope", "--out LOGS/nope: no such directory"),
         ("prune --out LOGS --logs LOGS/nope", "--logs LOGS/nope: no such directory"),
-        ("prune --out LOGS --scratch LOGS/file", "--scratch LOGS/file: cannot be written: File exists"),
-        ("sample --dir LOGS/file/logs", "--dir LOGS/file/logs: cannot be written: Not a directory"),
+        ("prune --out LOGS --scratch LOGS/file", "--scratch LOGS/file: not writable: File exists"),
+        ("sample --dir LOGS/file/logs", "--dir LOGS/file/logs: not writable: Not a directory"),
         ("knightly", "No such command 'knightly'."),
         ("pseudonyms forget --keys OUT/keys", "Missing argument 'EPOCH'."),
     ],
@@ -92,7 +101,7 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
         return re.sub("LOGS|OUT", lambda found: places[found[0]], text)
 
     status, out, err = told(capsys, *placed(given).split())
-    assert (status, out) == (WRONG_USAGE, "")
+    assert (status, out) == (EXIT_USAGE, "")
     assert err.startswith(f"mediatord-analytics: {placed(line)}")
     assert err.count("\n") == 1
 
@@ -101,7 +110,7 @@ def test_a_file_that_cannot_be_used_is_one_line(capsys: pytest.CaptureFixture[st
     """Its path comes first, whoever wanted it."""
     (tmp_path / "file").touch()
     status, _, err = told(capsys, "demo", "--dir", f"{tmp_path}/file/demo")
-    assert (status, err) == (FAILED, f"mediatord-analytics: {tmp_path}/file/demo: Not a directory\n")
+    assert (status, err) == (EXIT_FAILED, f"mediatord-analytics: {tmp_path}/file/demo: Not a directory\n")
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,38 +119,38 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert status == 0
     for name in cli.commands:
         assert f"  {name}" in out
-    assert told(capsys)[0] == WRONG_USAGE
+    assert told(capsys)[0] == EXIT_USAGE
 
 
 def test_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Yesterday; a day; several; several until yesterday."""
-    assert datetime.now(UTC).date() <= arguments.today() <= datetime.now(UTC).date()
+    assert datetime.now(UTC).date() <= get_today() <= datetime.now(UTC).date()
     first, last, yesterday = date(2026, 11, 1), date(2026, 11, 9), date(2026, 11, 20)
-    monkeypatch.setattr(arguments, "today", lambda: yesterday + timedelta(1))
-    assert arguments.span_of(None, None, None) == Span(yesterday, yesterday)
-    assert arguments.span_of(first, None, None) == Span(first, first)
-    assert arguments.span_of(None, first, last) == Span(first, last)
-    assert arguments.span_of(None, yesterday, None) == Span(yesterday, yesterday)
-    assert arguments.day(arguments.today().isoformat()) == arguments.today()
+    monkeypatch.setattr("analytics.cli.get_today", lambda: yesterday + timedelta(1))
+    assert make_span(None, None, None) == Span(yesterday, yesterday)
+    assert make_span(first, None, None) == Span(first, first)
+    assert make_span(None, first, last) == Span(first, last)
+    assert make_span(None, yesterday, None) == Span(yesterday, yesterday)
+    assert parse_day("2026-11-21") == yesterday + timedelta(1)
 
 
 def test_sizes_and_places() -> None:
     """Sizes as Java has them, paths as Spark has them."""
-    assert [arguments.size_bytes(text) for text in ("0", "7", "2k", "512M", "1g", "1t", "1 GiB", "2MB", "1.5g")] == [
+    assert [parse_size_bytes(text) for text in ("0", "7", "2k", "512M", "1g", "1t", "1 GiB", "2MB", "1.5g")] == [
         0, 7, 2048, 512 << 20, 1 << 30, 1 << 40, 1 << 30, 2_000_000, 3 << 29,
     ]  # fmt: skip
-    assert [arguments.size(text) for text in ("512m", "4GiB", "1t", "1.5g", "2MB")] == [
+    assert [parse_heap_size(text) for text in ("512m", "4GiB", "1t", "1.5g", "2MB")] == [
         "512m", "4g", "1024g", "1536m", "1953k",
     ]  # fmt: skip
     for text in ("1.5x", "-1g", "g", "1h"):
         with pytest.raises(click.BadParameter):
-            arguments.size_bytes(text)
+            parse_size_bytes(text)
     with pytest.raises(click.BadParameter):
-        arguments.size("7")
-    assert local_path("a/b") == Path("a/b")
-    assert local_path("file:/a/b") == local_path("file:///a/b") == Path("/a/b")
-    assert local_path("hdfs://a/b") is local_path("s3a://a/b") is None
-    assert arguments.settings_of(["a.b=c=d", "e="]) == {"a.b": "c=d", "e": ""}
+        parse_heap_size("7")
+    assert get_local_path("a/b") == Path("a/b")
+    assert get_local_path("file:/a/b") == get_local_path("file:///a/b") == Path("/a/b")
+    assert get_local_path("hdfs://a/b") is get_local_path("s3a://a/b") is None
+    assert parse_spark_conf(["a.b=c=d", "e="]) == {"a.b": "c=d", "e": ""}
 
 
 def test_what_needs_no_spark(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -149,11 +158,11 @@ def test_what_needs_no_spark(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert told(capsys, "schema")[1].startswith("dt ")
     assert "opening" in told(capsys, "schema", "ledger_daily")[1]
     assert '"$schema"' in told(capsys, "schema", "line")[1]
-    assert told(capsys, "schema", "nope")[0] == WRONG_USAGE
+    assert told(capsys, "schema", "nope")[0] == EXIT_USAGE
     assert told(capsys, "settings")[1] == (ROOT / "etc/analytics.yaml").read_text("utf-8")
     assert told(capsys, "pseudonyms", "list", "--keys", f"{tmp_path}/keys") == (0, "", "")
     status, _, err = told(capsys, "pseudonyms", "forget", "--keys", f"{tmp_path}/keys", "7")
-    assert status == FAILED and err.count("\n") == 1
+    assert status == EXIT_FAILED and err.count("\n") == 1
 
 
 def a_night(tmp_path: Path, *more: str) -> subprocess.Popen[str]:
@@ -173,23 +182,23 @@ def test_a_failure_of_spark_is_one_line(tmp_path: Path) -> None:
     """The stack of Java is for those who ask."""
     mistake = ("--conf", "spark.driver.port=none", "--memory", "512m")
     _, err = (process := a_night(tmp_path, *mistake)).communicate()
-    assert process.returncode == FAILED
+    assert process.returncode == EXIT_FAILED
     _, line = err.splitlines()
     assert line.startswith("mediatord-analytics: ") and "spark.driver.port" in line
     _, err = (process := a_night(tmp_path, *mistake, "--debug")).communicate()
-    assert process.returncode == FAILED
+    assert process.returncode == EXIT_FAILED
     assert "Traceback" in err and "\tat org.apache.spark" in err and err.splitlines()[-1] == line
 
 
 def test_what_little_input_is(tmp_path: Path) -> None:
     """Segments of the days, packed ones as they would be unpacked; what is elsewhere is never little."""
     days = Span(date(2026, 11, 18), date(2026, 11, 20))
-    assert arguments.are_small([str(tmp_path)], days)
-    assert not arguments.are_small([str(tmp_path), "hdfs:///logs"], days)
+    assert is_small_input([str(tmp_path)], days)
+    assert not is_small_input([str(tmp_path), "hdfs:///logs"], days)
     os.truncate(_made(tmp_path / "events-20261117T000000Z-a-b-000001.jsonl"), 1 << 30)
-    assert arguments.are_small([str(tmp_path)], days)
+    assert is_small_input([str(tmp_path)], days)
     os.truncate(_made(tmp_path / "events-20261118T000000Z-a-b-000002.jsonl.gz"), 8 << 20)
-    assert not arguments.are_small([str(tmp_path)], days)
+    assert not is_small_input([str(tmp_path)], days)
 
 
 def _made(path: Path) -> Path:

@@ -11,20 +11,24 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from analytics.demo import demo, prepared
+from analytics.benchmark import (
+    Measurements,
+    find_differences,
+    judge_targets,
+    run_python,
+    run_task,
+    sum_resident_bytes,
+)
+from analytics.cli import demo, prepare_demo_directory
 from analytics.errors import AnalyticsError
-from analytics.goals import running
-from analytics.goals.judging import Figures, judged
-from analytics.goals.measuring import differences
-from analytics.goals.running import measured, run
-from analytics.sample.bulk import BulkTruth, generate_bulk
+from analytics.sample.bulk_log import BulkTruth, generate_bulk_logs
 
 
 @pytest.fixture(scope="module")
 def bulk(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BulkTruth]:
     """24 000 lines."""
     directory = tmp_path_factory.mktemp("bulk")
-    return directory, generate_bulk(directory, 0.04, processes=2)
+    return directory, generate_bulk_logs(directory, 0.04, processes=2)
 
 
 def test_lines_in_bulk_are_known_exactly(bulk: tuple[Path, BulkTruth]) -> None:
@@ -57,22 +61,22 @@ def test_lines_in_bulk_are_known_exactly(bulk: tuple[Path, BulkTruth]) -> None:
 def test_lines_in_bulk_are_made_once(bulk: tuple[Path, BulkTruth]) -> None:
     directory, truth = bulk
     before = {path: path.stat().st_mtime_ns for path in directory.rglob("events-*")}
-    assert generate_bulk(directory, 0.04) == truth
+    assert generate_bulk_logs(directory, 0.04) == truth
     assert {path: path.stat().st_mtime_ns for path in directory.rglob("events-*")} == before
     with pytest.raises(ValueError, match="holds other files"):
-        generate_bulk(directory, 0.05)
+        generate_bulk_logs(directory, 0.05)
 
 
 def test_the_scan_counts_every_line(bulk: tuple[Path, BulkTruth]) -> None:
     directory, truth = bulk
-    scan = measured("scan", logs=str(directory))
+    scan = run_task("scan", logs=str(directory))
     assert scan["events"] == dict(truth.events)
     assert scan["damaged"] == truth.damaged
 
 
 def test_a_child_is_timed_and_weighed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own child holds what is to be found, for a second, and until it was found."""
-    weigh, found = running.resident, tmp_path / "found"
+    weigh, found = sum_resident_bytes, tmp_path / "found"
 
     def resident(pid: int, *parent: tuple[int, int]) -> int:
         held = weigh(pid, *parent)
@@ -80,24 +84,24 @@ def test_a_child_is_timed_and_weighed(tmp_path: Path, monkeypatch: pytest.Monkey
             found.touch()
         return held
 
-    monkeypatch.setattr(running, "resident", resident)
+    monkeypatch.setattr("analytics.benchmark.sum_resident_bytes", resident)
     hungry = (
         "import pathlib, time; held = b'x' * 150_000_000; time.sleep(1)\n"
         f"for _ in range(6000):\n  if pathlib.Path({str(found)!r}).exists(): break\n  time.sleep(0.01)"
     )
     child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {hungry!r}])"
-    weighed = run(["-c", child])
+    weighed = run_python(["-c", child])
     assert weighed.peak > 150_000_000
     assert weighed.seconds >= 1
     with pytest.raises(AnalyticsError, match="status 3: what is wrong"):
-        run(["-c", "import sys; print('what is wrong', file=sys.stderr); sys.exit(3)"])
+        run_python(["-c", "import sys; print('what is wrong', file=sys.stderr); sys.exit(3)"])
 
 
 def test_figures_are_judged() -> None:
-    figures = Figures(scan=10, night=49, ingest=43, ingest_small=10, parse=20, declared=10, inferred=18)
+    figures = Measurements(scan=10, night=49, ingest=43, ingest_small=10, parse=20, declared=10, inferred=18)
     figures.cold_ingest, figures.after_ingest, figures.ingest_alone, figures.peak = 40, 25, 70, 2**31
     figures.wrong, figures.unequal = ["open: 3, not 4"], ["ledger_daily"]
-    results = {result.name: result.met for result in judged(figures, timed=True)}
+    results = {result.name: result.met for result in judge_targets(figures, timed=True)}
     assert results == {
         "G1": True,
         "G2": True,
@@ -109,7 +113,7 @@ def test_figures_are_judged() -> None:
         "G8": False,
         "G9": False,
     }
-    untimed = {result.name: result.met for result in judged(figures, timed=False)}
+    untimed = {result.name: result.met for result in judge_targets(figures, timed=False)}
     assert {name for name, met in untimed.items() if met is None} == {"G1", "G2", "G3", "G4", "G5", "G6", "G7"}
 
 
@@ -130,8 +134,8 @@ def test_a_difference_from_the_truth_is_named() -> None:
         "removed": 0,
         "drift": {},
     }
-    assert differences(said, truth) == []
-    assert differences({**said, "open": 1, "drift": {"x": 1}}, truth) == [
+    assert find_differences(said, truth) == []
+    assert find_differences({**said, "open": 1, "drift": {"x": 1}}, truth) == [
         "open: 1, not 2",
         "counters: {'x': 1}, not {}",
     ]
@@ -141,12 +145,12 @@ def test_a_demo_replaces_only_what_a_demo_left(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "thesis.txt").write_text("ten years")
-    with pytest.raises(AnalyticsError, match="holds something else"):
-        prepared(theirs)
+    with pytest.raises(AnalyticsError, match="is not empty and not from a demo"):
+        prepare_demo_directory(theirs)
     assert (theirs / "thesis.txt").exists()
-    ours = prepared(tmp_path / "ours")
+    ours = prepare_demo_directory(tmp_path / "ours")
     (ours / "results").mkdir()
-    assert not (prepared(ours) / "results").exists()
+    assert not (prepare_demo_directory(ours) / "results").exists()
 
 
 @pytest.mark.parametrize("given", [["--days", "1"], ["--messages", "0"], ["--nonsense"]])
@@ -158,5 +162,5 @@ def test_wrong_arguments_are_one_line(given: list[str]) -> None:
 
 
 def test_tasks_speak_json(bulk: tuple[Path, BulkTruth]) -> None:
-    ended = run(["-m", "analytics.goals.tasks", "duck", json.dumps({"logs": str(bulk[0]), "threads": 2})])
+    ended = run_python(["-m", "analytics.benchmark", "duck", json.dumps({"logs": str(bulk[0]), "threads": 2})])
     assert set(json.loads(ended.output)) == {"ingest", "query_raw", "query_parquet"}

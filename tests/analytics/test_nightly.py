@@ -17,20 +17,19 @@ import pytest
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from analytics import lock, nightly, plan, runs
-from analytics.errors import BROKEN, FAILED, FINE, NO_INPUT, AnalyticsError
-from analytics.facts import RunFacts
-from analytics.files import Files
+from analytics.errors import EXIT_FAILED, EXIT_INTEGRITY, EXIT_NO_INPUT, EXIT_OK, AnalyticsError
 from analytics.job import Job, Span
-from analytics.nightly import Outcome, Request, Steps
-from analytics.prune import prune
-from analytics.sample import generate
-from analytics.sample.spec import Spec
-from analytics.schema import events_struct
-from analytics.segments import Discovery, Segment
+from analytics.nightly import BACKFILL_COMMAND, NightlyOutcome, NightlyRequest, NightlySteps, run_nightly
+from analytics.reading.files import FileSystem
+from analytics.reading.segments import Discovery, Segment
+from analytics.run_plan import load_read_segments
+from analytics.sample import generate_logs
+from analytics.sample.ground_truth import SampleSpec
+from analytics.schema import TABLES, make_events_struct
 from analytics.settings import Settings
-from analytics.tables import TABLES
-from analytics.warehouse import Warehouse
+from analytics.writing.retention import prune_expired
+from analytics.writing.runs import LOCK_PREFIX, RunInfo, _get_process_identity, describe_changes
+from analytics.writing.warehouse import Warehouse
 from mediatord.observability.segments import MARKER_FILE, create_marker_directory, load_read_marker
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ def day(number: int) -> date:
 # A segment of this mediator is a file `<batch>.<name>`; each line is the day of an event.
 
 
-def discover(files: Files, log_dirs: Sequence[str]) -> Discovery:
+def discover(files: FileSystem, log_dirs: Sequence[str]) -> Discovery:
     segments = []
     for folder in log_dirs:
         for file in files.list(folder):
@@ -73,7 +72,7 @@ def discover(files: Files, log_dirs: Sequence[str]) -> Discovery:
     return Discovery(segments=segments, findings=Counter(), warnings=[])
 
 
-def ingest(spark: SparkSession, files: Files, segments: Sequence[Segment], staging: str) -> None:
+def ingest(spark: SparkSession, files: FileSystem, segments: Sequence[Segment], staging: str) -> None:
     events, inputs = [], []
     for segment in segments:
         lines = files.read(segment.path).decode().split()
@@ -84,7 +83,7 @@ def ingest(spark: SparkSession, files: Files, segments: Sequence[Segment], stagi
             at = date.fromisoformat(line)
             events.append({"dt": at, "batch": segment.batch, "stem": segment.stem, "seq": seq, "event": "msg.accept"})
     for name, rows, struct, partitions in (
-        ("events", events, events_struct(), ["dt", "batch"]),
+        ("events", events, make_events_struct(), ["dt", "batch"]),
         ("inputs", inputs, TABLES["inputs"].struct(), ["dt"]),
     ):
         tuples = [tuple(row.get(column) for column in struct.names) for row in rows]
@@ -118,21 +117,23 @@ def ledger(tables: Frames, settings: Settings, span: Span) -> dict[str, DataFram
     }
 
 
-BOOTS = Job("boots", reads=("events",), makes=("boots_daily",), transform=boots)
-LEDGER = Job("ledger", reads=("boots_daily",), makes=("ledger_daily",), transform=ledger, recalls={"ledger_daily": 1})
+BOOTS = Job("boots", reads=("events",), writes=("boots_daily",), transform=boots)
+LEDGER = Job(
+    "ledger", reads=("boots_daily",), writes=("ledger_daily",), transform=ledger, history_days={"ledger_daily": 1}
+)
 
 
-def report(files: Files, warehouse: Warehouse, out: str, at: date, settings: Settings, facts: RunFacts) -> str:
+def report(files: FileSystem, warehouse: Warehouse, out: str, at: date, settings: Settings, facts: RunInfo) -> str:
     path = f"{out}/report/{at}/index.html"
     files.write(path, str(facts.span).encode())
     return path
 
 
-def textfile(warehouse: Warehouse, at: date, path: str, facts: RunFacts) -> None:
+def textfile(warehouse: Warehouse, at: date, path: str, facts: RunInfo) -> None:
     Path(path).write_text(str(at))
 
 
-STEPS = Steps(discover, ingest, (BOOTS, LEDGER), lambda request: lambda table, frame: frame, report, textfile)
+STEPS = NightlySteps(discover, ingest, (BOOTS, LEDGER), lambda request: lambda table, frame: frame, report, textfile)
 
 
 class NightlyFixture:
@@ -140,7 +141,7 @@ class NightlyFixture:
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self.spark = spark
-        self.files = Files(spark)
+        self.files = FileSystem(spark)
         self.logs = folder / "logs"
         self.out = folder / "out"
         self.scratch = folder
@@ -154,19 +155,21 @@ class NightlyFixture:
         return path
 
     def run(
-        self, first: int, last: int | None = None, out: Path | None = None, steps: Steps = STEPS, **rest: Any
-    ) -> Outcome:
+        self, first: int, last: int | None = None, out: Path | None = None, steps: NightlySteps = STEPS, **rest: Any
+    ) -> NightlyOutcome:
         """A run of these days."""
         span = Span(day(first), day(first if last is None else last))
-        request = Request([str(self.logs)], str(out or self.out), span, SETTINGS, str(self.scratch), "", **rest)
-        return nightly.run(self.spark, self.files, request, self.told.append, steps)
+        request = NightlyRequest(
+            [str(self.logs)], str(out or self.out), span, SETTINGS, str(self.scratch), "", **rest
+        )
+        return run_nightly(self.spark, self.files, request, self.told.append, steps)
 
     def ledger(self, out: Path | None = None) -> dict[int, tuple[int, int, int]]:
         """Opening, accepted and open by day."""
         rows = Warehouse(self.spark, self.files, str(out or self.out)).read("ledger_daily", Span(day(-5), day(20)))
         return {(row.dt - FIRST).days: (row.opening, row.accepted, row.open) for row in rows.collect()}
 
-    def manifest(self, outcome: Outcome) -> dict[str, Any]:
+    def manifest(self, outcome: NightlyOutcome) -> dict[str, Any]:
         said: dict[str, Any] = json.loads((self.out / "runs" / f"{outcome.run_id}.json").read_text())
         return said
 
@@ -197,7 +200,7 @@ def test_nights_late_input_and_back_fill(world: NightlyFixture, tmp_path: Path) 
     create_marker_directory(world.logs)
     world.segment(0, "x", 0, 0, 1)
     world.segment(1, "x", 1)
-    assert world.run(0).exit_status == FINE
+    assert world.run(0).exit_status == EXIT_OK
     assert load_read_marker(world.logs) == frozenset([f"{day(0)}.x"])
     assert world.ledger() == {0: (0, 2, 2)}
     second = world.run(1, textfile=str(tmp_path / "m.prom"))
@@ -230,13 +233,13 @@ def test_nights_late_input_and_back_fill(world: NightlyFixture, tmp_path: Path) 
 
     assert load_read_marker(world.logs) == frozenset([f"{day(0)}.x", f"{day(1)}.late", f"{day(2)}.x"])
     aside.rename(gone)
-    assert world.run(0, 2, out=tmp_path / "at once").exit_status == FINE
+    assert world.run(0, 2, out=tmp_path / "at once").exit_status == EXIT_OK
     assert world.ledger(tmp_path / "at once") == world.ledger()
 
     # An old day once more, with more input: what is based on it is told, and the figures for alerts stay.
     world.segment(0, "very late", 0)
     assert world.run(0, textfile=str(tmp_path / "m.prom")).warnings == (
-        [f"days after {FIRST} were made from older figures: {nightly.COMMAND} --from {day(1)} --to {day(2)}"]
+        [f"days after {FIRST} are based on outdated results: {BACKFILL_COMMAND} --from {day(1)} --to {day(2)}"]
     )
     assert (tmp_path / "m.prom").read_text() == str(day(2))
 
@@ -264,9 +267,9 @@ def test_a_failed_run_changes_nothing(world: NightlyFixture) -> None:
     assert sorted(path.name for path in world.out.iterdir()) == ["report", "runs", "tables"]
     said = [json.loads(path.read_text()) for path in sorted((world.out / "runs").iterdir())]
     assert sorted((one["exit_status"], one.get("error", "")[:6]) for one in said) == [
-        (FINE, ""),
-        (FAILED, "job le"),
-        (FAILED, "report"),
+        (EXIT_OK, ""),
+        (EXIT_FAILED, "job le"),
+        (EXIT_FAILED, "report"),
     ]
 
 
@@ -274,7 +277,7 @@ class Stopped(BaseException):
     """As by a signal."""
 
 
-class StoppedFiles(Files):
+class StoppedFiles(FileSystem):
     """Files of a process that is stopped when it moves the first directory."""
 
     def move(self, source: str, target: str) -> None:
@@ -288,10 +291,10 @@ def test_a_run_that_is_stopped_while_it_publishes(world: NightlyFixture) -> None
     with pytest.raises(Stopped):
         world.run(0)
     assert not (world.out / "tables").exists()
-    world.files = Files(world.spark)
+    world.files = FileSystem(world.spark)
     outcome = world.run(1)
-    assert outcome.exit_status == NO_INPUT
-    assert "brought an interrupted publication to its end" in world.told
+    assert outcome.exit_status == EXIT_NO_INPUT
+    assert "completed an interrupted publication" in world.told
     assert world.ledger() == {0: (0, 1, 1)}
     assert sorted(path.name for path in world.out.iterdir()) == ["report", "runs", "tables"]
 
@@ -300,9 +303,9 @@ def test_no_input(world: NightlyFixture) -> None:
     """Nothing is written, and the exit status says so, unless that is fine; a gap between days is."""
     world.segment(0, "x", 0)
     outcome = world.run(3)
-    assert (outcome.exit_status, outcome.report_path) == (NO_INPUT, "")
+    assert (outcome.exit_status, outcome.report_path) == (EXIT_NO_INPUT, "")
     assert list(outcome.warnings) == [f"no log segments for {day(3)} in {world.logs}"]
-    assert world.run(3, allow_empty=True).exit_status == FINE
+    assert world.run(3, allow_empty=True).exit_status == EXIT_OK
     assert list(world.out.iterdir()) == []
     world.segment(2, "x", 2)
     world.run(0, 2)
@@ -317,7 +320,7 @@ def test_no_input_but_late_segments_of_the_days_before(world: NightlyFixture, tm
     world.segment(0, "late", 0)
     outcome = world.run(2, textfile=str(tmp_path / "m.prom"))
     assert (outcome.exit_status, list(outcome.warnings)) == (
-        NO_INPUT,
+        EXIT_NO_INPUT,
         [f"no log segments for {day(2)} in {world.logs}"],
     )
     assert world.ledger() == {0: (0, 2, 2), 1: (2, 1, 3)}
@@ -325,26 +328,26 @@ def test_no_input_but_late_segments_of_the_days_before(world: NightlyFixture, tm
     assert (said["asked"], said["span"], said["exit_status"]) == (
         [str(day(0)), str(day(1))],
         [str(day(0)), str(day(1))],
-        NO_INPUT,
+        EXIT_NO_INPUT,
     )
     assert (tmp_path / "m.prom").read_text() == str(day(1))
     again = world.run(2)
-    assert (again.exit_status, again.report_path) == (NO_INPUT, "")
+    assert (again.exit_status, again.report_path) == (EXIT_NO_INPUT, "")
 
 
 def test_events_that_prune_deleted(world: NightlyFixture) -> None:
     """Their segments are no new input, whatever is warned of, and prune deletes them."""
     for number in (0, 60):
         path = world.segment(number, "x", number)
-        assert world.run(number).exit_status == FINE
+        assert world.run(number).exit_status == EXIT_OK
     files, out = world.files, str(world.out)
-    prune(Warehouse(world.spark, files, out), files, out, SETTINGS, ())
+    prune_expired(Warehouse(world.spark, files, out), files, out, SETTINGS, ())
     assert [path.name for path in (world.out / "tables" / "events").iterdir()] == [f"dt={day(60)}"]
     assert world.run(60).warnings == []
     segments = discover(files, [str(world.logs)]).segments
     warehouse = Warehouse(world.spark, files, out)
-    known = plan.known(warehouse, {segment.batch for segment in segments})
-    assert prune(warehouse, files, out, SETTINGS, (), segments, known) == 1
+    known = load_read_segments(warehouse, {segment.batch for segment in segments})
+    assert prune_expired(warehouse, files, out, SETTINGS, (), segments, known) == 1
     assert list(world.logs.iterdir()) == [path]
 
 
@@ -369,10 +372,10 @@ def test_integrity_broken(world: NightlyFixture) -> None:
         }
 
     outcome = world.run(0, steps=replace(STEPS, jobs=(BOOTS, replace(LEDGER, transform=broken))))
-    assert outcome.exit_status == BROKEN
-    assert outcome.broken == [
-        f"{FIRST}: 2 messages that the ledger cannot account for",
-        f"{FIRST}: 3 messages that vanished: their time is over and no log says so",
+    assert outcome.exit_status == EXIT_INTEGRITY
+    assert outcome.integrity_errors == [
+        f"{FIRST}: messages that became overdue without a logged ending: 3",
+        f"{FIRST}: the message ledger has a difference of 2",
     ]
     assert world.ledger() == {0: (0, 1, 1)}
 
@@ -380,7 +383,7 @@ def test_integrity_broken(world: NightlyFixture) -> None:
 def test_settings_that_changed_are_said(world: NightlyFixture) -> None:
     """So that nobody compares what cannot be compared."""
     before = {"settings": {**SETTINGS.model_dump(), "top": 7}, "code_version": "0.0.1", "schema_version": 1}
-    changes = runs.changes(before, SETTINGS)
+    changes = describe_changes(before, SETTINGS)
     assert "top was 7, is 20" in changes
     assert any(line.startswith("code_version was 0.0.1, is ") for line in changes)
     assert len(changes) == 2
@@ -388,7 +391,7 @@ def test_settings_that_changed_are_said(world: NightlyFixture) -> None:
 
 def holder(**other: Any) -> bytes:
     me = {"host": socket.gethostname(), "pid": os.getpid(), "since": datetime.now(UTC).isoformat()}
-    return json.dumps({**me, "life": lock._life(os.getpid()), **other}).encode()
+    return json.dumps({**me, "life": _get_process_identity(os.getpid()), **other}).encode()
 
 
 @pytest.mark.parametrize(
@@ -403,16 +406,16 @@ def holder(**other: Any) -> bytes:
 )
 def test_one_run_at_a_time(world: NightlyFixture, other: dict[str, Any], held: bool) -> None:
     """A lock counts while its process lives; of one elsewhere a day is believed."""
-    path = f"{world.out}/{lock.PREFIX}other.json"
+    path = f"{world.out}/{LOCK_PREFIX}other.json"
     world.files.write(path, holder(**other))
     if held:
         with pytest.raises(
-            AnalyticsError, match=r"another run is writing here: process \d+ on .* delete .*other.json"
+            AnalyticsError, match=r"another run holds the lock: process \d+ on .* delete .*other.json"
         ):
             world.run(0)
         assert Path(path).exists()
     else:
-        assert world.run(0).exit_status == NO_INPUT
+        assert world.run(0).exit_status == EXIT_NO_INPUT
         assert not Path(path).exists()
     assert not list(world.out.glob("runs"))
 
@@ -429,23 +432,25 @@ def test_back_fill_and_nights_with_all_jobs(spark: SparkSession, tmp_path: Path)
 
     A second run makes the same reports, byte by byte.
     """
-    generate(tmp_path / "logs", Spec(first_day=FIRST, days=2, nodes=("a", "b"), messages_per_day=40, incidents=False))
-    files = Files(spark)
+    generate_logs(
+        tmp_path / "logs", SampleSpec(first_day=FIRST, days=2, nodes=("a", "b"), messages_per_day=40, incidents=False)
+    )
+    files = FileSystem(spark)
     found: dict[str, dict[str, list[Row]]] = {}
     for out, spans in {
         "nights": [Span(day(0), day(0)), Span(day(1), day(1))],
         "at once": [Span(day(0), day(1))],
     }.items():
         for span in spans:
-            request = Request(
+            request = NightlyRequest(
                 [str(tmp_path / "logs")], str(tmp_path / out), span, SETTINGS, str(tmp_path), str(tmp_path / "keys")
             )
-            outcome = nightly.run(spark, files, request, lambda line: None)
-            assert (outcome.exit_status, outcome.warnings) == (FINE, [])
+            outcome = run_nightly(spark, files, request, lambda line: None)
+            assert (outcome.exit_status, outcome.warnings) == (EXIT_OK, [])
         warehouse, both = Warehouse(spark, files, str(tmp_path / out)), Span(day(-5), day(5))
         found[out] = {name: sorted(warehouse.read(name, both).collect(), key=repr) for name in TABLES}
     reports = published(tmp_path / out)
-    assert nightly.run(spark, files, request, lambda line: None).exit_status == FINE
+    assert run_nightly(spark, files, request, lambda line: None).exit_status == EXIT_OK
     assert published(tmp_path / out) == reports
     different = [name for name in TABLES if found["nights"][name] != found["at once"][name]]
     assert different == []

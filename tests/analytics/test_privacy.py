@@ -20,10 +20,14 @@ from pyspark.sql import functions as F
 
 from analytics.errors import AnalyticsError
 from analytics.job import Job, Span
-from analytics.jobs import cost, errors_by_code, limits, nodes, queues, recipients, replay, retention, talkers
-from analytics.privacy import FORGOTTEN, Pseudonyms, disclose
+from analytics.jobs.latency_and_cost import COST_JOB
+from analytics.jobs.node_comparison import NODES_JOB
+from analytics.jobs.refusals import ERRORS_JOB, LIMITS_JOB, REPLAY_JOB
+from analytics.jobs.senders_and_recipients import RECIPIENTS_JOB, RETENTION_JOB, TALKERS_JOB
+from analytics.jobs.traffic_and_queues import QUEUES_JOB
+from analytics.privacy import FORGOTTEN_PSEUDONYM, PseudonymKeyFile, pseudonymize_table
+from analytics.schema import TABLES
 from analytics.settings import Settings
-from analytics.tables import TABLES
 from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey
 from tests.analytics.frames import at, brief, day, event, events, rows, table
 
@@ -43,24 +47,26 @@ def path(tmp_path: Path) -> Path:
 
 def test_names_of_an_epoch(path: Path) -> None:
     """The days of an epoch agree, also in another run; pseudonyms are what the daemon would make with this key."""
-    names = Pseudonyms(path, EPOCH_DAYS)
-    name = names.of(day(0))(DID)
-    (epoch,) = names.epochs()
+    names = PseudonymKeyFile(path, EPOCH_DAYS)
+    name = names.make_pseudonym_function(day(0))(DID)
+    (epoch,) = names.list_epochs()
     assert epoch.secret is not None
     assert name == Pseudonymizer("keyed", PseudonymKey(epoch.number, epoch.secret)).did(DID)
     assert epoch.last - epoch.first == timedelta(EPOCH_DAYS - 1)
-    again = Pseudonyms(path, EPOCH_DAYS)
-    assert [again.of(on)(DID) for on in (epoch.first, epoch.last)] == [name, name]
-    others = {again.of(on)(DID) for on in (epoch.first - timedelta(1), epoch.last + timedelta(1))}
+    again = PseudonymKeyFile(path, EPOCH_DAYS)
+    assert [again.make_pseudonym_function(on)(DID) for on in (epoch.first, epoch.last)] == [name, name]
+    others = {
+        again.make_pseudonym_function(on)(DID) for on in (epoch.first - timedelta(1), epoch.last + timedelta(1))
+    }
     assert len(others | {name}) == 3
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert epoch.secret.hex() not in repr(epoch) + str(names.epochs())
+    assert epoch.secret.hex() not in repr(epoch) + str(names.list_epochs())
 
 
 def test_what_stays_as_it_is(path: Path) -> None:
     """Pseudonyms of the daemon are not made again, nor is what stands for nobody; all that looks similar is."""
-    name = Pseudonyms(path, EPOCH_DAYS).of(day(0))
+    name = PseudonymKeyFile(path, EPOCH_DAYS).make_pseudonym_function(day(0))
     assert [name(KEYED), name("unknown")] == [KEYED, "unknown"]
     for identifier in (KEYED.upper(), KEYED + "0", KEYED + "\n", f"did:x:{KEYED}", "did:x:\udcff", ""):
         assert len(name(identifier)) == 32
@@ -73,33 +79,37 @@ def test_epochs_in_any_order(path: Path) -> None:
     first: dict[date, str] = {}
     for _ in range(120):
         on = day(random.randrange(-400, 400))
-        name = Pseudonyms(path, random.choice((1, 7, 30, 90))).of(on)(DID)
+        name = PseudonymKeyFile(path, random.choice((1, 7, 30, 90))).make_pseudonym_function(on)(DID)
         assert first.setdefault(on, name) == name
-    epochs = Pseudonyms(path, EPOCH_DAYS).epochs()
+    epochs = PseudonymKeyFile(path, EPOCH_DAYS).list_epochs()
     assert all(one.first <= one.last < other.first for one, other in zip(epochs, epochs[1:], strict=False))
     assert len({epoch.number for epoch in epochs}) == len(epochs) == len({epoch.secret for epoch in epochs})
 
 
 def test_forgetting(path: Path) -> None:
     """The secret is gone from the file and from where it stood; other epochs and the directory stay as they were."""
-    names = Pseudonyms(path, EPOCH_DAYS)
-    names.of(day(0))
-    other = names.of(day(EPOCH_DAYS))(DID)
-    epoch = next(epoch for epoch in names.epochs() if epoch.first <= day(0) <= epoch.last)
+    names = PseudonymKeyFile(path, EPOCH_DAYS)
+    names.make_pseudonym_function(day(0))
+    other = names.make_pseudonym_function(day(EPOCH_DAYS))(DID)
+    epoch = next(epoch for epoch in names.list_epochs() if epoch.first <= day(0) <= epoch.last)
     assert epoch.secret is not None
     there = set(path.parent.iterdir())
     with path.open("rb") as old:
-        names.forget(epoch.number)
+        names.destroy_key(epoch.number)
         assert not old.read().strip(b"\0")
     assert epoch.secret.hex() not in path.read_text()
     assert set(path.parent.iterdir()) == there
-    again = Pseudonyms(path, EPOCH_DAYS)
-    assert [again.of(day(0))(identifier) for identifier in (DID, "did:x:b", KEYED)] == [FORGOTTEN, FORGOTTEN, KEYED]
-    assert again.of(day(EPOCH_DAYS))(DID) == other
-    again.forget(epoch.number)
-    assert again.of(epoch.last)(DID) == FORGOTTEN
+    again = PseudonymKeyFile(path, EPOCH_DAYS)
+    assert [again.make_pseudonym_function(day(0))(identifier) for identifier in (DID, "did:x:b", KEYED)] == [
+        FORGOTTEN_PSEUDONYM,
+        FORGOTTEN_PSEUDONYM,
+        KEYED,
+    ]
+    assert again.make_pseudonym_function(day(EPOCH_DAYS))(DID) == other
+    again.destroy_key(epoch.number)
+    assert again.make_pseudonym_function(epoch.last)(DID) == FORGOTTEN_PSEUDONYM
     with pytest.raises(AnalyticsError, match="no epoch 9"):
-        again.forget(9)
+        again.destroy_key(9)
 
 
 def test_runs_at_the_same_time(path: Path) -> None:
@@ -107,14 +117,14 @@ def test_runs_at_the_same_time(path: Path) -> None:
     together = Barrier(8)
 
     def run(number: int) -> list[str]:
-        names = Pseudonyms(path, 30)
+        names = PseudonymKeyFile(path, 30)
         together.wait()
-        return [names.of(day(30 * epoch))(DID) for epoch in range(6)]
+        return [names.make_pseudonym_function(day(30 * epoch))(DID) for epoch in range(6)]
 
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(run, range(8)))
     assert all(names == found[0] for names in found)
-    assert len(Pseudonyms(path, 30).epochs()) == 6
+    assert len(PseudonymKeyFile(path, 30).list_epochs()) == 6
 
 
 @pytest.mark.parametrize(
@@ -127,29 +137,29 @@ def test_damaged_file(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     path.chmod(0o600)
     with pytest.raises(AnalyticsError, match="is not a file of pseudonym keys"):
-        Pseudonyms(path, EPOCH_DAYS).of(day(0))
+        PseudonymKeyFile(path, EPOCH_DAYS).make_pseudonym_function(day(0))
     assert path.read_bytes() == content
 
 
 def test_short_secret_and_open_file(path: Path) -> None:
     """Neither a key that could be guessed nor one that others can read is used."""
-    Pseudonyms(path, EPOCH_DAYS).of(day(0))
+    PseudonymKeyFile(path, EPOCH_DAYS).make_pseudonym_function(day(0))
     path.chmod(0o640)
     with pytest.raises(AnalyticsError, match="accessible to other users"):
-        Pseudonyms(path, EPOCH_DAYS).of(day(0))
+        PseudonymKeyFile(path, EPOCH_DAYS).make_pseudonym_function(day(0))
     path.chmod(0o600)
     content = json.loads(path.read_text())
     content["epochs"][0]["secret"] = "00" * 8
     path.write_text(json.dumps(content))
     with pytest.raises(AnalyticsError, match="is not a file of pseudonym keys"):
-        Pseudonyms(path, EPOCH_DAYS).of(day(0))
+        PseudonymKeyFile(path, EPOCH_DAYS).make_pseudonym_function(day(0))
 
 
 def test_no_place_for_the_file(tmp_path: Path) -> None:
     """A directory that cannot be made is one line."""
     (tmp_path / "file").touch()
-    with pytest.raises(AnalyticsError, match="cannot be written: Not a directory"):
-        Pseudonyms(tmp_path / "file" / "state" / "keys", EPOCH_DAYS).of(day(0))
+    with pytest.raises(AnalyticsError, match="is not writable: Not a directory"):
+        PseudonymKeyFile(tmp_path / "file" / "state" / "keys", EPOCH_DAYS).make_pseudonym_function(day(0))
 
 
 def test_too_few_individuals(spark: SparkSession, path: Path) -> None:
@@ -166,16 +176,18 @@ def test_too_few_individuals(spark: SparkSession, path: Path) -> None:
         {"rank": 1, "sender": "did:x:a", "n": 4, **worst},
         *({"dt": day(1), "rank": 3 - n, "sender": f"did:x:{n}", "n": n, **worst} for n in range(3)),
     )
-    names = Pseudonyms(path, EPOCH_DAYS)
+    names = PseudonymKeyFile(path, EPOCH_DAYS)
     shown = _disclosed("error_senders", frame, names, k=3)
-    name = names.of(day(1))
+    name = names.make_pseudonym_function(day(1))
     assert brief(rows("error_senders", shown), "dt", "rank", "sender", "n", "codes", "worst") == [
         (day(0), 1, "fewer than 3", 7, None, "not-found"),
         *((day(1), rank, name(f"did:x:{3 - rank}"), 3 - rank, 2, "not-found") for rank in (1, 2, 3)),
     ]
     assert "did:x" not in shown._jdf.queryExecution().toString()
     everything = rows("error_senders", _disclosed("error_senders", frame, names, k=1))
-    assert [row["sender"] for row in everything[:2]] == [names.of(day(0))(f"did:x:{letter}") for letter in "ab"]
+    assert [row["sender"] for row in everything[:2]] == [
+        names.make_pseudonym_function(day(0))(f"did:x:{letter}") for letter in "ab"
+    ]
     none = _disclosed("error_senders", table(spark, "error_senders"), names, k=3)
     assert rows("error_senders", none) == []
 
@@ -185,7 +197,7 @@ def test_one_party_many_times(spark: SparkSession, path: Path) -> None:
     Individuals count, not rows; what differs among those merged is null, days to a loss are the first's. What is not
     known of any of them is no number.
     """
-    names = Pseudonyms(path, EPOCH_DAYS)
+    names = PseudonymKeyFile(path, EPOCH_DAYS)
     hits = [{"rank": rank, "who": "did:x:a", "limit": f"l{rank}", "hits": 5, "bursts": 2} for rank in (1, 2, 3)]
     merged = rows("limits_top", _disclosed("limits_top", table(spark, "limits_top", *hits), names, k=3))
     assert brief(merged, "rank", "who", "limit", "hits", "bursts") == [(1, "fewer than 3", None, 15, 6)]
@@ -215,8 +227,8 @@ def test_too_few_partners(spark: SparkSession, path: Path) -> None:
             for rank, count in partners.items()
         ),
     )
-    names = Pseudonyms(path, EPOCH_DAYS)
-    name = names.of(day(0))
+    names = PseudonymKeyFile(path, EPOCH_DAYS)
+    name = names.make_pseudonym_function(day(0))
     shown = rows("top_senders", _disclosed("top_senders", frame, names, k=3))
     assert brief(shown, "rank", "sender", "n", "bytes", "partners") == [
         (1, name("did:x:2"), 8, 2, 3),
@@ -238,7 +250,7 @@ def test_no_identifier_in_any_table(spark: SparkSession, path: Path) -> None:
         ),
         "sockets_daily": table(spark, "sockets_daily", {"node": "a", "opened": 1}),
     }
-    names, shown = Pseudonyms(path, EPOCH_DAYS), []
+    names, shown = PseudonymKeyFile(path, EPOCH_DAYS), []
     for job in _JOBS:
         for name, frame in job.transform(frames, Settings(k_anonymity=1), span).items():
             if TABLES[name].private:
@@ -248,7 +260,7 @@ def test_no_identifier_in_any_table(spark: SparkSession, path: Path) -> None:
                 shown.append(_disclosed(name, frame, names, k=1).select(F.lit(name).alias("table"), as_text))
     found = reduce(DataFrame.union, shown).collect()
     assert {row["table"] for row in found} == {
-        name for job in _JOBS for name in job.makes if not TABLES[name].private
+        name for job in _JOBS for name in job.writes if not TABLES[name].private
     }
     assert [row for row in found if "did:" in row["row"]] == []
     pseudonym = re.compile('"[0-9a-f]{32}"')
@@ -256,15 +268,15 @@ def test_no_identifier_in_any_table(spark: SparkSession, path: Path) -> None:
 
 
 _JOBS: tuple[Job, ...] = (
-    queues.JOB,
-    errors_by_code.JOB,
-    limits.JOB,
-    replay.JOB,
-    talkers.JOB,
-    recipients.JOB,
-    retention.JOB,
-    nodes.JOB,
-    cost.JOB,
+    QUEUES_JOB,
+    ERRORS_JOB,
+    LIMITS_JOB,
+    REPLAY_JOB,
+    TALKERS_JOB,
+    RECIPIENTS_JOB,
+    RETENTION_JOB,
+    NODES_JOB,
+    COST_JOB,
 )
 
 
@@ -280,5 +292,5 @@ def _plain(number: int) -> list[Mapping[str, Any]]:
     ]
 
 
-def _disclosed(name: str, frame: DataFrame, names: Pseudonyms, *, k: int) -> DataFrame:
-    return disclose(TABLES[name], frame, Settings(k_anonymity=k), names)
+def _disclosed(name: str, frame: DataFrame, names: PseudonymKeyFile, *, k: int) -> DataFrame:
+    return pseudonymize_table(TABLES[name], frame, Settings(k_anonymity=k), names)

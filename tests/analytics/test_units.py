@@ -11,11 +11,9 @@ import click
 import pytest
 import yaml
 
-from analytics import settings_file
 from analytics.cli import cli
-from analytics.errors import WRONG_USAGE, AnalyticsError
-from analytics.settings import Settings
-from analytics.stop import PATIENCE_S
+from analytics.errors import EXIT_USAGE, STOP_TIMEOUT_S, AnalyticsError
+from analytics.settings import Settings, load_settings, render_default_settings
 
 ROOT = Path(__file__).parents[2]
 UNITS = ROOT / "systemd"
@@ -64,7 +62,7 @@ def test_stopping_the_service() -> None:
     """The signal goes to the program and not to Java, which it needs to clean up; in time before all are killed."""
     service = unit("mediatord-analytics.service")
     assert (service["KillMode"], service["SuccessExitStatus"]) == (["mixed"], [str(128 + signal.SIGTERM)])
-    assert int(service["TimeoutStopSec"][0]) > 4 * PATIENCE_S
+    assert int(service["TimeoutStopSec"][0]) > 4 * STOP_TIMEOUT_S
 
 
 def test_the_timer() -> None:
@@ -92,8 +90,8 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
 def test_the_file_of_settings() -> None:
     """It is as `mediatord-analytics settings` prints it, and sets the defaults."""
     path = ROOT / "etc/analytics.yaml"
-    assert path.read_text("utf-8") == settings_file.render()
-    assert settings_file.load(path) == settings_file.load(None) == Settings()
+    assert path.read_text("utf-8") == render_default_settings()
+    assert load_settings(path) == load_settings(None) == Settings()
     assert yaml.safe_load(path.read_text("utf-8")).keys() == Settings.model_fields.keys()
 
 
@@ -101,7 +99,7 @@ def test_the_file_of_settings() -> None:
     ("text", "told"),
     [
         ("top: 0\nnope: 1\nanomaly_z: x\n", "top: .*equal to 1; anomaly_z: .*number.*; nope: unknown key$"),
-        ("- 1\n", "not a mapping"),
+        ("- 1\n", "expected a mapping"),
         ("[1, 2", "not YAML"),
         ("top: '\x00'", "not YAML"),
         (None, "No such file"),
@@ -113,8 +111,8 @@ def test_files_of_settings_that_cannot_be_used(tmp_path: Path, text: str | None,
     if text is not None:
         path.write_text(text)
     with pytest.raises(AnalyticsError, match=told) as caught:
-        settings_file.load(path)
-    assert caught.value.exit_status == WRONG_USAGE
+        load_settings(path)
+    assert caught.value.exit_status == EXIT_USAGE
     assert "\n" not in str(caught.value)
 
 
@@ -122,6 +120,6 @@ def test_a_file_of_settings_may_be_empty(tmp_path: Path) -> None:
     """And sets nothing then."""
     path = tmp_path / "analytics.yaml"
     path.write_text("# nothing\n")
-    assert settings_file.load(path) == Settings()
+    assert load_settings(path) == Settings()
     path.write_text("top: 7\n")
-    assert settings_file.load(path) == Settings(top=7)
+    assert load_settings(path) == Settings(top=7)

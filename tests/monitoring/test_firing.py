@@ -13,7 +13,7 @@ from typing import Any
 
 from prometheus_client import generate_latest
 
-from analytics import textfile
+from analytics.report.outputs import make_registry, replace_textfile
 from mediatord.wallet.temporary_daemon import find_free_port
 from tests.analytics.busy_day import BUSY, known
 from tests.analytics.test_units import unit
@@ -42,7 +42,7 @@ def write_night(path: Path) -> None:
     (umask,) = unit("mediatord-analytics.service")["UMask"]
     before = os.umask(int(umask, 8))
     try:
-        textfile.replace(path, generate_latest(textfile.registry(known(BUSY))))
+        replace_textfile(path, generate_latest(make_registry(known(BUSY))))
     finally:
         os.umask(before)
 

@@ -19,7 +19,7 @@ from twisted.internet import reactor as _reactor  # noqa: TID251  the daemons ar
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
-from analytics import textfile
+from analytics.report.outputs import make_registry
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.wallet.didcomm_client import DIDCommWallet, discover_mediator, open_http
 from mediatord.wallet.didcomm_socket import connect_didcomm_socket
@@ -82,7 +82,7 @@ class NightFile(BaseHTTPRequestHandler):
     def do_GET(self) -> None:  # noqa: N802  named by the base class
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(generate_latest(textfile.registry(known(BUSY))))
+        self.wfile.write(generate_latest(make_registry(known(BUSY))))
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Nobody reads it."""

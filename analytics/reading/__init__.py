@@ -1,0 +1,1 @@
+"""Reading log segments: files, discovery of segments, parsing into the table `events`."""

@@ -1,0 +1,456 @@
+"""
+Log segments: which there are, which files hold them, and what was found in each.
+
+Segments are found by name alone, so that a year of them costs one listing. A closed segment is
+`events-<UTC start>-<node>-<boot>-<n>.jsonl`, or the same compressed; the active one is `events.jsonl`, identified by
+its first line. Other files are counted, named and skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime
+from typing import TYPE_CHECKING, Any
+
+from analytics.errors import AnalyticsError
+from analytics.reading.files import FileInfo, FileSystem
+from analytics.schema import TABLES
+from mediatord.observability.event_schema import MAX_LINE_BYTES
+from mediatord.observability.segments import ACTIVE_SEGMENT_FILE, MARKER_DIRECTORY, MARKER_FILE
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Also used in regular expressions of Java, by analytics.jobs.log_quality.
+STEM_PATTERN = r"events-(\d{8}T\d{6}Z)-([A-Za-z0-9._-]+)-([A-Za-z0-9._]+)-\d{6,}(?:-\d+)?"
+COMPRESSIONS = {"": "plain", ".gz": "gzip", ".zst": "zstd"}
+
+FILE_FINDINGS = {
+    "conflict": "segments with two files that differ; the larger one was read",
+    "copy": "further copies of a segment; one was read",
+    "foreign": "files not named like segments; skipped",
+    "hidden": "hidden files (name starts with a dot or underscore); skipped",
+    "nameless": "active files whose first line does not name their segment",
+}
+
+_SEGMENT_FILE_PATTERN = re.compile(rf"(?P<stem>{STEM_PATTERN})\.jsonl(?P<suffix>\.[A-Za-z0-9.]+)?")
+_MAX_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """
+    :param stem: its name without suffix, the same in whatever form it is found.
+    :param path: of the file, as :meth:`analytics.reading.files.FileSystem.list` gives it.
+    :param size: bytes of the file.
+    :param packed: plain, gzip or zstd, by the suffix; another suffix as it is: such a file cannot be read.
+    :param active: it is still written.
+    :param batch: the day in its name.
+    :param conflict: there is a file of the same segment that differs.
+    :param others: further files of a closed segment, the best one first.
+    """
+
+    stem: str
+    path: str
+    size: int
+    modified: datetime
+    packed: str
+    active: bool
+    node: str
+    batch: date
+    conflict: bool = False
+    others: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """
+    :param segments: unique, by stem.
+    :param findings: count of each kind of :data:`FILE_FINDINGS`.
+    :param warnings: sentences for the operator.
+    """
+
+    segments: list[Segment]
+    findings: Counter[str] = field(default_factory=Counter)
+    warnings: list[str] = field(default_factory=list)
+
+
+def discover_segments(files: FileSystem, log_dirs: Sequence[str]) -> Discovery:
+    """
+    Find all segments in these directories and below.
+
+    :raise AnalyticsError: a directory does not exist.
+    """
+    found = {file.path: file for url in log_dirs for file in files.list(url)}
+    return _SegmentSearch(files).result(found.values())
+
+
+def parse_segment_name(stem: str, file: FileInfo, packed: str, active: bool) -> Segment | None:
+    """Parse the name of a segment; None if it is not one."""
+    match = re.fullmatch(STEM_PATTERN, stem)
+    if match is None:
+        return None
+    try:
+        begin = datetime.strptime(match[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    return Segment(stem, file.path, file.size, file.modified, packed, active, match[2], begin.date())
+
+
+class _SegmentSearch:
+    def __init__(self, files: FileSystem) -> None:
+        self._files = files
+        self._kinds: defaultdict[str, list[str]] = defaultdict(list)
+
+    def result(self, found: Iterable[FileInfo]) -> Discovery:
+        """Classify these files."""
+        closed: defaultdict[str, list[Segment]] = defaultdict(list)
+        active: defaultdict[str, list[Segment]] = defaultdict(list)
+        for file in found:
+            segment = self._classified(file)
+            if segment is not None:
+                (active if segment.active else closed)[segment.stem].append(segment)
+        # An active segment may have been closed during discovery.
+        chosen = {stem: self._chosen(files) for stem, files in {**active, **closed}.items()}
+        findings = Counter({kind: len(paths) for kind, paths in self._kinds.items()})
+        return Discovery([chosen[stem] for stem in sorted(chosen)], findings, self._warnings())
+
+    def _classified(self, file: FileInfo) -> Segment | None:
+        folder, _, name = file.path.rpartition("/")
+        if folder.rpartition("/")[2] == MARKER_DIRECTORY and name.startswith(MARKER_FILE):
+            return None
+        if name == ACTIVE_SEGMENT_FILE:
+            return self._active(file)
+        match = _SEGMENT_FILE_PATTERN.fullmatch(name.lstrip("._"))
+        suffix = (match["suffix"] or "") if match else ""
+        segment = (
+            parse_segment_name(match["stem"], file, COMPRESSIONS.get(suffix, suffix[1:]), False) if match else None
+        )
+        if segment is None:
+            self._kinds["foreign"].append(file.path)
+        elif name[0] in "._":
+            self._kinds["hidden"].append(file.path)
+        elif not segment.packed.endswith("tmp"):  # the daemon is compressing it
+            return segment
+        return None
+
+    def _active(self, file: FileInfo) -> Segment | None:
+        """Identify an active segment by its first line, or else name it by its time."""
+        if not file.size:
+            return None
+        try:
+            first, ended, _ = self._files.read(file.path, MAX_LINE_BYTES).partition(b"\n")
+        except AnalyticsError:  # closed meanwhile
+            return None
+        segment = parse_segment_name(_extract_segment_name(first), file, "plain", True) if ended else None
+        if segment is None:
+            self._kinds["nameless"].append(file.path)
+            stamp = file.modified.strftime("%Y%m%dT%H%M%SZ")
+            segment = parse_segment_name(f"events-{stamp}-unknown-unknown-000000", file, "plain", True)
+        return segment
+
+    def _chosen(self, candidates: list[Segment]) -> Segment:
+        """
+        Choose one of several files of a segment: the compressed one if complete, because the plain one will be
+        deleted.
+        """
+        if len(candidates) == 1:
+            return candidates[0]
+        by_packing: dict[str, Segment] = {}
+        conflict = False
+        for one in sorted(candidates, key=lambda one: (one.size, one.path)):
+            conflict |= one.packed in by_packing and by_packing[one.packed].size != one.size
+            by_packing[one.packed] = one
+        plain, gzip = by_packing.pop("plain", None), by_packing.pop("gzip", None)
+        if plain and gzip:
+            fits = self._unpacked_size(gzip) == plain.size % 2**32
+            conflict |= not fits
+            best = gzip if fits else plain
+        else:
+            best = plain or gzip or max(by_packing.values(), key=lambda one: (one.packed == "zstd", one.packed))
+        rest = sorted((one for one in candidates if one is not best), key=_get_preference, reverse=True)
+        self._kinds["conflict" if conflict else "copy"] += [one.path for one in rest]
+        return replace(best, conflict=conflict, others=tuple(one.path for one in rest if not one.active))
+
+    def _unpacked_size(self, segment: Segment) -> int:
+        """Size in the last four bytes of gzip; -1 if there are none."""
+        end = self._files.read(segment.path, 4, segment.size - 4) if segment.size >= 4 else b""
+        return int.from_bytes(end, "little") if end else -1
+
+    def _warnings(self) -> list[str]:
+        return [
+            format_file_warning(FILE_FINDINGS[kind], paths)
+            for kind, paths in sorted(self._kinds.items())
+            if kind != "copy"
+        ]
+
+
+def format_file_warning(meaning: str, names: Sequence[str]) -> str:
+    """
+    Format a warning: how many files of a kind there are, and the first of their names.
+
+    :param meaning: as in :data:`FILE_FINDINGS`, with its first noun in the plural.
+    """
+    if len(names) == 1:
+        meaning = re.sub(r"\b(segment|file)s\b|\b(cop)ies\b", lambda m: m[1] or f"{m[2]}y", meaning, count=1)
+    more = ", ..." if len(names) > _MAX_NAMED else ""
+    return f"{len(names)} {meaning}: {', '.join(names[:_MAX_NAMED])}{more}"
+
+
+def _get_preference(one: Segment) -> tuple[bool, int, str]:
+    """Sort key: readable before unreadable, large before small."""
+    return one.packed in COMPRESSIONS.values(), one.size, one.path
+
+
+def _extract_segment_name(line: bytes) -> str:
+    """Name of the segment in its first line; empty if there is none."""
+    try:
+        about = json.loads(line.lstrip(b"\x1e"))
+    except ValueError:
+        return ""
+    return str(about.get("segment", "")) if isinstance(about, dict) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSegment:
+    """
+    A segment as it was read before.
+
+    :param size: bytes of the file.
+    :param modified_ms: when it was changed last, milliseconds since the epoch.
+    :param packed: as :class:`analytics.reading.segments.Segment` says it.
+    :param state: one of :data:`analytics.reading.segments.SEGMENT_STATES`.
+    :param lines: events that it has, doubled ones too: lines that were whole.
+    :param complete: it was closed, and every line was there and whole: such a segment never changes again.
+    :param shrunk: the lines are those of an earlier file, which had more of them.
+    :param deleted: prune has deleted its events.
+    """
+
+    batch: date
+    size: int
+    modified_ms: int
+    packed: str
+    state: str
+    lines: int
+    complete: bool = False
+    shrunk: bool = False
+    deleted: bool = False
+
+
+def has_segment_changed(segment: Segment, before: ReadSegment | None) -> bool:
+    """Whether a segment is new, was never read, or was incomplete when read and differs now."""
+    if before is None or before.state == VANISHED:
+        return True
+    return not before.complete and differs_from_read(segment, before)
+
+
+def differs_from_read(segment: Segment, before: ReadSegment) -> bool:
+    modified_ms = round(segment.modified.timestamp() * 1000)
+    is_closed_since = before.state == ACTIVE and not segment.active
+    same = (before.size, before.modified_ms, before.packed)
+    return is_closed_since or (segment.size, modified_ms, segment.packed) != same
+
+
+CLOSED, CRASHED, ACTIVE, EMPTY, UNREAD, VANISHED = "closed", "crashed", "active", "empty", "unread", "vanished"
+PARTIAL = "partial"
+SHRUNK = "shrunk"
+SEGMENT_STATES = {
+    CLOSED: "segments closed normally",
+    CRASHED: "segments without log.close: the daemon was killed, or the end of the file is lost",
+    ACTIVE: "segments still being written; the rest is read in the next run",
+    PARTIAL: "segments with damaged compression, read as far as possible",
+    EMPTY: "empty segments",
+    UNREAD: "segments skipped: unknown suffix, or content that does not match it",
+    VANISHED: "segments that disappeared before they were read",
+}
+SEGMENT_REMARKS = {
+    "conflict": "segments with another file that differs",
+    "separators": "segments with record separators (0x1E); read anyway",
+    SHRUNK: "segments that became shorter; the lines loaded before are kept",
+}
+
+_RECORD_SEPARATOR = b"\x1e"
+_MAGIC_BYTES = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd"}
+# Also xz, bzip2, zip and lz4: files may have been compressed and renamed.
+_COMPRESSED_MAGIC = (*_MAGIC_BYTES.values(), b"\xfd7zX", b"BZh", b"PK\x03\x04", b"\x04\x22\x4d\x18")
+_CHUNK_BYTES = 4 << 20
+_MAX_MAGIC_BYTES = 4
+
+
+@dataclass(slots=True)
+class SegmentReading:
+    """
+    :ivar paths: of the files with its lines; none if there is nothing to read.
+    :ivar state: one of :data:`SEGMENT_STATES`; empty as long as only its lines can tell whether it was closed.
+    :ivar needs_slow_parsing: lines are looked at one by one: see :mod:`analytics.reading.ingest`.
+    :ivar unfinished: lines without an end yet, in a file that grows.
+    :ivar events: lines that are events; `doubled` ones are not among them.
+    :ivar corrupt: lines in quarantine.
+    :ivar lines_said: how many lines there are by its own log.close.
+    """
+
+    segment: Segment
+    paths: Sequence[str] = ()
+    state: str = ""
+    needs_slow_parsing: bool = False
+    unfinished: int = 0
+    events: int = 0
+    doubled: int = 0
+    corrupt: int = 0
+    seq_first: int | None = None
+    seq_last: int | None = None
+    lines_said: int | None = None
+    closed: bool = False
+    separators: bool = False
+
+    @property
+    def partial(self) -> bool:
+        """Whether its compression is damaged."""
+        return self.state == PARTIAL
+
+    @property
+    def lines(self) -> int:
+        """Number of all lines."""
+        return self.events + self.doubled + self.corrupt + self.unfinished
+
+    @property
+    def needs_slow_pass(self) -> bool:
+        """Whether fast parsing has not accounted for every line."""
+        return not self.needs_slow_parsing and (self.separators or not self._is_complete())
+
+    def _is_complete(self) -> bool:
+        """Compare with log.close; without it, check the sequence numbers of events for gaps."""
+        if self.lines_said is not None:
+            return self.lines_said == self.lines
+        if self.seq_first is None or self.seq_last is None:
+            return True
+        return self.seq_last - self.seq_first + 1 == self.events
+
+    def get_final_state(self) -> str:
+        """One of :data:`SEGMENT_STATES`."""
+        return self.state or (CLOSED if self.closed else CRASHED)
+
+    def row(self) -> tuple[Any, ...]:
+        """Row of the table `inputs`."""
+        segment = self.segment
+        remarks = {"conflict": segment.conflict, "separators": self.separators}
+        row = {
+            "dt": segment.batch,
+            "stem": segment.stem,
+            "path": segment.path,
+            "bytes": segment.size,
+            "modified": segment.modified,
+            "packed": segment.packed,
+            "state": self.get_final_state(),
+            "lines": self.lines,
+            "corrupt": self.corrupt,
+            "seq_first": self.seq_first,
+            "seq_last": self.seq_last,
+            "lines_said": self.lines_said,
+            "unfinished": self.unfinished,
+            "doubled": self.doubled,
+            "remarks": " ".join(name for name, found in remarks.items() if found),
+        }
+        return tuple(row[column.name] for column in TABLES["inputs"].columns)
+
+
+def prepare_reading(files: FileSystem, segment: Segment, scratch: str) -> SegmentReading:
+    """
+    Decide by its first bytes how to read a segment.
+
+    :param scratch: directory for a copy of the whole lines of an active segment.
+    """
+    if not segment.active:
+        return _prepare_closed_segment(files, segment)
+    try:
+        return _snapshot_active_segment(files, segment, scratch)
+    except AnalyticsError:
+        if files.exists(segment.path):
+            raise
+        return _find_successor(files, segment)
+
+
+def _prepare_closed_segment(files: FileSystem, segment: Segment) -> SegmentReading:
+    if not segment.size:
+        return SegmentReading(segment, state=EMPTY)
+    if segment.packed not in COMPRESSIONS.values():
+        return SegmentReading(segment, state=UNREAD)
+    try:
+        head = files.read(segment.path, _MAX_MAGIC_BYTES)
+    except AnalyticsError:
+        if files.exists(segment.path):
+            raise
+        return _find_successor(files, segment)
+    if not (
+        head.startswith(_MAGIC_BYTES[segment.packed])
+        if segment.packed in _MAGIC_BYTES
+        else not head.startswith(_COMPRESSED_MAGIC)
+    ):
+        return SegmentReading(segment, state=UNREAD)
+    separators = head.startswith(_RECORD_SEPARATOR)
+    return SegmentReading(segment, [segment.path], needs_slow_parsing=separators, separators=separators)
+
+
+def make_segment_warnings(inputs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Warn of segments that were not read now, by rows of `inputs`."""
+    stems: defaultdict[str, list[str]] = defaultdict(list)
+    for row in inputs:
+        stems[SHRUNK if SHRUNK in row["remarks"].split() else row["state"]].append(row["stem"])
+    meanings = {UNREAD: SEGMENT_STATES[UNREAD], VANISHED: SEGMENT_STATES[VANISHED], SHRUNK: SEGMENT_REMARKS[SHRUNK]}
+    return [format_file_warning(meaning, stems[kind]) for kind, meaning in meanings.items() if kind in stems]
+
+
+def recheck_reading(spark: SparkSession, files: FileSystem, reading: SegmentReading) -> SegmentReading:
+    """Return the same reading, or another if that one failed because the file is missing or damaged."""
+    if not reading.paths or reading.partial or reading.segment.active:
+        return reading
+    if not files.exists(reading.segment.path):
+        return _find_successor(files, reading.segment)
+    if reading.segment.packed == "plain" or _is_readable(spark, reading.segment.path):
+        return reading
+    return replace(reading, state=PARTIAL)
+
+
+def _is_readable(spark: SparkSession, path: str) -> bool:
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    try:
+        spark.read.text(path).write.format("noop").mode("overwrite").save()
+    except (PySparkException, Py4JJavaError):
+        return False
+    return True
+
+
+def _find_successor(files: FileSystem, segment: Segment) -> SegmentReading:
+    """Find the file of a segment that was compressed or moved."""
+    base = segment.path.rpartition("/")[0]
+    beside = [f"{base}/{segment.stem}.jsonl{suffix}" for suffix in COMPRESSIONS]
+    for path in (*beside, *segment.others):
+        if path != segment.path and files.exists(path):
+            found = files.list(path)[0]
+            suffix = path.rpartition(".jsonl")[2]
+            packed = COMPRESSIONS.get(suffix, suffix[1:])
+            changed = replace(segment, path=path, size=found.size, modified=found.modified, packed=packed)
+            return _prepare_closed_segment(files, replace(changed, active=False))
+    return SegmentReading(segment, state=VANISHED)
+
+
+def _snapshot_active_segment(files: FileSystem, segment: Segment, scratch: str) -> SegmentReading:
+    """Copy the whole lines of an active segment up to the size at discovery."""
+    paths: list[str] = []
+    rest, offset = b"", 0
+    while offset < segment.size:
+        chunk = files.read(segment.path, min(_CHUNK_BYTES, segment.size - offset), offset)
+        if not chunk:
+            break
+        offset += len(chunk)
+        whole, end, rest = (rest + chunk).rpartition(b"\n")
+        if whole:
+            paths.append(f"{scratch}/{segment.stem}.jsonl.{len(paths):06d}")
+            files.write(paths[-1], whole + end)
+    return SegmentReading(segment, paths, state=ACTIVE, needs_slow_parsing=True, unfinished=int(bool(rest)))

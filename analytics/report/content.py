@@ -1,0 +1,345 @@
+"""Contents of a report: rows read from the warehouse, figures, tables and sections, and how numbers are formatted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import date
+from math import isfinite
+from typing import TYPE_CHECKING, Any, Literal
+
+from analytics.job import Span
+from analytics.schema import TABLES
+from analytics.settings import Settings
+from analytics.writing.runs import RunInfo
+from analytics.writing.warehouse import Warehouse
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+FEW_LABEL = "few"
+NO_VALUE = "\N{EN DASH}"
+_NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
+_MAX_TEXT_CHARS = 160
+_SIZE_UNITS = ((1, "B"), (1024, "KiB"), (1024**2, "MiB"), (1024**3, "GiB"), (1024**4, "TiB"))
+_DURATION_UNITS = ((1, "ms"), (1000, "s"), (60_000, "min"), (3_600_000, "h"), (86_400_000, "d"))
+
+
+def format_count(value: float | None) -> str:
+    """`12,345`; one decimal for small fractional numbers."""
+    if value is None or not isfinite(value):
+        return NO_VALUE
+    return f"{value:,.0f}" if value == int(value) or abs(value) >= 100 else f"{value:,.1f}"
+
+
+def format_axis_count(value: float) -> str:
+    """A count for an axis: `12 k`, `1.5 M`."""
+    for factor, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if abs(value) >= factor:
+            return f"{value / (1000 if unit == 'k' else factor):,.4g}{_NO_BREAK_SPACE}{unit}"
+    return f"{value:,.4g}"
+
+
+def format_size(value: float | None) -> str:
+    """Bytes: `1.2 MiB`."""
+    return _format_scaled(value, _SIZE_UNITS)
+
+
+def format_duration(ms: float | None) -> str:
+    """Milliseconds: `350 ms`, `2.1 s`, `3.4 h`."""
+    return _format_scaled(ms, _DURATION_UNITS)
+
+
+def format_share(value: float | None) -> str:
+    """Fraction of 1: `1.2 %`."""
+    if value is None or not isfinite(value):
+        return NO_VALUE
+    percent = value * 100
+    digits = 0 if percent >= 99.95 or percent == int(percent) else 2 if abs(percent) < 1 else 1
+    return f"{percent:.{digits}f}{_NO_BREAK_SPACE}%"
+
+
+def format_days(value: float | None) -> str:
+    """`2.5 days`."""
+    return NO_VALUE if value is None else f"{format_count(value)}{_NO_BREAK_SPACE}days"
+
+
+def get_formatter(name: str) -> Callable[[float | None], str]:
+    """Formatter for a figure by the unit in its name: `..._ms`, `..._share`, bytes, or a count."""
+    if "bytes" in name:
+        return format_size
+    if "_ms" in name:
+        return format_duration
+    return format_share if name.endswith("share") else format_count
+
+
+def format_text(value: object) -> str:
+    """Text, truncated to one line; a dash if empty."""
+    whole = NO_VALUE if value is None or value == "" else str(value)
+    return whole if len(whole) <= _MAX_TEXT_CHARS else f"{whole[:_MAX_TEXT_CHARS]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def format_party_count(value: float | None) -> str:
+    """Count of individuals; null if suppressed by k-anonymity."""
+    return FEW_LABEL if value is None else format_count(value)
+
+
+def format_plural(number: int, one: str, many: str = "") -> str:
+    """`1 node`, `3 nodes`."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def _format_scaled(value: float | None, units: Sequence[tuple[int, str]]) -> str:
+    if value is None or not isfinite(value):
+        return NO_VALUE
+    factor, unit = next((each for each in reversed(units) if abs(value) >= each[0]), units[0])
+    scaled = value / factor
+    digits = 0 if scaled == int(scaled) or abs(scaled) >= 100 else 1 if abs(scaled) >= 10 else 2
+    return f"{scaled:.{digits}f}{_NO_BREAK_SPACE}{unit}"
+
+
+Severity = Literal["good", "warn", "bad", "plain"]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """
+    A single figure.
+
+    :param key: name in summary.json, with the unit.
+    :param value: value in summary.json.
+    :param shown: formatted value with its unit.
+    :param meaning: explanation.
+    """
+
+    key: str
+    label: str
+    value: float | str | None
+    shown: str
+    meaning: str
+    state: Severity = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class ReportColumn:
+    """:param format: formats a value. :param number: aligned right."""
+
+    name: str
+    title: str
+    format: Callable[[Any], str]
+    number: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ReportTable:
+    """
+    A table.
+
+    :param source: table of the warehouse, also the name of the CSV file; empty if there is none.
+    :param note: below the table.
+    :param highlighted_rows: indexes of rows to highlight.
+    """
+
+    caption: str
+    columns: Sequence[ReportColumn]
+    rows: Sequence[Row]
+    source: str = ""
+    note: str = ""
+    highlighted_rows: frozenset[int] = frozenset()
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """Formatted cells."""
+        return [[column.format(row.get(column.name)) for column in self.columns] for row in self.rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """:param description: text alternative. :param svg: complete and safe."""
+
+    title: str
+    description: str
+    svg: str
+    table: ReportTable | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """:param lead: introduction, a sentence or two."""
+
+    id: str
+    title: str
+    lead: str
+    figures: Sequence[Figure] = ()
+    charts: Sequence[Chart] = ()
+    grids: Sequence[ReportTable] = ()
+    notes: Sequence[str] = field(default=())
+
+
+def limit_rows(rows: Sequence[Row], most: int, source: str) -> tuple[Sequence[Row], str]:
+    """The first rows, and a note if there are more."""
+    left = len(rows) - most
+    return rows[:most], f"{left:,} more in {source}.csv." if left > 0 else ""
+
+
+_READ_THREADS = 4
+MAX_ROWS = 1000
+_MAX_SERIES_ROWS = 50_000
+
+
+def _keep_frame(frame: DataFrame) -> DataFrame:
+    return frame
+
+
+def _sum_distribution(hist: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    pushes = hist.where("metric in ('push', 'ack')")
+    return pushes.groupBy("dt", "metric", "path", "bucket").agg(F.sum("n").alias("n"))
+
+
+def _sum_segments(inputs: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    totals = (F.sum(name).alias(name) for name in ("bytes", "lines", "corrupt"))
+    return inputs.groupBy("dt", "state", "packed").agg(F.count("*").alias("segments"), *totals)
+
+
+def _sum_sockets(concurrency: DataFrame) -> DataFrame:
+    """Compute the hour in Spark: a timestamp would arrive in the time zone of this process."""
+    from pyspark.sql import functions as F
+
+    at = (F.hour("at") + F.minute("at") / 60).alias("at_hour")
+    return concurrency.groupBy("dt", at).agg(F.sum("peak").alias("peak"))
+
+
+def _select_charted(series: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as F
+
+    return series.where(F.col("metric").isin(*CHARTED_METRICS))
+
+
+CHARTED_METRICS = (
+    *("messages_accepted", "messages_acknowledged", "messages_lost", "requests", "requests_refused", "depth_max"),
+    *("latency_live_p95_ms", "latency_pickup_p95_ms", "limit_hits"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TableQuery:
+    """
+    :param days_before: days before the day of the report.
+    :param order: columns whose largest rows are read if there are too many.
+    :param transform: applied to the table before reading.
+    """
+
+    days_before: int = 0
+    order: Sequence[str] = ("n",)
+    max_rows: int = MAX_ROWS
+    transform: Callable[[DataFrame], DataFrame] = _keep_frame
+
+
+_RANKED_QUERY = TableQuery(order=("-rank",))
+_SERIES_KEY = ("dt", "metric")
+
+REPORT_QUERIES: dict[str, TableQuery] = {
+    "quality_daily": TableQuery(),
+    "boots_daily": TableQuery(order=("missing", "doubled", "n")),
+    "inputs": TableQuery(order=("segments",), transform=_sum_segments),
+    "ledger_daily": TableQuery(days_before=28, order=("dt",)),
+    "reconciliation_daily": TableQuery(order=("difference", "counted")),
+    "stores_daily": TableQuery(order=("total",)),
+    "messages_daily": TableQuery(),
+    "lost_daily": TableQuery(),
+    "traffic_daily": TableQuery(),
+    "latency_daily": TableQuery(),
+    "latency_hist": TableQuery(order=("bucket",), max_rows=_MAX_SERIES_ROWS, transform=_sum_distribution),
+    "queue_hourly": TableQuery(order=("depth_max",), max_rows=5000),
+    "queue_risk": _RANKED_QUERY,
+    "errors_daily": TableQuery(order=("is_new", "n")),
+    "error_senders": _RANKED_QUERY,
+    "limits_daily": TableQuery(order=("hits",)),
+    "limits_top": _RANKED_QUERY,
+    "replay_daily": TableQuery(),
+    "top_senders": _RANKED_QUERY,
+    "top_recipients": _RANKED_QUERY,
+    "concentration_daily": TableQuery(),
+    "dormant_daily": TableQuery(order=("dormant",)),
+    "retention_weekly": TableQuery(order=("cohort", "week")),
+    "sessions_daily": TableQuery(),
+    "sockets_daily": TableQuery(order=("opened",)),
+    "concurrency_10m": TableQuery(order=("at_hour",), transform=_sum_sockets),
+    "node_compare": TableQuery(order=("flagged", "ratio")),
+    "series_hourly": TableQuery(
+        days_before=28, order=_SERIES_KEY, max_rows=_MAX_SERIES_ROWS, transform=_select_charted
+    ),
+    "series_daily": TableQuery(days_before=56, order=_SERIES_KEY, max_rows=_MAX_SERIES_ROWS),
+    "anomalies": TableQuery(order=("z",)),
+    "forecast": TableQuery(order=("metric", "day")),
+    "forecast_error": TableQuery(order=("metric",)),
+    "cost_daily": TableQuery(order=("dur_ms",)),
+}
+"""The tables of the report."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportData:
+    """
+    Data of a day.
+
+    :ivar rows: of each table, largest first.
+    :ivar truncated_tables: tables with more rows than were read.
+    """
+
+    day: date
+    settings: Settings
+    run_info: RunInfo
+    rows: dict[str, list[Row]] = field(repr=False)
+    truncated_tables: frozenset[str] = frozenset()
+
+    def get_rows(self, table: str) -> list[Row]:
+        """Rows of the day."""
+        return [row for row in self.rows[table] if row["dt"] == self.day]
+
+    def get_row(self, table: str) -> Row:
+        """Row of a table with one row a day; empty if there is none."""
+        return next(iter(self.get_rows(table)), {})
+
+    def sum_column(self, table: str, column: str) -> int:
+        """Sum over the day."""
+        return sum(row[column] or 0 for row in self.get_rows(table))
+
+    def get_hours(self, metric: str) -> dict[int, float]:
+        """Values of the day by hour."""
+        return {row["hour"]: row["value"] for row in self.get_rows("series_hourly") if row["metric"] == metric}
+
+    def get_past_days(self, metric: str) -> dict[date, float]:
+        """Values by day, in order, up to the day."""
+        rows = [row for row in self.rows["series_daily"] if row["metric"] == metric]
+        return {row["dt"]: row["value"] for row in sorted(rows, key=lambda row: row["dt"])}
+
+
+def load_report_data(
+    warehouse: Warehouse, day: date, settings: Settings, facts: RunInfo, names: Iterable[str] = REPORT_QUERIES
+) -> ReportData:
+    """Load these tables."""
+    with ThreadPoolExecutor(_READ_THREADS, "read") as threads:
+        found = dict(zip(names, threads.map(lambda name: _load_rows(warehouse, name, day), names), strict=True))
+    cut = frozenset(name for name, rows in found.items() if len(rows) > REPORT_QUERIES[name].max_rows)
+    return ReportData(
+        day, settings, facts, {name: rows[: REPORT_QUERIES[name].max_rows] for name, rows in found.items()}, cut
+    )
+
+
+def _load_rows(warehouse: Warehouse, name: str, day: date) -> list[Row]:
+    """Load at most one row more than the limit."""
+    from pyspark.sql import functions as F
+
+    query = REPORT_QUERIES[name]
+    frame = query.transform(warehouse.read(name, Span(day, day).widen(before=query.days_before)))
+    keys = [key for key in TABLES[name].key if key in frame.columns and key not in query.order]
+    order = [F.asc(key[1:]) if key.startswith("-") else F.desc_nulls_last(key) for key in query.order]
+    rows = frame.orderBy(*order, *map(F.asc, keys)).limit(query.max_rows + 1).collect()
+    return [row.asDict() for row in rows]

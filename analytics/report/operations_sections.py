@@ -1,0 +1,436 @@
+"""Sections on sockets, nodes, cost, senders and recipients, anomalies and the forecast."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from analytics.jobs.time_series import METRICS, MIN_HISTORY_DAYS
+from analytics.report.charts import FIRST_COLOUR, ChartLine, make_forecast_chart, make_hourly_chart
+from analytics.report.content import (
+    NO_VALUE,
+    Chart,
+    Figure,
+    ReportColumn,
+    ReportData,
+    ReportTable,
+    Row,
+    Section,
+    format_count,
+    format_duration,
+    format_party_count,
+    format_plural,
+    format_share,
+    format_size,
+    format_text,
+    get_formatter,
+    limit_rows,
+)
+from analytics.report.message_sections import format_class
+
+
+def make_sessions_section(data: ReportData) -> Section:
+    """Sockets: number, duration, close codes."""
+    sockets = data.get_rows("sockets_daily")
+    opened, unclosed, storms = (
+        data.sum_column("sockets_daily", name) for name in ("opened", "unclosed", "storm_minutes")
+    )
+    peak = data.get_past_days("connections_peak").get(data.day)
+    figures = [
+        Figure("sockets_opened", "Sockets opened", opened, format_count(opened), "By all wallets, on all nodes."),
+        Figure(
+            "sockets_peak",
+            "Concurrent sockets, maximum",
+            peak,
+            format_count(peak),
+            "Sum over nodes of each node's maximum.",
+        ),
+        Figure(
+            "sockets_unclosed",
+            "Not closed",
+            unclosed,
+            format_count(unclosed),
+            "Still open when their process ended: a crash, or lost lines.",
+            "warn" if unclosed else "plain",
+        ),
+        Figure(
+            "storm_minutes",
+            "Storm minutes",
+            storms,
+            format_count(storms),
+            "Minutes with over ten times the median of opened sockets, and over 100: a reconnect storm.",
+            "warn" if storms else "plain",
+        ),
+    ]
+    nodes = [
+        ReportColumn("node", "Node", format_text, number=False),
+        *(
+            ReportColumn(name, name.capitalize(), format_count)
+            for name in ("opened", "authenticated", "closed", "unclosed")
+        ),
+        ReportColumn("storm_minutes", "Storm minutes", format_count),
+        ReportColumn("peak", "Peak", format_count),
+    ]
+    rows, note = limit_rows(data.get_rows("sessions_daily"), data.settings.top, "sessions_daily")
+    closes = [
+        ReportColumn("ws_code", "Close code", lambda code: str(code or NO_VALUE)),
+        ReportColumn("reason", "Closed by", format_text, number=False),
+        ReportColumn("proto", "Protocol", format_text, number=False),
+        ReportColumn("node", "Node", format_text, number=False),
+        ReportColumn("n", "Sockets", format_count),
+        ReportColumn("dur_p50_ms", "Duration, median", format_duration),
+        ReportColumn("dur_p95_ms", "p95", format_duration),
+        ReportColumn("n_in", "Messages in", format_count),
+        ReportColumn("n_out", "out", format_count),
+        ReportColumn("bytes_in", "Bytes in", format_size),
+        ReportColumn("bytes_out", "out", format_size),
+    ]
+    return Section(
+        "sessions",
+        "Sessions",
+        "Sockets of wallets. Close code 1000: normal; 1001: going away or shutdown; 1006: connection lost.",
+        figures,
+        _make_concurrency_charts(data),
+        [
+            ReportTable("Sockets by node", nodes, sockets, "sockets_daily"),
+            ReportTable("Closed sockets by reason", closes, rows, "sessions_daily", note),
+        ],
+    )
+
+
+def _make_concurrency_charts(data: ReportData) -> list[Chart]:
+    peaks = {row["at_hour"]: float(row["peak"] or 0) for row in data.get_rows("concurrency_10m")}
+    if not peaks:
+        return []
+    title = "Open sockets by ten minutes"
+    description = f"{title} on {data.day}, peaks of all nodes added up; highest {format_count(max(peaks.values()))}."
+    return [
+        make_hourly_chart(
+            "sockets-day",
+            title,
+            description,
+            [ChartLine("open sockets", peaks, FIRST_COLOUR, filled=True)],
+            format_count,
+        )
+    ]
+
+
+def make_nodes_section(data: ReportData) -> Section:
+    """Each node compared with the median."""
+    rows = data.get_rows("node_compare")
+    flagged = [row for row in rows if row["flagged"]]
+    names = {row["node"] for row in rows}
+    factor = format_count(data.settings.node_factor)
+    figures = [
+        Figure("nodes", "Nodes", len(names), format_count(len(names)), "Nodes that logged on the day."),
+        Figure(
+            "nodes_flagged",
+            "Outliers",
+            len(flagged),
+            format_count(len(flagged)),
+            f"Figures of a node above {factor} times the median of all nodes, or below 1/{factor} of it.",
+            "warn" if flagged else "plain",
+        ),
+    ]
+    columns = [
+        ReportColumn("node", "Node", format_text, number=False),
+        ReportColumn("metric", "Figure", format_text, number=False),
+        ReportColumn("value", "Node's value", format_text),
+        ReportColumn("median", "Median", format_text),
+        ReportColumn("ratio", "Ratio", lambda ratio: NO_VALUE if ratio is None else f"{ratio:.2f}"),
+    ]
+    shown, note = limit_rows(rows, 2 * data.settings.top, "node_compare")
+    shown = [row | {name: get_formatter(row["metric"])(row[name]) for name in ("value", "median")} for row in shown]
+    marked = frozenset(index for index, row in enumerate(shown) if row["flagged"])
+    lead = f"{format_plural(len(names), 'node')} compared. Shows uneven load balancing and faulty nodes."
+    return Section(
+        "nodes",
+        "Nodes",
+        lead,
+        figures,
+        grids=[ReportTable("Nodes compared with the median", columns, shown, "node_compare", note, marked)],
+    )
+
+
+def make_cost_section(data: ReportData) -> Section:
+    """Processing time by message type."""
+    rows = data.get_rows("cost_daily")
+    busy, crypto = (sum(row[name] or 0 for row in rows) for name in ("dur_ms", "crypto_ms"))
+    part = crypto / busy if busy else None
+    figures = [
+        Figure(
+            "request_ms", "Time in requests", busy, format_duration(busy), "Sum of the durations of all requests."
+        ),
+        Figure(
+            "crypto_ms",
+            "Cryptography",
+            crypto,
+            format_duration(crypto),
+            "Part spent on decrypting and encrypting envelopes.",
+        ),
+        Figure(
+            "crypto_share",
+            "Share of cryptography",
+            part,
+            format_share(part),
+            "Cryptography divided by all time in requests.",
+        ),
+    ]
+    columns = [
+        ReportColumn("mtype", "Message type or command", format_text, number=False),
+        ReportColumn("proto", "Protocol", format_text, number=False),
+        ReportColumn("size_class", "Size", format_class, number=False),
+        ReportColumn("n", "Requests", format_count),
+        ReportColumn("dur_ms", "Time", format_duration),
+        ReportColumn("crypto_ms", "Cryptography", format_duration),
+        ReportColumn("dur_p50_ms", "Median", format_duration),
+        ReportColumn("dur_p95_ms", "p95", format_duration),
+    ]
+    shown, note = limit_rows(rows, data.settings.top, "cost_daily")
+    return Section(
+        "cost",
+        "Cost",
+        "Processing time by message type and size, largest first.",
+        figures,
+        grids=[ReportTable("Time by message type", columns, shown, "cost_daily", note)],
+    )
+
+
+_RETENTION_WEEKS = 8
+
+
+def make_talkers_section(data: ReportData) -> Section:
+    """Top senders and recipients, and the concentration of traffic."""
+    sides = {row["side"]: row for row in data.get_rows("concentration_daily")}
+    figures = [
+        figure
+        for side, label in (("sender", "Senders"), ("rcpt", "Recipients"))
+        for figure in _make_side_figures(side, label, sides.get(side, {}))
+    ]
+
+    def columns(name: str, title: str, partners: str) -> list[ReportColumn]:
+        return [
+            ReportColumn("rank", "Rank", format_count),
+            ReportColumn(name, f"{title} (pseudonym)", format_text, number=False),
+            ReportColumn("n", "Messages", format_count),
+            ReportColumn("bytes", "Bytes", format_size),
+            ReportColumn("partners", partners, format_party_count),
+        ]
+
+    return Section(
+        "talkers",
+        "Top senders and recipients",
+        "Pseudonyms cannot be reversed without the key, and change with it. Anonymous senders are not counted.",
+        figures,
+        grids=[
+            ReportTable(
+                "Largest senders",
+                columns("sender", "Sender", "Recipients"),
+                data.get_rows("top_senders"),
+                "top_senders",
+            ),
+            ReportTable(
+                "Largest recipients",
+                columns("rcpt", "Recipient", "Senders"),
+                data.get_rows("top_recipients"),
+                "top_recipients",
+            ),
+        ],
+    )
+
+
+def _make_side_figures(side: str, label: str, row: Row) -> list[Figure]:
+    members, top, gini = (row.get(name) for name in ("members", "top_share", "gini"))
+    uneven = NO_VALUE if gini is None else f"{gini:.2f}"
+    return [
+        Figure(f"{side}_members", label, members, format_count(members), "Distinct DIDs on the day."),
+        Figure(
+            f"{side}_top_share",
+            f"{label}: share of the largest 1 %",
+            top,
+            format_share(top),
+            f"Of all messages. Gini coefficient {uneven}: 0 if all are equal, near 1 if one dominates.",
+        ),
+    ]
+
+
+def make_recipients_section(data: ReportData) -> Section:
+    """Active, new and dormant recipients, and retention."""
+    row = data.get_row("dormant_daily")
+    after = data.settings.dormant_days
+    format = (
+        ("active", "Active recipients", format_count, "Acknowledged a message on the day."),
+        ("fresh", "New recipients", format_count, "Not seen in the 35 days before."),
+        (
+            "dormant",
+            "Dormant recipients",
+            format_count,
+            f"Have queued messages and acknowledged none for {after} days.",
+        ),
+        ("waiting", "Queued for dormant recipients", format_count, "Messages that will probably be lost."),
+        ("bytes", "Bytes for dormant recipients", format_size, "Payload bytes of these messages."),
+    )
+    figures = [
+        Figure(f"recipients_{name}", label, row.get(name), shown(row.get(name)), meaning)
+        for name, label, shown, meaning in format
+    ]
+    return Section(
+        "recipients",
+        "Recipients and retention",
+        "Retention: of recipients first seen in a week, the share that acknowledges in later weeks. It does not "
+        "cross a key epoch, because pseudonyms change with the key.",
+        figures,
+        grids=[_make_retention_table(data)],
+    )
+
+
+def _make_retention_table(data: ReportData) -> ReportTable:
+    cohorts = defaultdict[tuple[int, str], Row](dict)
+    for row in data.get_rows("retention_weekly"):
+        line = cohorts[row["epoch"], str(row["cohort"])]
+        line |= {"epoch": row["epoch"], "cohort": row["cohort"], "members": row["members"]}
+        if row["members"] and row["active"] is not None:
+            line[f"week{row['week']}"] = row["active"] / row["members"]
+    latest = [cohorts[key] for key in sorted(cohorts)[-2 * _RETENTION_WEEKS :]]
+    weeks = [week for week in range(_RETENTION_WEEKS + 1) if any(f"week{week}" in line for line in latest)]
+    columns = [
+        ReportColumn("cohort", "First seen, week of", format_text, number=False),
+        ReportColumn("epoch", "Key epoch", format_count),
+        ReportColumn("members", "Recipients", format_party_count),
+        *(ReportColumn(f"week{week}", "same week" if not week else f"+{week}", format_share) for week in weeks),
+    ]
+    note = "" if latest else "No cohorts yet."
+    return ReportTable("Retention by week", columns, latest, "retention_weekly", note)
+
+
+def make_anomalies_section(data: ReportData) -> Section:
+    """Anomalous hours, as sentences."""
+    settings = data.settings
+    rows = sorted(data.get_rows("anomalies"), key=lambda row: (-abs(row["z"]), row["hour"], row["metric"]))
+    columns = [
+        ReportColumn("hour", "Hour (UTC)", lambda hour: f"{hour:02}:00", number=False),
+        ReportColumn("reason", "Finding", str, number=False),
+    ]
+    note = "" if rows else "No anomalies."
+    if len(rows) > settings.top:
+        note = f"{len(rows) - settings.top:,} more in anomalies.csv."
+    hours = len({row["hour"] for row in rows})
+    figures = [
+        Figure(
+            "anomalies",
+            "Anomalies",
+            len(rows),
+            format_count(len(rows)),
+            "Hourly figures far from the baseline.",
+            "warn" if rows else "good",
+        ),
+        Figure("hours", "Hours with anomalies", hours, format_count(hours), "Of the 24 hours of the day."),
+    ]
+    return Section(
+        "anomalies",
+        "Anomalies",
+        f"Hours that differ by more than {format_count(settings.anomaly_z)} times the usual spread from the same "
+        f"hour of the week in the previous {settings.baseline_days} days, or from the same hour of all days while "
+        f"there are fewer than {settings.baseline_samples} such weeks.",
+        figures,
+        grids=[ReportTable("Anomalous hours", columns, rows[: settings.top], "anomalies", note)],
+    )
+
+
+def make_forecast_section(data: ReportData) -> Section:
+    """Capacity forecast and its error."""
+    lead = (
+        "Extrapolation of the last weeks: a linear trend plus an effect of the weekday. The band is the 80 % "
+        f"interval. Needs {MIN_HISTORY_DAYS} days of history."
+    )
+    rows = data.get_rows("forecast")
+    names = [name for name in METRICS if any(row["metric"] == name for row in rows)]
+    without = [name for name, metric in METRICS.items() if metric.capacity and name not in names]
+    notes = []
+    if without:
+        missing = ", ".join(METRICS[name].title.lower() for name in without)
+        notes.append(f"Too little history (fewer than {MIN_HISTORY_DAYS} days) for: {missing}.")
+    highest_days = [_find_highest_day(data, name, [row for row in rows if row["metric"] == name]) for name in names]
+    return Section(
+        "forecast",
+        f"Forecast, {data.settings.forecast_days} days",
+        lead,
+        [_make_forecast_figure(row) for row in highest_days],
+        [_make_forecast_chart(data, name) for name in names],
+        [_make_forecast_table(highest_days), _make_forecast_error_table(data)] if names else [],
+        notes,
+    )
+
+
+def _find_highest_day(data: ReportData, name: str, rows: list[Row]) -> Row:
+    """The highest expected day, compared with the last week."""
+    past = [value for day, value in data.get_past_days(name).items() if (data.day - day).days < 7]
+    highest = max(rows, key=lambda row: (row["value"], row["day"]))
+    return {**highest, "name": name, "now": max(past, default=None)}
+
+
+def _make_forecast_figure(row: Row) -> Figure:
+    shown = get_formatter(row["name"])
+    return Figure(
+        f"{row['name']}_highest_expected",
+        METRICS[row["name"]].title,
+        row["value"],
+        shown(row["value"]),
+        f"Highest expected day, {row['day']}; upper end of the interval {shown(row['high'])}. "
+        f"Highest of the last week: {shown(row['now'])}.",
+    )
+
+
+def _make_forecast_chart(data: ReportData, name: str) -> Chart:
+    rows = sorted((row for row in data.get_rows("forecast") if row["metric"] == name), key=lambda row: row["day"])
+    title = METRICS[name].title
+    last = rows[-1]
+    shown = get_formatter(name)
+    description = (
+        f"{title} by day: past values, and from {data.day} on the forecast with its interval; "
+        f"{shown(last['value'])} ({shown(last['low'])} to {shown(last['high'])}) on {last['day']}."
+    )
+    return make_forecast_chart(
+        f"forecast-{name.replace('_', '-')}", title, description, data.get_past_days(name), rows, shown
+    )
+
+
+def _make_forecast_table(highest_days: list[Row]) -> ReportTable:
+    shown = [
+        {
+            "metric": METRICS[row["name"]].title,
+            "day": row["day"],
+            **{name: get_formatter(row["name"])(row[name]) for name in ("now", "value", "low", "high")},
+        }
+        for row in highest_days
+    ]
+    columns = [
+        ReportColumn("metric", "Daily figure", format_text, number=False),
+        ReportColumn("now", "Highest of last week", format_text),
+        ReportColumn("value", "Highest expected", format_text),
+        ReportColumn("low", "Interval from", format_text),
+        ReportColumn("high", "to", format_text),
+        ReportColumn("day", "On", format_text, number=False),
+    ]
+    return ReportTable("Highest expected days", columns, shown, "forecast")
+
+
+def _make_forecast_error_table(data: ReportData) -> ReportTable:
+    rows = [
+        row | {"metric": METRICS[row["metric"]].title}
+        for row in sorted(data.get_rows("forecast_error"), key=lambda row: row["metric"])
+    ]
+    columns = [
+        ReportColumn("metric", "Daily figure", format_text, number=False),
+        ReportColumn("mape", "Error", format_share),
+        ReportColumn("naive_mape", "Error of a naive forecast", format_share),
+        ReportColumn("inside", "Days inside the interval", format_share),
+        ReportColumn("held_back", "Days held back", format_count),
+        ReportColumn("trained_on", "Training days", format_count),
+    ]
+    note = (
+        "Mean absolute error divided by the mean value, for a forecast made without the last days. "
+        "The naive forecast repeats the week before."
+    )
+    if not rows:
+        note = f"No error estimate yet: needs {MIN_HISTORY_DAYS + data.settings.held_back_days} days of history."
+    return ReportTable("Forecast error", columns, rows, "forecast_error", note)

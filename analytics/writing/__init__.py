@@ -1,0 +1,1 @@
+"""Writing results: the warehouse of tables, publication of runs, retention."""

@@ -1,0 +1,372 @@
+"""The tables in the results directory: published ones, and those that a run stages until it publishes them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date, timedelta
+from typing import TYPE_CHECKING, Any
+
+from analytics.job import Span
+from analytics.reading.files import FileSystem, append_parquet
+from analytics.schema import TABLES, Table, make_events_table
+from analytics.writing.runs import STAGING_DIRECTORY, DirectoryMove, commit_publication, has_journal
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructType
+
+_WIDENING_CASTS = {
+    "bigint": {"tinyint", "smallint", "int"},
+    "int": {"tinyint", "smallint"},
+    "double": {"tinyint", "smallint", "int", "float"},
+}
+
+
+class TableMismatchError(TypeError):
+    """A job returned columns or days other than declared: a programming error."""
+
+
+def conform_to_schema(frame: DataFrame, table: Table, job: str) -> DataFrame:
+    """
+    Select the declared columns in order, widening narrow numbers.
+
+    :raise TableMismatchError: the frame differs otherwise.
+    """
+    from pyspark.sql import functions as F
+
+    struct = table.struct()
+    there = {field.name: field.dataType for field in frame.schema.fields}
+    for what, names in (("no", set(struct.names) - set(there)), ("undeclared", set(there) - set(struct.names))):
+        if names:
+            raise TableMismatchError(f"{job}: {table.name}: {what} column {', '.join(sorted(names))}")
+    for field in struct.fields:
+        if not _is_compatible(there[field.name], field.dataType):
+            found, expected = there[field.name].simpleString(), field.dataType.simpleString()
+            raise TableMismatchError(f"{job}: {table.name}: column {field.name} is {found}, declared as {expected}")
+    return frame.select(*(F.col(field.name).cast(field.dataType) for field in struct.fields))
+
+
+def _is_compatible(found: DataType, expected: DataType) -> bool:
+    name = found.simpleString()
+    return name in {expected.simpleString(), "void"} or name in _WIDENING_CASTS.get(expected.simpleString(), ())
+
+
+def arrange_for_writing(frame: DataFrame, table: Table) -> DataFrame:
+    """
+    Sort by key, so that equal rows make equal files.
+
+    Aggregated tables are small: one file a day. Tables with a row for each message or recipient may be large: they
+    get as many files as needed.
+    """
+    from pyspark.sql import functions as F
+
+    frame = frame.hint("rebalance", F.col("dt")) if table.private else frame.coalesce(1)
+    return frame.sortWithinPartitions(*table.key)
+
+
+TABLES_DIRECTORY = "tables"
+# Has a row for every computed day.
+COMPUTED_DAYS_TABLE = "ledger_daily"
+# Written by ingest, which replaces batches of segments as a whole.
+BATCH_TABLES = ("events", "quarantine", "inputs")
+# Columns of `inputs` about the file; the others are about what was read.
+_FILE_COLUMNS = ("path", "bytes", "modified", "packed", "state", "remarks")
+ALL_TABLES: dict[str, Table] = {**TABLES, "events": make_events_table()}
+
+
+class Warehouse:
+    """
+    Reads published tables overlaid by what this run has staged; stages; publishes.
+
+    A table that was never written, or not for these days, is empty and has its declared schema.
+
+    :param out: results directory with `tables/<name>/dt=<day>/`.
+    :param run_id: names the staging directory; needed only to stage and publish.
+    """
+
+    def __init__(self, spark: SparkSession, files: FileSystem, out: str, run_id: str = "") -> None:
+        self._spark = spark
+        self._files = files
+        self._out = out
+        self._run_id = run_id
+        self._staged: dict[str, Span] = {}
+        self._batches: frozenset[date] = frozenset()
+        self._listings: dict[str, Sequence[str]] = {}
+
+    @property
+    def staging(self) -> str:
+        """Directory for `<table>/dt=<day>/` of ingest and other files to publish."""
+        return f"{self._out}/{self._get_staged_path()}"
+
+    def days(self, table: str) -> list[date]:
+        """Published days of a table, in order."""
+        return _parse_partition_dates(self._list_directory(_get_published_path(table)), "dt")
+
+    def event_days(self, batches: Iterable[date], staged: bool = False) -> set[date]:
+        """Days with events of any of these batches."""
+        return {day for days in self.days_by_batch(batches, staged).values() for day in days}
+
+    def days_by_batch(self, batches: Iterable[date], staged: bool = False) -> dict[date, list[date]]:
+        """Days with events, by batch. Events are at most a day from their batch."""
+        base = self._get_staged_path("events") if staged else _get_published_path("events")
+        found: dict[date, list[date]] = {batch: [] for batch in batches}
+        near = {batch + timedelta(n) for batch in found for n in (-1, 0, 1)}
+        for day in near.intersection(_parse_partition_dates(self._list_directory(base), "dt")):
+            for batch in found.keys() & _parse_partition_dates(self._list_directory(f"{base}/dt={day}"), "batch"):
+                found[batch].append(day)
+        return found
+
+    def has_events(self, day: date) -> bool:
+        """Whether there are events of a day, staged or kept."""
+        only = Span(day, day)
+        return bool(self._list_staged_partitions("events", only) or self._list_kept_partitions("events", only))
+
+    def event_bytes(self, batches: Iterable[date]) -> int:
+        """Bytes of the published events of these batches."""
+        partitions = [path for batch in batches for path in self._list_batch_partitions("events", batch)]
+        return sum(file.size for path in partitions for file in self._files.list(f"{self._out}/{path}"))
+
+    def read(self, name: str, span: Span) -> DataFrame:
+        """Rows of a span with the declared columns; staged rows replace published ones."""
+        from pyspark.sql import functions as F
+
+        struct = ALL_TABLES[name].struct()
+        frame = None
+        for base, partitions in (
+            (_get_published_path(name), self._list_kept_partitions(name, span)),
+            (self._get_staged_path(name), self._list_staged_partitions(name, span)),
+        ):
+            if partitions:
+                # Redundant, but lets Spark prune partitions.
+                part = self._read_parquet(name, base, partitions)
+                part = part.where(F.col("dt").between(F.lit(span.first), F.lit(span.last)))
+                frame = part if frame is None else frame.unionAll(part)
+        return self._make_empty_frame(struct) if frame is None else frame
+
+    def read_inputs(self, stems: Iterable[str]) -> list[dict[str, Any]]:
+        """Staged rows of `inputs` about these segments."""
+        from pyspark.sql import functions as F
+
+        frame = self.read("inputs", Span(min(self._batches), max(self._batches)))
+        frame = frame.where(F.col("stem").isin(*stems)).orderBy("dt", "stem")
+        return [row.asDict() for row in frame.toLocalIterator()]
+
+    def stage(self, name: str, frame: DataFrame, span: Span, job: str = "") -> int:
+        """
+        Write the rows of a table for all days of a span, replacing what is published of these days.
+
+        :return: number of rows.
+        :raise TableMismatchError: columns, types or days differ from the declaration.
+        """
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as F
+
+        table = TABLES[name]
+        rows = Observation()
+        frame = arrange_for_writing(conform_to_schema(frame, table, job), table).observe(
+            rows, F.count(F.lit(1)).alias("n")
+        )
+        self._append(frame, name)
+        found = _parse_partition_dates(self._list_directory(self._get_staged_path(name)), "dt")
+        if outside := [str(day) for day in found if day not in span]:
+            days = f"{span.first} to {span.last}"
+            raise TableMismatchError(f"{job}: {name}: column dt has {', '.join(outside)}, not of {days}")
+        self._staged[name] = span
+        return int(rows.get.get("n", 0))
+
+    def mark_batches_staged(self, batches: Iterable[date]) -> None:
+        """Note that ingest has staged these batches completely; they replace what is published of them."""
+        self._batches = frozenset(batches)
+
+    def carry_over(self, batch: date, stems: Sequence[str], file_rows: Sequence[Mapping[str, Any]] = ()) -> None:
+        """
+        Copy loaded rows of these segments of a batch into staging, except lines that are staged already, which count
+        as duplicates.
+
+        :param file_rows: rows of `inputs` whose columns about the file replace the loaded ones.
+        """
+        again = self._carry_over_events(batch, stems)
+        for frame in self._read_segments("quarantine", batch, stems):
+            self._append(frame, "quarantine")
+        for frame in self._read_segments("inputs", batch, stems):
+            self._append(self._update_inputs(frame, file_rows, again), "inputs")
+
+    def publish(self, manifest_path: str, manifest: bytes, further: Iterable[str]) -> None:
+        """
+        Replace published directories by staged ones, atomically.
+
+        :param further: other directories to replace, each by the staged one of the same name.
+        """
+        moves = [
+            *self._make_table_moves(),
+            *self._make_batch_moves(),
+            *((path, self._get_staged_path(path)) for path in further),
+        ]
+        commit_publication(self._files, self._out, self._count_files(moves), manifest_path, manifest)
+        self._listings.clear()
+        self._staged.clear()
+        self._batches = frozenset()
+
+    def discard_staged(self) -> None:
+        """Delete staged files, unless their publication was decided."""
+        if not has_journal(self._files, self._out):
+            self._files.delete(f"{self._out}/{STAGING_DIRECTORY}")
+
+    def _get_staged_path(self, *parts: str) -> str:
+        """Path in staging; paths from here on are relative to the results directory."""
+        return "/".join((STAGING_DIRECTORY, self._run_id, *parts))
+
+    def _read_parquet(self, name: str, base: str, partitions: Sequence[str]) -> DataFrame:
+        struct = ALL_TABLES[name].struct()
+        reader = self._spark.read.schema(struct).option("basePath", f"{self._out}/{base}")
+        return reader.parquet(*(f"{self._out}/{path}" for path in partitions)).select(struct.names)
+
+    def _make_empty_frame(self, struct: StructType) -> DataFrame:
+        """An empty frame that Spark knows to be empty, so that joins with it cost nothing."""
+        from pyspark.sql import functions as F
+
+        columns = [F.lit(None).cast(field.dataType).alias(field.name) for field in struct.fields]
+        return self._spark.range(1).select(columns).where("false")
+
+    def _append(self, frame: DataFrame, name: str) -> None:
+        columns = ("dt", "batch") if name == "events" else ("dt",)
+        append_parquet(frame, f"{self._out}/{self._get_staged_path(name)}", *columns)
+
+    def _read_segments(self, name: str, batch: date, stems: Sequence[str]) -> Iterator[DataFrame]:
+        """Published rows of these segments, if the batch has any."""
+        from pyspark.sql import functions as F
+
+        if partitions := self._list_batch_partitions(name, batch):
+            yield self._read_parquet(name, _get_published_path(name), partitions).where(F.col("stem").isin(*stems))
+
+    def _carry_over_events(self, batch: date, stems: Sequence[str]) -> dict[str, int]:
+        """:return: by segment, number of lines not copied because they are staged already."""
+        again: dict[str, int] = {}
+        days = sorted(self.days_by_batch([batch], staged=True)[batch])
+        base, line = self._get_staged_path("events"), ["node", "boot", "seq"]
+        for events in self._read_segments("events", batch, stems):
+            remaining = events
+            if days:
+                staged = self._read_parquet(
+                    "events", base, [f"{base}/dt={day}/batch={batch}" for day in days]
+                ).select(line)
+                counts = events.join(staged, line, "left_semi").groupBy("stem").count()
+                again = {row["stem"]: row["count"] for row in counts.toLocalIterator()}
+                remaining = events.join(staged, line, "left_anti")
+            self._append(remaining, "events")
+        return again
+
+    def _update_inputs(
+        self, inputs: DataFrame, file_rows: Sequence[Mapping[str, Any]], again: Mapping[str, int]
+    ) -> DataFrame:
+        """Update rows of `inputs`: more duplicates, and columns about files."""
+        from pyspark.sql import functions as F
+        from pyspark.sql.types import StructType
+
+        struct = TABLES["inputs"].struct()
+        names = ("stem", *_FILE_COLUMNS)
+        of_file = self._spark.createDataFrame(
+            [tuple(row[name] for name in names) for row in file_rows], StructType([struct[name] for name in names])
+        )
+        counts = self._spark.createDataFrame(list(again.items()), "stem string, again bigint")
+        frame = inputs.join(F.broadcast(of_file).alias("now"), "stem", "left")
+        frame = frame.join(F.broadcast(counts), "stem", "left")
+        columns = {name: F.coalesce(f"now.{name}", inputs[name]) for name in _FILE_COLUMNS}
+        columns["doubled"] = inputs["doubled"] + F.coalesce("again", F.lit(0))
+        return frame.select(*(columns.get(name, inputs[name]).alias(name) for name in struct.names)).coalesce(1)
+
+    def _list_kept_partitions(self, name: str, span: Span) -> list[str]:
+        """Published partitions of a span that are not replaced."""
+        gone = self._get_replaced_days(name)
+        days = {day: f"{_get_published_path(name)}/dt={day}" for day in self.days(name) if day in span}
+        if name != "events":
+            return [path for day, path in days.items() if day not in gone]
+        return [
+            f"{path}/batch={batch}"
+            for path in days.values()
+            for batch in _parse_partition_dates(self._list_directory(path), "batch")
+            if batch not in gone
+        ]
+
+    def _list_staged_partitions(self, name: str, span: Span) -> list[str]:
+        """Staged partitions of a span."""
+        if not self._get_replaced_days(name):
+            return []
+        return [
+            f"{self._get_staged_path(name)}/dt={day}"
+            for day in _parse_partition_dates(self._list_directory(self._get_staged_path(name)), "dt")
+            if day in span
+        ]
+
+    def _get_replaced_days(self, name: str) -> frozenset[date]:
+        """Staged days of a table, with or without rows."""
+        if name in BATCH_TABLES:
+            return self._batches
+        return frozenset(self._staged[name].days) if name in self._staged else frozenset()
+
+    def _list_batch_partitions(self, name: str, batch: date) -> list[str]:
+        """Published partitions of a batch."""
+        if name == "events":
+            return [
+                f"{_get_published_path(name)}/dt={day}/batch={batch}"
+                for day in sorted(self.days_by_batch([batch])[batch])
+            ]
+        return [f"{_get_published_path(name)}/dt={batch}"] if batch in self.days(name) else []
+
+    def _make_table_moves(self) -> Iterator[tuple[str, str]]:
+        """Published partitions and the staged ones that replace them; empty if without rows."""
+        for name, span in self._staged.items():
+            fresh = set(self._list_staged_partitions(name, span))
+            for day in span.days:
+                staged = f"{self._get_staged_path(name)}/dt={day}"
+                if staged in fresh:
+                    yield f"{_get_published_path(name)}/dt={day}", staged
+                elif day in self.days(name):
+                    yield f"{_get_published_path(name)}/dt={day}", ""
+
+    def _make_batch_moves(self) -> list[tuple[str, str]]:
+        moves = {
+            path: ""
+            for batch in sorted(self._batches)
+            for name in BATCH_TABLES
+            for path in self._list_batch_partitions(name, batch)
+        }
+        for name in BATCH_TABLES if self._batches else ():
+            base = self._get_staged_path(name)
+            days = [f"dt={day}" for day in _parse_partition_dates(self._list_directory(base), "dt")]
+            if name == "events":
+                days = [
+                    f"{day}/batch={one}"
+                    for day in days
+                    for one in _parse_partition_dates(self._list_directory(f"{base}/{day}"), "batch")
+                ]
+            moves |= {f"{_get_published_path(name)}/{partition}": f"{base}/{partition}" for partition in days}
+        return list(moves.items())
+
+    def _count_files(self, moves: Iterable[tuple[str, str]]) -> list[DirectoryMove]:
+        """Add the number of files of each move, by one listing."""
+        counts: Counter[str] = Counter()
+        for file in self._files.list(self.staging):
+            folder = self._get_staged_path() + file.path.partition(self._get_staged_path())[2]
+            while folder := folder.rpartition("/")[0]:
+                counts[folder] += 1
+        return [DirectoryMove(target, staged, counts[staged]) for target, staged in moves]
+
+    def _list_directory(self, path: str) -> Sequence[str]:
+        """Names in a directory, if it exists; cached for published ones, which do not change before publication."""
+        found = self._listings.get(path)
+        if found is None:
+            full = f"{self._out}/{path}"
+            found = self._files.list_names(full) if self._files.exists(full) else []
+            if path.startswith(TABLES_DIRECTORY):
+                self._listings[path] = found
+        return found
+
+
+def _get_published_path(table: str) -> str:
+    return f"{TABLES_DIRECTORY}/{table}"
+
+
+def _parse_partition_dates(names: Iterable[str], column: str) -> list[date]:
+    return sorted(date.fromisoformat(name.partition("=")[2]) for name in names if name.startswith(f"{column}="))

@@ -1,0 +1,54 @@
+"""Refusals by reason, and who met them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analytics.job import Span
+from analytics.jobs.refusals import ERRORS_JOB
+from analytics.settings import Settings
+from tests.analytics.frames import at, brief, day, event, events, made, table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_two_days(spark: SparkSession) -> None:
+    """
+    Counts, shares of all requests, senders unless they are few; a code is new on its first day only, and never if
+    history has it.
+    """
+    log = events(
+        spark,
+        *(event("req.done", proto="didcomm", mtype="forward", status=202, sender=f"s{n}") for n in range(5)),
+        *(
+            event("req.done", proto="didcomm", mtype="forward", status=400, code="not-found", sender=f"s{n}")
+            for n in range(3)
+        ),
+        event("req.done", proto="didcomm", mtype="forward", status=400, code="not-found"),
+        # On a socket a refusal may have a status of success.
+        event("req.done", proto="decentrl", status=200, code="OLD", sender="s1"),
+        # Without a code it counts by its status, and without either it is fine.
+        event("req.done", status=503),
+        event("req.done"),
+        event("req.done", at(1), proto="decentrl", mtype="SEND", status=200, code="OLD", sender="s1"),
+        event("req.done", at(1), proto="didcomm", mtype="forward", status=400, code="not-found", sender="s0"),
+        event("msg.accept", at(1), sender="s0", size=9),
+    )
+    history = table(spark, "errors_daily", {"dt": day(-300), "code": "OLD", "proto": "didcomm", "n": 1})
+    found = made(ERRORS_JOB, Span(day(0), day(1)), Settings(k_anonymity=3, top=2), events=log, errors_daily=history)
+    assert brief(
+        found["errors_daily"], "dt", "proto", "mtype", "status", "code", "n", "senders", "share", "is_new"
+    ) == [
+        (day(0), "", "", 503, "", 1, 0, 1 / 12, True),
+        (day(0), "decentrl", "", 200, "OLD", 1, None, 1 / 12, False),
+        (day(0), "didcomm", "forward", 400, "not-found", 4, 3, 4 / 12, True),
+        (day(1), "decentrl", "SEND", 200, "OLD", 1, None, 1 / 2, False),
+        (day(1), "didcomm", "forward", 400, "not-found", 1, None, 1 / 2, False),
+    ]
+    assert brief(found["error_senders"], "dt", "rank", "sender", "n", "codes", "worst") == [
+        (day(0), 1, "s1", 2, 2, "not-found"),
+        (day(0), 2, "s0", 1, 1, "not-found"),
+        (day(1), 1, "s0", 1, 1, "not-found"),
+        (day(1), 2, "s1", 1, 1, "OLD"),
+    ]

@@ -1,0 +1,105 @@
+"""Each node against the fleet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from analytics.job import Span
+from analytics.jobs.node_comparison import NODES_JOB
+from analytics.settings import Settings
+from tests.analytics.frames import at, day, event, events, made, table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SPAN = Span(day(0), day(1))
+
+
+def test_three_nodes_and_one(spark: SparkSession) -> None:
+    """
+    What is far from the median of all nodes is flagged, a node without traffic too; not what is next to nothing
+    everywhere, and never a node that is alone.
+    """
+    found = made(NODES_JOB, SPAN, Settings(node_factor=2), **_frames(spark))["node_compare"]
+    first = {(row["metric"], row["node"]): row for row in found if row["dt"] == day(0)}
+    assert {key for key, row in first.items() if row["flagged"]} == {
+        ("requests", "idle"),
+        ("messages_accepted", "idle"),
+        ("bytes_accepted", "idle"),
+        ("error_share", "slow"),
+        ("failed_share", "slow"),
+        ("request_p95_ms", "slow"),
+        ("push_live_p95_ms", "slow"),
+        ("request_mean_ms", "slow"),
+        ("lag_max_ms", "slow"),
+    }
+    figures = {
+        ("requests", "fast"): (1000, 850, 1000 / 850),
+        ("requests", "idle"): (0, 850, 100 / 850),
+        ("error_share", "slow"): (0.5, 0, 50),
+        ("request_p95_ms", "slow"): (90, 30, 3),
+        ("push_live_p95_ms", "slow"): (150, 9, 3),
+        ("push_live_p95_ms", "fast"): (9, 9, 1),
+        ("request_mean_ms", "slow"): (40.5, 2, 20.25),
+        ("crypto_mean_ms", "fast"): (1.5, 1.5, 1),
+        ("messages_acked", "idle"): (0, 5, 1),
+        ("queue_depth_max", "idle"): (70, 70, 1),
+        ("lag_max_ms", "fast"): (3, 2, 1),
+    }
+    for key, expected in figures.items():
+        row = first[key]
+        assert (row["value"], row["median"], row["ratio"]) == pytest.approx(expected, abs=1e-6), key
+    # A node that answered no request has no duration, and one that is alone is the median.
+    assert ("request_p95_ms", "idle") not in first
+    alone = [row for row in found if row["dt"] == day(1)]
+    assert {row["node"] for row in alone} == {"fast"}
+    assert {(row["ratio"], row["flagged"]) for row in alone} == {(1.0, False)}
+
+
+def _frames(spark: SparkSession) -> dict[str, DataFrame]:
+    request: dict[str, Any] = {"proto": "didcomm", "status": 200}
+    log = [
+        event("req.done", node="fast", dur_ms=1.0, crypto_ms=1.5, **request),
+        event("req.done", node="fast", dur_ms=3.0, **request),
+        event("req.done", node="other", dur_ms=2.0, **request),
+        event("req.done", node="slow", dur_ms=80.0, **request),
+        event("req.done", node="slow", dur_ms=1.0, status=500),
+        event("req.done", at(1), node="fast", dur_ms=1.0, code="x", **request),
+    ]
+    traffic = [
+        {"node": node, "event": name, "n": n, "bytes": n * 1000}
+        for node, requests in (("fast", 1000), ("other", 900), ("slow", 800))
+        for name, n in (("req.done", requests - 300), ("req.done", 300), ("msg.accept", 400), ("msg.ack", 5))
+    ]
+    latency = [
+        {"node": node, "metric": metric, "path": path, "p95_ms": p95}
+        for node, metric, path, p95 in (
+            ("fast", "request", "*", 20.0),
+            ("other", "request", "*", 30.0),
+            ("slow", "request", "*", 90.0),
+            ("slow", "request", "didcomm", 500.0),
+            ("*", "request", "*", 60.0),
+            ("fast", "push", "live", 9.0),
+            ("other", "push", "live", 9.0),
+            ("slow", "push", "live", 150.0),
+            # As many messages were fetched late everywhere, by chance a few more of one node.
+            ("fast", "push", "pickup", 3_600_000.0),
+            ("fast", "push", "*", 3_600_000.0),
+            ("other", "push", "*", 9.0),
+            ("slow", "push", "*", 9.0),
+        )
+    ]
+    gauges = [
+        {"node": node, "hour": hour, "depth_max": 60 + 10 * hour, "conns_max": 2, "rss_max": 1000, "lag_ms_max": lag}
+        for node, lag in (("fast", 3.0), ("other", 1.0), ("slow", 101.0), ("idle", 1.0))
+        for hour in range(2)
+    ]
+    return {
+        "events": events(spark, *log),
+        "traffic_daily": table(spark, "traffic_daily", *traffic),
+        "latency_daily": table(spark, "latency_daily", *latency),
+        "queue_hourly": table(spark, "queue_hourly", *gauges),
+        "sockets_daily": table(spark, "sockets_daily", {"node": "fast", "opened": 3}),
+    }

@@ -1,0 +1,105 @@
+"""Queues by the hour, and those about to lose messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from analytics.job import Span
+from analytics.jobs.traffic_and_queues import QUEUES_JOB, rank_queues_at_risk
+from analytics.settings import Settings
+from tests.analytics.frames import at, brief, day, event, events, made, rows, table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+HOUR_S = 3600
+
+
+def test_gauges_of_an_hour(spark: SparkSession) -> None:
+    """Highest values and the mean depth, by hour and node; a gauge of an older daemon knows less."""
+    gauges = events(
+        spark,
+        event("gauge", at(0, 1, 0), depth=10, bytes=100, rcpts=3, oldest_ms=5, conns=7, rss=900, fds=40, lag_ms=0.5),
+        event("gauge", at(0, 1, 1), depth=15, bytes=90, rcpts=4, oldest_ms=6, conns=2, rss=950, fds=30, lag_ms=1.25),
+        event("gauge", at(0, 1, 2), depth=15),
+        event("gauge", at(0, 2, 0), depth=1, node="b"),
+        event("req.done", at(0, 3), size=10),
+    )
+    empty = table(spark, "open")
+    found = made(QUEUES_JOB, Span(day(0), day(0)), events=gauges, open=empty, ledger_daily=_books(spark))
+    assert found["queue_risk"] == []
+    first, second = found["queue_hourly"]
+    assert first == {
+        "dt": day(0), "hour": 1, "node": "a", "depth_max": 15, "depth_mean": 13.333, "bytes_max": 100, "rcpts_max": 4,
+        "oldest_ms_max": 6, "conns_max": 7, "rss_max": 950, "fds_max": 40, "lag_ms_max": 1.25,
+    }  # fmt: skip
+    assert (second["hour"], second["node"], second["depth_mean"], second["rss_max"]) == (2, "b", 1.0, None)
+
+
+def test_urgency(spark: SparkSession) -> None:
+    """What is lost within a day comes first, be it by time or for room; slopes come from the day before."""
+    waiting = table(
+        spark,
+        "open",
+        # Eight of ten places taken, four of them since yesterday: two will not fit tomorrow.
+        *_messages("growing", 0, 4),
+        *_messages("growing", 1, 8),
+        # Full and emptying.
+        *_messages("emptying", 0, 10),
+        *_messages("emptying", 1, 7),
+        # Three expire within a day; one is due already.
+        *_messages("expiring", 1, 2, ttl_s=2 * 24 * HOUR_S, accepted_at=at(0, 12), size=None),
+        *_messages("expiring", 1, 1, ttl_s=HOUR_S, accepted_at=at(1, 1)),
+        *_messages("expiring", 1, 1, ttl_s=9 * 24 * HOUR_S, accepted_at=at(1, 1)),
+        # Gone by the second day.
+        *_messages("emptied", 0, 3),
+        {"dt": day(1), "msg": "?", "rcpt": None, "size": 3},
+    )
+    books = _books(spark, 0, 1)
+    found = rows("queue_risk", rank_queues_at_risk(waiting, books, 10, 20, Span(day(1), day(1))))
+    columns = ("rank", "rcpt", "waiting", "bytes", "per_day", "at_risk", "days_to_cap", "days_to_ttl")
+    assert brief(found, *columns) == [
+        (1, "expiring", 4, 20, 4.0, 3, 1.5, 0.0),
+        (2, "growing", 8, 80, 4.0, 2, 0.5, None),
+        (3, "emptying", 7, 70, -3.0, 0, None, None),
+    ]
+    both = rows("queue_risk", rank_queues_at_risk(waiting, books, 10, 1, Span(day(0), day(1))))
+    assert brief(both, "dt", "rank", "rcpt", "per_day") == [
+        (day(0), 1, "emptying", None),
+        (day(1), 1, "expiring", 4.0),
+    ]
+
+
+def test_no_slope_without_books_of_the_day_before(spark: SparkSession) -> None:
+    """What waited on a day that was not analysed, or came before all logs, is not known: nothing says it grew."""
+    lasting = [row for number in (1, 3, 4) for row in _messages("constant", number, 6)]
+    due = _messages("due", 3, 2, ttl_s=HOUR_S, accepted_at=at(3, 23))
+    # The first day is one before the logs begin, the third one was left out.
+    books = _books(spark, 0, 1, 3, 4, opened=1)
+
+    found = rows(
+        "queue_risk", rank_queues_at_risk(table(spark, "open", *lasting, *due), books, 10, 20, Span(day(0), day(4)))
+    )
+
+    columns = ("dt", "rcpt", "waiting", "per_day", "at_risk", "days_to_cap")
+    assert brief(found, *columns) == [
+        (day(1), "constant", 6, None, 0, None),
+        (day(3), "due", 2, None, 2, None),
+        (day(3), "constant", 6, None, 0, None),
+        (day(4), "constant", 6, 0.0, 0, None),
+    ]
+
+
+def test_only_the_largest_leave_a_partition(spark: SparkSession) -> None:
+    """Each partition of candidates is cut down to the rows wanted before a day is brought together."""
+    plan = rank_queues_at_risk(table(spark, "open"), _books(spark), 10, Settings().top, Span(day(0), day(0)))
+    assert "WindowGroupLimit" in plan._jdf.queryExecution().toString()
+
+
+def _books(spark: SparkSession, *days: int, opened: int = 0) -> DataFrame:
+    return table(spark, "ledger_daily", *({"dt": day(number), "books": day(opened)} for number in days))
+
+
+def _messages(rcpt: str, on: int, count: int, **fields: Any) -> list[dict[str, Any]]:
+    row = {"dt": day(on), "rcpt": rcpt, "size": 10, "accepted_at": at(on)} | fields
+    return [row | {"msg": f"{rcpt}-{number}"} for number in range(count)]

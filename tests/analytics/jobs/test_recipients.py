@@ -1,0 +1,82 @@
+"""What recipients did, carried on from day to day."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from analytics.job import Span
+from analytics.jobs.senders_and_recipients import RECIPIENT_HISTORY_DAYS, RECIPIENTS_JOB
+from tests.analytics.frames import at, brief, day, event, events, made, table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COLUMNS = ("dt", "rcpt", "epoch", "accepted", "acked", "since", "acked_on")
+
+
+def test_a_day(spark: SparkSession) -> None:
+    """Counts, first and last time, by recipient and epoch of the key; history carries on."""
+    log = events(
+        spark,
+        event("msg.accept", at(0, 3), rcpt="r"),
+        event("msg.accept", at(0, 2), rcpt="r"),
+        event("msg.ack", at(0, 5), rcpt="r"),
+        event("msg.push", at(0, 9), rcpt="r"),
+        event("msg.accept", at(0, 6), rcpt="r", epoch=2),
+        event("msg.accept", at(0, 7), rcpt="known"),
+        event("msg.accept", at(0, 7), rcpt="late", epoch=None),
+        event("msg.accept", at(0, 7)),
+    )
+    history = table(
+        spark,
+        "recipients_daily",
+        {"dt": day(-9), "rcpt": "known", "epoch": 1, "since": day(-60), "acked_on": day(-20)},
+        {"dt": day(-8), "rcpt": "known", "epoch": 1, "since": day(-60), "acked_on": day(-8)},
+        {"dt": day(-1), "rcpt": "elsewhere", "epoch": 1, "since": day(-1)},
+    )
+    found = made(RECIPIENTS_JOB, Span(day(0), day(0)), events=log, recipients_daily=history)["recipients_daily"]
+    assert brief(found, *COLUMNS) == [
+        (day(0), "known", 1, 1, 0, day(-60), day(-8)),
+        (day(0), "late", 0, 1, 0, day(0), None),
+        (day(0), "r", 1, 2, 1, day(0), day(0)),
+        (day(0), "r", 2, 1, 0, day(0), None),
+    ]
+    of_r = next(row for row in found if row["rcpt"] == "r")
+    assert [of_r["first_at"].hour, of_r["last_at"].hour] == [2, 5]
+
+
+def test_many_days_at_once(spark: SparkSession) -> None:
+    """A span gives what its days give one by one; who was away for longer than rows are kept is new."""
+    log = events(
+        spark,
+        *(
+            event("msg.accept", at(number), rcpt="steady")
+            for number in (0, RECIPIENT_HISTORY_DAYS, 2 * RECIPIENT_HISTORY_DAYS)
+        ),
+        event("msg.ack", at(RECIPIENT_HISTORY_DAYS), rcpt="steady"),
+        *(event("msg.ack", at(number), rcpt="pausing") for number in (0, RECIPIENT_HISTORY_DAYS + 1)),
+    )
+    empty = table(spark, "recipients_daily")
+    whole = made(RECIPIENTS_JOB, Span(day(0), day(80)), events=log, recipients_daily=empty)["recipients_daily"]
+    assert brief(whole, "dt", "rcpt", "since", "acked_on") == [
+        (day(0), "pausing", day(0), day(0)),
+        (day(0), "steady", day(0), None),
+        (day(RECIPIENT_HISTORY_DAYS), "steady", day(0), day(RECIPIENT_HISTORY_DAYS)),
+        (
+            day(RECIPIENT_HISTORY_DAYS + 1),
+            "pausing",
+            day(RECIPIENT_HISTORY_DAYS + 1),
+            day(RECIPIENT_HISTORY_DAYS + 1),
+        ),
+        (day(2 * RECIPIENT_HISTORY_DAYS), "steady", day(0), day(RECIPIENT_HISTORY_DAYS)),
+    ]
+    for number in (RECIPIENT_HISTORY_DAYS, RECIPIENT_HISTORY_DAYS + 1, 2 * RECIPIENT_HISTORY_DAYS):
+        on = day(number)
+        kept = [row for row in whole if day(number - RECIPIENT_HISTORY_DAYS) <= row["dt"] < on]
+        alone = made(
+            RECIPIENTS_JOB,
+            Span(on, on),
+            events=log.where(log.dt == on),
+            recipients_daily=table(spark, "recipients_daily", *kept),
+        )
+        assert alone["recipients_daily"] == [row for row in whole if row["dt"] == on]

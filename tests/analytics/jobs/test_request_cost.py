@@ -1,0 +1,54 @@
+"""What requests cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from analytics.job import Span
+from analytics.jobs.latency_and_cost import COST_JOB
+from tests.analytics.frames import at, brief, day, event, events, made
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+KEY = ("dt", "proto", "mtype", "size_class", "n")
+
+
+def test_sums_and_percentiles(spark: SparkSession) -> None:
+    """By kind and size class: times add up exactly; durations that are not known count, and have no percentile."""
+    log = events(
+        spark,
+        *(
+            event("req.done", proto="didcomm", mtype="forward", size=size, dur_ms=float(ms), crypto_ms=ms / 10)
+            for ms in range(1, 101)
+            for size in (10, 5000)
+        ),
+        *(event("req.done", at(1), proto="didcomm", mtype="forward", size=10, dur_ms=0.1) for _ in range(3)),
+        event("req.done", proto="didcomm", mtype="forward", size=10),
+        event("req.done", status=500),
+        event("msg.accept", size=10),
+    )
+    small, large, unknown, next_day = _in_order(made(COST_JOB, Span(day(0), day(1)), events=log)["cost_daily"])
+    assert brief([small, large, unknown, next_day], *KEY) == [
+        (day(0), "didcomm", "forward", "0 <1K", 101),
+        (day(0), "didcomm", "forward", "2 <16K", 100),
+        (day(0), "", "", "", 1),
+        (day(1), "didcomm", "forward", "0 <1K", 3),
+    ]
+    assert brief([small, large, unknown, next_day], "dur_ms", "crypto_ms") == [
+        (5050.0, 505.0),
+        (5050.0, 505.0),
+        (None, None),
+        (0.3, None),
+    ]
+    for row in (small, large):
+        assert row["dur_p50_ms"] == pytest.approx(50, rel=0.02)
+        assert row["dur_p95_ms"] == pytest.approx(95, rel=0.02)
+    assert (unknown["dur_p50_ms"], unknown["dur_p95_ms"]) == (None, None)
+
+
+def _in_order(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Nothing known last on each day."""
+    return sorted(rows, key=lambda row: (row["dt"], row["proto"] == "", row["size_class"]))

@@ -1,0 +1,121 @@
+"""Files by Hadoop's FileSystem, here on a local disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from analytics.errors import EXIT_FAILED, EXIT_USAGE, AnalyticsError
+from analytics.reading.files import FileInfo, FileSystem, _list_remote_files
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def files(spark: SparkSession) -> FileSystem:
+    """Over the session of all tests."""
+    return FileSystem(spark)
+
+
+def test_write_and_read(files: FileSystem, tmp_path: Path) -> None:
+    """Bytes come back as they were, a file is replaced, and nothing else stands beside it."""
+    data = bytes(range(256)) * 9
+    path = f"{tmp_path}/deep/er/a.bin"
+    files.write(path, b"before")
+    files.write(path, data)
+    assert files.read(path) == data == Path(path).read_bytes()
+    assert files.read(path, limit=3) == data[:3]
+    assert files.read(path, limit=4, offset=254) == data[254:258]
+    assert files.read(path, offset=2300) == data[2300:]
+    assert files.read(path, limit=10, offset=len(data)) == b""
+    assert files.read(f"file://{path}", limit=1) == data[:1]
+    assert os.listdir(tmp_path / "deep/er") == ["a.bin"]
+
+
+def test_list(files: FileSystem, tmp_path: Path) -> None:
+    """Every file, hidden ones too, by path, as Hadoop's own listing has them."""
+    for name in ("b/.hidden", "b/_staged", "a b.jsonl", "z/x=1/part"):
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_bytes(b"12345"[: len(name) % 5])
+    (tmp_path / "b/.part.crc").write_bytes(b"Hadoop's")
+    os.utime(tmp_path / "a b.jsonl", (1, 1_700_000_000.5))
+    found = files.list(str(tmp_path))
+    assert [file.path for file in found] == [
+        f"file:{tmp_path}/{name}" for name in ("a b.jsonl", "b/.hidden", "b/_staged", "z/x=1/part")
+    ]
+    at = datetime(2023, 11, 14, 22, 13, 20, 500_000, UTC)
+    assert found[0] == FileInfo(f"file:{tmp_path}/a b.jsonl", 4, at)
+    assert files.list(str(tmp_path), recursive=False) == found[:1]
+    assert files.list(f"{tmp_path}/a b.jsonl") == found[:1]
+    for recursive in (True, False):
+        # The way of all other file systems.
+        other = list(_list_remote_files(*files._resolve(str(tmp_path)), recursive))
+        assert sorted(other, key=lambda file: file.path) == files.list(str(tmp_path), recursive)
+    assert files.list_names(str(tmp_path)) == ["a b.jsonl", "b", "z"]
+
+
+def test_move_and_delete(files: FileSystem, tmp_path: Path) -> None:
+    """Directories as a whole, to a place whose parent need not be there; deleting what is not there is fine."""
+    files.write(f"{tmp_path}/a/dt=1/part", b"x")
+    files.move(f"{tmp_path}/a", f"{tmp_path}/new/place")
+    assert files.read(f"{tmp_path}/new/place/dt=1/part") == b"x"
+    assert not files.exists(f"{tmp_path}/a")
+    assert files.is_directory(f"{tmp_path}/new") and not files.is_directory(f"{tmp_path}/new/place/dt=1/part")
+    files.make_directories(f"{tmp_path}/new/place")
+    files.delete(f"{tmp_path}/new")
+    files.delete(f"{tmp_path}/new")
+    assert not files.exists(f"{tmp_path}/new") and not files.is_directory(f"{tmp_path}/new")
+
+
+def test_free_bytes(files: FileSystem, tmp_path: Path) -> None:
+    """Also of a place that is not there yet."""
+
+    def free() -> int:
+        found = os.statvfs(tmp_path)
+        return found.f_bavail * found.f_frsize
+
+    # Others write on the same disk, and delete.
+    before, told, after = free(), files.get_free_bytes(f"{tmp_path}/not/there"), free()
+    assert min(before, after) - 2**30 < told < max(before, after) + 2**30
+
+
+def test_errors_name_the_path(files: FileSystem, tmp_path: Path) -> None:
+    """In one line: 2 for what is not there and for what is no path, 1 for the rest."""
+    base = str(tmp_path)
+    (tmp_path / "file").write_text("")
+    (tmp_path / "other").mkdir()
+    mistakes: list[tuple[Callable[[], object], int]] = [
+        (lambda: files.list(f"{base}/nope"), EXIT_USAGE),
+        (lambda: files.list_names(f"{base}/nope"), EXIT_USAGE),
+        (lambda: files.read(f"{base}/nope"), EXIT_USAGE),
+        (lambda: files.move(f"{base}/nope", f"{base}/x"), EXIT_USAGE),
+        (lambda: files.move(f"{base}/other", f"{base}/file"), EXIT_FAILED),
+        (lambda: files.make_directories(f"{base}/file/x"), EXIT_FAILED),
+        (lambda: files.write(f"{base}/file/x", b""), EXIT_FAILED),
+        (lambda: files.write(f"{base}/other", b""), EXIT_FAILED),
+    ]
+    for go, exit_status in mistakes:
+        with pytest.raises(AnalyticsError) as caught:
+            go()
+        assert str(caught.value).startswith(base) and "\n" not in str(caught.value)
+        assert caught.value.exit_status == exit_status
+    for url in ("nope://x/y", ""):
+        with pytest.raises(AnalyticsError) as caught:
+            files.list(url)
+        assert caught.value.exit_status == EXIT_USAGE and str(caught.value).startswith(f"{url}: ")
+    assert sorted(os.listdir(tmp_path)) == ["file", "other"]
+
+
+def test_a_write_that_fails_leaves_what_was_there(files: FileSystem, tmp_path: Path) -> None:
+    """And no draft."""
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target/inner").write_text("kept")
+    with pytest.raises(AnalyticsError):
+        files.write(f"{tmp_path}/target", b"new")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["inner", "target"]

@@ -1,0 +1,236 @@
+"""The logs that are made up: the daemon's own format, and a truth that plain counting confirms."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from datetime import date
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from twisted.internet.task import Clock
+
+from analytics.sample import generate_logs
+from analytics.sample.ground_truth import COUNTER_NAMES, INCIDENT_SCHEDULE, SampleSpec, SampleTruth, get_counter_steps
+from analytics.sample.simulation import (
+    COMMON_FAULTS,
+    KEY_EPOCH,
+    RATE_LIMITED_CODES,
+    REPLAYED_CODE,
+    UNTIMELY_CODE,
+    SimulatedNode,
+)
+from analytics.sample.traffic import DROPPED_LINES, LOST_LINES, NEW_ERROR_CODE
+from mediatord import __version__
+from mediatord.observability.event_log import EventLogWriter, LogOrigin
+from mediatord.observability.event_schema import EVENTS, build_json_schema
+from mediatord.observability.segments import seal_segment
+from mediatord.protocol.error_codes import DECENTRL_CLOSE_CODES, DECENTRL_ERROR_CODES, DIDCOMM_ERROR_CODES
+
+FEW = {"wallets": 120, "messages_per_day": 150, "gauge_s": 600, "segment_hours": 6}
+# The days on which a line is lost in each of the ways there are.
+LOSSES = frozenset({"crash", "disk_full", "late_segment"})
+
+
+@pytest.fixture(scope="module")
+def month(tmp_path_factory: pytest.TempPathFactory) -> SampleTruth:
+    """30 days, with lost lines and a segment that is not there yet."""
+    directory = tmp_path_factory.mktemp("month") / "logs"
+    return generate_logs(directory, SampleSpec(**FEW, days=30, incidents=LOSSES))  # type: ignore[arg-type]
+
+
+def segments(directory: Path) -> list[Path]:
+    return sorted(directory.rglob("events*"))
+
+
+def lines(directory: Path) -> Iterator[bytes]:
+    """Of all segments, in whichever order."""
+    for path in segments(directory):
+        if path.is_file():
+            content = path.read_bytes()
+            yield from (gzip.decompress(content) if path.suffix == ".gz" else content).splitlines()
+
+
+def parsed(directory: Path) -> tuple[list[dict[str, Any]], int]:
+    """Events in order of time, and how many lines are none."""
+    events, damaged = [], 0
+    for line in lines(directory):
+        try:
+            events.append(json.loads(line))
+        except ValueError:
+            damaged += 1
+    return sorted(events, key=lambda event: (event["ts"], event["seq"])), damaged
+
+
+def test_every_line_is_as_the_declaration_says(tmp_path: Path) -> None:
+    generate_logs(tmp_path / "logs", SampleSpec(**FEW, days=20, incidents=frozenset(INCIDENT_SCHEDULE) - LOSSES))  # type: ignore[arg-type]
+    validator = jsonschema_rs.validator_for(build_json_schema())
+    seen = set()
+    for line in lines(tmp_path / "logs"):
+        event = json.loads(line)
+        assert validator.is_valid(event), event
+        seen.add(event["event"])
+    unsaid = {"log.drop", "proc.reload", "msg.remove", "acct.deny", "acct.expire"}
+    assert seen >= set(EVENTS) - unsaid
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_segments_are_byte_for_byte_what_the_daemon_writes(tmp_path: Path, compress: bool) -> None:
+    happened = [
+        ("msg.accept", {"msg": "m", "rcpt": "r", "proto": "didcomm", "size": 3, "ttl_s": None, "method": "queue"}),
+        ("conn.close", {"conn": "c", "dur_ms": 12.34567, "ws_code": 1000, "reason": "peer"}),
+        ("gauge", {"depth": 1, "lag_ms": 0.25}),
+    ]
+    clock = Clock()
+    clock.advance(1_800_014_400.0)
+    node = SimulatedNode("n", tmp_path / "sample", clock.seconds, Random(1), [], compress=compress)
+    daemon = EventLogWriter(tmp_path / "daemon", clock, LogOrigin("n", __version__, KEY_EPOCH, node.boot))
+    daemon.startService()
+    daemon.emit("proc.start", version=__version__)
+    for event, fields in happened:
+        clock.advance(0.5)
+        node.log_event(event, **fields)  # type: ignore[arg-type]
+        daemon.emit(event, **fields)  # type: ignore[arg-type]
+    clock.advance(0.5)
+    daemon.emit("proc.stop", version=__version__, reason="signal")
+    daemon.emit("counters", **node.counters)
+    daemon.stopService()
+    node.stop()
+    (written,), (made,) = segments(tmp_path / "daemon"), segments(tmp_path / "sample")
+    if compress:
+        seal_segment(written, compress=True)
+        (written,) = segments(tmp_path / "daemon")
+    assert made.name == written.name
+    unpack = gzip.decompress if compress else bytes
+    assert _untimed(unpack(made.read_bytes())) == _untimed(unpack(written.read_bytes()))
+    assert made.read_bytes()[:10] == written.read_bytes()[:10]
+
+
+def _untimed(content: bytes) -> list[bytes]:
+    """To the millisecond: lines of one moment are microseconds apart in the sample."""
+    return re.sub(rb"(\.\d{3})\d{3}Z", rb"\1Z", content).split(b"\n")
+
+
+def test_the_same_declaration_gives_the_same_bytes(tmp_path: Path) -> None:
+    spec = SampleSpec(**FEW, days=2)  # type: ignore[arg-type]
+    found = []
+    for name in ("one", "two"):
+        generate_logs(tmp_path / name, spec)
+        found.append({path.name: path.read_bytes() for path in segments(tmp_path / name) if path.is_file()})
+    assert found[0] == found[1]
+    other = SampleSpec(**FEW, days=2, seed=2)  # type: ignore[arg-type]
+    generate_logs(tmp_path / "three", other)
+    assert {path.name for path in segments(tmp_path / "three")} != set(found[0])
+
+
+def test_workers_are_nodes_with_directories_of_their_own(tmp_path: Path) -> None:
+    truth = generate_logs(tmp_path, SampleSpec(**FEW, days=1, nodes=("a",), workers=2))  # type: ignore[arg-type]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a-1", "a-2"]
+    assert {node for node, _ in truth.days[truth.spec.first_day].events} == {"a-1", "a-2"}
+
+
+def test_codes_are_those_of_the_daemon() -> None:
+    known = {(row.status, row.code) for row in DIDCOMM_ERROR_CODES.values()}
+    known |= {
+        (row.encrypted_status, row.code) for row in DIDCOMM_ERROR_CODES.values() if row.encrypted_status is not None
+    }
+    known |= {(row.status, row.code) for row in DECENTRL_ERROR_CODES.values()}
+    known |= {(row.status, row.code) for row in DECENTRL_CLOSE_CODES.values()}
+    assert {(status, code) for _, _, status, code, _ in COMMON_FAULTS} <= known
+    assert {NEW_ERROR_CODE, REPLAYED_CODE, UNTIMELY_CODE, *RATE_LIMITED_CODES.values()} <= {code for _, code in known}
+
+
+@pytest.mark.exhaustive
+def test_truth_is_what_the_lines_add_up_to(month: SampleTruth) -> None:
+    events, damaged = parsed(month.directory)
+    before = month.days_before_late
+    assert damaged == sum(sum(day.damaged.values()) for day in before.values()) == 2
+    assert _counted(events, month) == {name: day.events for name, day in before.items()}
+    assert _missing(events, month) == {name: day.missing for name, day in before.items()}
+    assert _books(events, month) == {
+        name: (day.ledger.accepted, day.ledger.open, day.ledger.orphans, sum(day.lost.values()))
+        for name, day in before.items()
+    }
+    assert any(day.ledger.orphans for day in before.values())
+
+
+def test_all_is_well_with_late_segments(month: SampleTruth, tmp_path: Path) -> None:
+    assert month.late
+    late = [path.read_bytes() for path, _ in month.late]
+    for name, day in month.days.items():
+        ledger = day.ledger
+        gone = ledger.acked + ledger.expired + ledger.evicted + ledger.removed
+        assert ledger.opening + ledger.accepted == gone + ledger.open, name
+    (incident,) = (one for name, one in month.incidents.items() if name == "late_segment")
+    there = sum(len(gzip.decompress(content).splitlines()) for content in late)
+    assert month.days[incident.day].lines == month.days_before_late[incident.day].lines + there
+
+
+def test_counters_equal_lines_where_none_are_lost(month: SampleTruth) -> None:
+    events, _ = parsed(month.directory)
+    logged: Counter[tuple[str, str]] = Counter()
+    compared = 0
+    for event in events:
+        if event["node"] == "mediator-b" and event["ts"] < "2026-10-30":
+            for counter, step in get_counter_steps(event["event"], event):
+                logged[event["boot"], counter] += step
+            if event["event"] == "counters":
+                compared += 1
+                assert all(event[name] == logged[event["boot"], name] for name in COUNTER_NAMES)
+    assert compared > 100
+
+
+def test_lost_lines_show_in_counters_and_numbers(month: SampleTruth) -> None:
+    crash, full = month.incidents["crash"], month.incidents["disk_full"]
+    drifted = {(day, node) for day, truth in month.days.items() for node, _ in truth.drift}
+    assert drifted == {(one.day, one.details["node"]) for one in (crash, full)}
+    missing = {day: truth.missing for day, truth in month.days.items() if truth.missing}
+    assert missing == {crash.day: LOST_LINES, full.day: DROPPED_LINES}
+    assert month.days[crash.day].unclosed[crash.details["node"]] > 0
+
+
+def _counted(events: list[dict[str, Any]], truth: SampleTruth) -> dict[date, Counter[tuple[str, str]]]:
+    found: dict[date, Counter[tuple[str, str]]] = {day: Counter() for day in truth.days}
+    for event in events:
+        day = date.fromisoformat(event["ts"][:10])
+        if day in found:
+            found[day][event["node"], event["event"]] += 1
+    return found
+
+
+def _missing(events: list[dict[str, Any]], truth: SampleTruth) -> dict[date, int]:
+    found, seen = dict.fromkeys(truth.days, 0), dict[str, int]()
+    for event in events:
+        day = date.fromisoformat(event["ts"][:10])
+        if day in found:
+            found[day] += event["seq"] - seen.get(event["boot"], 0) - 1
+            seen[event["boot"]] = event["seq"]
+    return found
+
+
+def _books(events: list[dict[str, Any]], truth: SampleTruth) -> dict[date, tuple[int, int, int, int]]:
+    """Messages accepted, open at the end of the day, ended though never accepted, and lost."""
+    found = {}
+    waiting, by_day = set(), {day: [0, 0, 0] for day in truth.days}
+    days = iter(events)
+    event = next(days, None)
+    for day, (accepted, orphans, lost) in by_day.items():
+        while event is not None and event["ts"][:10] <= day.isoformat():
+            match event["event"]:
+                case "msg.accept":
+                    accepted += 1
+                    waiting.add(event["msg"])
+                case "msg.ack" | "msg.expire" | "msg.evict" | "msg.remove" as kind:
+                    known = event["msg"] in waiting
+                    waiting.discard(event["msg"])
+                    orphans += not known
+                    lost += known and kind != "msg.ack"
+            event = next(days, None)
+        found[day] = accepted, len(waiting), orphans, lost
+    return found

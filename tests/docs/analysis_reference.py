@@ -1,0 +1,72 @@
+"""
+Generated parts of docs/reference/analytics.md: tables, columns, figures.
+
+`python -m tests.docs.analysis_reference docs/reference/analytics.md` updates them.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from textwrap import fill
+
+from analytics.jobs.time_series import METRICS
+from analytics.schema import TABLES, Table
+
+# Tables whose columns are described one by one, as operators look into them when something is missing. Of the others
+# `mediatord-analytics schema TABLE` prints the meanings.
+_DESCRIBED_TABLES = ("ledger_daily", "stores_daily")
+
+
+def make_parts() -> dict[str, str]:
+    """What stands between the marks `<!-- name -->` and `<!-- end of name -->`, by name."""
+    return {
+        "tables": _render_overview(TABLES.values()),
+        "columns": "\n".join(_render_columns(TABLES[name]) for name in _DESCRIBED_TABLES),
+        "figures": fill(", ".join(f"`{name}`" for name in METRICS), 118) + "\n",
+    }
+
+
+def update_document(text: str) -> str:
+    """
+    A document with all parts as they are now.
+
+    :raise ValueError: one has no place in it.
+    """
+    for name, part in make_parts().items():
+        marks = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        place = re.compile(rf"({marks[0]}).*?({marks[1]})", re.DOTALL)
+        if not place.search(text):
+            raise ValueError(f"no place for {name}")
+        text = place.sub(lambda match, part=part: f"{match[1]}\n{part}\n{match[2]}", text)  # type: ignore[misc]
+    return text
+
+
+def _render_meanings(meanings: Mapping[str, str]) -> str:
+    return "".join(map(_render_item, (f"`{name}`: {meaning}" for name, meaning in meanings.items())))
+
+
+def _render_overview(tables: Iterable[Table]) -> str:
+    return "".join(map(_render_item, map(_describe_table, tables)))
+
+
+def _describe_table(table: Table) -> str:
+    key = ", ".join(f"`{name}`" for name in table.key if name != "dt")
+    mark = ", private" if table.private else ""
+    return f"`{table.name}`{mark}{f' ({key})' if key else ''}: {table.meaning}"
+
+
+def _render_columns(table: Table) -> str:
+    meanings = {column.name: column.meaning for column in table.columns if column.name != "dt"}
+    return f"### `{table.name}`\n\n{_render_meanings(meanings)}"
+
+
+def _render_item(text: str) -> str:
+    return fill(f"* {text}", 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+if __name__ == "__main__":
+    document = Path(sys.argv[1])
+    document.write_text(update_document(document.read_text("utf-8")), "utf-8")
