@@ -13,15 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PROJECT = Path(__file__).parents[2]
+# Two terminals: its blocks are run by tests/packaging/test_quickstart.py.
+TUTORIAL = PROJECT / "docs/tutorial.md"
+TERMINALS = ("first terminal", "second terminal")
 # Pages whose blocks are run.
 GUIDES = (
-    *sorted(PROJECT.glob("docs/how-to/*.md")),
-    *sorted(PROJECT.glob("docs/runbooks/*.md")),
+    *sorted(path for path in PROJECT.glob("docs/**/*.md") if path != TUTORIAL),
+    PROJECT / "CONTRIBUTING.rst",
     PROJECT / "README.rst",
+    PROJECT / "SECURITY.md",
 )
 
 # A fenced block with the comment above it; in reStructuredText a directive with an indented body.
-_FENCED = re.compile(r"(?:^ *<!-- ([^\n]*) -->\n)?^( *)```([\w-]*)\n(.*?)^\2```$", re.MULTILINE | re.DOTALL)
+_FENCED = re.compile(r"(?:^ *<!-- ([^\n]*) -->\n)?^( *)```([\w{}-]*)\n(.*?)^\2```$", re.MULTILINE | re.DOTALL)
 _DIRECTIVE = re.compile(r"(?:^\.\. (not run: .*)\n\n?)?^()\.\. code-block:: ([\w-]+)\n((?:\n|^ .*\n)+)", re.MULTILINE)
 _NOT_RUN = "not run: "
 

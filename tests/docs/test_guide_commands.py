@@ -1,5 +1,5 @@
 """
-The commands of the how-to guides, the runbooks and the README do what the pages show.
+The commands of the documents do what the pages show.
 
 The commands of a page run in order, in one bash with `set -e`, in an empty directory that is also HOME. On the PATH
 are `mediatord` and `twistd` of this environment, and the tools of the system; no MEDIATORD_ variable or proxy is set.
@@ -28,7 +28,7 @@ from pathlib import Path
 import pytest
 
 from mediatord.wallet.temporary_daemon import find_free_port
-from tests.docs.console_blocks import GUIDES, PROJECT, Step, read_blocks, read_steps
+from tests.docs.console_blocks import GUIDES, PROJECT, TERMINALS, TUTORIAL, Step, read_blocks, read_steps
 from tests.notify_socket import NotifySocket
 
 DEFAULT_PORT = "8080"
@@ -210,7 +210,21 @@ def test_blocks_are_run_or_say_why_not(page: Path) -> None:
         assert not programs & _NOT_EVERYWHERE, f"line {block.line}: give the reason why this is not run"
 
 
-@each(page for page in GUIDES if page.suffix == ".md")
+def test_the_tutorial_is_run() -> None:
+    """Each console block says in which terminal, or why it is not run."""
+    for block in read_blocks(TUTORIAL):
+        if block.language == "console":
+            assert block.comment in TERMINALS or block.why_not_run, f"line {block.line}: {block.comment!r}"
+
+
+@each((*GUIDES, TUTORIAL))
+def test_prompts_are_in_console_blocks(page: Path) -> None:
+    """No command after a dollar stands elsewhere, as in a literal block of reStructuredText."""
+    steps = [step for block in read_blocks(page) if block.language == "console" for step in block.steps()]
+    assert len(re.findall(r"^\s*\$ ", page.read_text("utf-8"), re.MULTILINE)) == len(steps)
+
+
+@each(page for page in (*GUIDES, TUTORIAL) if page.suffix == ".md")
 def test_commands_are_in_console_blocks(page: Path) -> None:
     """No shell blocks without prompts, no indented commands, and none after the prompt of root."""
     for block in read_blocks(page):

@@ -95,6 +95,15 @@ def test_alerts_link_to_their_runbooks() -> None:
         assert rule["annotations"]["runbook_url"] == f"docs/runbooks/alerts.md#{name.lower()}"
 
 
+def test_runbooks_fit_on_a_screen() -> None:
+    """A section says what the alert means, and what to check and do."""
+    page = (ETC.parent / "docs/runbooks/alerts.md").read_text("utf-8")
+    for section in re.split(r"^### ", page, flags=re.M)[1:]:
+        assert len(section.strip().splitlines()) <= 45, section
+        assert max(map(len, section.splitlines())) <= 118, section
+        assert "**Do" in section and ("**Check**" in section or "](#" in section), section
+
+
 def test_panels_have_all_that_people_need() -> None:
     """A title of their own, an explanation, a unit, the data source and the nodes that were chosen."""
     titles = [panel["title"] for _, panel in dashboard_panels()]

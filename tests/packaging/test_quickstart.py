@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.console_blocks import PROJECT, Step, read_steps
+from tests.docs.console_blocks import TERMINALS, TUTORIAL, Step, read_steps
 from tests.packaging.health_checks import await_port
 
-PAGE = PROJECT / "docs/tutorial.md"
+PAGE = TUTORIAL
+FIRST, SECOND = TERMINALS
 pytestmark = pytest.mark.skipif(
     not os.environ.get("PACKAGE_TEST"), reason="builds and installs for minutes: make package-test"
 )
@@ -37,13 +38,13 @@ def test_as_it_is_written(tmp_path: Path, wheel: Path) -> None:
         where = tmp_path / "empty"
         where.mkdir()
         # exec, so that the signal reaches the daemon and not a shell that waits for it.
-        serving = read_steps(PAGE, "first terminal")
+        serving = read_steps(PAGE, FIRST)
         *before, last = [step.command for step in serving]
         script = "set -e\n" + "\n".join([*before, f"exec {last}"])
         daemon = subprocess.Popen(["sh", "-c", script], cwd=where, env=environ, stdout=output, stderr=output)
         try:
             await_port(8443, daemon, first)
-            talking = read_steps(PAGE, "second terminal")
+            talking = read_steps(PAGE, SECOND)
             script = "\n".join(step.command for step in talking)
             done = subprocess.run(
                 ["sh", "-ec", script], cwd=where, env=environ, capture_output=True, text=True, check=False
