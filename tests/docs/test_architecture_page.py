@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from tests.docs.test_documents import PROJECT, literals, rows, text
+from tests.docs.test_documents import PROJECT, items, literals, text
 from tests.docs.test_glossary import class_names
 
 PAGES = ("docs/explanation/architecture.md", "CONTRIBUTING.rst")
@@ -28,10 +28,10 @@ def test_classes_exist(page: str) -> None:
     assert named - class_names(PROJECT / "mediatord") == set()
 
 
-def test_every_package_has_a_row() -> None:
-    """The table has each package and each loose module once."""
-    table = rows(text("docs/explanation/architecture.md"), "## Packages", "`wallet/` talks")
-    named = [name for row in table for name in re.findall(r"`(\w+(?:/|\.py))`", row[0])]
+def test_every_package_is_listed() -> None:
+    """The list has each package and each loose module once."""
+    listed = items(text("docs/explanation/architecture.md"), "## Packages", "`wallet/` talks")
+    named = [name for item in listed for name in re.findall(r"`(\w+(?:/|\.py))`", item.partition(": ")[0])]
     packages = [f"{path.parent.name}/" for path in PROJECT.glob("mediatord/*/__init__.py")]
     modules = [path.name for path in PROJECT.glob("mediatord/*.py") if not path.name.startswith("__")]
     assert sorted(named) == sorted(packages + modules)

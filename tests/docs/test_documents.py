@@ -69,11 +69,10 @@ def items(document: str, begin: str, end: str) -> list[str]:
     return [" ".join(item.split()) for item in re.split(r"^\* ", body, flags=re.MULTILINE)[1:]]
 
 
-def rows(document: str, begin: str, end: str) -> list[list[str]]:
-    """The cells of the Markdown table between two comments, without its head."""
-    body = document.partition(begin)[2].partition(end)[0]
-    lines = [line for line in body.splitlines() if line.startswith("|")]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+def values(item: str) -> list[str]:
+    """The values before the colon of an item, and the text behind it."""
+    named, _, cause = item.partition(": ")
+    return [*named.split(", "), cause]
 
 
 # --- commands -----------------------------------------------------------------------------------------------------
@@ -170,9 +169,9 @@ def test_keys_of_the_readme() -> None:
 
 
 def test_situations() -> None:
-    """The table of problem reports is DIDCOMM_ERROR_CODES, row by row; the last column is free text."""
-    found = rows(text("docs/reference/protocols.md"), "<!-- situations", "<!-- end of situations")
-    assert [row[:-1] for row in found] == [
+    """The list of problem reports is DIDCOMM_ERROR_CODES, item by item; the cause is free text."""
+    found = items(text("docs/reference/protocols.md"), "<!-- situations", "<!-- end of situations")
+    assert [values(item)[:-1] for item in found] == [
         [
             f"`{kind.reason}`",
             f"{wire.status}/{wire.encrypted_status or '-'}",
@@ -180,26 +179,26 @@ def test_situations() -> None:
         ]
         for kind, wire in DIDCOMM_ERROR_CODES.items()
     ]
-    assert {len(row) for row in found} == {4}
+    assert all(values(item)[-1] for item in found)
 
 
 def test_decentrl_refusals() -> None:
-    """The two Decentrl tables match mediatord.protocol.error_codes row by row; the last column is free text."""
+    """The two Decentrl lists match mediatord.protocol.error_codes item by item; the cause is free text."""
     document = text("docs/reference/protocols.md")
-    found = rows(document, "<!-- decentrl", "<!-- end of decentrl")
-    assert [row[:3] for row in found] == [
+    found = items(document, "<!-- decentrl", "<!-- end of decentrl")
+    assert [values(item)[:3] for item in found] == [
         [f"`{kind.reason}`", str(wire.status), f"`{wire.code}`"] for kind, wire in DECENTRL_ERROR_CODES.items()
     ]
-    sockets = rows(document, "<!-- socket", "<!-- end of socket")
-    assert [row[:2] for row in sockets] == [
+    sockets = items(document, "<!-- socket", "<!-- end of socket")
+    assert [values(item)[:2] for item in sockets] == [
         [f"`{wire.code}`", str(wire.close_code)] for wire in DECENTRL_CLOSE_CODES.values()
     ]
 
 
 def test_commands_are_described() -> None:
-    """Every command that is served has its row, and no other."""
-    described = rows(text("docs/reference/protocols.md"), "<!-- commands", "<!-- end of commands")
-    named = {re.findall(r"`([A-Z_]+)`", row[0])[0] for row in described}
+    """Every command that is served has its item, and no other."""
+    described = items(text("docs/reference/protocols.md"), "<!-- commands", "<!-- end of commands")
+    named = {re.findall(r"`([A-Z_]+)`", item)[0] for item in described}
     models = [*get_args(DirectPayload), *get_args(PublicPayload)]
     assert named == {get_args(model.model_fields["type"].annotation)[0] for model in models} | {"TWO_WAY_PRIVATE"}
 

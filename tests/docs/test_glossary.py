@@ -12,12 +12,12 @@ GLOSSARY = text("docs/reference/glossary.md")
 
 
 def sections() -> dict[str, list[tuple[str, str, str]]]:
-    """The items of each section's list: term, classes, meaning."""
+    """The paragraphs of each section that explain a term: term, classes, meaning."""
     parts = re.split(r"^## (.+)$", GLOSSARY, flags=re.MULTILINE)[1:]
     return {
         name: [
             (found[1], found[2], found[3])
-            for item in re.split(r"^\* ", body, flags=re.MULTILINE)[1:]
+            for item in body.split("\n\n")
             if (found := re.fullmatch(r"\*\*([^*]+)\*\*((?: \(`.+?`\))?): (.+)", " ".join(item.split())))
         ]
         for name, body in zip(parts[::2], parts[1::2], strict=True)
@@ -45,7 +45,7 @@ def test_terms_are_in_order() -> None:
 def test_each_term_has_a_short_meaning() -> None:
     """One sentence of at most twenty words."""
     meanings = [row[2] for found in sections().values() for row in found]
-    assert len(meanings) == len(re.findall(r"^\* ", GLOSSARY, re.MULTILINE))
+    assert len(meanings) == len(re.findall(r"^\*\*", GLOSSARY, re.MULTILINE))
     assert [one for one in meanings if not re.fullmatch(r"[^.]*(?:\.\w[^.]*)*\.", one)] == []
     assert [one for one in meanings if len(one.split()) > 20] == []
 
