@@ -33,8 +33,8 @@ from mediatord.observability.metrics import METRICS, ProcessMetricsCollector
 
 
 def render_list(items: Iterable[str]) -> str:
-    """A Markdown list, wrapped."""
-    return "".join(f"{_wrap(f'* {item}', '  ')}\n" for item in items)
+    """A paragraph for each item, wrapped."""
+    return "\n\n".join(map(_wrap, items)) + "\n"
 
 
 def _format_sentence(text: str) -> str:
@@ -141,7 +141,13 @@ def _describe_bounds(metadata: list[Any]) -> Iterator[str]:
 # Commands with many options for special purposes: the page refers to their help.
 _OPTIONS_IN_HELP = {"mediatord bench"}
 # Options of most commands, which the head of the page describes, as they are listed.
-_COMMON_OPTIONS = {"--config": "", "--json": "* `--json`", "--help": ""}
+_COMMON_OPTIONS = {
+    "--config": "",
+    "--json": "* `--json`",
+    "--help": "",
+    "--offline": "* `--offline`",
+    "--stopped": "* `--stopped`",
+}
 
 
 def render_commands() -> str:
@@ -215,8 +221,11 @@ def render_events() -> str:
 
 
 def render_fields() -> str:
-    """All fields of events, those of every line first."""
-    return render_list(f"`{name}`: {meaning}" for name, (_, meaning) in (*ENVELOPE.items(), *FIELDS.items()))
+    """All fields of events, those of every line first. The page says what the fields of `counters` count from."""
+    return render_list(
+        f"`{name}`: {meaning.removeprefix('since the start of the process: ')}"
+        for name, (_, meaning) in (*ENVELOPE.items(), *FIELDS.items())
+    )
 
 
 def render_addresses() -> str:

@@ -45,11 +45,11 @@ def update_document(text: str) -> str:
 
 
 def _render_meanings(meanings: Mapping[str, str]) -> str:
-    return "".join(map(_render_item, (f"`{name}`: {meaning}" for name, meaning in meanings.items())))
+    return _render_list(f"`{name}`: {meaning}" for name, meaning in meanings.items())
 
 
 def _render_overview(tables: Iterable[Table]) -> str:
-    return "".join(map(_render_item, map(_describe_table, tables)))
+    return _render_list(map(_describe_table, tables))
 
 
 def _describe_table(table: Table) -> str:
@@ -63,8 +63,8 @@ def _render_columns(table: Table) -> str:
     return f"### `{table.name}`\n\n{_render_meanings(meanings)}"
 
 
-def _render_item(text: str) -> str:
-    return fill(f"* {text}", 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False) + "\n"
+def _render_list(items: Iterable[str]) -> str:
+    return "\n\n".join(fill(item, 118, break_long_words=False, break_on_hyphens=False) for item in items) + "\n"
 
 
 if __name__ == "__main__":

@@ -64,9 +64,10 @@ def settings() -> dict[str, type[BaseModel] | None]:
 
 
 def items(document: str, begin: str, end: str) -> list[str]:
-    """The items of the Markdown list between two comments, each on one line."""
+    """Paragraphs between two comments that begin with a literal, or items of a list there, each on one line."""
     body = document.partition(begin)[2].partition(end)[0]
-    return [" ".join(item.split()) for item in re.split(r"^\* ", body, flags=re.MULTILINE)[1:]]
+    found = re.split(r"\n\n|^\* ", body, flags=re.MULTILINE)[1:]
+    return [" ".join(item.split()) for item in found if item.startswith("`")]
 
 
 def values(item: str) -> list[str]:

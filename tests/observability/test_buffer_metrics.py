@@ -52,7 +52,7 @@ class BufferMetricsTests(SynchronousTestCase):
     def test_all_buffers_are_documented(self) -> None:
         """The documented list has exactly the buffers that exist."""
         listed = LIMITS.read_text("utf-8").partition("## Buffers")[2].partition("\n## ")[0]
-        described = set(re.findall(r"^\* `(\w+)`, ", listed, re.M))
+        described = set(re.findall(r"^`(\w+)`, ", listed, re.M))
         page = self.site_fixture.base.recorder.metrics.render().decode()
         self.assertEqual(set(re.findall(r'^mediator_buffer_\w+{buffer="(\w+)"}', page, re.M)), described - CLUSTERED)
 
