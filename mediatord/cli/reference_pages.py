@@ -143,7 +143,7 @@ _OPTIONS_IN_HELP = {"mediatord bench"}
 # Options of most commands, which the head of the page describes, as they are listed.
 _COMMON_OPTIONS = {
     "--config": "",
-    "--json": "* `--json`",
+    "--json": "",
     "--help": "",
     "--offline": "* `--offline`",
     "--stopped": "* `--stopped`",
