@@ -15,8 +15,8 @@ from prometheus_client import generate_latest
 
 from analytics.report.outputs import make_registry, replace_textfile
 from mediatord.wallet.temporary_daemon import find_free_port
-from tests.analytics.busy_day import BUSY, known
-from tests.analytics.test_units import unit
+from tests.analytics.busy_day import BUSY_ROWS, make_report_data
+from tests.analytics.test_units import read_unit
 from tests.monitoring.prometheus import Prometheus
 
 # Where Debian's node exporter looks, by its default.
@@ -26,7 +26,7 @@ READABLE_BY_ALL, LISTABLE_BY_ALL = 0o004, 0o005
 
 def installed(root: Path) -> Path:
     """Run what the unit runs as root before a night, in `root`; the file that the night is told to write."""
-    service = unit("mediatord-analytics.service")
+    service = read_unit("mediatord-analytics.service")
     for command in service["ExecStartPre"]:
         if command.startswith("+-"):
             here = command[2:].replace("/var/lib/", f"{root}/var/lib/")
@@ -39,10 +39,10 @@ def installed(root: Path) -> Path:
 
 def write_night(path: Path) -> None:
     """Write the figures of a bad day as the service does, with its umask."""
-    (umask,) = unit("mediatord-analytics.service")["UMask"]
+    (umask,) = read_unit("mediatord-analytics.service")["UMask"]
     before = os.umask(int(umask, 8))
     try:
-        replace_textfile(path, generate_latest(make_registry(known(BUSY))))
+        replace_textfile(path, generate_latest(make_registry(make_report_data(BUSY_ROWS))))
     finally:
         os.umask(before)
 

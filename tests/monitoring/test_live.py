@@ -23,7 +23,7 @@ from analytics.report.outputs import make_registry
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.wallet.didcomm_client import DIDCommWallet, discover_mediator, open_http
 from mediatord.wallet.didcomm_socket import connect_didcomm_socket
-from tests.analytics.busy_day import BUSY, known
+from tests.analytics.busy_day import BUSY_ROWS, make_report_data
 from tests.certificate_authority import CertificateAuthority
 from tests.external_programs import find_program
 from tests.integration.cluster import send_to_peer_listener, wallet_at_node
@@ -82,7 +82,7 @@ class NightFile(BaseHTTPRequestHandler):
     def do_GET(self) -> None:  # noqa: N802  named by the base class
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(generate_latest(make_registry(known(BUSY))))
+        self.wfile.write(generate_latest(make_registry(make_report_data(BUSY_ROWS))))
 
     def log_message(self, format: str, *arguments: Any) -> None:
         """Nobody reads it."""
