@@ -105,7 +105,7 @@ def fixture(tmp_path: Path) -> RunFixture:
 
 def test_sigterm_during_spark_start(fixture: RunFixture) -> None:
     """One line, and the exit status of a stopped process."""
-    status, lines = fixture.run_and_stop("Spark starts on Java ", signal.SIGTERM, group=False)
+    status, lines = fixture.run_and_stop("starting Spark on Java ", signal.SIGTERM, group=False)
     assert (status, lines[1:]) == (143, ["mediatord-analytics: stopped by SIGTERM\n"])
     assert list(fixture.out.iterdir()) == []
 
@@ -178,7 +178,7 @@ def test_stop_at_any_moment_is_atomic(fixture: RunFixture, marker: str, number: 
     """All is published or nothing; standard error, exit status and manifest report the signal."""
     status, lines = fixture.run_and_stop(f"] {marker}", number, group)
     assert (status, lines[-1]) == (128 + number, f"mediatord-analytics: stopped by {number.name}\n")
-    assert all(line.startswith(("Spark starts on Java ", "[")) for line in lines[:-1])
+    assert all(line.startswith(("starting Spark on Java ", "[")) for line in lines[:-1])
     assert fixture.list_leftovers() == []
     published = any("] publish" in line for line in lines)
     assert {path.name for path in fixture.out.iterdir()} >= ({"report", "tables"} if published else set())

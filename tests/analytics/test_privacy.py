@@ -112,7 +112,7 @@ def test_destroys_key_of_epoch(path: Path) -> None:
     assert reopened.make_pseudonym_function(day(EPOCH_DAYS))(DID) == other
     reopened.destroy_key(epoch.number)
     assert reopened.make_pseudonym_function(epoch.last)(DID) == FORGOTTEN_PSEUDONYM
-    with pytest.raises(AnalyticsError, match="no epoch 9"):
+    with pytest.raises(AnalyticsError, match="no key epoch 9"):
         reopened.destroy_key(9)
 
 

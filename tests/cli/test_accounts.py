@@ -89,7 +89,7 @@ def test_removes_account_with_its_messages(configured_store: ConfiguredStore, ca
     assert (configured_store.get_totals().messages, configured_store.ids()) == (1, ["c"])
     assert sorted(line["reason"] for line in configured_store.lines()) == ["purged"] * 3
     ledger = result_of(configured_store.store.read_ledger()).didcomm
-    assert (ledger.accepted, ledger.removed, ledger.get_totals, ledger.difference) == (4, 3, 1, 0)
+    assert (ledger.accepted, ledger.removed, ledger.waiting, ledger.difference) == (4, 3, 1, 0)
     assert result_of(configured_store.store.find_owner(ALICE)) is None
     assert run_json(configured_store, capsys, "list")["total"] == 1
     configured_store.clock.advance(61)  # the daemon may cache an account for this time

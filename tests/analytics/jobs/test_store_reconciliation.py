@@ -147,7 +147,7 @@ def test_difference_is_an_integrity_error(spark: SparkSession) -> None:
         read=lambda name, span: table(spark, name, rows if name == "stores_daily" else ())
     )
     assert find_integrity_errors(warehouse, Span(day(0), day(1))) == [
-        f"{day(1)}: 3 messages that the store's own books do not account for"
+        f"{day(1)}: the ledgers of the stores have a difference of 3"
     ]
 
 
