@@ -23,11 +23,9 @@ from threading import Event, Thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import click
 import orjson
 
 from analytics.errors import AnalyticsError
-from analytics.java import require_packages
 from analytics.sample.bulk_log import BULK_DAY, BulkTruth, generate_bulk_logs
 from mediatord.observability.event_schema import ENVELOPE, FIELDS
 
@@ -578,41 +576,28 @@ _MAX_CPUS = 2
 _QUICK_SCALE = 0.1
 
 
-@click.command()
-@click.option("--scale", default=16.0, show_default=True, help="Size of the input, in units of 600 000 lines.")
-@click.option(
-    "--repeat", default=3, show_default=True, type=click.IntRange(1), help="Repetitions; medians are reported."
-)
-@click.option(
-    "--work",
-    metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Directory for generated log lines, which are kept. Default: a temporary one.",
-)
-@click.option("--quick", is_flag=True, help="Run once on little data, without judging speed.")
-def goals(scale: float, repeat: int, work: Path | None, quick: bool) -> int:
-    """Measure all targets and print a table. Takes half an hour on an otherwise idle machine."""
-    require_packages("duckdb")
+def run_benchmark(
+    directory: Path, scale: float, repeat: int, *, quick: bool, report: Callable[[str], None]
+) -> tuple[list[TargetResult], Measurements]:
+    """
+    Measure and judge all targets.
+
+    :param directory: for log lines, which are kept, and results, which are not.
+    :param scale: size of the input, in units of 600 000 lines.
+    :param quick: little input, once; speed and memory are not judged.
+    :param report: receives a line for each measurement.
+    :raise AnalyticsError: a step failed.
+    """
     if quick:
         scale, repeat = _QUICK_SCALE, 1
     cpus = sorted(os.sched_getaffinity(0))
-    directory = work or Path(tempfile.mkdtemp(prefix="mediatord-analytics-goals-"))
     used = f"{min(_MAX_CPUS, len(cpus))} of {len(cpus)} CPUs"
-    _print_progress(f"{scale:g} times 600 000 lines in {directory}, medians of {repeat}, {used}")
+    report(f"{scale * 600_000:,.0f} log lines in {directory}, medians of {repeat}, on {used}")
     try:
-        figures = measure_all(directory, scale, scale / SMALL_DIVISOR, repeat, cpus[:_MAX_CPUS], _print_progress)
+        figures = measure_all(directory, scale, scale / SMALL_DIVISOR, repeat, cpus[:_MAX_CPUS], report)
     finally:
         os.sched_setaffinity(0, cpus)
-    results = judge_targets(figures, timed=not quick)
-    for result in results:
-        click.echo(result.format_line())
-    for line in figures.format_details():
-        click.echo(line)
-    return 0 if all(result.met is not False for result in results) else 1
-
-
-def _print_progress(line: str) -> None:
-    click.echo(line, err=True)
+    return judge_targets(figures, timed=not quick), figures
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 """
-J3: the message ledger.
+The message ledger.
 
 It balances each day: opening + accepted = acked + expired + evicted + removed + across_epochs + open. The opening
 comes from the snapshot of the day before; accepted is a count of lines that the other entries are not derived from.

@@ -1,5 +1,5 @@
 """
-J10: sockets, their durations and close codes, and how many were open at a time.
+Sockets, their durations and close codes, and how many were open at a time.
 
 A node has one start at a time: sockets that a start left open are gone once it stopped, or once the next one begins.
 They count as `unclosed` on that day, the sign of a crash or of lost lines.
