@@ -40,17 +40,17 @@ INCIDENT_SCHEDULE: dict[str, tuple[int, int]] = {
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
     """
-    The same declaration gives the same bytes.
+    Specification of generated logs; equal specifications give equal bytes.
 
-    :param nodes: names of the nodes; all work on one store.
-    :param workers: processes of each node; above 1 each is a node of its own to readers, as the daemon has it.
-    :param messages_per_day: accepted on a weekday of the first week, all nodes together.
-    :param growth: by how much more there is each day, 0.01 is 1 %.
+    :param nodes: names of the nodes, which share one store.
+    :param workers: processes of each node; if there are several, each logs as a node of its own, as in the daemon.
+    :param messages_per_day: accepted on a weekday of the first week, summed over nodes.
+    :param growth: growth of traffic per day; 0.01 is 1 %.
     :param incidents: True for all of :data:`INCIDENT_SCHEDULE` that fall into the days, or their names.
-    :param queue_max_messages: as the setting of the daemon.
-    :param ttl_s: seconds that a DIDComm message waits; Decentrl events wait for ever.
+    :param queue_max_messages: as in the configuration of the daemon.
+    :param ttl_s: lifetime of a DIDComm message in seconds; Decentrl events do not expire.
     :param gauge_s: seconds between gauges, and between counters.
-    :param segment_hours: hours that a segment is written to.
+    :param segment_hours: duration of a segment in hours.
     :param compress: whether closed segments are gzip.
     """
 
@@ -174,16 +174,16 @@ class BootTruth:
 @dataclass(slots=True)
 class DayTruth:
     """
-    What the lines of one day add up to, by their own time.
+    Totals of the lines of one day, by their own time.
 
     :ivar events: (node, event) to lines.
     :ivar bytes: event to the sum of `size`.
     :ivar boots: (node, boot).
-    :ivar damaged: node to lines that are no events, by the day of their segment.
-    :ivar drift: (node, counter) to how much more the daemon counted than it logged; no entry where that is 0.
-    :ivar lost: reason to messages that were never delivered.
+    :ivar damaged: node to lines that are not events, by the day of their segment.
+    :ivar drift: (node, counter) to the excess of counted over logged events; no entry if it is 0.
+    :ivar lost: reason to messages that were not delivered.
     :ivar sockets: node to opened, authenticated, closed.
-    :ivar unclosed: node to sockets that starts which ended on this day left open: lines that say opened less closed.
+    :ivar unclosed: node to sockets left open by processes that ended on this day.
     :ivar limits: limit to hits.
     :ivar replays: code to refusals.
     :ivar errors: (proto, mtype, status, code) to requests.

@@ -185,7 +185,7 @@ def test_print_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     keys = PseudonymKeyFile(tmp_path / "keys", 90)
     keys.make_pseudonym_function(date(2026, 11, 20))
     [epoch] = json.loads(told(capsys, "pseudonyms", "list", "--keys", f"{tmp_path}/keys", "--json")[1])
-    assert epoch == {"epoch": 1, "first_day": "2026-08-24", "last_day": "2026-11-21", "key": "kept"}
+    assert epoch == {"epoch": 1, "first_day": "2026-10-01", "last_day": "2026-12-29", "key": "kept"}
     given = f"sample --dir {tmp_path}/logs --from 2026-11-20 --days 1 --messages 20 --json"
     [day] = json.loads(told(capsys, *given.split())[1])
     assert day["day"] == "2026-11-20" and 0 < day["accepted"] < day["lines"]
