@@ -27,7 +27,7 @@ class FakeDiskSpace:
         [found] = [free for name, free in self._free.items() if f"/{name}" in url]
         return found
 
-    def disk(self, url: str) -> str:
+    def get_disk_id(self, url: str) -> str:
         return url
 
 
