@@ -145,9 +145,16 @@ def make_integrity_section(data: ReportData) -> Section:
         ("expired", "expired", "expired before they were acknowledged"),
         ("evicted", "evicted", "evicted from full queues"),
         ("removed", "removed", "removed by owner or operator"),
+        (
+            "across_epochs",
+            "written off",
+            "past their expiry; endings unknown since the pseudonym key changed",
+        ),
         ("open", "open", "still queued"),
         ("difference", "difference", "opening + accepted minus all others; nonzero is an error"),
     ]
+    if not row.get("across_epochs"):
+        ends = [end for end in ends if end[0] != "across_epochs"]
     ledger = [{"what": label, "n": row.get(name), "meaning": meaning} for name, label, meaning in ends] if row else []
     further = [
         (
