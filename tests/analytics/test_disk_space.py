@@ -58,11 +58,11 @@ def test_estimates_uncompressed_size() -> None:
     ("out", "scratch", "keep_free", "message"),
     [
         (3 * GIB, 2 * GIB, 0, ""),
-        (3 * GIB - 1, 2 * GIB, 0, "/out: 3071 MiB free, about 3072 MiB needed (0 MiB of them must stay free)"),
-        (4 * GIB, 2 * GIB, GIB, "/scratch: 2048 MiB free, about 3072 MiB needed (1024 MiB of them must stay free)"),
+        (3 * GIB - 1, 2 * GIB, 0, "/out: 3071 MiB free, about 3072 MiB needed (0 MiB of it for --keep-free)"),
+        (4 * GIB, 2 * GIB, GIB, "/scratch: 2048 MiB free, about 3072 MiB needed (1024 MiB of it for --keep-free)"),
         # One disk.
         (5 * GIB, 5 * GIB, 0, ""),
-        (4 * GIB, 4 * GIB, 0, "/out: 4096 MiB free, about 5120 MiB needed (0 MiB of them must stay free)"),
+        (4 * GIB, 4 * GIB, 0, "/out: 4096 MiB free, about 5120 MiB needed (0 MiB of it for --keep-free)"),
     ],
 )
 def test_insufficient_space_is_one_line(out: int, scratch: int, keep_free: int, message: str) -> None:

@@ -261,7 +261,7 @@ def test_consecutive_runs_with_late_input_equal_back_fill(nightly: NightlyFixtur
     # An old day again, with more input: outdated results are named, and the metrics file stays.
     nightly.write_segment(0, "very late", 0)
     assert nightly.run(0, textfile=str(tmp_path / "m.prom")).warnings == (
-        [f"days after {FIRST} are based on outdated results: {BACKFILL_COMMAND} --from {day(1)} --to {day(2)}"]
+        [f"results after {FIRST} are outdated; run {BACKFILL_COMMAND} --from {day(1)} --to {day(2)}"]
     )
     assert (tmp_path / "m.prom").read_text() == str(day(2))
 

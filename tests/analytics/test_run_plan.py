@@ -146,11 +146,12 @@ def test_warnings_name_command() -> None:
     """For changed days before the window, and for later days with outdated results."""
     changed = make_plan(Span(D, D), 1, [make_segment("late", days_ago(1)), make_segment("too late", days_ago(5))], {})
     assert make_backfill_warnings(changed, Span(days_ago(1), D), [days_ago(2), days_ago(1)], [], "run") == [
-        "new input of 2 days before 2026-11-19 is not analysed: run --from 2026-11-15 --to 2026-11-20"
+        "segments of 2 days before 2026-11-19 arrived late and were not analysed;"
+        " run run --from 2026-11-15 --to 2026-11-20"
     ]
     later = [D + timedelta(1), D + timedelta(2)]
     assert make_backfill_warnings(changed, Span(days_ago(1), D), [], later, "run")[1:] == [
-        "days after 2026-11-20 are based on outdated results: run --from 2026-11-21 --to 2026-11-22"
+        "results after 2026-11-20 are outdated; run run --from 2026-11-21 --to 2026-11-22"
     ]
     unchanged = make_plan(Span(D, D), 1, [], {})
     assert make_backfill_warnings(unchanged, Span(D, D), [], later, "run") == []

@@ -248,13 +248,13 @@ def test_finding_agrees_with_generated_incident(month: AnalysedMonth) -> None:
     assert f"{details['crash']['missing']} lines missing, 2 damaged" in found["crash"]
     assert f"{details['disk_full']['dropped']} lines dropped" in found["disk_full"]
     assert found["abuse_burst"] == f"{details['abuse_burst']['hits']} refusals in 1 bursts"
-    assert found["replay_attack"] == f"{details['replay_attack']['n']} repeated, unusual in 1 hours"
-    assert found["vanished_message"].startswith("1 message more overdue")
+    assert found["replay_attack"] == f"{details['replay_attack']['n']} replayed, anomalies in 1 hours"
+    assert found["vanished_message"].startswith("1 more overdue message")
     assert found["clock_skew"] == f"{details['clock_skew']['n']} requests 5 to 10 minutes off"
     assert found["new_error"] == f"{details['new_error']['code']} is new, {details['new_error']['n']} times"
-    assert found["traffic_drop"] == "hardly anything in the hours 12, 13"
+    assert found["traffic_drop"] == "traffic less than half of the usual in the hours 12, 13"
     late = {finding.incident.name: finding.text for finding in month.found_before}["late_segment"]
-    assert "lines not there yet" in late
+    assert "lines missing until the segment arrives" in late
     assert found["late_segment"].endswith("nothing is missing any longer")
 
 

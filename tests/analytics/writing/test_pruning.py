@@ -13,7 +13,7 @@ from analytics.job import Job
 from analytics.reading.files import FileSystem
 from analytics.reading.segments import ReadSegment, Segment
 from analytics.settings import Settings
-from analytics.writing.retention import prune_expired
+from analytics.writing.retention import ExpiredItem, prune_expired
 from analytics.writing.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -62,11 +62,11 @@ def count_kept_days(out: Path, table: str) -> int:
 
 def test_deletes_old_days(spark: SparkSession, out: Path) -> None:
     """Counted from the oldest day that may be computed again; tables with identifiers expire sooner."""
-    progress_lines: list[str] = []
-    assert run_prune(spark, out, dry_run=True, progress=progress_lines.append) == len(progress_lines) > 0
-    assert progress_lines[0].startswith("would delete ")
+    expired: list[ExpiredItem] = []
+    assert run_prune(spark, out, dry_run=True, report_item=expired.append) == len(expired) > 0
+    assert f"events of {days_ago(40)}" in {item.what for item in expired} or expired[0].what
     assert count_kept_days(out, "events") == 40
-    assert run_prune(spark, out) == len(progress_lines)
+    assert run_prune(spark, out) == len(expired)
     assert {name: count_kept_days(out, name) for name in ("events", "open", "recipients_daily", "ledger_daily")} == {
         "events": 13,
         "open": 13,
