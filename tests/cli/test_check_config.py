@@ -70,7 +70,7 @@ def test_five_mistakes_are_five_lines(made: Path, capsys: Capture) -> None:
     found = problems(made, 2, capsys)
     assert [(key, text.split(";")[0]) for _, key, text in found] == [
         ("listen[1]", "expected a Twisted endpoint string such as tcp:8080:interface=127.0.0.1"),
-        ("drain_timeout", "expected less than 10"),
+        ("drain_timeout", "expected less than 10s"),
         ("storage.backend", "expected one of 'memory', 'sqlite' or 'mongodb'"),
         ("queue.ttl", "expected a duration such as 72h, 60s, 500ms or a number of seconds"),
         ("wrokers", "unknown key"),
@@ -271,7 +271,7 @@ def test_cluster(made: Path, capsys: Capture) -> None:
     tail = tail.replace("secret_file: null", "secret_file: secret", 1)
     made.write_text(f"{head}\ncluster:{tail}", "utf-8")
     assert [(key, words.rpartition("/")[2]) for _, key, words in problems(made, 1, capsys)] == [
-        ("cluster.listen", "cluster.listen requires storage.backend: mongodb"),
+        ("cluster.listen", "requires storage.backend: mongodb"),
         ("cluster.secret_file", "secret: No such file or directory"),
     ]
 

@@ -293,7 +293,8 @@ def test_missing_keys(command: str, made: Path, capsys: Capture) -> None:
     """Without keys nothing starts, and the line says which file is missing."""
     (made.parent / "keys.jwks").unlink()
     assert call(command, "--config", str(made)) == 1
-    assert one_line(capsys) == f"cannot read {made.parent}/keys.jwks: No such file or directory"
+    line = f"cannot read {made.parent}/keys.jwks: No such file or directory; restore it from a backup, "
+    assert one_line(capsys) == line + "or create the keys of a new mediator with `mediatord init`"
 
 
 def test_did(made: Path, capsys: Capture) -> None:

@@ -205,7 +205,7 @@ def test_sizes_are_written_exactly(size: int, tmp_path: Path) -> None:
 def test_bad_sizes(text: str, tmp_path: Path) -> None:
     """Anything else is refused in one line with file, line and key."""
     (only,) = problems(f"queue:\n  max_bytes: {text}\n", tmp_path)
-    assert only.startswith("m.yaml:2: queue.max_bytes: expected ") or only.startswith("m.yaml:1: invalid YAML")
+    assert only.startswith(("m.yaml:2: queue.max_bytes: expected ", "m.yaml:2: invalid YAML"))
 
 
 def test_bounds_of_sizes(tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_bounds_of_sizes(tmp_path: Path) -> None:
         "m.yaml:1: queue.max_bytes: expected at most 9223372036854775807 bytes"
     ]
     assert problems("log: {rotate: {bytes: 63KiB}}", tmp_path) == [
-        "m.yaml:1: log.rotate.bytes: expected at least 65536"
+        "m.yaml:1: log.rotate.bytes: expected at least 64KiB"
     ]
 
 
@@ -295,7 +295,7 @@ drain_timeout: 20
 """
     assert problems(text, tmp_path) == [
         "m.yaml:1: public_url: expected an http:// or https:// URL with a host, without query, fragment or user name",
-        "m.yaml:2: listen: expected a list",
+        "m.yaml:2: listen: expected a list, such as ['tcp:8080:interface=127.0.0.1']",
         "m.yaml:3: listne: unknown key; did you mean listen?",
         "m.yaml:5: queue.max_mesages: unknown key; did you mean max_messages?",
         "m.yaml:7: queue.max_bytes: duplicate key, already set in line 6; remove one",
@@ -303,11 +303,11 @@ drain_timeout: 20
         "m.yaml:10: limits.ip_per_minute: expected at least 1",
         "m.yaml:12: didcomm.delivery_form: expected one of 'as-received', 'json' or 'base64'",
         "m.yaml:13: didcomm.endpoints.did:web:a: expected text",
-        "m.yaml:13: didcomm.endpoints.nope: expected a DID such as did:web:example.com",
+        "m.yaml:13: didcomm.endpoints.nope: expected a DID such as did:web:example.com as the key",
         "m.yaml:14: didcomm.live_default_on: expected true or false",
-        "m.yaml:16: metrics.allow[0]: expected an address or a network such as 10.0.0.0/8 or ::1/128",
-        "m.yaml:17: storage: expected a mapping of keys to values",
-        "m.yaml:18: drain_timeout: expected less than 10",
+        "m.yaml:16: metrics.allow[0]: expected a network without host bits: 127.0.0.0/8",
+        "m.yaml:17: storage: expected a mapping of keys to values, such as backend: sqlite",
+        "m.yaml:18: drain_timeout: expected less than 10s",
     ]
 
 
@@ -316,7 +316,7 @@ drain_timeout: 20
     [
         ("0", "expected more than 0"),
         ("1.01", "expected at most 1"),
-        (".nan", "expected at most 1.0"),
+        (".nan", "expected at most 1"),
         ("true", "expected a number"),
         ("'0.5'", "expected a number"),
         ("half", "expected a number"),
@@ -423,7 +423,7 @@ def test_bad_endpoints(endpoint: str, tmp_path: Path) -> None:
 
 def test_nothing_to_listen_on(tmp_path: Path) -> None:
     """A daemon without a listener is impossible."""
-    assert problems("listen: []", tmp_path) == ["m.yaml:1: listen: expected a list of at least 1"]
+    assert problems("listen: []", tmp_path) == ["m.yaml:1: listen: expected at least 1 item"]
 
 
 @pytest.mark.parametrize(
@@ -445,8 +445,8 @@ def test_impossible_together(tmp_path: Path) -> None:
     """Values that exclude each other are refused at one of them."""
     text = "storage: {backend: memory}\nworkers: 2\ncluster:\n  listen: tcp:9000\n"
     assert problems(text, tmp_path) == [
-        "m.yaml:2: workers: expected 1 with storage.backend memory, which processes cannot share",
-        "m.yaml:3: cluster: expected a secret_file beside listen",
+        "m.yaml:2: workers: expected 1, because processes cannot share storage.backend: memory",
+        "m.yaml:3: cluster: expected secret_file to be set, because listen is",
     ]
 
 
@@ -479,9 +479,9 @@ def test_address_for_other_nodes(listen: str, advertise: str | None, address: st
 def test_no_address_for_other_nodes(listen: str, tmp_path: Path) -> None:
     """Where others cannot know where to connect to, it has to be said."""
     (only,) = problems(f"cluster:\n  listen: '{listen}'\n  secret_file: s", tmp_path)
-    assert (
-        only
-        == "m.yaml:1: cluster: expected an interface in listen that other nodes can reach, or advertise beside it"
+    assert only == (
+        "m.yaml:1: cluster: expected an address in listen that other nodes can reach, such as "
+        "tcp:7070:interface=10.0.0.5, or advertise to be set"
     )
 
 
@@ -605,7 +605,7 @@ def test_environment_problems(tmp_path: Path) -> None:
     }
     assert problems("queue: {ttl: x, max_bytes: 1}", tmp_path, environ) == [
         "m.yaml:1: queue.ttl: expected a duration such as 72h, 60s, 500ms or a number of seconds",
-        "environment MEDIATORD_LISTEN: listen: expected a list, as JSON, such as "
+        "environment MEDIATORD_LISTEN: listen: expected a list in JSON, such as "
         """MEDIATORD_LISTEN='["tcp:8080:interface=127.0.0.1"]'""",
         "environment MEDIATORD_NODE: node: expected 1 to 63 letters, digits, dots, hyphens or underscores, "
         "with a letter or digit at both ends",
@@ -633,15 +633,62 @@ def test_lists_in_the_environment(key: str, value: str, example: str, tmp_path: 
     name = f"MEDIATORD_{key}"
     (only,) = problems(SOME_KEY, tmp_path, {name: value})
     assert only.startswith(f"environment {name}: {key.lower().replace('__', '.')}: expected ")
-    assert only.endswith(f", as JSON, such as {name}='{example}'")
+    assert only.endswith(f" in JSON, such as {name}='{example}'")
     assert read(SOME_KEY, tmp_path, {name: example})
 
 
 def test_sections_in_the_environment(tmp_path: Path) -> None:
     """What stands for a whole section is answered with a variable of one of its keys."""
     assert problems(SOME_KEY, tmp_path, {"MEDIATORD_QUEUE": "5"}) == [
-        "environment MEDIATORD_QUEUE: queue: expected a mapping of keys to values, one variable per key, such as "
-        "MEDIATORD_QUEUE__MAX_MESSAGES, or JSON"
+        "environment MEDIATORD_QUEUE: queue: expected a mapping of keys to values; set one variable per key, such as "
+        "MEDIATORD_QUEUE__MAX_MESSAGES, or write JSON"
+    ]
+
+
+def test_single_underscore_between_section_and_key(tmp_path: Path) -> None:
+    """The variable that is meant is suggested."""
+    assert problems(SOME_KEY, tmp_path, {"MEDIATORD_QUEUE_MAX_MESSAGES": "5"}) == [
+        "environment MEDIATORD_QUEUE_MAX_MESSAGES: queue_max_messages: unknown key; did you mean "
+        "MEDIATORD_QUEUE__MAX_MESSAGES?"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "node: b\ndrain_timeout: 2026-13-45",
+            "m.yaml:2: invalid YAML: the value is not what its tag or form says; put",
+        ),
+        (
+            "node: a\nlisten: b: c",
+            "m.yaml:2: invalid YAML: mapping values are not allowed here; check the indentation",
+        ),
+        ("node: a\n\tlisten: b", "m.yaml:2: invalid YAML: found character '\\t' that cannot start any token; indent"),
+        ("node: a\nlisten: \0", "m.yaml:2: invalid YAML: control characters, or characters that are not UTF-8"),
+    ],
+    ids=["date", "colon", "tab", "control"],
+)
+def test_hints_of_syntax_errors(text: str, expected: str, tmp_path: Path) -> None:
+    """Errors of the parser say in which line they are, and what to write instead."""
+    (only,) = problems(text, tmp_path)
+    assert only.startswith(expected)
+
+
+def test_network_with_host_bits(tmp_path: Path) -> None:
+    """The network that is meant is suggested."""
+    assert problems("trusted_proxies: [10.1.2.3/8]", tmp_path) == [
+        "m.yaml:1: trusted_proxies[0]: expected a network without host bits: 10.0.0.0/8"
+    ]
+
+
+def test_allow_list_without_allow(tmp_path: Path) -> None:
+    """Both halves of the setting are asked for by themselves."""
+    assert problems("decentrl: {registration: allow-list}", tmp_path) == [
+        "m.yaml:1: decentrl: expected at least one DID in allow, because registration is allow-list"
+    ]
+    assert problems("decentrl: {allow: ['did:web:a.example']}", tmp_path) == [
+        "m.yaml:1: decentrl: expected registration: allow-list, because allow is set; or remove allow"
     ]
 
 

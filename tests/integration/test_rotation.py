@@ -192,7 +192,7 @@ class _RotationTests(RotationTestCase):
         await deferToThread(rotate_keys, daemon)
         new = await enrol_wallet(daemon, reactor)
         await deferToThread(run_keys, daemon, "retire", "prekey", "--yes")
-        await deferToThread(reload, daemon, f"no longer accepted: {old.mediator.did[:60]}")
+        await deferToThread(reload, daemon, f"DIDs no longer accepted: {old.mediator.did[:60]}")
         await deferToThread(wait_for, lambda: self.all_processes_refuse(daemon, old), daemon.output)
         await new.ping()
         self.assertIsNone(live.close_code)

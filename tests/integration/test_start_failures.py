@@ -176,7 +176,7 @@ def test_unusable_user_is_reported(initialized_mediator: InitializedMediator) ->
     """A user without access, or that it may not switch to, which Twisted notices after binding the ports."""
     result = initialized_mediator.run_twistd("--uid", "nobody")
     assert result.returncode == 1
-    reason = "Permission denied" if os.getuid() == 0 else "ended before it was up"
+    reason = "Permission denied" if os.getuid() == 0 else "ended during startup"
     assert result.stderr.startswith("mediatord: ")
     assert reason in result.stderr.splitlines()[0]
     assert reason in initialized_mediator.log
