@@ -40,10 +40,8 @@ from tests.integration.message_load import (
     enrol_wallet,
     prepare_daemon,
     prepare_forwards,
-    prepare_sized_forward,
     read_marker,
 )
-from tests.integration.small_filesystem import mount_small_filesystem
 from tests.integration.sqlite_lock import lock_database
 from tests.notify_socket import NotifySocket
 
@@ -290,28 +288,6 @@ class FullDiskTests(DaemonTestCase):
         self.assertEqual((status, str(retry_after).isdigit()), (503, True))
         self.assertEqual(json.loads(body)["body"]["code"], "e.p.me.res.storage")
 
-    async def test_full_disk_is_refused_with_503(self) -> None:
-        """With database and log on a full file system, until there is space again."""
-        disk = mount_small_filesystem(self, DISK_BYTES)
-        storage = {"sqlite": {"path": str(disk / "mediator.sqlite3")}}
-        daemon = self.start_daemon({"storage": storage, "log": {"directory": str(disk / "log")}})
-        bob = await enrol_wallet(daemon, reactor)
-        accepted_before, accepted_after = prepare_forwards(bob, "letter", 2)
-        # More than fits into the space already allocated to the database.
-        large = prepare_sized_forward(bob, "large", DISK_BYTES // 4)
-        self.assertEqual(send_request(daemon.port, "POST", "/didcomm", accepted_before.body)[0], 202)
-        filler = disk / "filler"
-        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-            while True:
-                file.write(bytes(512))
-        for _ in range(3):
-            self.assert_unavailable(daemon, large)
-        filler.unlink()
-        self.assertEqual(send_request(daemon.port, "POST", "/didcomm", accepted_after.body)[0], 202)
-        self.assertEqual(send_request(daemon.port, "GET", "/health")[0], 200)
-        self.assertEqual(list(await drain_queue(bob)), [accepted_before.marker, accepted_after.marker])
-        await self.stop(daemon)
-
 
 @pytest.fixture
 def config_file(tmp_path: Path) -> Path:
@@ -509,27 +485,3 @@ def test_repeated_stop_signals_do_not_disturb_stop(config_file: Path, tmp_path: 
             while process.poll() is None:
                 process.terminate()
             assert process.returncode == 0
-
-
-def test_signals_rotate_event_log() -> None:
-    """SIGUSR1 and SIGHUP seal a segment and begin another; the daemon keeps running (analytics 4.2)."""
-    with prepare_daemon({"log": {"rotate": {"compress": False}}}) as daemon:
-        pid = daemon.pid
-        segments: set[Path] = set()
-        for number in (signal.SIGUSR1, signal.SIGHUP):
-            assert send_request(daemon.port, "POST", "/didcomm", b"{}")[0] == 400
-            os.kill(pid, number)
-            # Signals are handled before requests.
-            assert send_request(daemon.port, "GET", "/health")[0] == 200
-            # One, or two at the full hour.
-            closed = set(daemon.log_directory.glob("events-*.jsonl")) - segments
-            segments |= closed
-            assert closed
-            assert all((events(one)[0], events(one)[-1]) == ("log.open", "log.close") for one in closed)
-        assert events(daemon.log_directory / "events.jsonl")[0] == "log.open"
-        assert daemon.pid == pid
-
-
-def events(segment: Path) -> list[str]:
-    """Names of the events in a segment."""
-    return [json.loads(line)["event"] for line in segment.read_text("utf-8").splitlines()]
