@@ -12,6 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.bench.raw_clients import WebSocketClient
 from mediatord.bench.wallet_group import build_inner_envelope, enrol_group
 from mediatord.protocol import encoding
+from mediatord.wallet.didcomm_client import PICKUP
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import authcrypt, build_forward
 from tests.integration.daemon import Daemon
@@ -57,6 +58,10 @@ class ExactTests(SynchronousTestCase):
             build_forward(self.bob.did, [payload], to=[mediator.did]) | {"from": sender.did} for _ in range(count)
         ]
         return [authcrypt(message, sender, mediator.document) for message in messages]
+
+    def status_requests(self, count: int) -> list[bytes]:
+        """Requests of Bob about his queue."""
+        return [self.bob.pack(f"{PICKUP}/status-request")[1] for _ in range(count)]
 
     def post(self, messages: Sequence[bytes], source: str) -> list[int]:
         """Response statuses of messages posted from an address."""
