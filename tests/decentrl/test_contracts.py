@@ -263,7 +263,7 @@ class StoredContractTests(SynchronousTestCase):
         third = alice.contract_with(InMemoryIdentity(in_memory, "carol"))
         alice.save(third)
         dave = InMemoryIdentity(in_memory, "dave")
-        over = {"signed_communication_contract": alice.contract_with(dave)}
+        over: dict[str, Any] = {"signed_communication_contract": alice.contract_with(dave)}
         self.assertEqual(code_of(alice.ask(SAVE, **over)), (429, "RATE_LIMITED"))
         self.assertEqual(code_of(dave.ask(RESPONSE, to=alice.did, **over)), (429, "RATE_LIMITED"))
         alice.save(third)  # the same one does not count again

@@ -89,7 +89,11 @@ class NonceTests(SynchronousTestCase):
     def test_nonces_are_per_sender(self) -> None:
         """Another sender may use the same nonce; nonces are compared as spelled."""
         self.assertEqual(self.in_memory.obey(self.query()).status, 200)
-        self.assertEqual(self.in_memory.obey(self.query(self.bob)).status, 200)
+        elise = InMemoryIdentity(self.in_memory, "elise")
+        elise.register()
+        self.assertEqual(len(elise.did), len(self.alice.did))
+        for sender in (elise, self.bob):
+            self.assertEqual(self.in_memory.obey(self.query(sender)).status, 200)
         other = self.alice.command({"type": "QUERY_EVENTS"}, nonce=NONCE.lower())
         self.assertEqual(self.in_memory.obey(other).status, 200)
 

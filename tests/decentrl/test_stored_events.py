@@ -123,7 +123,7 @@ class StoredEventTests(SynchronousTestCase):
         alice.answer("SAVE_EVENTS", events=[self.event("x" * 100, 1, "t" * 10)])
         too_much = alice.ask("SAVE_EVENTS", events=[self.event("x" * 1000, 1)])
         self.assertEqual(code_of(too_much), (429, "RATE_LIMITED"))
-        public = {"event": "x" * 1000, "tags": [], "timestamp": 1}
+        public: dict[str, Any] = {"event": "x" * 1000, "tags": [], "timestamp": 1}
         signed = {**public, "event_signature": sign_event("x" * 1000, [], 1, alice.seed)}
         self.assertEqual(code_of(alice.ask("PUBLISH_PUBLIC_EVENT", channel=PUBLIC, **signed)), (429, "RATE_LIMITED"))
         (stored,) = alice.query("EVENTS", "events")

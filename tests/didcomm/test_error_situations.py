@@ -352,7 +352,7 @@ class SituationTests(SynchronousTestCase):
 
     def test_row_22_malformed_bodies(self) -> None:
         """200 with an encrypted report, whose code names the invalid part."""
-        for type_, body, code in (
+        cases: tuple[tuple[str, dict[str, Any], str], ...] = (
             (f"{MP}/delivery-request", {}, "e.p.msg.bad-limit"),
             *((f"{MP}/delivery-request", {"limit": bad}, "e.p.msg.bad-limit") for bad in (0, -1, "2", True, 1.5)),
             (f"{MP}/messages-received", {"message_id_list": "x"}, "e.p.msg.bad-body"),
@@ -360,7 +360,8 @@ class SituationTests(SynchronousTestCase):
             (f"{CM3}/recipient-update", {}, "e.p.msg.bad-updates"),
             (f"{CM2}/keylist-query", {"paginate": {"limit": 1}}, "e.p.msg.bad-paginate"),
             ("https://didcomm.org/discover-features/2.0/queries", {}, "e.p.msg.bad-body"),
-        ):
+        )
+        for type_, body, code in cases:
             reply = self.bob.ask(type_, body)
             self.assertEqual((reply.status, code_of(reply, self.bob)), (200, code))
 

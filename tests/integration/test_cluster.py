@@ -21,11 +21,7 @@ from tests.integration.message_load import PATIENCE_SECONDS, PreparedForward, pr
 from tests.integration.raw_decentrl_client import DaemonClient, RawDecentrlClient, RawWebSocket
 
 reactor: Any = _reactor
-
-PICKUP = "https://didcomm.org/messagepickup/3.0"
 NODES = 3
-# Interval at which metrics are polled.
-POLL_SECONDS = 0.05
 
 
 class ChangeStreamRecorder:

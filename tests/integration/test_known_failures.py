@@ -19,10 +19,7 @@ from tests.integration.shared_daemon import SharedDaemonTestCase
 from tests.integration.sqlite_lock import lock_database
 from tests.observability.counter_oracle import read_segments
 
-# One DID is a prefix of the other.
-PREFIX, LONGER = "did:example:in", "did:example:inbox"
 OUTBOX = 65_536
-_OUTBOXES = 'mediator_buffer_bytes{buffer="socket_outboxes"}'
 
 
 class QueueTests(SharedDaemonTestCase):

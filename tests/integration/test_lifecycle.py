@@ -53,7 +53,6 @@ COMMANDS = {
     "twistd": [str(Path(sys.executable).with_name("twistd")), "-n", "--pidfile=", "mediatord", "--config"],
 }
 LOAD_DURING_STOP = 1000
-DISK_BYTES = 1 << 20
 
 
 def environment(**more: str) -> dict[str, str]:
