@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import secrets
 import shutil
+import socket
 import unittest
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -26,7 +28,7 @@ from mediatord.cli.init import write_initial_files
 from mediatord.wallet.didcomm_client import DIDCommMediator, DIDCommWallet, open_http
 from mediatord.wallet.temporary_daemon import find_free_port
 from tests.integration.daemon import PLENTY, Daemon, merge_settings
-from tests.integration.message_load import ROOMY
+from tests.integration.message_load import PATIENCE_SECONDS, ROOMY
 from tests.mongod import fresh_database, shared_replica_set
 from tests.skewed_clock import ClockedDaemon, SkewedClock
 
@@ -154,3 +156,10 @@ def wallet_at_node(wallet: DIDCommWallet, port: int, reactor: Any) -> DIDCommWal
     return DIDCommWallet(
         wallet.identity, open_http(reactor), reactor, mediator_at_node(wallet.mediator, port), wallet.documents
     )
+
+
+def send_to_peer_listener(port: int, data: bytes) -> bytes:
+    """Response of the node-to-node listener to a client without the secret, until it closes."""
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_SECONDS) as connection:
+        connection.sendall(data)
+        return b"".join(iter(partial(connection.recv, 1024), b""))
