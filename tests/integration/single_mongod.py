@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from contextlib import closing
 from http.client import HTTPConnection
-from typing import Any, ClassVar
+from typing import Any
 
 from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
+from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
@@ -43,24 +44,17 @@ def send_request(
 
 class SingleMongodTestCase(TestCase):
     """
-    A daemon for the class on a server of its own; tests leave both running.
+    A daemon on a server of its own.
 
-    :ivar bob: a wallet with an account, of each test.
+    :ivar bob: a wallet with an account.
     """
 
-    servers: ClassVar[ReplicaSet]
-    daemon: ClassVar[Daemon]
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        super().setUpClass()
-        mongod_binary()
-        cls.servers = ReplicaSet()
-        cls.addClassCleanup(cls.servers.close)
-        cls.servers.open()
-        cls.daemon = make_mongo_daemon(cls.servers.uri("mediatord"))
-        cls.addClassCleanup(cls.daemon.clean)
-        cls.daemon.start()
-
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
+        mongod_binary()
+        self.servers = ReplicaSet()
+        self.addCleanup(self.servers.close)
+        await deferToThread(self.servers.open)
+        self.daemon = make_mongo_daemon(self.servers.uri("mediatord"))
+        self.addCleanup(self.daemon.clean)
+        await deferToThread(self.daemon.start)
         self.bob = await enrol_wallet(self.daemon, reactor)

@@ -92,6 +92,7 @@ class OutageTests(SingleMongodTestCase):
         await self.assert_unavailable()
         await deferToThread(self.servers.start, 0)
         await self.assert_recovered()
+        await deferToThread(self.daemon.stop)
 
     async def test_recovers_from_killed_server(self) -> None:
         """The server restarts later; its version is accepted."""
