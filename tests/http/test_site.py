@@ -517,7 +517,9 @@ class PageTests(HTTPTestCase):
             ("PUT", "/didcomm", {"POST", "OPTIONS"}, b""),
             ("POST", "/health", page, error),
             ("PATCH", "/metrics", page, error),
+            ("PUT", "/", page | {"POST"}, error),
             ("DELETE", "/", page | {"POST"}, error),
+            ("PATCH", "/.well-known/did.json", page, error),
             ("POST", "/did", page, error),
             ("POST", "/public/did:example:a", page, error),
             ("POST", "/openapi.json", page, error),
@@ -557,10 +559,10 @@ class PageTests(HTTPTestCase):
 
     def test_socket_path_without_upgrade(self) -> None:
         """426 names the protocol (RFC 9110 section 15.5.22)."""
-        response = self.get("/ws")
-        self.assertEqual((response.status, response.headers["upgrade"]), (426, "websocket"))
-        self.assertEqual(response.headers["connection"], "Upgrade")
-        self.assertEqual(response.json, {"type": "ERROR", "code": "UPGRADE_REQUIRED"})
+        for response in (self.get("/ws"), self.get("/ws", Upgrade="h2c", Connection="Upgrade")):
+            self.assertEqual((response.status, response.headers["upgrade"]), (426, "websocket"))
+            self.assertEqual(response.headers["connection"], "Upgrade")
+            self.assertEqual(response.json, {"type": "ERROR", "code": "UPGRADE_REQUIRED"})
 
     def test_headers_reveal_nothing(self) -> None:
         """No response names software or version, or echoes the request."""
