@@ -168,7 +168,7 @@ class Options(usage.Options):
             "config",
             "c",
             None,
-            f"the configuration; by default that of {CONFIG_PATH_VARIABLE}, else {DEFAULT_CONFIG_PATH}",
+            f"configuration file [env var: {CONFIG_PATH_VARIABLE}; default: {DEFAULT_CONFIG_PATH}]",
         ],
         ["banner", None, None, "text to print on standard output once the daemon is up"],
     ]

@@ -249,6 +249,16 @@ def test_missing_directory(tmp_path: Path, capsys: Capture) -> None:
     assert "data does not exist" in one_line(capsys)
 
 
+# Bars appear after a second, in which this import may end.
+_WITH_BARS_AT_ONCE = """
+from mediatord.cli.commands import main
+from mediatord.runtime.progress_bar import progress_bar
+
+progress_bar.__wrapped__.__kwdefaults__["delay"] = 0.0
+main()
+"""
+
+
 def test_progress_bar_on_terminal(tmp_path: Path) -> None:
     """The progress bar is on standard error, the result on standard output."""
     assert call("init", "--dir", str(tmp_path)) == 0
@@ -260,7 +270,10 @@ def test_progress_bar_on_terminal(tmp_path: Path) -> None:
     arguments = ["import", "--config", str(tmp_path / "mediator.yaml"), "--from", str(tmp_path / "a.gz"), "--json"]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     with subprocess.Popen(
-        [sys.executable, "-m", "mediatord", *arguments], stderr=terminal, stdout=subprocess.PIPE, env=environment
+        [sys.executable, "-c", _WITH_BARS_AT_ONCE, *arguments],
+        stderr=terminal,
+        stdout=subprocess.PIPE,
+        env=environment,
     ) as process:
         os.close(terminal)
         shown = b""

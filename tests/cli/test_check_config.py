@@ -152,7 +152,7 @@ def test_the_directory_of_the_control_socket(made: Path, capsys: Capture, monkey
     capsys.readouterr()
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: path != folder and access(path, mode))
-    reason = f"{folder} cannot be written to by this user"
+    reason = f"this user cannot write to {folder}"
     assert problems(made, 1, capsys) == [(line_of(made, "control_socket"), "control_socket", reason)]
     change(made, ("control_socket: run/control.sock", "control_socket: null"))
     assert call("check-config", "--config", str(made)) == 0
@@ -307,4 +307,4 @@ def test_where_files_can_be_made(tmp_path: Path) -> None:
     assert list(_explain_unwritable(tmp_path / "file" / "b")) == [f"{tmp_path}/file is not a directory"]
     if os.geteuid() != 0:
         (tmp_path / "shut").mkdir(mode=0o500)
-        assert list(_explain_unwritable(tmp_path / "shut")) == [f"{tmp_path}/shut cannot be written to by this user"]
+        assert list(_explain_unwritable(tmp_path / "shut")) == [f"this user cannot write to {tmp_path}/shut"]

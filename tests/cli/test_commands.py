@@ -438,7 +438,11 @@ def test_status_of_nobody(capsys: Capture) -> None:
 def test_as_a_module() -> None:
     """`python -m mediatord` is the same script."""
     done = subprocess.run([sys.executable, "-m", "mediatord", "fly"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", "mediatord: No such command 'fly'.\n")
+    assert (done.returncode, done.stdout, done.stderr) == (
+        2,
+        "",
+        "mediatord: No such command 'fly'; see mediatord --help\n",
+    )
 
 
 @pytest.mark.parametrize("abstract", [False, True])

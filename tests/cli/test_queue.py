@@ -226,7 +226,7 @@ def test_show(office: ConfiguredStore, capsys: Capture) -> None:
     text = capsys.readouterr().out
     assert "event" in text and "never" in text
     assert "secret" not in text
-    assert text.endswith(f"1 messages, 6 B, for {CAROL}\n")
+    assert text.endswith(f"1 message, 6 B, for {CAROL}\n")
 
 
 def test_nothing_is_done_to_the_terminal(office: ConfiguredStore, capsys: Capture) -> None:
@@ -674,4 +674,4 @@ def test_no_database(stopped: ConfiguredStore, capsys: Capture) -> None:
 def test_wrong_usage(office: ConfiguredStore, capsys: Capture) -> None:
     """A time that is none costs a line."""
     assert call(*asked(office, "purge", INBOX, "--older-than", "soon")) == 2
-    assert "--older-than: expected a duration such as 72h" in one_line(capsys)
+    assert "'--older-than': expected a duration such as 72h" in one_line(capsys)

@@ -178,8 +178,8 @@ def test_the_key_of_the_log_is_renewed(machine: DebianMachine) -> None:
     key = machine.path("/var/lib/mediatord/log.key")
     before = key.read_bytes()
     config = ("--config", "/etc/mediatord/mediator.yaml")
-    assert machine.do("mediatord", "log-keys", "rotate", *config, user="mediatord:mediatord") == "started epoch 2\n"
-    assert machine.do("mediatord", "log-keys", "rotate", *config) == "started epoch 3\n"
+    assert "started epoch 2;" in machine.do("mediatord", "log-keys", "rotate", *config, user="mediatord:mediatord")
+    assert "started epoch 3;" in machine.do("mediatord", "log-keys", "rotate", *config)
     assert machine.standing("/var/lib/mediatord/log.key") == ("600", "mediatord:mediatord")
     assert key.read_bytes() != before
 
