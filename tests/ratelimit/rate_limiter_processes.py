@@ -55,7 +55,7 @@ class CountingClusterStore:
             item.callback(None)
 
     @property
-    def count_operations(self) -> int:
+    def operations(self) -> int:
         """Number of operations so far."""
         return len(self.uses) + len(self.put_backs)
 
