@@ -53,7 +53,11 @@ def queue() -> None:
 @protocol_option
 @json_option
 def list_queues(path: Path, top: int, protocol: Any, as_json: bool) -> None:
-    """List the longest queues, with the age of their oldest message."""
+    """
+    List the longest queues.
+
+    Shows the recipient, its account, messages, size and the age of the oldest message.
+    """
     with open_store(path) as store, progress_bar("reading"):
         queues, totals = store.list_queues(protocol, top)
     own = [store.may_be_probe(one.account) for one in queues]

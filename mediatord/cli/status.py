@@ -352,7 +352,7 @@ def status(url: str, watch: float | None, over: float, as_json: bool) -> int:
         with suppress(KeyboardInterrupt):
             _watch_status(url, watch, as_json)
         return 0
-    with progress_bar("querying"):
+    with progress_bar("querying", delay=over + 1):  # it always waits between the samples
         first = take_sample(url)
         report = StatusReport(first)
         if over and not isinstance(first.figures, str):

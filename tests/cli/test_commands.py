@@ -434,6 +434,24 @@ def test_status_of_nobody(capsys: Capture) -> None:
     assert one_line(capsys) == f"{url}/health: Connection refused"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("did", "more"), "Got unexpected extra argument (more); see mediatord did --help"),
+        (("queue", "lst"), "No such command 'lst'. Did you mean 'list'?"),
+        (("queue", "show"), "Missing argument 'DID'; see mediatord queue show --help"),
+        (("queue", "list", "--top", "ten"), "Invalid value for '--top': 'ten' is not a valid integer."),
+        (("status", "--over", "soon"), "Invalid value for '--over': 'soon' is not a valid number."),
+        (("bench", "--json", "/nope/it"), "Invalid value for '--json': directory /nope does not exist"),
+        (("bench", "--target", "it"), "Invalid value for '--target': expected an http:// or https:// URL"),
+    ],
+)
+def test_errors_of_syntax(arguments: tuple[str, ...], expected: str, capsys: Capture) -> None:
+    """They say what is wrong, and where to read on unless they suggest something."""
+    assert call(*arguments) == 2
+    assert one_line(capsys) == expected
+
+
 @pytest.mark.system
 def test_as_a_module() -> None:
     """`python -m mediatord` is the same script."""
