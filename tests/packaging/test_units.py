@@ -19,7 +19,7 @@ from mediatord.cli.init import write_initial_files
 from mediatord.config.file import load_config
 from mediatord.tap import Options
 from mediatord.wallet.temporary_daemon import find_free_port
-from tests.analytics.test_units import unit
+from tests.analytics.test_units import read_unit
 from tests.packaging.health_checks import await_health
 
 UNITS = Path(__file__).parents[2] / "systemd"
@@ -37,7 +37,7 @@ needs_activate = pytest.mark.skipif(
 
 def test_the_commands_of_the_service() -> None:
     """The plugin takes the options that it is started with."""
-    service = unit("mediatord.service")
+    service = read_unit("mediatord.service")
     program, *arguments = service["ExecStart"][0].split()
     assert program == f"{PREFIX}twistd"
     assert arguments[:3] == ["-n", "--pidfile=", "mediatord"]
@@ -48,7 +48,7 @@ def test_the_commands_of_the_service() -> None:
 
 def test_how_it_ends_and_begins_again() -> None:
     """Long enough to stop in order, and to replace a worker that hangs; not again with a wrong configuration."""
-    service = unit("mediatord.service")
+    service = read_unit("mediatord.service")
     assert service["Type"] == ["notify"]
     assert int(service["WatchdogSec"][0]) >= 90
     assert int(service["TimeoutStopSec"][0]) >= 20
@@ -59,7 +59,7 @@ def test_how_it_ends_and_begins_again() -> None:
 
 def test_who_may_read_what() -> None:
     """The analysis reads logs by the daemon's group, and not its database; the daemon reads reports by the same."""
-    daemon, night = unit("mediatord.service"), unit("mediatord-analytics.service")
+    daemon, night = read_unit("mediatord.service"), read_unit("mediatord-analytics.service")
     assert night["Group"] == daemon["Group"] == ["mediatord"]
     assert night["User"] != daemon["User"]
     assert daemon["StateDirectoryMode"] == ["0700"]
@@ -132,7 +132,7 @@ def settings_of_the_socket() -> list[str]:
 
 def test_the_socket_and_what_it_says_of_listen() -> None:
     """An endpoint for each address, in the order of the unit and of its kind."""
-    addresses = unit("mediatord.socket")["ListenStream"]
+    addresses = read_unit("mediatord.socket")["ListenStream"]
     kinds = ["INET6" if address.startswith("[") else "INET" for address in addresses]
     assert settings_of_the_socket() == [f"systemd:domain={kind}:index={n}" for n, kind in enumerate(kinds)]
 
