@@ -275,7 +275,7 @@ $(VENV)/.installed-fuzz: $(VENV)/.installed-test
 	@test -e $<
 
 .debs/.installed: tests/debs/fetch.sh
-	@echo "fetching Chromium, Prometheus, nginx and HAProxy into $(@D), about 150 MB, unless they are here ..."
+	@echo "fetching Chromium, Prometheus, nginx, HAProxy and Caddy into $(@D), about 160 MB, unless they are here ..."
 	@rm -f $@ && sh $< $(@D) || echo "make: $(@D) could not be made; tests that need what is missing are skipped" >&2
 
 # --- small Debians to install our package on ------------------------------------------------------------------------

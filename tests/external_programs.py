@@ -15,7 +15,7 @@ def find_program(name: str) -> Path:
     """
     Path of a program; skips the test if it is not installed.
 
-    :param name: `chromium`, `promtool`, `prometheus`, `nginx` or `haproxy`.
+    :param name: `chromium`, `promtool`, `prometheus`, `nginx`, `haproxy` or `caddy`.
     """
     path = os.pathsep.join([str(_DEBS_BIN), os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
     program = shutil.which(name, path=path)

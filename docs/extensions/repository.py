@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 _PAGE = re.compile(r"docs/([a-z/-]+)\.md(#[\w-]+)?")
 _CODE = re.compile(r'(?<=<span class="pre">)[^<]+')
 _PART = re.compile(r"(?<=[_./-])(?=[a-zA-Z])(?!py\b)")
-_KINDS = {"feature": "New", "bugfix": "Mended", "doc": "Documentation", "removal": "Gone"}
+_KINDS = {"feature": "Added", "bugfix": "Fixed", "doc": "Documentation", "removal": "Removed"}
 _log = logging.getLogger(__name__)
 
 

@@ -407,7 +407,9 @@ class Config(SettingsSection):
     websocket_origins: tuple[OriginPattern, ...] = _setting(
         ("*",), "Origin headers allowed to open WebSockets: *, https://app.example, https://*.example, null"
     )
-    drain_timeout: Annotated[Duration, Field(lt=10)] = _setting(8.0, "maximum time to drain open connections at exit")
+    drain_timeout: Annotated[Duration, Field(lt=10)] = _setting(
+        8.0, "maximum time to drain open connections at exit; 0 closes them at once"
+    )
     control_socket: Path | None = _setting(
         Path("control.sock"), "UNIX socket (mode 0600) for commands to the running daemon; null: none"
     )

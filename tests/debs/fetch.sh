@@ -16,7 +16,8 @@ programs="chromium chromium usr/lib/chromium/chromium
 promtool prometheus usr/bin/promtool
 prometheus prometheus usr/bin/prometheus
 nginx nginx-light usr/sbin/nginx
-haproxy haproxy usr/sbin/haproxy"
+haproxy haproxy usr/sbin/haproxy
+caddy caddy usr/bin/caddy"
 missing=$(echo "$programs" | while read -r program package path; do
   command -v "$program" >/dev/null || echo "$program $package $path"
 done)
@@ -76,6 +77,7 @@ done
 for program in $(ls "$there/bin"); do
   argument=--version
   if [ "$program" = nginx ] || [ "$program" = haproxy ]; then argument=-v; fi
+  if [ "$program" = caddy ]; then argument=version; fi
   "$there/bin/$program" $argument >/dev/null 2>"$there/complaint" || {
     echo "$program does not run: $(head -n 1 "$there/complaint")" >&2
     exit 1
