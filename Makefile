@@ -102,7 +102,7 @@ lint: $(VENV)/.installed-test ## check style, formatting and the layers of the p
 	@$(BIN)/ruff format --check .
 	@mkdir -p var && $(BIN)/lint-imports --cache-dir var/lint-imports >var/lint-imports.txt || { cat var/lint-imports.txt; exit 1; }
 
-structure: $(VENV)/.installed-test ## print modules, lines of code, loose modules, repeated class names and package cycles
+structure: $(VENV)/.installed-test ## print size and shape: modules, lines of code, repeated names, cycles, words of the documents
 	@$(BIN)/python -m tests.structure
 
 walk: $(VENV)/.installed-test ## count the files and calls that one request of each kind passes; ARGS="--calls acknowledgement" lists them

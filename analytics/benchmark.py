@@ -23,11 +23,9 @@ from threading import Event, Thread
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import click
 import orjson
 
 from analytics.errors import AnalyticsError
-from analytics.java import require_packages
 from analytics.sample.bulk_log import BULK_DAY, BulkTruth, generate_bulk_logs
 from mediatord.observability.event_schema import ENVELOPE, FIELDS
 
@@ -135,21 +133,23 @@ _GIB = 2**30
 @dataclass(slots=True)
 class Measurements:
     """
-    Seconds are medians.
+    Durations are medians in seconds.
 
-    :ivar scan: one thread, orjson, the large files.
-    :ivar night: a whole run over the large files, from the start of the process to its end.
-    :ivar after_ingest: of it, what came after the ingest.
-    :ivar cold_ingest: of it, the ingest.
-    :ivar peak: bytes resident in all processes of that run, at worst.
-    :ivar ingest: of the large files, warm, with two threads; `ingest_small` of the small ones.
-    :ivar ingest_alone: the same with one thread.
-    :ivar parse: lines only parsed, warm.
-    :ivar declared: the query on raw lines, warm; `inferred` likewise.
-    :ivar wrong: what the tables say that is not so.
-    :ivar unequal: tables that are not the same after a second run.
-    :ivar rows: of all tables that were compared.
-    :ivar duck: seconds of DuckDB by what it did.
+    :ivar lines: log lines of the large files; `size`: their bytes.
+    :ivar scan: parsing the large files with orjson in one thread.
+    :ivar night: a nightly run over the large files, from start to end of the process.
+    :ivar after_ingest: part of `night` after the ingest.
+    :ivar cold_ingest: part of `night` for the ingest.
+    :ivar peak: maximum resident bytes of all processes of that run.
+    :ivar ingest: warm ingest of the large files with two threads; `ingest_small`: of the small files.
+    :ivar ingest_alone: warm ingest of the large files with one thread.
+    :ivar parse: warm parsing of the large files, without writing.
+    :ivar declared: warm query on raw lines with a declared schema; `inferred`: with an inferred one.
+    :ivar wrong: differences between tables and ground truth.
+    :ivar unequal: tables that differ after a second run.
+    :ivar tables: number of compared tables.
+    :ivar steps: seconds by step of the nightly run.
+    :ivar duck: seconds by operation of DuckDB.
     """
 
     lines: int = 0
@@ -176,10 +176,12 @@ class Measurements:
         slowest = sorted(self.steps.items(), key=lambda step: -step[1])[:8]
         return [
             "",
-            f"{self.lines:,} lines, {self.size / 1e6:,.0f} MB; seconds: scan {self.scan:.1f}, night {self.night:.1f},"
-            f" ingest cold {self.cold_ingest:.1f} and warm {self.ingest:.1f}, query on raw lines {self.declared:.1f}",
+            f"{self.lines:,} lines, {self.size / 1e6:,.0f} MB; seconds: scan {self.scan:.1f},"
+            f" nightly run {self.night:.1f}, ingest cold {self.cold_ingest:.1f} and warm {self.ingest:.1f},"
+            f" query on raw lines {self.declared:.1f}",
             "DuckDB, seconds, cold: " + ", ".join(f"{name} {value:.1f}" for name, value in self.duck.items()),
-            "slowest steps of the night, seconds: " + ", ".join(f"{name} {value:.1f}" for name, value in slowest),
+            "slowest steps of the nightly run, seconds: "
+            + ", ".join(f"{name} {value:.1f}" for name, value in slowest),
         ]
 
 
@@ -213,17 +215,30 @@ def judge_targets(figures: Measurements, *, timed: bool) -> list[TargetResult]:
 
     peak = figures.peak / _GIB
     return [
-        ratio("G1", "whole night against scan by one thread", figures.night, figures.scan, 5.0),
-        ratio("G2", "ingest of 16 parts against 4 parts, warm", figures.ingest, figures.ingest_small, 4.4),
-        ratio("G3", "ingest against parsing only, warm", figures.ingest, figures.parse, 2.6),
-        ratio("G4", "inferred schema against declared, warm", figures.inferred, figures.declared, 1.7, least=True),
-        ratio("G5", "all that follows the ingest against it", figures.after_ingest, figures.cold_ingest, 0.6),
-        TargetResult(
-            "G6", "peak memory of a night, heap of 1 GB", f"{peak:.2f} GiB", "<= 2 GiB", peak <= 2 if timed else None
+        ratio("G1", "nightly run / scan by one thread", figures.night, figures.scan, 5.0),
+        ratio("G2", "ingest of all files / of a quarter, warm", figures.ingest, figures.ingest_small, 4.4),
+        ratio("G3", "ingest / parsing only, warm", figures.ingest, figures.parse, 2.6),
+        ratio(
+            "G4",
+            "query with inferred / with declared schema, warm",
+            figures.inferred,
+            figures.declared,
+            1.7,
+            least=True,
         ),
-        ratio("G7", "ingest by one thread against two, warm", figures.ingest_alone, figures.ingest, 1.6, least=True),
-        nothing("G8", "figures that differ from the truth", figures.wrong),
-        nothing("G9", f"of {figures.tables} tables, unequal after a second run", figures.unequal),
+        ratio("G5", "steps after the ingest / ingest, cold", figures.after_ingest, figures.cold_ingest, 0.6),
+        TargetResult(
+            "G6",
+            "peak memory of a nightly run, heap of 1 GiB",
+            f"{peak:.2f} GiB",
+            "<= 2 GiB",
+            peak <= 2 if timed else None,
+        ),
+        ratio(
+            "G7", "ingest by one thread / by two threads, warm", figures.ingest_alone, figures.ingest, 1.6, least=True
+        ),
+        nothing("G8", "figures that differ from the ground truth", figures.wrong),
+        nothing("G9", f"tables that differ after a second run, of {figures.tables}", figures.unequal),
     ]
 
 
@@ -268,8 +283,8 @@ def run_python(arguments: Sequence[str], fine: Sequence[int] = (0,)) -> ProcessR
         output.seek(0)
         printed = output.read()
     if status not in fine:
-        last = stderr_lines[-1][1] if stderr_lines else "it said nothing"
-        raise AnalyticsError(f"{' '.join(arguments[:3])} ended with status {status}: {last}")
+        last = stderr_lines[-1][1] if stderr_lines else "no output"
+        raise AnalyticsError(f"{' '.join(arguments[:3])} exited with status {status}: {last}")
     return ProcessResult(status, seconds, peak, printed, stderr_lines)
 
 
@@ -350,20 +365,23 @@ def measure_all(
 
     scans = [run_task("scan", logs=str(logs)) for _ in range(repeat)]
     figures.scan = median(scan["seconds"] for scan in scans)
-    report(f"scan {figures.scan:.1f} s")
+    report(f"scan: {figures.scan:.1f} s")
     _measure_nightly_runs(figures, work, logs, master, max(2, repeat), truth, report)
 
     both = run_task("ingests", master=master, warm=str(less), logs=[str(less), str(logs)], repeat=repeat)
     figures.ingest, figures.ingest_small = median(both[str(logs)]["ingest"]), median(both[str(less)]["ingest"])
     figures.parse = median(both[str(logs)]["parse"])
-    report(f"ingest {figures.ingest:.1f} s, of less {figures.ingest_small:.1f} s, parsing only {figures.parse:.1f} s")
+    report(
+        f"ingest: {figures.ingest:.1f} s, of a quarter {figures.ingest_small:.1f} s,"
+        f" parsing only {figures.parse:.1f} s"
+    )
     alone = run_task("ingests", master="local[1]", warm=str(less), logs=[str(logs)], repeat=repeat)
     figures.ingest_alone = median(alone[str(logs)]["ingest"])
-    report(f"ingest by one thread {figures.ingest_alone:.1f} s")
+    report(f"ingest by one thread: {figures.ingest_alone:.1f} s")
 
     schemas = run_task("schemas", master=master, logs=str(logs), repeat=repeat)
     figures.declared, figures.inferred = median(schemas["declared"]), median(schemas["inferred"])
-    report(f"query {figures.declared:.1f} s, with inferred schema {figures.inferred:.1f} s")
+    report(f"query: {figures.declared:.1f} s, with inferred schema {figures.inferred:.1f} s")
     ducks = [run_task("duck", logs=str(logs), threads=len(cpus)) for _ in range(repeat)]
     figures.duck = {name: median(one[name] for one in ducks) for name in ducks[0]}
     return figures
@@ -385,7 +403,10 @@ def _measure_nightly_runs(
         shutil.rmtree(out, ignore_errors=True)
         ended = run_python(_make_nightly_command(logs, out, master, work / "pseudonyms.keys"), _ACCEPTED_STATUSES)
         ingest, rest = _split_seconds(ended, out)
-        report(f"night {ended.seconds:.1f} s, {ended.peak / 2**30:.2f} GiB; ingest {ingest:.1f} s, then {rest:.1f} s")
+        report(
+            f"nightly run: {ended.seconds:.1f} s, {ended.peak / 2**30:.2f} GiB;"
+            f" ingest {ingest:.1f} s, rest {rest:.1f} s"
+        )
         seconds.append(ended.seconds)
         ingests.append(ingest)
         rests.append(rest)
@@ -419,8 +440,8 @@ def _make_nightly_command(logs: Path, out: Path, master: str, keys: Path) -> lis
 
 def _split_seconds(ended: ProcessResult, out: Path) -> tuple[float, float]:
     """Seconds of the ingest, and from its end to the last output."""
-    stderr_lines = next(at for at, line in ended.stderr_lines if "] ingest " in line)
-    return _load_manifest(out)["seconds"]["ingest"], ended.stderr_lines[-1][0] - stderr_lines
+    ingested_at = next(at for at, line in ended.stderr_lines if "] ingest " in line)
+    return _load_manifest(out)["seconds"]["ingest"], ended.stderr_lines[-1][0] - ingested_at
 
 
 def _load_step_seconds(out: Path) -> dict[str, float]:
@@ -434,18 +455,18 @@ def _load_manifest(out: Path) -> dict[str, Any]:
     return found
 
 
-def find_differences(status: Mapping[str, Any], truth: BulkTruth) -> list[str]:
+def find_differences(totals: Mapping[str, Any], truth: BulkTruth) -> list[str]:
     """Differences between tables and truth, as `name: found, not expected`."""
     true: dict[str, Any] = {
         name: getattr(truth, name) for name in ("damaged", "missing", "accepted", "open", "orphans")
     }
     true |= {"difference": 0, "again": 0}
     true |= {name: truth.ended[name] for name in ("acked", "expired", "evicted", "removed")}
-    found = [f"{name}: {status[name]}, not {value}" for name, value in true.items() if status[name] != value]
-    if status["events"] != dict(truth.events):
+    found = [f"{name}: {totals[name]}, not {value}" for name, value in true.items() if totals[name] != value]
+    if totals["events"] != dict(truth.events):
         found.append("events")
-    if sorted(status["drift"].values()) != sorted(value for value in truth.drift.values() if value):
-        found.append(f"counters: {status['drift']}, not {dict(truth.drift)}")
+    if sorted(totals["drift"].values()) != sorted(value for value in truth.drift.values() if value):
+        found.append(f"counters: {totals['drift']}, not {dict(truth.drift)}")
     return found
 
 
@@ -578,41 +599,28 @@ _MAX_CPUS = 2
 _QUICK_SCALE = 0.1
 
 
-@click.command()
-@click.option("--scale", default=16.0, show_default=True, help="Size of the input, in units of 600 000 lines.")
-@click.option(
-    "--repeat", default=3, show_default=True, type=click.IntRange(1), help="Repetitions; medians are reported."
-)
-@click.option(
-    "--work",
-    metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Directory for generated log lines, which are kept. Default: a temporary one.",
-)
-@click.option("--quick", is_flag=True, help="Run once on little data, without judging speed.")
-def goals(scale: float, repeat: int, work: Path | None, quick: bool) -> int:
-    """Measure all targets and print a table. Takes half an hour on an otherwise idle machine."""
-    require_packages("duckdb")
+def run_benchmark(
+    directory: Path, scale: float, repeat: int, *, quick: bool, report: Callable[[str], None]
+) -> tuple[list[TargetResult], Measurements]:
+    """
+    Measure and judge all targets.
+
+    :param directory: for log lines, which are kept, and results, which are not.
+    :param scale: size of the input, in units of 600 000 lines.
+    :param quick: little input, once; speed and memory are not judged.
+    :param report: receives a line for each measurement.
+    :raise AnalyticsError: a step failed.
+    """
     if quick:
         scale, repeat = _QUICK_SCALE, 1
     cpus = sorted(os.sched_getaffinity(0))
-    directory = work or Path(tempfile.mkdtemp(prefix="mediatord-analytics-goals-"))
     used = f"{min(_MAX_CPUS, len(cpus))} of {len(cpus)} CPUs"
-    _print_progress(f"{scale:g} times 600 000 lines in {directory}, medians of {repeat}, {used}")
+    report(f"{scale * 600_000:,.0f} log lines in {directory}, medians of {repeat}, on {used}")
     try:
-        figures = measure_all(directory, scale, scale / SMALL_DIVISOR, repeat, cpus[:_MAX_CPUS], _print_progress)
+        figures = measure_all(directory, scale, scale / SMALL_DIVISOR, repeat, cpus[:_MAX_CPUS], report)
     finally:
         os.sched_setaffinity(0, cpus)
-    results = judge_targets(figures, timed=not quick)
-    for result in results:
-        click.echo(result.format_line())
-    for line in figures.format_details():
-        click.echo(line)
-    return 0 if all(result.met is not False for result in results) else 1
-
-
-def _print_progress(line: str) -> None:
-    click.echo(line, err=True)
+    return judge_targets(figures, timed=not quick), figures
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 The console script `mediatord-analytics`, also `python -m analytics` and the program for `spark-submit`.
 
 Exit status: 0 success, 1 failure, 2 usage error, 3 no input for these days, 4 done but the logs are incomplete or
-inconsistent, 143 and 130 after SIGTERM and SIGINT. An error is one line on standard error, except for a missing Java.
-Spark is imported once a Java is found.
+inconsistent, 143 and 130 after SIGTERM and SIGINT. Results go to standard output, progress and errors to standard
+error. An error is one line, except for a missing Java. Spark is imported only after a Java is found.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ import traceback
 import webbrowser
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from threading import Event, Lock, Thread
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO, TypeVar
 
 import click
 
@@ -36,18 +39,85 @@ from analytics.settings import Settings, load_settings, render_default_settings
 from analytics.spark_session import SessionOptions, is_local_master, is_spark_submit, open_session
 from mediatord import __version__
 from mediatord.config.value_syntax import parse_size
+from mediatord.runtime.progress_bar import progress_bar
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from analytics.nightly import NightlyOutcome
     from analytics.privacy import PseudonymKeyFile
+    from analytics.sample.ground_truth import Finding
+    from analytics.writing.retention import ExpiredItem
 
 _SIZE_UNITS = {"g": 2**30, "m": 2**20, "k": 2**10}
 # Size of plain text below which Java's compiler costs more than it gains; assumed compression ratio.
 _SMALL_INPUT_BYTES = 64 * 2**20
 _COMPRESSION_RATIO = 10
+# Seconds before the status line appears, and between two updates of it.
+_STATUS_INTERVAL_S = 1.0
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class ProgressReporter:
+    """
+    Reports progress on standard error: a line for each completed step and, on a terminal, a status line with the
+    running step and its duration.
+
+    :param stream: default: standard error.
+    """
+
+    def __init__(self, stream: TextIO | None = None, interval: float = _STATUS_INTERVAL_S) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._interval = interval
+        self._is_terminal = self._stream.isatty()
+        self._lock = Lock()
+        self._ended = Event()
+        self._thread = Thread(target=self._update, name="progress", daemon=True)
+        self._status, self._since = "", perf_counter()
+
+    def __enter__(self) -> Self:
+        if self._is_terminal:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._is_terminal:
+            self._ended.set()
+            self._thread.join()
+
+    def print(self, line: str) -> None:
+        """Print a line above the status line."""
+        with self._lock:
+            self._clear()
+            click.echo(line, file=self._stream)
+
+    def set_status(self, text: str) -> None:
+        """Name the running step; an empty text removes the status line."""
+        with self._lock:
+            self._clear()
+            self._status, self._since = text, perf_counter()
+
+    def _update(self) -> None:
+        while not self._ended.wait(self._interval):
+            with self._lock:
+                if self._status:
+                    line = f"{self._status}, {perf_counter() - self._since:.0f} s"
+                    self._stream.write(f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K")
+                    self._stream.flush()
+        with self._lock:
+            self._clear()
+
+    def _clear(self) -> None:
+        if self._is_terminal:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
+
+
+def print_json(content: object) -> None:
+    """Print JSON on standard output; dates and paths as text."""
+    click.echo(json.dumps(content, indent=2, default=str))
 
 
 def parse_day(text: str) -> date:
@@ -167,18 +237,22 @@ def add_spark_options(command: Command) -> Command:
 
 
 _SPARK_OPTIONS = (
-    click.option("--master", metavar="URL", help="Cluster to run on, or local[N]. Default: this machine."),
+    click.option(
+        "--master", metavar="URL", help="Spark master: local[N] or the URL of a cluster. Default: all local CPUs."
+    ),
     click.option(
         "--memory",
         metavar="SIZE",
         type=parse_heap_size,
         help="Java heap size. Default: half of the memory, at most 4g.",
     ),
-    click.option("--scratch", metavar="DIR", help="Directory for temporary files. Default: the system's."),
+    click.option("--scratch", metavar="DIR", help="Directory for temporary files. Default: $TMPDIR or /tmp."),
     click.option("--ui", is_flag=True, help="Serve Spark's web UI on 127.0.0.1:4040."),
-    click.option("--conf", metavar="KEY=VALUE", multiple=True, help="Spark setting; may be repeated."),
+    click.option("--conf", metavar="KEY=VALUE", multiple=True, help="Spark property; may be repeated."),
     click.option("--debug", is_flag=True, help="Show Java's output and full tracebacks."),
 )
+
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 _DEMO_MARKER = ".mediatord-analytics-demo"
@@ -190,30 +264,46 @@ _DEMO_MARKER = ".mediatord-analytics-demo"
     "directory",
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Directory for logs and results; those of an earlier demo are replaced. Default: a temporary one.",
+    help="Directory for logs and results; replaces an earlier demo. Default: a temporary one.",
 )
-@click.option("--days", default=30, show_default=True, type=click.IntRange(2, 90))
+@click.option("--days", default=30, show_default=True, type=click.IntRange(2, 90), help="Days to generate.")
 @click.option("--messages", default=2500, show_default=True, type=click.IntRange(1), help="Messages per day.")
 @click.option("--seed", default=1, show_default=True, help="Random seed; equal seeds give equal logs.")
 @click.option("--open", "show", is_flag=True, help="Open the report in a browser.")
-def demo(directory: Path | None, days: int, messages: int, seed: int, show: bool) -> int:
-    """Generate a month of logs with incidents, analyse it, and print the findings."""
+@_json_option
+def demo(directory: Path | None, days: int, messages: int, seed: int, show: bool, as_json: bool) -> int:
+    """Analyse generated logs with known incidents."""
     require_packages()
     set_java_home(find_java())
     directory = prepare_demo_directory(directory)
     started = perf_counter()
-    truth = generate_logs(directory / "logs", SampleSpec(days=days, messages_per_day=messages, seed=seed))
+    truth = _generate_sample(directory / "logs", SampleSpec(days=days, messages_per_day=messages, seed=seed))
     lines = sum(day.lines for day in truth.days.values())
-    _print_progress(
-        f"generated {days} days, {lines} lines of {len(truth.spec.nodes)} nodes in {perf_counter() - started:.0f} s"
-    )
-    report, findings = _analyze_sample(directory, truth)
-    for line in findings:
-        click.echo(line)
-    click.echo(report)
+    with ProgressReporter() as progress:
+        progress.print(
+            f"generated {days} days, {lines} lines of {len(truth.spec.nodes)} nodes in"
+            f" {perf_counter() - started:.0f} s"
+        )
+        report, findings = _analyze_sample(directory, truth, progress)
+    if as_json:
+        print_json({"report": report, "incidents": [_describe_finding(one) for one in findings]})
+    else:
+        for one in findings:
+            click.echo(f"{one.incident.day} {one.incident.name:<17} {one.text or 'NOT FOUND'}")
+        click.echo(report)
     if show:
         webbrowser.open(Path(report).absolute().as_uri())
     return 0
+
+
+def _describe_finding(finding: Finding) -> dict[str, Any]:
+    return {"day": finding.incident.day, "incident": finding.incident.name, "finding": finding.text or None}
+
+
+def _generate_sample(directory: Path, spec: SampleSpec) -> SampleTruth:
+    """Generate logs, with a progress bar."""
+    with progress_bar("generating logs", spec.days) as report_days:
+        return generate_logs(directory, spec, report_days)
 
 
 def prepare_demo_directory(directory: Path | None) -> Path:
@@ -233,8 +323,9 @@ def prepare_demo_directory(directory: Path | None) -> Path:
     return directory
 
 
-def _analyze_sample(directory: Path, truth: SampleTruth) -> tuple[str, list[str]]:
+def _analyze_sample(directory: Path, truth: SampleTruth, progress: ProgressReporter) -> tuple[str, list[Finding]]:
     """Analyse all days, then the last one again with late segments; return the report's path and the findings."""
+    progress.set_status("starting Spark")
     with open_session(SessionOptions()) as spark:
         from analytics.nightly import NightlyRequest, run_nightly
         from analytics.reading.files import FileSystem
@@ -243,7 +334,7 @@ def _analyze_sample(directory: Path, truth: SampleTruth) -> tuple[str, list[str]
 
         files, out, last = FileSystem(spark), str(directory / "results"), truth.spec.last_day
 
-        def analyse(span: Span) -> NightlyOutcome:
+        def analyze(span: Span) -> NightlyOutcome:
             request = NightlyRequest(
                 logs=[str(directory / "logs")],
                 out=out,
@@ -252,24 +343,21 @@ def _analyze_sample(directory: Path, truth: SampleTruth) -> tuple[str, list[str]
                 scratch=tempfile.gettempdir(),
                 keys=str(directory / "pseudonyms.keys"),
             )
-            return run_nightly(spark, files, request, _print_progress)
+            return run_nightly(spark, files, request, progress.print, report_status=progress.set_status)
 
-        outcome = analyse(Span(truth.spec.first_day, last))
+        outcome = analyze(Span(truth.spec.first_day, last))
         if truth.late:
             truth.deliver_late_segments()
-            _print_progress("a late segment arrived: analysing the last day again")
-            outcome = analyse(Span(last, last))
-        found = find_incidents(Warehouse(spark, files, out), truth)
-        lines = [f"{one.incident.day} {one.incident.name:<17} {one.text or 'NOT FOUND'}" for one in found]
-        return outcome.report_path, lines
-
-
-def _print_progress(line: str) -> None:
-    click.echo(line, err=True)
+            progress.print("a late segment arrived: analysing the last day again")
+            outcome = analyze(Span(last, last))
+        progress.set_status("looking up the incidents in the tables")
+        return outcome.report_path, find_incidents(Warehouse(spark, files, out), truth)
 
 
 @contextmanager
-def _open_spark(options: Mapping[str, Any], *, small: bool = False) -> Iterator[SparkSession]:
+def _open_spark(
+    options: Mapping[str, Any], progress: ProgressReporter, *, small: bool = False
+) -> Iterator[SparkSession]:
     """
     Open a session with the options of a command.
 
@@ -280,8 +368,8 @@ def _open_spark(options: Mapping[str, Any], *, small: bool = False) -> Iterator[
     if not is_spark_submit():
         found = find_java()
         for warning in found.warnings:
-            _print_progress(f"warning: skipped Java of {warning}")
-        _print_progress(f"starting Spark on Java {found.version} ({found.source}) ...")
+            progress.print(f"warning: skipped Java of {warning}")
+        progress.print(f"starting Spark on Java {found.version} ({found.source}) ...")
         set_java_home(found)
     session_options = SessionOptions(
         master=options["master"],
@@ -292,26 +380,28 @@ def _open_spark(options: Mapping[str, Any], *, small: bool = False) -> Iterator[
         small=small,
         debug=options["debug"],
     )
+    progress.set_status("starting Spark")
     with open_session(session_options) as spark:
+        progress.set_status("")
         yield spark
 
 
 _logs_option = click.option(
-    "--logs", metavar="DIR", multiple=True, required=True, help="Directory of log segments; may be repeated."
+    "--logs", metavar="DIR", multiple=True, required=True, help="Directory with log segments; may be repeated."
 )
-_out_option = click.option("--out", metavar="DIR", required=True, help="Directory of results.")
+_out_option = click.option("--out", metavar="DIR", required=True, help="Directory for results.")
 _settings_option = click.option(
     "--settings",
     "settings_path",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Settings in YAML; `mediatord-analytics settings` prints the defaults.",
+    help="Settings file (YAML); `mediatord-analytics settings` prints one with the defaults.",
 )
 _keys_option = click.option(
     "--keys",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Key file of pseudonyms. Default: OUT/pseudonyms.keys.",
+    help="Pseudonym key file. Default: OUT/pseudonyms.keys.",
 )
 
 
@@ -320,15 +410,15 @@ _key_file_option = click.option(
     metavar="FILE",
     type=click.Path(path_type=Path),
     required=True,
-    help="Key file of pseudonyms, such as OUT/pseudonyms.keys.",
+    help="Pseudonym key file, such as OUT/pseudonyms.keys.",
 )
 
 
 def _get_key_file(keys: Path | None, out: str) -> Path:
-    """:raise UsageError: there is no default, because results are not local."""
+    """:raise UsageError: there is no default, because the results are not local."""
     here = get_local_path(out)
     if keys is None and here is None:
-        raise click.UsageError("--keys is required: key files are not kept with results on another file system")
+        raise click.UsageError("--keys FILE is required, because --out is not a local directory")
     return keys or Path(here or "", "pseudonyms.keys")
 
 
@@ -336,16 +426,17 @@ def _get_key_file(keys: Path | None, out: str) -> Path:
 @_logs_option
 @_out_option
 @click.option("--day", "only", metavar="DAY", type=parse_day, help="Day to analyse, in UTC. Default: yesterday.")
-@click.option("--from", "first", metavar="DAY", type=parse_day, help="First of several days.")
-@click.option("--to", "last", metavar="DAY", type=parse_day, help="Last of several days. Default: yesterday.")
+@click.option("--from", "first", metavar="DAY", type=parse_day, help="First day of a range, instead of --day.")
+@click.option("--to", "last", metavar="DAY", type=parse_day, help="Last day of the range. Default: yesterday.")
 @_settings_option
 @_keys_option
 @click.option(
     "--textfile",
     metavar="FILE",
-    help="Write metrics for Prometheus to NAME.prom in the directory of the textfile collector.",
+    help="Also write metrics for Prometheus to FILE (*.prom), in the directory of the node exporter's textfile"
+    " collector.",
 )
-@click.option("--allow-empty", is_flag=True, help="Exit with status 0 if there is no input.")
+@click.option("--allow-empty", is_flag=True, help="Exit with status 0 instead of 3 if there are no log segments.")
 @click.option(
     "--keep-free",
     metavar="SIZE",
@@ -354,17 +445,25 @@ def _get_key_file(keys: Path | None, out: str) -> Path:
     show_default=True,
     help="Abort if less than SIZE would stay free on disk.",
 )
-@click.option("--explain", is_flag=True, help="Print Spark's query plan of each table.")
+@click.option("--explain", is_flag=True, help="Print the query plan of each table; runs one job at a time.")
 @click.option("--open", "show", is_flag=True, help="Open the report in a browser.")
 @add_spark_options
+@_json_option
 def nightly(**options: Any) -> int:
-    """Analyse one or more days and publish tables and a report. Repeated runs give the same results."""
+    """
+    Analyse days; publish tables and a report.
+
+    Repeated runs give the same results. Late segments of earlier days are included (look_back_days).
+
+    Exit status: 0 published; 1 failed, nothing published; 2 usage error; 3 no log segments of these days; 4
+    published, but messages or log lines are missing.
+    """
     span = make_span(options["only"], options["first"], options["last"])
     _check_directories(options)
     settings = load_settings(options["settings_path"])
     keys = _get_key_file(options["keys"], options["out"])
     small = is_small_input(options["logs"], span.widen(before=settings.look_back_days))
-    with _open_spark(options, small=small) as spark:
+    with ProgressReporter() as progress, _open_spark(options, progress, small=small) as spark:
         from analytics.nightly import NightlyRequest, run_nightly
         from analytics.reading.files import FileSystem
 
@@ -380,8 +479,8 @@ def nightly(**options: Any) -> int:
             keep_free=options["keep_free"],
             explain=options["explain"],
         )
-        outcome = run_nightly(spark, FileSystem(spark), request, _print_progress)
-    return _report_outcome(outcome, options["show"])
+        outcome = run_nightly(spark, FileSystem(spark), request, progress.print, report_status=progress.set_status)
+    return _report_outcome(outcome, options["show"], options["as_json"])
 
 
 def _check_directories(options: Mapping[str, Any]) -> None:
@@ -396,7 +495,7 @@ def _check_directories(options: Mapping[str, Any]) -> None:
     if options["scratch"]:
         check_writable_directory("--scratch", options["scratch"])
     if options["textfile"]:
-        check_writable_directory("--textfile in", str(Path(options["textfile"]).absolute().parent))
+        check_writable_directory("--textfile: directory", str(Path(options["textfile"]).absolute().parent))
 
 
 def _uses_local_paths(options: Mapping[str, Any]) -> bool:
@@ -404,16 +503,26 @@ def _uses_local_paths(options: Mapping[str, Any]) -> bool:
     return not is_spark_submit() and is_local_master(options["master"] or "local")
 
 
-def _report_outcome(outcome: NightlyOutcome, show: bool) -> int:
+def _report_outcome(outcome: NightlyOutcome, show: bool, as_json: bool) -> int:
     for warning in outcome.warnings:
-        _print_progress(f"warning: {warning}")
-    for broken in outcome.integrity_errors:
-        _print_progress(f"integrity error: {broken}")
-    if outcome.report_path:
+        click.echo(f"warning: {warning}", err=True)
+    for error in outcome.integrity_errors:
+        click.echo(f"integrity error: {error}", err=True)
+    if as_json:
+        print_json(
+            {
+                "run_id": outcome.run_id,
+                "exit_status": outcome.exit_status,
+                "report": outcome.report_path or None,
+                "integrity_errors": outcome.integrity_errors,
+                "warnings": outcome.warnings,
+            }
+        )
+    elif outcome.report_path:
         click.echo(outcome.report_path)
-        path = get_local_path(outcome.report_path)
-        if show and path:
-            webbrowser.open(path.absolute().as_uri())
+    path = get_local_path(outcome.report_path) if outcome.report_path else None
+    if show and path:
+        webbrowser.open(path.absolute().as_uri())
     return outcome.exit_status
 
 
@@ -423,20 +532,22 @@ def _report_outcome(outcome: NightlyOutcome, show: bool) -> int:
     "--logs",
     metavar="DIR",
     multiple=True,
-    help="Also delete expired segments in DIR that were loaded; may be repeated.",
+    help="Also delete expired log segments in DIR that were analysed; may be repeated.",
 )
 @_settings_option
 @click.option("--dry-run", is_flag=True, help="Print what would be deleted; delete nothing.")
 @add_spark_options
+@_json_option
 def prune(**options: Any) -> None:
-    """Delete tables, reports and segments older than their retention."""
+    """Delete expired tables, reports and log segments."""
     settings = load_settings(options["settings_path"])
     if _uses_local_paths(options):
         check_readable_directories("--out", [options["out"]])
         check_readable_directories("--logs", options["logs"])
     if options["scratch"]:
         check_writable_directory("--scratch", options["scratch"])
-    with _open_spark(options) as spark:
+    items: list[ExpiredItem] = []
+    with ProgressReporter() as progress, _open_spark(options, progress) as spark:
         from analytics.jobs import JOBS
         from analytics.reading.files import FileSystem
         from analytics.reading.segments import discover_segments
@@ -446,88 +557,192 @@ def prune(**options: Any) -> None:
 
         files, out = FileSystem(spark), options["out"].rstrip("/")
         warehouse = Warehouse(spark, files, out)
+        progress.set_status("searching expired items")
         found = discover_segments(files, options["logs"]).segments if options["logs"] else []
         known = load_read_segments(warehouse, {segment.batch for segment in found})
-        count = prune_expired(
-            warehouse, files, out, settings, JOBS, found, known, options["dry_run"], _print_progress
+        prune_expired(
+            warehouse, files, out, settings, JOBS, found, known, options["dry_run"], report_item=items.append
         )
-    click.echo(f"{count} {'would be deleted' if options['dry_run'] else 'deleted'}")
+    _print_items(items, options["dry_run"], options["as_json"])
+
+
+def _print_items(items: Sequence[ExpiredItem], dry_run: bool, as_json: bool) -> None:
+    if as_json:
+        print_json({"dry_run": dry_run, "items": [asdict(item) for item in items]})
+        return
+    done = "would delete" if dry_run else "deleted"
+    for item in items:
+        click.echo(f"{done} {item.what}: {item.path}")
+    click.echo(f"{done} {len(items)} item{'s' * (len(items) != 1)}")
 
 
 @click.command()
-@click.option("--dir", "directory", required=True, metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--dir",
+    "directory",
+    required=True,
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Directory for the logs.",
+)
 @click.option(
     "--from", "first", metavar="DAY", type=parse_day, help="First day. Default: such that the last day is yesterday."
 )
-@click.option("--days", default=7, show_default=True, type=click.IntRange(1, 400))
+@click.option("--days", default=7, show_default=True, type=click.IntRange(1, 400), help="Days to generate.")
 @click.option("--messages", default=1500, show_default=True, type=click.IntRange(1), help="Messages per day.")
 @click.option("--seed", default=1, show_default=True, help="Random seed; equal seeds give equal logs.")
 @click.option(
-    "--incidents/--no-incidents", default=True, show_default=True, help="Include incidents that fall into these days."
+    "--incidents/--no-incidents", default=True, show_default=True, help="Include incidents such as a crash."
 )
-def sample(directory: Path, first: date | None, days: int, messages: int, seed: int, incidents: bool) -> None:
+@_json_option
+def sample(
+    directory: Path, first: date | None, days: int, messages: int, seed: int, incidents: bool, as_json: bool
+) -> None:
     """Generate logs in the daemon's format."""
     check_writable_directory("--dir", str(directory))
     begin = first or get_today() - timedelta(days)
-    truth = generate_logs(directory, SampleSpec(begin, days, seed, messages_per_day=messages, incidents=incidents))
-    for day, facts in truth.days.items():
+    truth = _generate_sample(directory, SampleSpec(begin, days, seed, messages_per_day=messages, incidents=incidents))
+    rows = [
+        {"day": day, "lines": facts.lines, "accepted": facts.ledger.accepted, "acknowledged": facts.ledger.acked}
+        for day, facts in truth.days.items()
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    for row in rows:
         click.echo(
-            f"{day} {facts.lines} lines, {facts.ledger.accepted} messages accepted, {facts.ledger.acked} acked"
+            f"{row['day']} {row['lines']} lines, {row['accepted']} messages accepted,"
+            f" {row['acknowledged']} acknowledged"
         )
 
 
-@click.command(add_help_option=False, context_settings={"ignore_unknown_options": True})
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def goals(arguments: tuple[str, ...]) -> Any:
-    """Benchmark speed, memory and exactness against their targets; needs the extra dev."""
+@click.command()
+@click.option("--scale", default=16.0, show_default=True, help="Size of the input, in units of 600,000 log lines.")
+@click.option(
+    "--repeat", default=3, show_default=True, type=click.IntRange(1), help="Repetitions; medians are reported."
+)
+@click.option(
+    "--work",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Directory for generated logs, which later runs reuse. Default: a temporary one.",
+)
+@click.option("--quick", is_flag=True, help="Run once with little input; speed and memory are not judged.")
+@_json_option
+def goals(scale: float, repeat: int, work: Path | None, quick: bool, as_json: bool) -> int:
+    """
+    Benchmark the analysis against its targets.
+
+    Measures speed, memory and exactness. Takes half an hour on an otherwise idle machine. Needs the extra `dev`.
+    """
     require_packages("duckdb")
-    from analytics.benchmark import goals as command
+    from analytics.benchmark import run_benchmark
 
-    return command.main(arguments, prog_name="mediatord-analytics goals", standalone_mode=False)
+    directory = work or Path(tempfile.mkdtemp(prefix="mediatord-analytics-goals-"))
+    with ProgressReporter() as progress:
+        progress.set_status("measuring")
+        results, measurements = run_benchmark(directory, scale, repeat, quick=quick, report=progress.print)
+    if as_json:
+        print_json(
+            {"targets": [asdict(result) for result in results], "measurements": asdict(measurements)},
+        )
+    else:
+        for line in (*(result.format_line() for result in results), *measurements.format_details()):
+            click.echo(line)
+    return 0 if all(result.met is not False for result in results) else EXIT_FAILED
 
 
 @click.command()
-def settings() -> None:
-    """Print a settings file with all defaults."""
-    click.echo(render_default_settings(), nl=False)
+@_json_option
+def settings(as_json: bool) -> None:
+    """Print a settings file with the defaults."""
+    if as_json:
+        print_json(Settings().model_dump())
+    else:
+        click.echo(render_default_settings(), nl=False)
+
+
+def _complete_table(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    from analytics.schema import TABLES
+
+    return [name for name in ("events", "line", *TABLES) if name.startswith(incomplete)]
 
 
 @click.command()
-@click.argument("table", default="events")
-def schema(table: str) -> None:
-    """Print the columns of TABLE, or the JSON Schema of a log line if TABLE is `line`."""
+@click.argument("table", default="events", shell_complete=_complete_table)
+@_json_option
+def schema(table: str, as_json: bool) -> None:
+    """
+    Print the columns of a table.
+
+    TABLE defaults to events. For `line`, prints the JSON Schema of a log line.
+    """
     from analytics.schema import TABLES, make_events_table
     from mediatord.observability.event_schema import build_json_schema
 
     if table == "line":
-        click.echo(json.dumps(build_json_schema(), indent=2))
+        print_json(build_json_schema())
         return
     tables = {"events": make_events_table(), **TABLES}
     if table not in tables:
-        raise click.BadParameter(f"{table!r} is none of: line, {', '.join(tables)}", param_hint="TABLE")
-    for column in tables[table].columns:
+        raise click.BadParameter(f"no table {table!r}; expected one of line, {', '.join(tables)}", param_hint="TABLE")
+    found = tables[table]
+    if as_json:
+        print_json(
+            {
+                "table": found.name,
+                "meaning": found.meaning,
+                "key": found.key,
+                "private": found.private,
+                "columns": [asdict(column) for column in found.columns],
+            }
+        )
+        return
+    for column in found.columns:
         click.echo(f"{column.name:<20} {column.type:<10} {column.meaning}")
 
 
 @click.group()
 def pseudonyms() -> None:
-    """Manage the keys of pseudonyms in reports."""
+    """Manage pseudonym keys."""
 
 
 @pseudonyms.command("list")
 @_key_file_option
-def list_epochs(keys: Path) -> None:
-    """List key epochs: number, first and last day, and whether the key was destroyed."""
-    for epoch in _open_key_file(keys).list_epochs():
-        click.echo(f"{epoch.number:>6} {epoch.first} {epoch.last} {'kept' if epoch.secret else 'destroyed'}")
+@_json_option
+def list_epochs(keys: Path, as_json: bool) -> None:
+    """
+    List key epochs.
+
+    Prints the number, the first and last day, and whether the key is kept or destroyed.
+    """
+    rows = [
+        {
+            "epoch": epoch.number,
+            "first_day": epoch.first,
+            "last_day": epoch.last,
+            "key": "kept" if epoch.secret else "destroyed",
+        }
+        for epoch in _open_key_file(keys).list_epochs()
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    for row in rows:
+        click.echo(f"{row['epoch']:>6} {row['first_day']} {row['last_day']} {row['key']}")
 
 
 @pseudonyms.command()
 @_key_file_option
 @click.argument("epoch", type=int)
 def forget(keys: Path, epoch: int) -> None:
-    """Destroy the key of EPOCH; its pseudonyms can no longer be linked to identifiers."""
+    """
+    Destroy the key of an epoch.
+
+    Its pseudonyms can no longer be linked to identifiers. EPOCH is a number that `pseudonyms list` prints.
+    """
     _open_key_file(keys).destroy_key(epoch)
+    click.echo(f"destroyed the key of epoch {epoch}")
 
 
 def _open_key_file(keys: Path) -> PseudonymKeyFile:
@@ -545,7 +760,7 @@ _PROGRAM_NAME = "mediatord-analytics"
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name=_PROGRAM_NAME, message="%(prog)s %(version)s")
 def cli() -> None:
-    """Analyse a mediator's event logs with Spark: tables, a report, and metrics for alerts."""
+    """Analyse a mediator's event logs with Spark: write tables, a report, and metrics for Prometheus."""
 
 
 for command in COMMANDS:

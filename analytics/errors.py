@@ -64,7 +64,7 @@ class StopHandler:
     the rest of the interrupted response would be read as the response to the next call. There nothing is interrupted;
     another thread makes the running work fail instead.
 
-    :ivar came: the first signal; None so far.
+    :ivar first_signal: the first signal received, or None.
     """
 
     def __init__(self) -> None:

@@ -65,11 +65,16 @@ if TYPE_CHECKING:
 Pseudonymize = Callable[[Table, "DataFrame"], "DataFrame"]
 
 
+def _ignore(text: str) -> None:
+    """Discard a status."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobRunner:
     """
     :param pseudonymize: replaces identifiers in a table by pseudonyms.
     :param report_plan: receives the query plan of each table; None: plans are not computed.
+    :param report_status: receives the names of the running jobs.
     """
 
     warehouse: Warehouse
@@ -77,6 +82,7 @@ class JobRunner:
     span: Span
     pseudonymize: Pseudonymize
     report_plan: Callable[[str], None] | None = None
+    report_status: Callable[[str], None] = _ignore
 
     def run(self, jobs: Sequence[Job], at_a_time: int) -> Iterator[JobResult]:
         """
@@ -94,6 +100,7 @@ class JobRunner:
                 for job in _list_ready_jobs(waiting, list(running.values()))[: at_a_time - len(running)]:
                     waiting.remove(job)
                     running[threads.submit(self._run_job, job)] = job
+                self.report_status(", ".join(sorted(job.name for job in running.values())))
                 for done in wait(running, return_when=FIRST_COMPLETED).done:
                     del running[done]
                     yield done.result()
@@ -105,7 +112,7 @@ class JobRunner:
         try:
             results = job.transform(self._read_frames(job), self.settings, self.span)
             if set(results) != set(job.writes):
-                raise TableMismatchError(f"{job.name}: made {sorted(results)}, declared {sorted(job.writes)}")
+                raise TableMismatchError(f"{job.name}: returned {sorted(results)}, declared {sorted(job.writes)}")
             rows = {name: self._stage_table(job, name, results[name]) for name in job.writes}
         except (AnalyticsError, TableMismatchError):
             raise
@@ -131,12 +138,12 @@ class JobRunner:
 
 
 def _list_ready_jobs(waiting: Sequence[Job], running: Sequence[Job]) -> list[Job]:
-    """Jobs whose inputs are complete."""
-    ready, unmade = [], {name for job in running for name in job.writes}
+    """Jobs whose input tables are complete."""
+    ready, unwritten = [], {name for job in running for name in job.writes}
     for job in waiting:
-        if unmade.isdisjoint({*job.reads, *job.history_days}):
+        if unwritten.isdisjoint({*job.reads, *job.history_days}):
             ready.append(job)
-        unmade.update(job.writes)
+        unwritten.update(job.writes)
     return ready
 
 
@@ -146,7 +153,7 @@ def _format_query_plan(frame: DataFrame) -> str:
     return output.getvalue()
 
 
-BACKFILL_COMMAND = "python -m analytics nightly"
+BACKFILL_COMMAND = "mediatord-analytics nightly"
 
 ProgressCallback = Callable[[str], None]
 
@@ -156,15 +163,15 @@ class NightlyRequest:
     """
     :param logs: directories of log segments.
     :param out: directory of results.
-    :param span: the days asked for.
-    :param scratch: where Spark spills to.
-    :param keys: file of the keys that pseudonyms are made with.
+    :param span: requested days.
+    :param scratch: directory that Spark spills to.
+    :param keys: pseudonym key file.
     :param textfile: file for Prometheus; None: none.
-    :param allow_empty: days without any input are fine.
-    :param keep_free: bytes that are to stay free on disk.
-    :param explain: tell the plan of each table.
-    :param max_parallel_jobs: how many jobs run at the same time.
-    :param stop: whether a signal came.
+    :param allow_empty: days without any input are not an error.
+    :param keep_free: bytes that must stay free on disk.
+    :param explain: report the query plan of each table.
+    :param max_parallel_jobs: maximum number of jobs that run at the same time.
+    :param stop: tells whether a signal was received.
     """
 
     logs: Sequence[str]
@@ -234,12 +241,15 @@ def run_nightly(
     request: NightlyRequest,
     progress: ProgressCallback,
     steps: NightlySteps | None = None,
+    report_status: ProgressCallback = _ignore,
 ) -> NightlyOutcome:
     """
     Analyse the requested days, and earlier days that late input changed.
 
     Published results stay unchanged until everything is done; then they are replaced atomically.
 
+    :param progress: receives a line for each completed step.
+    :param report_status: receives the name of each step that starts.
     :raise AnalyticsError: the run failed, or another run is active.
     :raise StoppedBySignal: a signal was received; nothing was published, or everything.
     """
@@ -247,7 +257,9 @@ def run_nightly(
     with hold_run_lock(files, request.out, run_id):
         if recover_publication(files, request.out):
             progress("completed an interrupted publication")
-        return _NightlyRun(spark, files, request, progress, steps or make_default_steps(), run_id).outcome()
+        return _NightlyRun(
+            spark, files, request, progress, report_status, steps or make_default_steps(), run_id
+        ).execute()
 
 
 class _NightlyRun:
@@ -257,6 +269,7 @@ class _NightlyRun:
         files: FileSystem,
         request: NightlyRequest,
         progress: ProgressCallback,
+        report_status: ProgressCallback,
         steps: NightlySteps,
         run_id: str,
     ) -> None:
@@ -264,6 +277,7 @@ class _NightlyRun:
         self._files = files
         self._request = request
         self._progress = progress
+        self._report_status = report_status
         self._steps = steps
         self._warehouse = Warehouse(spark, files, request.out, run_id)
         self._manifest = RunManifest(run_id, request.span, request.span, request.settings)
@@ -272,35 +286,35 @@ class _NightlyRun:
         self._count = 0
         self._began = perf_counter()
 
-    def outcome(self) -> NightlyOutcome:
+    def execute(self) -> NightlyOutcome:
         request, manifest = self._request, self._manifest
         with self._step("discover"):
             found = self._steps.discover(self._files, request.logs)
             manifest.found, manifest.warnings = dict(found.findings), list(found.warnings)
             # Also if this run fails: daemons then know that an analysis exists.
             create_read_markers(found.segments)
-            todo = self._planned(found.segments)
+            todo = self._make_plan(found.segments)
         if not self._has_input(found.segments):
             days = " to ".join(dict.fromkeys([str(request.span.first), str(request.span.last)]))
             manifest.warnings.insert(0, f"no log segments for {days} in {', '.join(request.logs)}")
             self._status = EXIT_OK if request.allow_empty else EXIT_NO_INPUT
             if not todo.batches:
                 return NightlyOutcome(self._status, manifest.run_id, warnings=manifest.warnings)
-            self._ask_for_earlier_days(todo)
-            todo = self._planned(found.segments)
-        return self._marked(self._run_job(todo), found.segments)
+            self._request_earlier_days(todo)
+            todo = self._make_plan(found.segments)
+        return self._update_markers(self._run_plan(todo), found.segments)
 
-    def _marked(self, outcome: NightlyOutcome, found: Sequence[Segment]) -> NightlyOutcome:
+    def _update_markers(self, outcome: NightlyOutcome, found: Sequence[Segment]) -> NightlyOutcome:
         """Record in read markers which segments are loaded."""
         with self._step("marker"):
-            read = list_read_stems(self._planned_segments(found), self._known, self._manifest.inputs)
+            read = list_read_stems(self._list_due_segments(found), self._known, self._manifest.inputs)
             warnings = update_read_markers(found, read)
         return replace(outcome, warnings=[*outcome.warnings, *warnings])
 
-    def _planned_segments(self, found: Sequence[Segment]) -> list[Segment]:
+    def _list_due_segments(self, found: Sequence[Segment]) -> list[Segment]:
         return [segment for segment in found if segment.batch <= self._request.span.last]
 
-    def _ask_for_earlier_days(self, todo: RunPlan) -> None:
+    def _request_earlier_days(self, todo: RunPlan) -> None:
         """
         Extend the request to earlier days with late segments within the look-back, and to all days computed since.
         """
@@ -310,25 +324,25 @@ class _NightlyRun:
         self._request = replace(self._request, span=span)
         self._manifest.requested_span = self._manifest.span = span
 
-    def _run_job(self, todo: RunPlan) -> NightlyOutcome:
+    def _run_plan(self, todo: RunPlan) -> NightlyOutcome:
         request = self._request
         kept_bytes = self._warehouse.event_bytes(batch for batch, stems in todo.kept.items() if stems)
         check_disk_space(
             self._files, estimate_disk_needs(todo.read, kept_bytes), request.out, request.scratch, request.keep_free
         )
         try:
-            outcome, newest = self._written(todo)
+            outcome, newest = self._write_results(todo)
         except BaseException as error:
-            self._record(error)
+            self._record_failure(error)
             raise
         if request.textfile is not None and newest:
             # From here on only the textfile can fail.
             with self._step("textfile"):
-                self._steps.textfile(self._warehouse, request.span.last, request.textfile, self._facts())
+                self._steps.textfile(self._warehouse, request.span.last, request.textfile, self._make_run_info())
         return outcome
 
-    def _planned(self, segments: Sequence[Segment]) -> RunPlan:
-        segments = self._planned_segments(segments)
+    def _make_plan(self, segments: Sequence[Segment]) -> RunPlan:
+        segments = self._list_due_segments(segments)
         self._known = load_read_segments(self._warehouse, {segment.batch for segment in segments})
         return make_plan(self._request.span, self._request.settings.look_back_days, segments, self._known)
 
@@ -338,7 +352,7 @@ class _NightlyRun:
             day in span for day in self._warehouse.days("events")
         )
 
-    def _written(self, todo: RunPlan) -> tuple[NightlyOutcome, bool]:
+    def _write_results(self, todo: RunPlan) -> tuple[NightlyOutcome, bool]:
         """Write all results; also return whether no later day exists."""
         manifest = self._manifest
         affected = self._ingest(todo)
@@ -349,24 +363,23 @@ class _NightlyRun:
         )
         later = [day for day in self._warehouse.days(COMPUTED_DAYS_TABLE) if day > span.last]
         manifest.warnings += make_backfill_warnings(todo, span, affected, later, BACKFILL_COMMAND)
-        pipeline = JobRunner(
+        runner = JobRunner(
             self._warehouse,
             self._request.settings,
             span,
             self._steps.pseudonymize(self._request),
             self._progress if self._request.explain else None,
+            lambda names: self._report_status(self._format_step(self._count + 1, names)),
         )
-        for results in pipeline.run(
-            self._steps.jobs, 1 if self._request.explain else self._request.max_parallel_jobs
-        ):
+        for results in runner.run(self._steps.jobs, 1 if self._request.explain else self._request.max_parallel_jobs):
             manifest.jobs.append(results)
-            self._tell(results.job, results.seconds)
+            self._report_step(results.job, results.seconds)
         self._spark.catalog.clearCache()
         with self._step("verdict"):
             manifest.integrity_errors = find_integrity_errors(self._warehouse, span)
         with self._step("report"):
-            reports = self._reports()
-        return self._published(reports), not later
+            reports = self._write_reports()
+        return self._publish(reports), not later
 
     def _ingest(self, todo: RunPlan) -> set[date]:
         """:return: days with events of changed batches, before or after ingest."""
@@ -375,7 +388,7 @@ class _NightlyRun:
             return set()
         with self._step("ingest"):
             warehouse.mark_batches_staged(todo.batches)
-            todo, file_rows = self._staged(todo)
+            todo, file_rows = self._stage_segments(todo)
             for batch, stems in todo.kept.items():
                 if stems:
                     warehouse.carry_over(batch, stems, file_rows)
@@ -384,7 +397,7 @@ class _NightlyRun:
             before = warehouse.event_days(todo.batches)
         return before | warehouse.event_days(todo.batches, staged=True)
 
-    def _staged(self, todo: RunPlan) -> tuple[RunPlan, list[dict[str, Any]]]:
+    def _stage_segments(self, todo: RunPlan) -> tuple[RunPlan, list[dict[str, Any]]]:
         """
         Ingest; repeat without segments that have shrunk since they were loaded, which is rare.
 
@@ -403,18 +416,23 @@ class _NightlyRun:
             todo = todo.keep_earlier({row["stem"] for row in shrunk})
         return todo, file_rows
 
-    def _reports(self) -> list[str]:
+    def _write_reports(self) -> list[str]:
         """Write reports of the last day and of earlier days that have one."""
         out, span = self._request.out, self._manifest.span
         there = set(self._files.list_names(f"{out}/report") if self._files.exists(f"{out}/report") else ())
         days = [day for day in span.days if str(day) in there and day != span.last] + [span.last]
         for day in days:
             self._steps.report(
-                self._files, self._warehouse, self._warehouse.staging, day, self._request.settings, self._facts()
+                self._files,
+                self._warehouse,
+                self._warehouse.staging,
+                day,
+                self._request.settings,
+                self._make_run_info(),
             )
         return [f"report/{day}" for day in days]
 
-    def _published(self, reports: Sequence[str]) -> NightlyOutcome:
+    def _publish(self, reports: Sequence[str]) -> NightlyOutcome:
         manifest = self._manifest
         status = EXIT_INTEGRITY if manifest.integrity_errors else self._status
         with self._step("publish"):
@@ -423,7 +441,7 @@ class _NightlyRun:
         report = f"{self._request.out}/report/{manifest.requested_span.last}/index.html"
         return NightlyOutcome(status, manifest.run_id, report, manifest.integrity_errors, manifest.warnings)
 
-    def _facts(self) -> RunInfo:
+    def _make_run_info(self) -> RunInfo:
         manifest = self._manifest
         return RunInfo(
             version=manifest.code_version,
@@ -433,7 +451,7 @@ class _NightlyRun:
             duration_s=round(perf_counter() - self._began, 3),
         )
 
-    def _record(self, error: BaseException) -> None:
+    def _record_failure(self, error: BaseException) -> None:
         """Write the manifest of a failed run, if there is disk space and Java still runs."""
         path, stopped = make_manifest_path(self._request.out, self._manifest.run_id), self._request.stop.first_signal
         # Further errors would hide the first.
@@ -448,6 +466,7 @@ class _NightlyRun:
     @contextmanager
     def _step(self, name: str) -> Iterator[None]:
         self._request.stop.check()
+        self._report_status(self._format_step(self._count + 1, name))
         started = perf_counter()
         try:
             yield
@@ -456,9 +475,12 @@ class _NightlyRun:
         except Exception as error:
             raise AnalyticsError(f"{name}: {find_root_cause(error)}") from error
         self._manifest.seconds[name] = round(perf_counter() - started, 3)
-        self._tell(name, self._manifest.seconds[name])
+        self._report_step(name, self._manifest.seconds[name])
 
-    def _tell(self, name: str, seconds: float) -> None:
+    def _report_step(self, name: str, seconds: float) -> None:
         self._count += 1
+        self._progress(f"{self._format_step(self._count, name):<24} {seconds:6.1f} s")
+
+    def _format_step(self, number: int, name: str) -> str:
         total = len(self._steps.jobs) + 6 + (self._request.textfile is not None)
-        self._progress(f"[{self._count:2}/{total}] {name:<16} {seconds:6.1f} s")
+        return f"[{number:2}/{total}] {name}"

@@ -105,13 +105,12 @@ def make_plan(
     requested: Span, look_back_days: int, segments: Sequence[Segment], read_before: Mapping[str, ReadSegment]
 ) -> RunPlan:
     """
-    A batch that changed is read again in full, so that lines that are in two of its segments count once.
+    Plan a run. A batch that changed is read again in full, so that lines that are in two of its segments count once.
 
-    Of segments whose files are gone, deleted to save room, and of those that were complete and look different now,
-    packed or damaged, what was read stays: nothing is ever replaced by less, and late segments lose nothing.
+    What was loaded stays if the file of a segment was deleted, or if a complete segment looks different now, because
+    it was compressed or damaged: nothing is ever replaced by less.
 
-    Batches of which prune has deleted the events are read again if they are asked for and all their segments are
-    still there.
+    A batch whose events prune has deleted is read again if it is requested and all its segments still exist.
     """
     window = requested.widen(before=look_back_days)
     changed = [segment for segment in segments if has_segment_changed(segment, read_before.get(segment.stem))]
@@ -165,7 +164,7 @@ def check_events_exist(warehouse: Warehouse, span: Span) -> None:
     had_events = warehouse.days("boots_daily")
     gone = [str(day) for day in had_events if day in span and not warehouse.has_events(day)]
     if gone:
-        raise AnalyticsError(f"the events of {', '.join(gone)} were deleted: these days cannot be computed again")
+        raise AnalyticsError(f"cannot recompute {', '.join(gone)}: prune has deleted their events")
 
 
 def make_backfill_warnings(
@@ -182,14 +181,12 @@ def make_backfill_warnings(
     before = sorted({*plan.outside, *(day for day in affected if day < plan.window.first)})
     if before:
         found.append(
-            f"new input of {len(before)} day{'s' * (len(before) > 1)} before {plan.window.first} is not analysed:"
-            f" {command} --from {before[0]} --to {span.last}"
+            f"segments of {len(before)} day{'s' * (len(before) > 1)} before {plan.window.first} arrived late and were"
+            f" not analysed; run {command} --from {before[0]} --to {span.last}"
         )
     after = sorted(day for day in later if day > span.last)
     if after and plan.batches:
-        found.append(
-            f"days after {span.last} are based on outdated results: {command} --from {after[0]} --to {after[-1]}"
-        )
+        found.append(f"results after {span.last} are outdated; run {command} --from {after[0]} --to {after[-1]}")
     return found
 
 
@@ -247,7 +244,7 @@ def check_disk_space(files: FileSystem, needed: DiskNeeds, out: str, scratch: st
         if free < required_bytes:
             raise AnalyticsError(
                 f"{path}: {free // MIB} MiB free, about {-(-required_bytes // MIB)} MiB needed"
-                f" ({keep_free // MIB} MiB of them must stay free)"
+                f" ({keep_free // MIB} MiB of it for --keep-free)"
             )
 
 

@@ -1,9 +1,9 @@
 """
-Schema of the events and of all tables, declared once: Spark schemas, documentation and checks are derived from here.
+Schema of all tables, declared once: Spark schemas, documentation and checks are derived from it.
 
-The table `events` is derived from the daemon's own declaration, :mod:`mediatord.observability.event_schema`. All
-tables are Parquet, partitioned by `dt`, the day in UTC. Tables that are `private` hold identifiers as the logs do;
-the others hold none, or pseudonyms only.
+The schema of an event is declared once, by the daemon, in :mod:`mediatord.observability.event_schema`; the table
+`events` and the schema for parsing a line are derived from it. All tables are Parquet, partitioned by `dt`, the day
+in UTC. Tables that are `private` hold identifiers as the logs do; the others hold none, or pseudonyms only.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ NODE = Column("node", "string", "name of the node")
 PROTO = Column("proto", "string", "didcomm or decentrl; empty if unknown")
 N = Column("n", "bigint", "how many")
 BYTES = Column("bytes", "bigint", "bytes of payloads or bodies")
-AGE = Column("age_class", "string", "class of age, such as `4 <1h`")
-SIZE = Column("size_class", "string", "class of size, such as `2 <16K`")
+AGE = Column("age_class", "string", "age class, such as `4 <1h`")
+SIZE = Column("size_class", "string", "size class, such as `2 <16K`")
 
 
 def _declare_table(
@@ -75,21 +75,21 @@ def _declare_table(
 
 
 _TABLES = (
-    # J0: ingest and quality. `events` is declared below.
+    # Ingest and log quality. `events` is declared below.
     _declare_table(
         "quarantine",
         "lines that are not events",
         ("stem", "string", "segment, without suffix"),
-        ("cause", "string", "kind of damage, as in quality_daily"),
+        ("cause", "string", "kind of damage, a kind of quality_daily"),
         ("line", "string", "the line, cut at 4096 characters"),
         key="-",
         private=True,
     ),
     _declare_table(
         "inputs",
-        "segments read, on the day in their name",
+        "segments that were read, by the day in their name",
         ("stem", "string", "segment, without suffix"),
-        ("path", "string", "where it was read"),
+        ("path", "string", "file that was read"),
         ("bytes", "bigint", "size of the file"),
         ("modified", "timestamp", "time of its last change"),
         ("packed", "string", "plain, gzip or zstd"),
@@ -98,30 +98,30 @@ _TABLES = (
             "string",
             "closed, crashed, active, partial, empty, unread or vanished: see the kinds of quality_daily",
         ),
-        ("lines", "bigint", "lines read, whatever became of them"),
+        ("lines", "bigint", "lines read: events, duplicates, corrupt and unfinished ones"),
         ("corrupt", "bigint", "lines in quarantine"),
         ("seq_first", "bigint", "lowest seq"),
         ("seq_last", "bigint", "highest seq"),
-        ("lines_said", "bigint", "lines by its log.close; null without one"),
-        ("unfinished", "bigint", "1 if its last line had no end yet"),
-        ("doubled", "bigint", "lines left out as duplicates"),
+        ("lines_said", "bigint", "number of lines by its log.close event; null without one"),
+        ("unfinished", "bigint", "1 if its last line was incomplete"),
+        ("doubled", "bigint", "duplicate lines, omitted"),
         ("remarks", "string", "conflict, separators, shrunk: see the kinds of quality_daily"),
         key="stem",
     ),
     _declare_table(
         "boots_daily",
-        "log lines of each start of a node",
+        "completeness of the log lines of each start of a node",
         NODE,
         ("boot", "string", "random id of the start"),
         ("seq_first", "bigint", "lowest seq"),
         ("seq_last", "bigint", "highest seq"),
         ("n", "bigint", "events of the day"),
         ("missing", "bigint", "seq numbers without an event"),
-        ("doubled", "bigint", "events with the seq of another one; counted once everywhere"),
+        ("doubled", "bigint", "duplicate lines, omitted: same seq as another line"),
         (
             "stepped_back",
             "bigint",
-            "minutes that begin with a lower seq than the one before ended with: the clock went back",
+            "clock steps back: minutes that begin with a lower seq than the minute before ended with",
         ),
         ("last_at", "timestamp", "time of its last line"),
         ("stopped", "boolean", "whether it logged proc.stop"),
@@ -135,10 +135,10 @@ _TABLES = (
         N,
         key="node kind",
     ),
-    # J1
+    # Traffic
     _declare_table(
         "traffic_hourly",
-        "events and bytes, of req.done and msg.* only",
+        "events and bytes by hour, of req.done and msg.* only",
         HOUR,
         NODE,
         PROTO,
@@ -149,7 +149,7 @@ _TABLES = (
     ),
     _declare_table(
         "traffic_daily",
-        "the same by day",
+        "events and bytes by day, of req.done and msg.* only",
         NODE,
         PROTO,
         ("event", "string", "name of the event"),
@@ -157,7 +157,7 @@ _TABLES = (
         BYTES,
         key="node proto event",
     ),
-    # J2
+    # Latency
     _declare_table(
         "latency_hist",
         "histogram of durations",
@@ -171,7 +171,7 @@ _TABLES = (
     ),
     _declare_table(
         "latency_daily",
-        "percentiles from the histogram, at most 2 % wrong",
+        "percentiles from the histogram, at most 1 % off",
         ("node", "string", "name of the node, or * for all"),
         ("metric", "string", "as in latency_hist"),
         ("path", "string", "as in latency_hist, or * for all"),
@@ -183,7 +183,7 @@ _TABLES = (
         ("max_ms", "double", "upper end of the highest bucket"),
         key="node metric path",
     ),
-    # J3
+    # Message ledger and reconciliation
     _declare_table(
         "ledger_daily",
         "message ledger: opening + accepted = acked + expired + evicted + removed + across_epochs + open",
@@ -194,42 +194,46 @@ _TABLES = (
         ("evicted", "bigint", "evicted from full queues"),
         ("removed", "bigint", "removed by owner or operator"),
         ("open", "bigint", "open at the end of the day"),
-        ("difference", "bigint", "opening + accepted less all others; anything but 0 is a fault"),
+        (
+            "difference",
+            "bigint",
+            "opening + accepted minus acked, expired, evicted, removed, across_epochs and open; an error unless 0",
+        ),
         (
             "orphans",
             "bigint",
-            "ended without an acceptance in any log since the first day (books)",
+            "ended without a logged acceptance since the first day of the ledger (books)",
         ),
         (
             "around_crash",
             "bigint",
-            "ended; the line of acceptance was lost when a daemon was killed",
+            "ended without a logged acceptance; accepted just before a daemon was killed",
         ),
         (
             "before_books",
             "bigint",
-            "ended; accepted before the first day",
+            "ended without a logged acceptance; accepted before the first day of the ledger",
         ),
-        ("again", "bigint", "further lines that accept or end a message again"),
-        ("overdue", "bigint", "open over an hour past their expiry"),
-        ("vanished", "bigint", "became overdue while a daemon ran; each counts once"),
+        ("again", "bigint", "repeated acceptances and endings of a message"),
+        ("overdue", "bigint", "open more than an hour after their expiry"),
+        ("vanished", "bigint", "became overdue while a daemon ran; counted once"),
         (
             "lost_unaccepted",
             "bigint",
-            "expired, evicted or removed without a line of acceptance",
+            "expired, evicted or removed without a logged acceptance",
         ),
         (
             "across_epochs",
             "bigint",
-            "written off: past their expiry, accepted under an earlier key epoch",
+            "written off: accepted under an earlier key epoch, and past their expiry",
         ),
         ("ended_across_epochs", "bigint", "ended without an acceptance under their key epoch"),
-        ("books", "date", "first of an unbroken row of days with events"),
+        ("books", "date", "first day of the ledger: since then every day has events"),
         key="",
     ),
     _declare_table(
         "messages_daily",
-        "messages by outcome, on the day of it; open ones on each day",
+        "messages by outcome, on the day of the outcome; open ones on each day",
         PROTO,
         ("state", "string", "acked, expired, evicted, removed or open"),
         AGE,
@@ -269,14 +273,14 @@ _TABLES = (
         "counters of the daemon compared with log lines",
         NODE,
         ("counter", "string", "metric with its labels"),
-        ("counted", "bigint", "growth of the counter"),
+        ("counted", "bigint", "increase of the counter"),
         ("logged", "bigint", "log lines over the same range of seq"),
-        ("difference", "bigint", "counted less logged; anything but 0 is a fault"),
+        ("difference", "bigint", "counted minus logged; an error unless 0"),
         key="node counter",
     ),
     _declare_table(
         "counters",
-        "last counters of each start, carried on from day to day",
+        "last counters of each start, carried from day to day",
         NODE,
         ("boot", "string", "random id of the start"),
         ("seq", "bigint", "of the line with the counters"),
@@ -294,21 +298,25 @@ _TABLES = (
             "string",
             "accepted, acknowledged, expired, evicted, removed, withdrawn, waiting or difference",
         ),
-        ("total", "bigint", "by the last ledger of the day; null if unknown"),
-        ("change", "bigint", "growth since the last ledger of the two hours before the day, else since its first"),
-        ("logged", "bigint", "log lines of that kind since then; null if there is none of that kind"),
-        ("own", "bigint", "probe messages since then, which have no lines"),
+        ("total", "bigint", "lifetime total by the last ledger of the day; null if unknown"),
+        (
+            "change",
+            "bigint",
+            "increase since the last ledger of the two hours before the day, or else since its first",
+        ),
+        ("logged", "bigint", "log lines of that kind in the same period; null if there is no such kind of line"),
+        ("own", "bigint", "probe messages in the same period, which have no log lines"),
         (
             "gap",
             "bigint",
-            "change less logged and own; of accepted also less the change of withdrawn",
+            "change minus logged and own; for accepted also minus the change of withdrawn",
         ),
         key="store proto entry",
     ),
-    # J4
+    # Queues
     _declare_table(
         "queue_hourly",
-        "queues and process, maxima of the hour",
+        "maxima of the hour: queues, sockets, memory, reactor lag",
         HOUR,
         NODE,
         ("depth_max", "bigint", "queued messages in the store"),
@@ -324,27 +332,31 @@ _TABLES = (
     ),
     _declare_table(
         "queue_risk",
-        "queues that lose most messages next, at the growth of the day",
+        "queues that will lose messages soonest if they grow as on the day",
         ("rank", "int", "1 is the most urgent: by at_risk, then waiting"),
         ("rcpt", "string", "pseudonym"),
         (
             "at_risk",
             "bigint",
-            "messages that will expire or exceed queue.max_messages within a day",
+            "messages that will expire or be evicted within a day",
         ),
         ("waiting", "bigint", "queued messages"),
         BYTES,
         (
             "per_day",
             "double",
-            "growth; null: no ledger of the day",
+            "growth in messages; null: unknown, without a ledger of the day before",
         ),
-        ("days_to_cap", "double", "days until queue.max_messages; null: never, or no growth"),
+        (
+            "days_to_cap",
+            "double",
+            "days until the queue is full (queue.max_messages); null: it does not grow, or growth is unknown",
+        ),
         ("days_to_ttl", "double", "days until the first expires; null: never"),
         key="rank",
         pseudonyms="rcpt",
     ),
-    # J5
+    # Errors
     _declare_table(
         "errors_daily",
         "requests and frames that were refused or failed",
@@ -360,7 +372,7 @@ _TABLES = (
     ),
     _declare_table(
         "error_senders",
-        "senders with most refusals",
+        "senders with the most refusals",
         ("rank", "int", "1 is the largest"),
         ("sender", "string", "pseudonym"),
         N,
@@ -369,21 +381,21 @@ _TABLES = (
         key="rank",
         pseudonyms="sender",
     ),
-    # J6
+    # Rate limits
     _declare_table(
         "limits_daily",
         "rate limits that were hit",
         ("limit", "string", "name of the limit"),
         ("hits", "bigint", "refusals"),
         ("who_n", "bigint", "distinct parties; null: fewer than k_anonymity"),
-        ("bursts", "bigint", "series of hits of one party without a gap over burst_gap_s"),
+        ("bursts", "bigint", "series of hits by one party without a pause longer than burst_gap_s"),
         ("longest_burst_s", "double", "seconds"),
-        ("share", "double", "parties among all senders of accepted messages, 0 to 1; null with who_n"),
+        ("share", "double", "share of the senders of accepted messages that hit it, 0 to 1; null if who_n is"),
         key="limit",
     ),
     _declare_table(
         "limits_top",
-        "parties that hit limits most",
+        "parties with the most hits on rate limits",
         ("rank", "int", "1 is the largest"),
         ("who", "string", "pseudonym of a DID or network"),
         ("limit", "string", "name of the limit"),
@@ -392,10 +404,10 @@ _TABLES = (
         key="rank",
         pseudonyms="who",
     ),
-    # J7
+    # Replays
     _declare_table(
         "replay_daily",
-        "repeated or untimely requests",
+        "replayed or untimely requests",
         ("code", "string", "error code"),
         (
             "age_class",
@@ -405,10 +417,10 @@ _TABLES = (
         ),
         N,
         ("senders", "bigint", "distinct senders; null: fewer than k_anonymity"),
-        ("on_nodes", "bigint", "of them, seen at several nodes; null likewise"),
+        ("on_nodes", "bigint", "of them, seen by several nodes; null: fewer than k_anonymity"),
         key="code age_class",
     ),
-    # J8
+    # Senders and recipients
     _declare_table(
         "top_senders",
         "largest senders",
@@ -433,19 +445,23 @@ _TABLES = (
     ),
     _declare_table(
         "concentration_daily",
-        "how unevenly messages are distributed",
+        "distribution of messages over senders and recipients",
         ("side", "string", "sender or rcpt"),
         ("members", "bigint", "distinct DIDs"),
-        ("n", "bigint", "messages accepted, of known senders"),
+        ("n", "bigint", "messages accepted; on the side of senders, from known ones only"),
         (
             "top_share",
             "double",
             "share of the largest 1 % of members, 0 to 1; null: fewer than k_anonymity",
         ),
-        ("gini", "double", "Gini coefficient: 0 all equal, towards 1 all with one; null likewise"),
+        (
+            "gini",
+            "double",
+            "Gini coefficient: 0 if all are equal, near 1 if one dominates; null: fewer than k_anonymity",
+        ),
         key="side",
     ),
-    # J9
+    # Recipient activity and retention
     _declare_table(
         "recipients_daily",
         "activity of each recipient",
@@ -455,14 +471,14 @@ _TABLES = (
         ("acked", "bigint", "messages it acknowledged"),
         ("first_at", "timestamp", "first of these events"),
         ("last_at", "timestamp", "last of these events"),
-        ("since", "date", "first day without a pause of over 35 days"),
+        ("since", "date", "first day of activity without a pause of more than 35 days"),
         ("acked_on", "date", "last day with an acknowledgement; null: none"),
         key="rcpt epoch",
         private=True,
     ),
     _declare_table(
         "dormant_daily",
-        "recipients that fetch nothing",
+        "dormant, active and new recipients",
         (
             "dormant",
             "bigint",
@@ -476,7 +492,7 @@ _TABLES = (
     ),
     _declare_table(
         "retention_weekly",
-        "recipients that still acknowledge, by the week they were first seen in, within a key epoch",
+        "retention: recipients that still acknowledge, by the week in which they were first seen",
         ("epoch", "int", "key epoch"),
         ("cohort", "date", "Monday of the first week"),
         ("week", "int", "weeks since, 0 to 4"),
@@ -484,49 +500,49 @@ _TABLES = (
         (
             "active",
             "bigint",
-            "of them, acknowledged in this week; null likewise",
+            "of them, acknowledged in this week; null: fewer than k_anonymity",
         ),
         key="epoch cohort week",
     ),
-    # J10
+    # Sockets
     _declare_table(
         "sessions_daily",
-        "sockets that closed",
+        "closed sockets by close code",
         NODE,
         PROTO,
         ("ws_code", "bigint", "close code; 1006 without a close frame"),
-        ("reason", "string", "who closed: us or peer"),
+        ("reason", "string", "side that closed it: us (the mediator) or peer"),
         N,
         ("dur_p50_ms", "double", "median duration"),
         ("dur_p95_ms", "double", "95th percentile of the duration"),
-        ("n_in", "bigint", "messages in"),
-        ("n_out", "bigint", "messages out"),
-        ("bytes_in", "bigint", "bytes in"),
-        ("bytes_out", "bigint", "bytes out"),
+        ("n_in", "bigint", "messages received"),
+        ("n_out", "bigint", "messages sent"),
+        ("bytes_in", "bigint", "bytes received"),
+        ("bytes_out", "bigint", "bytes sent"),
         key="node proto ws_code reason",
     ),
     _declare_table(
         "sockets_daily",
-        "sockets",
+        "sockets opened, closed and left open",
         NODE,
         ("opened", "bigint", "opened"),
         ("authenticated", "bigint", "bound to a DID"),
         ("closed", "bigint", "closed"),
-        ("unclosed", "bigint", "never closed although their start ended: a crash or lost lines"),
-        ("storm_minutes", "bigint", "minutes with over 100 opened sockets and over ten times the median"),
-        ("peak", "bigint", "most open at a time"),
+        ("unclosed", "bigint", "still open when their process ended: a crash or lost lines"),
+        ("storm_minutes", "bigint", "minutes with more than 100 opened sockets and more than ten times the median"),
+        ("peak", "bigint", "maximum of concurrent sockets"),
         key="node",
     ),
     _declare_table(
         "concurrency_10m",
-        "open sockets by ten minutes",
+        "concurrent sockets by ten minutes",
         NODE,
         ("at", "timestamp", "start of the ten minutes"),
-        ("peak", "bigint", "most open at a time"),
-        ("at_end", "bigint", "open at their end"),
+        ("peak", "bigint", "maximum of concurrent sockets"),
+        ("at_end", "bigint", "sockets open at the end of the ten minutes"),
         key="node at",
     ),
-    # J11
+    # Nodes
     _declare_table(
         "node_compare",
         "each node compared with the median of all",
@@ -534,29 +550,29 @@ _TABLES = (
         (
             "metric",
             "string",
-            "what is compared, with its unit",
+            "name of the figure, with its unit",
         ),
-        ("value", "double", "of the node; a count is 0 where it had none"),
-        ("median", "double", "of all nodes"),
-        ("ratio", "double", "value by median"),
+        ("value", "double", "value of the node; counts are 0 if it had none"),
+        ("median", "double", "median of all nodes"),
+        ("ratio", "double", "value divided by the median"),
         ("flagged", "boolean", "ratio outside 1/node_factor to node_factor"),
         key="node metric",
     ),
-    # J12
+    # Time series, anomalies, forecast
     _declare_table(
         "series_hourly",
-        "figures of all nodes by hour; counts are 0 in hours between logs",
+        "figures of all nodes by hour; counts are 0 in an outage",
         HOUR,
         ("metric", "string", "name of the figure"),
-        ("value", "double", "of the hour"),
+        ("value", "double", "value of the hour"),
         key="hour metric",
     ),
     _declare_table(
         "anomalies",
-        "hours unlike the same hours before",
+        "hours that differ strongly from the same hours of earlier days",
         HOUR,
         ("metric", "string", "name of the figure"),
-        ("value", "double", "of the hour"),
+        ("value", "double", "value of the hour"),
         ("expected", "double", "median of the baseline"),
         ("spread", "double", "1.4826 times the median absolute deviation, with a floor"),
         ("z", "double", "(value - expected) / spread"),
@@ -569,14 +585,14 @@ _TABLES = (
         "series_daily",
         "figures of all nodes by day",
         ("metric", "string", "name of the figure"),
-        ("value", "double", "of the day"),
+        ("value", "double", "value of the day"),
         key="metric",
     ),
     _declare_table(
         "forecast",
-        "forecast, as made on the day",
+        "forecast made on the day",
         ("metric", "string", "name of the figure"),
-        ("day", "date", "the day it is about"),
+        ("day", "date", "day of the forecast"),
         ("value", "double", "expected"),
         ("low", "double", "lower end of the 80 % interval"),
         ("high", "double", "upper end of the 80 % interval"),
@@ -584,25 +600,25 @@ _TABLES = (
     ),
     _declare_table(
         "forecast_error",
-        "error of a forecast made without the last days",
+        "error of a forecast that leaves out the last days",
         ("metric", "string", "name of the figure"),
-        ("held_back", "int", "days held back"),
-        ("trained_on", "int", "days it was made from"),
-        ("mape", "double", "mean absolute error by mean value"),
-        ("naive_mape", "double", "the same for repeating the week before"),
-        ("inside", "double", "share of held-back days inside the interval"),
+        ("held_back", "int", "last days that were left out"),
+        ("trained_on", "int", "days of history it was made from"),
+        ("mape", "double", "mean absolute error divided by the mean value"),
+        ("naive_mape", "double", "the same for a forecast that repeats the week before"),
+        ("inside", "double", "share of the days left out that were inside the interval"),
         key="metric",
     ),
-    # J13
+    # Cost
     _declare_table(
         "cost_daily",
-        "processing time of requests",
+        "processing time of requests by type and size",
         PROTO,
         ("mtype", "string", "message type or command; empty if unknown"),
         SIZE,
         N,
         ("dur_ms", "double", "sum, milliseconds"),
-        ("crypto_ms", "double", "of it, cryptography"),
+        ("crypto_ms", "double", "of it, cryptography, milliseconds"),
         ("dur_p50_ms", "double", "median duration"),
         ("dur_p95_ms", "double", "95th percentile of the duration"),
         key="proto mtype size_class",
@@ -640,7 +656,7 @@ def make_event_columns() -> tuple[Column, ...]:
 
 def make_events_table() -> Table:
     """The table `events`; partitioned by `dt`, the day of the event, and `batch`."""
-    return Table("events", "one row for each line of the log", make_event_columns(), key=(), private=True)
+    return Table("events", "one row for each event", make_event_columns(), key=(), private=True)
 
 
 def make_events_struct() -> StructType:

@@ -1,4 +1,4 @@
-"""Settings of the jobs: a YAML file, every key with a default."""
+"""Settings of the analysis: a YAML file; every key has a default."""
 
 from __future__ import annotations
 
@@ -14,58 +14,65 @@ Days = Annotated[int, Field(ge=0)]
 
 
 class Settings(BaseModel):
-    """Handed to every job. Durations in days, seconds or milliseconds as named."""
+    """Settings of a run, passed to every job. Names include the unit of durations."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     look_back_days: Days = Field(
-        default=2, description="days before the one asked for that late segments may still change"
+        default=2, description="days before the requested ones that are computed again if segments arrive late"
     )
-    top: Count = Field(default=20, description="rows in each table of the largest")
-    k_anonymity: Count = Field(default=5, description="members that a group needs to be shown by itself")
-    pseudonym_days: Count = Field(default=90, description="days after which pseudonyms in reports change")
-    queue_max_messages: Count = Field(default=1000, description="queue.max_messages of the daemon")
+    top: Count = Field(default=20, description="rows in rankings, such as the largest senders")
+    k_anonymity: Count = Field(
+        default=5, description="smallest group that is reported; smaller ones are merged or suppressed"
+    )
+    pseudonym_days: Count = Field(default=90, description="days until the key of the pseudonyms in reports changes")
+    queue_max_messages: Count = Field(
+        default=1000, description="capacity of a queue: queue.max_messages of the daemon"
+    )
     dormant_days: Count = Field(
-        default=14, description="days without an acknowledgement after which a recipient is dormant"
+        default=14, description="days without an acknowledgement after which a recipient counts as dormant"
     )
-    burst_gap_s: Count = Field(default=60, description="seconds without a hit that end a burst of hits on a limit")
+    burst_gap_s: Count = Field(default=60, description="seconds without a hit on a rate limit that end a burst")
     node_factor: Annotated[float, Field(gt=1)] = Field(
-        default=2.0, description="a node is flagged outside 1/this to this times the fleet's median"
+        default=2.0,
+        description="a node is flagged if a figure differs from the median of all nodes by more than this factor",
     )
     baseline_days: Annotated[Count, Field(le=92)] = Field(
-        default=28, description="trailing days that anomalies are judged by"
+        default=28, description="days of history that hours are compared with to find anomalies"
     )
     baseline_samples: Count = Field(
-        default=3, description="samples of the same hour of the week that a baseline needs"
+        default=3, description="weeks of history needed to compare an hour with the same hour of the week"
     )
     anomaly_z: Annotated[float, Field(gt=0)] = Field(
-        default=6.0, description="robust z beyond which an hour is an anomaly"
+        default=6.0, description="an hour is an anomaly if it deviates by more than this many times the usual spread"
     )
-    forecast_days: Count = Field(default=30, description="days ahead that capacity is forecast")
+    forecast_days: Count = Field(default=30, description="days to forecast")
     forecast_history_days: Annotated[Count, Field(le=183)] = Field(
-        default=56, description="days that a forecast is made from"
+        default=56, description="days of history for the forecast"
     )
-    held_back_days: Count = Field(default=7, description="last days held back to measure the error of the forecast")
+    held_back_days: Count = Field(
+        default=7, description="last days that a second forecast leaves out, to measure its error on them"
+    )
     keep_events_days: Count = Field(
-        default=35, description="days that prune keeps events and other tables with identifiers"
+        default=35, description="retention of events and other tables with identifiers, in days"
     )
-    keep_tables_days: Count = Field(default=400, description="days that prune keeps all other tables and reports")
+    keep_tables_days: Count = Field(default=400, description="retention of all other tables and of reports, in days")
     keep_logs_days: Count = Field(
-        default=14, description="days that prune keeps log segments that were read, if it is asked to delete any"
+        default=14, description="retention of analysed log segments, in days; used by `prune --logs` only"
     )
 
 
 _FILE_HEADER = """\
-# mediatord-analytics: every setting, at its default. Unknown keys and impossible values are refused:
-# `mediatord-analytics nightly --settings FILE` tells which.
+# Settings of mediatord-analytics and their defaults. Pass this file with --settings. Unknown keys and invalid values
+# are errors.
 """
 
 
 def load_settings(path: Path | None) -> Settings:
     """
-    What a file sets, defaults for the rest; without a file defaults for everything.
+    Load a settings file; keys that it omits, or all keys without a file, have their defaults.
 
-    :raise AnalyticsError: it cannot be read or used; the text names every key that is wrong.
+    :raise AnalyticsError: it cannot be read or used; the error names every invalid key.
     """
     try:
         return Settings() if path is None else Settings.model_validate(_read_yaml(path))
@@ -75,7 +82,7 @@ def load_settings(path: Path | None) -> Settings:
 
 
 def render_default_settings() -> str:
-    """The text of a file that :func:`load_settings` reads as the defaults."""
+    """Render a settings file with all defaults."""
     return _FILE_HEADER + "".join(
         f"\n# {field.description}\n{name}: {field.default}\n" for name, field in Settings.model_fields.items()
     )

@@ -104,16 +104,16 @@ SMALL_INPUT_CONF = {
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
     """
-    What the operator asks for; nothing of it for a session under `spark-submit`, which has its own options.
+    Options of a session. `spark-submit` has its own: under it only `settings` apply.
 
-    :param master: URL of a cluster, or `local[2]`; without one what Spark is configured for, else all processors.
-    :param memory: of the driver, `1g` say; by default half of what there is, at most 4g.
-    :param scratch: directory for Spark's temporary files, which end with the session, or with the next one if that is
-        killed; by default that of the system.
-    :param ui: serve Spark's pages, on loopback.
-    :param settings: of Spark, by name; they win over everything else.
-    :param small: there is little input: begin quickly rather than be fast. Of local masters only.
-    :param debug: let Java write to standard error.
+    :param master: URL of a cluster, or `local[2]`; by default what Spark is configured for, else all processors.
+    :param memory: heap size of the driver, such as `1g`; by default half of the memory, at most 4g.
+    :param scratch: directory for Spark's temporary files, deleted at the end of the session, or by the next one if it
+        is killed; by default the system's.
+    :param ui: serve Spark's web UI on loopback.
+    :param settings: Spark properties; they override everything else.
+    :param small: optimise for a short start instead of throughput; for local masters only.
+    :param debug: pass Java's output to standard error.
     """
 
     master: str | None = None
@@ -154,10 +154,10 @@ def open_session(options: SessionOptions, stop: StopHandler = STOP_HANDLER) -> I
                 # too.
                 spark.stop()
         except Exception as error:
-            told = _describe_error(error, gateway, scratch)
-            if told is error:
+            described = _describe_error(error, gateway, scratch)
+            if described is error:
                 raise
-            raise told from None
+            raise described from None
         finally:
             _stop_java(gateway)
 
@@ -186,8 +186,8 @@ def _launch_java(options: SessionOptions, scratch: str) -> Any:
     from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
 
-    told = Path(scratch, _JAVA_LOG)
-    with told.open("wb") as output:
+    log = Path(scratch, _JAVA_LOG)
+    with log.open("wb") as output:
         _set_environment(options, scratch)
         conf = SparkConf(loadDefaults=False)
         conf.setAll(list(_make_requested_conf(options).items()))
@@ -196,7 +196,7 @@ def _launch_java(options: SessionOptions, scratch: str) -> Any:
             # Java must not receive signals to the process group: it is asked to clean up first.
             return launch_gateway(conf, {**streams, "start_new_session": True})
         except PySparkRuntimeError:
-            raise AnalyticsError(f"Java did not start: {_extract_java_error(told)}") from None
+            raise AnalyticsError(f"Java did not start: {_extract_java_error(log)}") from None
 
 
 def _set_environment(options: SessionOptions, scratch: str) -> None:
@@ -233,9 +233,9 @@ def _make_requested_conf(options: SessionOptions) -> dict[str, str]:
     return java | {name: value for name, value in requested.items() if value} | ui | small | dict(options.settings)
 
 
-def _extract_java_error(told: Path) -> str:
+def _extract_java_error(log: Path) -> str:
     """First lines of Java's output that are not about its start, and the innermost cause."""
-    lines = told.read_text("utf-8", "replace").splitlines()
+    lines = log.read_text("utf-8", "replace").splitlines()
     chatter = ("WARNING:", "NOTE:", "Picked up ")
     lines = [line.strip() for line in lines if line.strip() and not line.startswith(chatter)]
     causes = [line for line in lines if line.startswith("Caused by: ")]
@@ -247,7 +247,7 @@ def _describe_error(error: Exception, gateway: Any, scratch: str) -> AnalyticsEr
     if gateway and gateway.proc.poll() is not None:
         status = gateway.proc.returncode
         cause = f"by signal {-status}" if status < 0 else f"with status {status}"
-        told = AnalyticsError(
+        described = AnalyticsError(
             f"Java exited {cause}: {_extract_java_error(Path(scratch, _JAVA_LOG))}; --memory sets its heap size"
         )
     elif isinstance(error, AnalyticsError):
@@ -255,9 +255,9 @@ def _describe_error(error: Exception, gateway: Any, scratch: str) -> AnalyticsEr
     else:
         # Java's text begins with the name of its exception.
         kind = "" if type(error).__name__ == "Py4JJavaError" else f"{type(error).__name__}: "
-        told = AnalyticsError(kind + find_root_cause(error))
-    told.add_note("".join(traceback.format_exception(error)))
-    return told
+        described = AnalyticsError(kind + find_root_cause(error))
+    described.add_note("".join(traceback.format_exception(error)))
+    return described
 
 
 def _create_session(gateway: Any, options: SessionOptions, scratch: str) -> SparkSession:

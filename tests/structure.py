@@ -1,4 +1,7 @@
-"""Prints size and shape of `mediatord/`: modules, lines of code, loose modules, repeated class names, cycles."""
+"""
+Prints size and shape of the project: modules of `mediatord/`, lines of code, loose modules, repeated class names,
+cycles, modules of `analytics/` and `tests/`, and words of the documents.
+"""
 
 from __future__ import annotations
 
@@ -79,6 +82,32 @@ def repeated_class_names(modules: list[Module]) -> dict[str, int]:
     return {name: count for name, count in sorted(counted.items()) if count > 1}
 
 
+def list_documents() -> list[Path]:
+    """The documents: README, CONTRIBUTING, SECURITY and the pages in `docs/`, sorted."""
+    pages = [page for suffix in ("md", "rst") for page in (ROOT / "docs").rglob(f"*.{suffix}")]
+    return sorted([ROOT / "README.rst", ROOT / "CONTRIBUTING.rst", ROOT / "SECURITY.md", *pages])
+
+
+def count_words(path: Path) -> int:
+    """Words of a document as `wc -w` counts them, symbols of tables and lists included."""
+    return len(path.read_text(encoding="utf-8").split())
+
+
+def list_analytics_modules() -> list[Path]:
+    """Modules of `analytics/`, without empty files that only mark a package."""
+    return [path for path in sorted((ROOT / "analytics").rglob("*.py")) if path.stat().st_size]
+
+
+def count_words_by_kind() -> dict[str, int]:
+    """Words by kind of document: a directory of `docs/`, `tutorial`, or `top level`."""
+    words: Counter[str] = Counter()
+    for path in list_documents():
+        parts = path.relative_to(ROOT / "docs").parts if path.is_relative_to(ROOT / "docs") else ()
+        kind = parts[0] if len(parts) > 1 else "tutorial" if path.stem == "tutorial" else "top level"
+        words[kind] += count_words(path)
+    return dict(sorted(words.items()))
+
+
 def _reach(graph: dict[str, set[str]], start: str) -> set[str]:
     found: set[str] = set()
     waiting = list(graph[start])
@@ -152,6 +181,12 @@ def main() -> int:
     print(f"repeated class names    {len(repeated)}: {' '.join(f'{n} x{c}' for n, c in repeated.items())}")
     cycles = package_cycles(modules)
     print(f"package cycles          {len(cycles)}: {'; '.join(' '.join(cycle) for cycle in cycles)}")
+    print(f"modules of analytics    {len(list_analytics_modules())}")
+    tests = sorted((ROOT / "tests").rglob("*.py"))
+    print(f"modules of tests        {len(tests)}, with tests {sum(path.name.startswith('test_') for path in tests)}")
+    words = count_words_by_kind()
+    kinds = ", ".join(f"{kind} {count}" for kind, count in words.items())
+    print(f"words of documents      {sum(words.values())}: {kinds}")
     return 0
 
 

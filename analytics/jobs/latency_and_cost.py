@@ -1,4 +1,4 @@
-"""J2 and J13: durations of pushes, acknowledgements and requests; processing time of requests by type and size."""
+"""Durations of pushes, acknowledgements and requests; processing time of requests by type and size."""
 
 from __future__ import annotations
 

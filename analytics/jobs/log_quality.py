@@ -1,5 +1,5 @@
 """
-J0: completeness and damage of the logs of a day.
+Completeness and damage of the logs of a day.
 
 Every start of a node numbers its lines from 1, so missing lines are known exactly: the numbers between the highest of
 the days before and the highest of the day that no event has. An event of a later day may have such a number, because
@@ -30,9 +30,9 @@ _TOTAL_KINDS = {
     "events": "events of the day",
 }
 _EVENT_KINDS = {
-    "misdated": "events over a day away from the day of their segment; counted on that day",
-    "unknown_event": "events unknown to this version; kept, but not counted elsewhere",
-    "unknown_version": "events of another schema version, read as if of this one",
+    "misdated": "events more than a day away from the day of their segment; counted on the day of the segment",
+    "unknown_event": "events unknown to this version; stored, but counted nowhere else",
+    "unknown_version": "events of another schema version, read as if they were of this one",
     "dropped": "lines that the daemon reports as dropped; their sequence numbers are missing too",
 }
 _BOOT_KINDS = {
@@ -54,7 +54,7 @@ FINDING_KINDS: dict[str, str] = {
     **{f"segments_{state}": meaning for state, meaning in SEGMENT_STATES.items() if state != "closed"},
     **{f"segments_{remark}": meaning for remark, meaning in SEGMENT_REMARKS.items()},
 }
-"""What `kind` in quality_daily says, each in a sentence. Kinds that were not met have no row, but for the totals."""
+"""Meaning of each `kind` in quality_daily. Kinds that do not occur have no row, except for the totals."""
 
 _BOOT_KEY = ("dt", "node", "boot")
 

@@ -1,5 +1,5 @@
 """
-J3: the message ledger.
+The message ledger.
 
 It balances each day: opening + accepted = acked + expired + evicted + removed + across_epochs + open. The opening
 comes from the snapshot of the day before; accepted is a count of lines that the other entries are not derived from.
@@ -127,11 +127,11 @@ def trace_messages(events: DataFrame, opening: DataFrame, span: Span) -> DataFra
 
     :param events: of the span and of the day before, as far as there is one.
     :param opening: rows of `open`, one for each message.
-    :return: msg; accepted_at, null if no line says so; accepted_on: the day, null if open before the span;
+    :return: msg; accepted_at, null without a logged acceptance; accepted_on: the day, null if open before the span;
         ended_at and ended_on, null if open; state; size; ttl_s; proto; epoch of acceptance and ending_epoch, null of
-        plain tags; since: when it was accepted, by its ending; pushes: so many by the end of each day of the span, an
-        array; repeats and repeated_on: acceptances after the first; surplus and surplus_on: endings after the first;
-        past: accepted and ended before the span, and now once more.
+        plain identifiers; since: time of acceptance according to the ending; pushes: array of the number of pushes by
+        the end of each day of the span; repeats and repeated_on: acceptances after the first; surplus and surplus_on:
+        endings after the first; past: accepted and ended before the span, and now once more.
     """
     found = _select_message_lines(events, span).unionByName(_convert_open_messages(opening), allowMissingColumns=True)
     accepting, ending = F.col("accepting"), F.col("state") > 0

@@ -1,4 +1,4 @@
-"""J11: each node compared with the median of all nodes."""
+"""Each node compared with the median of all nodes."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-J3: compares the daemon's counters and the ledgers of its stores with the lines of the log.
+Compares the daemon's counters and the ledgers of its stores with the lines of the log.
 
 A `counters` line has the counters after all lines of the same start with a lower seq. Between two such lines a
 counter must have grown by the number of lines that it counts; a day lasts from the last `counters` line before it to

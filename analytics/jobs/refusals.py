@@ -1,4 +1,4 @@
-"""J5, J6, J7: errors by code and sender, hits on rate limits, and replayed or untimely requests."""
+"""Errors by code and sender, hits on rate limits, and replayed or untimely requests."""
 
 from __future__ import annotations
 

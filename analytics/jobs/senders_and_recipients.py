@@ -1,5 +1,5 @@
 """
-J8 and J9: the largest senders and recipients, the distribution of messages over them, recipient activity, retention.
+The largest senders and recipients, the distribution of messages over them, recipient activity, retention.
 
 The first day and the last acknowledgement of a recipient are carried from day to day, so its latest row is its whole
 history. A recipient not seen for :data:`RECIPIENT_HISTORY_DAYS` days starts over, whether days are analysed one by
@@ -138,7 +138,7 @@ TALKERS_JOB = Job("talkers", ("events",), ("top_senders", "top_recipients", "con
 
 
 RECIPIENT_HISTORY_DAYS = 35
-"""How far back rows of recipients are looked at; prune keeps as many by default."""
+"""Days of history of recipients; prune keeps as many by default."""
 
 RECIPIENT_KEY = ("rcpt", "epoch")
 
@@ -200,9 +200,9 @@ def count_dormant_recipients(recipients: DataFrame, waiting: DataFrame, quiet_da
     """
     `dormant_daily`: a row for each day of the span.
 
-    A recipient is told from its tag alone, whatever the epoch: tags that are no pseudonyms outlive a key.
+    Key epochs are ignored: identifiers that are no pseudonyms are the same in all of them.
 
-    :param recipients: `recipients_daily` of the span and of :data:`KEPT_DAYS` days before it.
+    :param recipients: `recipients_daily` of the span and of :data:`RECIPIENT_HISTORY_DAYS` days before it.
     :param waiting: `open`.
     :param quiet_days: days without an acknowledgement, and known for as long, that make a recipient dormant.
     """
@@ -227,7 +227,7 @@ def count_dormant_recipients(recipients: DataFrame, waiting: DataFrame, quiet_da
 
 def _summarize_recipients(recipients: DataFrame, waiting: DataFrame, span: Span) -> DataFrame:
     """
-    What is known at the end of each day of each recipient seen on it, or with open messages.
+    The state of each recipient at the end of each day on which it was seen or has open messages.
 
     :return: `dt`, `rcpt`, `since`, `acked_on`, `seen`; and of its open messages `waiting`, `bytes` and `oldest`, the
         day that the oldest was accepted on.
@@ -255,8 +255,8 @@ def compute_retention(recipients: DataFrame, k: int, span: Span) -> DataFrame:
     """
     `retention_weekly`, as of each day of the span: the week that the day is in, and its four weeks' cohorts before.
 
-    :param recipients: `recipients_daily` of the span and of :data:`KEPT_DAYS` days before it.
-    :param k: recipients that it takes to say how many there were.
+    :param recipients: `recipients_daily` of the span and of :data:`RECIPIENT_HISTORY_DAYS` days before it.
+    :param k: minimum of recipients for their number to be shown.
     """
     rows = recipients.withColumn("cohort", _get_monday(F.col("since")))
     members = (

@@ -1,7 +1,7 @@
 """
-J10: sockets, their durations and close codes, and how many were open at a time.
+Sockets, their durations and close codes, and the number of concurrent ones.
 
-A node has one start at a time: sockets that a start left open are gone once it stopped, or once the next one begins.
+A node has one start at a time: sockets that a start left open are gone when it stops, or when the next one begins.
 They count as `unclosed` on that day, the sign of a crash or of lost lines.
 
 Peak concurrency is computed in two levels: within each ten minutes, in parallel, then over the sums of those. It
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _TEN_MINUTES = 600 * SECOND_MICROS
 _MINUTES_PER_DAY = 1440
-# A minute is a storm if it opened over so many times the median, and over so many.
+# In a storm minute more sockets are opened than this many times the median, and than this number.
 _STORM_FACTOR = 10
 _STORM_MINIMUM = 100
 _SESSION_KEY = ("dt", "node", "proto", "ws_code", "reason")

@@ -1,5 +1,5 @@
 """
-J12: figures of all nodes by hour and day, anomalies among them, and a capacity forecast.
+Figures of all nodes by hour and day, anomalies among them, and a capacity forecast.
 
 Series: an hour without any line, between hours with lines, is an outage: its counts are 0. Hours before the first and
 after the last line have no values: their logs may be missing.
@@ -62,15 +62,15 @@ _METRICS = (
     Metric("requests_refused", "Requests refused or failed", "count", "sum", 2),
     Metric("error_share", "Share of requests refused or failed", "share", "own", 0.01),
     Metric("sockets_opened", "Sockets opened", "count", "sum", 2),
-    Metric("limit_hits", "Hits on rate limits", "count", "sum", 2),
-    Metric("replays", "Repeated or untimely requests", "count", "sum", 2),
+    Metric("limit_hits", "Rate-limit hits", "count", "sum", 2),
+    Metric("replays", "Replayed or untimely requests", "count", "sum", 2),
     Metric("latency_live_p95_ms", "Live push, 95th percentile", "ms", "own", 10),
     Metric("latency_pickup_p95_ms", "Pickup after queueing, 95th percentile", "ms", "own", 1000),
-    Metric("connections_peak", "Open sockets, highest", "level", "max", 2, falls_too=True, capacity=True),
-    Metric("depth_max", "Waiting messages, highest", "level", "max", 10, capacity=True),
-    Metric("queue_bytes_max", "Waiting bytes, highest", "level", "max", 65_536, capacity=True),
-    Metric("lag_ms_max", "Reactor lag, highest", "ms", "max", 20),
-    Metric("log_bytes", "Bytes of log segments as read", "count", "own", 0, capacity=True),
+    Metric("connections_peak", "Concurrent sockets, maximum", "level", "max", 2, falls_too=True, capacity=True),
+    Metric("depth_max", "Queued messages, maximum", "level", "max", 10, capacity=True),
+    Metric("queue_bytes_max", "Queued bytes, maximum", "level", "max", 65_536, capacity=True),
+    Metric("lag_ms_max", "Reactor lag, maximum", "ms", "max", 20),
+    Metric("log_bytes", "Bytes of log segments", "count", "own", 0, capacity=True),
 )
 
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _METRICS}
@@ -310,7 +310,7 @@ def _select_anomalies(measured: DataFrame, limit: float) -> DataFrame:
 def _format_reason() -> Column:
     hour = F.lpad(F.col("hour").cast("string"), 2, "0")
     weekly = F.col("baseline") == "hour_of_week"
-    same = F.when(weekly, F.concat(F.lit("on a "), F.date_format("dt", "EEEE"))).otherwise(F.lit("on any day"))
+    samples = F.when(weekly, F.concat(F.date_format("dt", "EEEE"), F.lit("s"))).otherwise(F.lit("days"))
     return F.concat(
         *(
             _get_metric_attribute("title"),
@@ -318,12 +318,12 @@ def _format_reason() -> Column:
             _format_value("value"),
             F.lit(" in the hour from "),
             hour,
-            F.lit(":00 UTC; "),
+            F.lit(":00 UTC, "),
         ),
-        *(F.lit("usual at that hour "), same, F.lit(" is "), _format_value("expected")),
-        *(F.lit(" (the middle of "), F.col("samples").cast("string"), F.lit(" samples). That is ")),
         *(F.format_number(F.abs("z"), 1), F.lit(" times the usual spread of "), _format_value("spread")),
-        F.when(F.col("z") > 0, F.lit(" above it.")).otherwise(F.lit(" below it.")),
+        F.when(F.col("z") > 0, F.lit(" above")).otherwise(F.lit(" below")),
+        *(F.lit(" the usual "), _format_value("expected"), F.lit(" (median of "), F.col("samples").cast("string")),
+        *(F.lit(" "), samples, F.lit(" at that hour).")),
     )
 
 

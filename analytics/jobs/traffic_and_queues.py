@@ -1,4 +1,4 @@
-"""J1 and J4: traffic by hour, node and protocol; growth of queues and the queues about to lose messages."""
+"""Traffic by hour, node and protocol; growth of queues and the queues about to lose messages."""
 
 from __future__ import annotations
 

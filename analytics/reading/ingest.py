@@ -1,5 +1,5 @@
 """
-J0: loads segments into the tables `events`, `quarantine` and `inputs`.
+Loads segments into the tables `events`, `quarantine` and `inputs`.
 
 Everything is parsed and written to Parquet first, damaged lines beside events, and counted there, because counts from
 raw JSON depend on the columns that a query selects. Only then is it known that a file is unreadable or needs slow
@@ -367,10 +367,10 @@ class _Ingestion:
 
     def run(self) -> None:
         """Write the three tables."""
-        while not self._is_parsed():
+        while not self._try_parsing():
             pass
         self._write_events()
-        if rows := self._others():
+        if rows := self._read_non_events():
             frame = make_quarantine_rows(rows[0]).coalesce(1)
             append_parquet(frame, f"{self._staging}/quarantine", "dt")
         inputs = self._spark.createDataFrame([one.row() for one in self.readings], TABLES["inputs"].struct())
@@ -378,7 +378,7 @@ class _Ingestion:
         for name in ("parsed", "growing"):
             self._files.delete(f"{self._staging}/{name}")
 
-    def _is_parsed(self) -> bool:
+    def _try_parsing(self) -> bool:
         """Parse all segments; return whether none has to be parsed again in another way."""
         from py4j.protocol import Py4JJavaError
         from pyspark.errors import PySparkException
@@ -431,7 +431,7 @@ class _Ingestion:
         for reading in self.readings:
             reading.events = reading.doubled = reading.corrupt = 0
         by_stem = {reading.segment.stem: reading for reading in self.readings}
-        for rows in self._others():
+        for rows in self._read_non_events():
             separators = F.col("reason").startswith("\x1e") & (F.col("fate") == DAMAGED_ROW)
             counts = rows.groupBy("stem").agg(
                 F.count(F.lit(1)).alias("n"), F.count_if(separators).alias("separators")
@@ -442,7 +442,7 @@ class _Ingestion:
         if self._marks is not None:
             self._marks.unpersist()
             self._marks = None
-        for events in self._events():
+        for events in self._read_events():
             self._marks = summarize_blocks(events).persist()
             self._count_events(self._marks, by_stem)
 
@@ -471,13 +471,13 @@ class _Ingestion:
         if blocks.isEmpty():
             self._files.move(f"{self._parsed}/fate={EVENT_ROW}", f"{self._staging}/events")
         else:
-            self._write_once(blocks)
+            self._write_without_duplicates(blocks)
         self._marks.unpersist()
 
-    def _write_once(self, blocks: DataFrame) -> None:
+    def _write_without_duplicates(self, blocks: DataFrame) -> None:
         from pyspark.sql import functions as F
 
-        for events in self._events():
+        for events in self._read_events():
             rows = flag_duplicates(events, blocks)
             again = {
                 row.stem: row.n for row in rows.where("again").groupBy("stem").agg(_count_rows()).toLocalIterator()
@@ -489,13 +489,13 @@ class _Ingestion:
             frame = select_other_events(events, blocks).unionByName(once)
             append_parquet(frame, f"{self._staging}/events", "dt", "batch")
 
-    def _events(self) -> Iterator[DataFrame]:
+    def _read_events(self) -> Iterator[DataFrame]:
         """Parsed events, if there are any."""
         path = f"{self._parsed}/fate={EVENT_ROW}"
         if self._files.exists(path):
             yield self._spark.read.schema(make_events_struct()).parquet(path)
 
-    def _others(self) -> list[DataFrame]:
+    def _read_non_events(self) -> list[DataFrame]:
         """Parsed rows that are not events, if there are any."""
         names = self._files.list_names(self._parsed) if self._files.exists(self._parsed) else ()
         paths = [f"{self._parsed}/{name}" for name in names if name not in ("", f"fate={EVENT_ROW}")]

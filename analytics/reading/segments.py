@@ -30,11 +30,11 @@ STEM_PATTERN = r"events-(\d{8}T\d{6}Z)-([A-Za-z0-9._-]+)-([A-Za-z0-9._]+)-\d{6,}
 COMPRESSIONS = {"": "plain", ".gz": "gzip", ".zst": "zstd"}
 
 FILE_FINDINGS = {
-    "conflict": "segments with two files that differ; the larger one was read",
-    "copy": "further copies of a segment; one was read",
-    "foreign": "files not named like segments; skipped",
-    "hidden": "hidden files (name starts with a dot or underscore); skipped",
-    "nameless": "active files whose first line does not name their segment",
+    "conflict": "segments with two files that differ; only the larger one was read",
+    "copy": "further copies of a segment; only one was read",
+    "foreign": "files skipped (not named like segments)",
+    "hidden": "hidden files skipped (name starts with a dot or underscore)",
+    "nameless": "active files whose first line does not name their segment; named by their time of change",
 }
 
 _SEGMENT_FILE_PATTERN = re.compile(rf"(?P<stem>{STEM_PATTERN})\.jsonl(?P<suffix>\.[A-Za-z0-9.]+)?")
@@ -44,13 +44,13 @@ _MAX_NAMED = 5
 @dataclass(frozen=True, slots=True)
 class Segment:
     """
-    :param stem: its name without suffix, the same in whatever form it is found.
-    :param path: of the file, as :meth:`analytics.reading.files.FileSystem.list` gives it.
+    :param stem: name without suffix, the same for the plain and the compressed file.
+    :param path: of the file, as :meth:`analytics.reading.files.FileSystem.list` returns it.
     :param size: bytes of the file.
-    :param packed: plain, gzip or zstd, by the suffix; another suffix as it is: such a file cannot be read.
-    :param active: it is still written.
-    :param batch: the day in its name.
-    :param conflict: there is a file of the same segment that differs.
+    :param packed: plain, gzip or zstd, by the suffix; any other suffix itself: such a file cannot be read.
+    :param active: still being written.
+    :param batch: day in its name.
+    :param conflict: another file of the same segment differs.
     :param others: further files of a closed segment, the best one first.
     """
 
@@ -86,7 +86,7 @@ def discover_segments(files: FileSystem, log_dirs: Sequence[str]) -> Discovery:
     :raise AnalyticsError: a directory does not exist.
     """
     found = {file.path: file for url in log_dirs for file in files.list(url)}
-    return _SegmentSearch(files).result(found.values())
+    return _SegmentSearch(files).classify_all(found.values())
 
 
 def parse_segment_name(stem: str, file: FileInfo, packed: str, active: bool) -> Segment | None:
@@ -106,25 +106,25 @@ class _SegmentSearch:
         self._files = files
         self._kinds: defaultdict[str, list[str]] = defaultdict(list)
 
-    def result(self, found: Iterable[FileInfo]) -> Discovery:
+    def classify_all(self, found: Iterable[FileInfo]) -> Discovery:
         """Classify these files."""
         closed: defaultdict[str, list[Segment]] = defaultdict(list)
         active: defaultdict[str, list[Segment]] = defaultdict(list)
         for file in found:
-            segment = self._classified(file)
+            segment = self._classify(file)
             if segment is not None:
                 (active if segment.active else closed)[segment.stem].append(segment)
         # An active segment may have been closed during discovery.
-        chosen = {stem: self._chosen(files) for stem, files in {**active, **closed}.items()}
+        chosen = {stem: self._choose_file(files) for stem, files in {**active, **closed}.items()}
         findings = Counter({kind: len(paths) for kind, paths in self._kinds.items()})
-        return Discovery([chosen[stem] for stem in sorted(chosen)], findings, self._warnings())
+        return Discovery([chosen[stem] for stem in sorted(chosen)], findings, self._make_warnings())
 
-    def _classified(self, file: FileInfo) -> Segment | None:
+    def _classify(self, file: FileInfo) -> Segment | None:
         folder, _, name = file.path.rpartition("/")
         if folder.rpartition("/")[2] == MARKER_DIRECTORY and name.startswith(MARKER_FILE):
             return None
         if name == ACTIVE_SEGMENT_FILE:
-            return self._active(file)
+            return self._identify_active(file)
         match = _SEGMENT_FILE_PATTERN.fullmatch(name.lstrip("._"))
         suffix = (match["suffix"] or "") if match else ""
         segment = (
@@ -138,7 +138,7 @@ class _SegmentSearch:
             return segment
         return None
 
-    def _active(self, file: FileInfo) -> Segment | None:
+    def _identify_active(self, file: FileInfo) -> Segment | None:
         """Identify an active segment by its first line, or else name it by its time."""
         if not file.size:
             return None
@@ -153,7 +153,7 @@ class _SegmentSearch:
             segment = parse_segment_name(f"events-{stamp}-unknown-unknown-000000", file, "plain", True)
         return segment
 
-    def _chosen(self, candidates: list[Segment]) -> Segment:
+    def _choose_file(self, candidates: list[Segment]) -> Segment:
         """
         Choose one of several files of a segment: the compressed one if complete, because the plain one will be
         deleted.
@@ -167,7 +167,7 @@ class _SegmentSearch:
             by_packing[one.packed] = one
         plain, gzip = by_packing.pop("plain", None), by_packing.pop("gzip", None)
         if plain and gzip:
-            fits = self._unpacked_size(gzip) == plain.size % 2**32
+            fits = self._read_unpacked_size(gzip) == plain.size % 2**32
             conflict |= not fits
             best = gzip if fits else plain
         else:
@@ -176,12 +176,12 @@ class _SegmentSearch:
         self._kinds["conflict" if conflict else "copy"] += [one.path for one in rest]
         return replace(best, conflict=conflict, others=tuple(one.path for one in rest if not one.active))
 
-    def _unpacked_size(self, segment: Segment) -> int:
+    def _read_unpacked_size(self, segment: Segment) -> int:
         """Size in the last four bytes of gzip; -1 if there are none."""
         end = self._files.read(segment.path, 4, segment.size - 4) if segment.size >= 4 else b""
         return int.from_bytes(end, "little") if end else -1
 
-    def _warnings(self) -> list[str]:
+    def _make_warnings(self) -> list[str]:
         return [
             format_file_warning(FILE_FINDINGS[kind], paths)
             for kind, paths in sorted(self._kinds.items())
@@ -218,14 +218,14 @@ def _extract_segment_name(line: bytes) -> str:
 @dataclass(frozen=True, slots=True)
 class ReadSegment:
     """
-    A segment as it was read before.
+    A segment as an earlier run loaded it.
 
     :param size: bytes of the file.
-    :param modified_ms: when it was changed last, milliseconds since the epoch.
-    :param packed: as :class:`analytics.reading.segments.Segment` says it.
-    :param state: one of :data:`analytics.reading.segments.SEGMENT_STATES`.
-    :param lines: events that it has, doubled ones too: lines that were whole.
-    :param complete: it was closed, and every line was there and whole: such a segment never changes again.
+    :param modified_ms: time of its last change, milliseconds since the epoch.
+    :param packed: as in :class:`Segment`.
+    :param state: one of :data:`SEGMENT_STATES`.
+    :param lines: valid lines, including duplicates.
+    :param complete: it was closed and no line was missing or damaged: such a segment never changes again.
     :param shrunk: the lines are those of an earlier file, which had more of them.
     :param deleted: prune has deleted its events.
     """
@@ -264,7 +264,7 @@ SEGMENT_STATES = {
     ACTIVE: "segments still being written; the rest is read in the next run",
     PARTIAL: "segments with damaged compression, read as far as possible",
     EMPTY: "empty segments",
-    UNREAD: "segments skipped: unknown suffix, or content that does not match it",
+    UNREAD: "segments skipped (unknown suffix, or content that does not match it)",
     VANISHED: "segments that disappeared before they were read",
 }
 SEGMENT_REMARKS = {
@@ -284,13 +284,15 @@ _MAX_MAGIC_BYTES = 4
 @dataclass(slots=True)
 class SegmentReading:
     """
-    :ivar paths: of the files with its lines; none if there is nothing to read.
-    :ivar state: one of :data:`SEGMENT_STATES`; empty as long as only its lines can tell whether it was closed.
-    :ivar needs_slow_parsing: lines are looked at one by one: see :mod:`analytics.reading.ingest`.
-    :ivar unfinished: lines without an end yet, in a file that grows.
-    :ivar events: lines that are events; `doubled` ones are not among them.
+    Result of reading a segment; its counts are set after parsing.
+
+    :ivar paths: files with its lines; none if there is nothing to read.
+    :ivar state: one of :data:`SEGMENT_STATES`; empty until its lines tell whether it was closed.
+    :ivar needs_slow_parsing: see :mod:`analytics.reading.ingest`.
+    :ivar unfinished: incomplete last lines, in a file that grows.
+    :ivar events: events, without the duplicates (`doubled`).
     :ivar corrupt: lines in quarantine.
-    :ivar lines_said: how many lines there are by its own log.close.
+    :ivar lines_said: number of lines according to its log.close.
     """
 
     segment: Segment

@@ -238,8 +238,8 @@ def make_forecast_chart(
     def by(column: str) -> dict[float, float]:
         return {(row["day"] - first).days: row[column] for row in rows}
 
-    past_line = ChartLine("was", {(day - first).days: value for day, value in past.items()})
-    lines = [past_line, ChartLine("expected", by("value"), SECOND_COLOUR)]
+    past_line = ChartLine("past", {(day - first).days: value for day, value in past.items()})
+    lines = [past_line, ChartLine("forecast", by("value"), SECOND_COLOUR)]
     ends = [*lines, ChartLine("low", by("low")), ChartLine("high", by("high"))]
 
     def day(value: float) -> str:

@@ -48,7 +48,7 @@ def summarize_checks(checks: Sequence[Figure]) -> tuple[Severity, str]:
     if by_state["bad"]:
         return (
             "bad",
-            "Integrity errors: do not rely on other figures before the checks marked CRITICAL are explained.",
+            "Integrity errors: explain the checks marked CRITICAL before you rely on other figures.",
         )
     if by_state["warn"]:
         names = ", ".join(check.label.lower() for check in by_state["warn"])
@@ -57,17 +57,17 @@ def summarize_checks(checks: Sequence[Figure]) -> tuple[Severity, str]:
 
 
 def _check_ledger(data: ReportData) -> Figure:
-    meaning = "Opening plus accepted, less acknowledged, expired, evicted, removed and still open."
+    meaning = "Opening plus accepted, minus acknowledged, expired, evicted, removed and open. Must be 0."
     return _check_ledger_column(data, "difference", "ledger_difference", "Message ledger", meaning)
 
 
 def _check_orphans(data: ReportData) -> Figure:
-    meaning = "Messages that ended without a line for their acceptance."
+    meaning = "Messages that ended without a logged acceptance."
     return _check_ledger_column(data, "orphans", "messages_orphans", "Endings without acceptance", meaning)
 
 
 def _check_vanished(data: ReportData) -> Figure:
-    meaning = "Messages that became overdue while the mediator ran, without a line for their ending."
+    meaning = "Messages that became overdue while the mediator ran, without a logged ending."
     return _check_ledger_column(data, "vanished", "messages_vanished", "Vanished messages", meaning)
 
 
@@ -91,7 +91,7 @@ def _check_counters(data: ReportData) -> Figure:
     off = sum(abs(row["difference"]) for row in rows)
     state: Severity = "warn" if not rows else "bad" if off else "good"
     shown = "no counters" if not rows else f"difference {format_count(off)}"
-    meaning = "Growth of the daemon's counters less the lines of its log in the same range of sequence numbers."
+    meaning = "Increase of the daemon's counters minus the log lines that they count. Must be 0."
     return Figure("reconciliation_difference", "Counters and log lines", off if rows else None, shown, meaning, state)
 
 
@@ -102,7 +102,7 @@ def _check_stores(data: ReportData) -> Figure:
         "no ledger" if not found else "unknown" if None in found and not off else f"difference {format_count(off)}"
     )
     state: Severity = "bad" if off else "good" if found and None not in found else "plain"
-    meaning = "Accepted less ended and queued messages, by the ledgers of the stores."
+    meaning = "Accepted minus ended and queued messages, by the ledgers of the stores. Must be 0."
     return Figure("store_messages_off", "Store ledgers", off if found else None, shown, meaning, state)
 
 
@@ -124,7 +124,7 @@ def _check_lost(data: ReportData) -> Figure:
     lost = count_lost_messages(data)
     shown = format_count(lost.total)
     if lost.unaccepted:
-        shown += f", {format_count(lost.unaccepted)} of them without a line for their acceptance"
+        shown += f", {format_count(lost.unaccepted)} of them without a logged acceptance"
     meaning = "Messages that expired, were evicted or were removed before being acknowledged."
     return Figure("messages_lost", "Messages lost", lost.total, shown, meaning, "warn" if lost.total else "good")
 
@@ -145,33 +145,40 @@ def make_integrity_section(data: ReportData) -> Section:
         ("expired", "expired", "expired before they were acknowledged"),
         ("evicted", "evicted", "evicted from full queues"),
         ("removed", "removed", "removed by owner or operator"),
+        (
+            "across_epochs",
+            "written off",
+            "past their expiry; endings unknown since the pseudonym key changed",
+        ),
         ("open", "open", "still queued"),
-        ("difference", "difference", "first two less the others; nonzero is an error"),
+        ("difference", "difference", "opening + accepted minus all others; nonzero is an error"),
     ]
+    if not row.get("across_epochs"):
+        ends = [end for end in ends if end[0] != "across_epochs"]
     ledger = [{"what": label, "n": row.get(name), "meaning": meaning} for name, label, meaning in ends] if row else []
     further = [
         (
             "orphans",
             "Orphans",
-            "Ended without a line for their acceptance since the first analysed day.",
+            "Ended without a logged acceptance since the first analysed day.",
         ),
         (
             "around_crash",
             "Accepted before a crash",
-            "Ended; accepted just before the daemon was killed, before the line was written.",
+            "Ended; accepted just before the daemon was killed, which lost the log line.",
         ),
         (
             "lost_unaccepted",
             "Lost without acceptance",
-            "Expired, evicted or removed without a line for their acceptance.",
+            "Expired, evicted or removed without a logged acceptance.",
         ),
         (
             "vanished",
             "Vanished",
-            "Became overdue while the mediator ran; counted on the first day that this is known.",
+            "Became overdue while the mediator ran; counted once.",
         ),
-        ("overdue", "Overdue", "Open over an hour past their expiry, including while the mediator was down."),
-        ("again", "Repeated endings", "Further endings of messages that had ended; counted nowhere else."),
+        ("overdue", "Overdue", "Open more than an hour after their expiry, even if the mediator was down."),
+        ("again", "Repeated lines", "Repeated acceptances and endings of a message; counted nowhere else."),
         ("before_books", "Before the first day", "Ended; accepted before the first analysed day."),
     ]
     figures = [
@@ -194,8 +201,8 @@ def make_integrity_section(data: ReportData) -> Section:
     return Section(
         "integrity",
         "Ledger and reconciliation",
-        "Every accepted message must have an outcome or be queued, and every counted event must be logged. "
-        "The figures below are reliable only if this holds.",
+        "Every accepted message must have an outcome or be queued, and every counted event must be logged; "
+        "otherwise the other figures are unreliable.",
         figures,
         grids=[
             ReportTable("Message ledger", columns, ledger, "ledger_daily"),
@@ -220,7 +227,7 @@ def _make_store_table(data: ReportData) -> ReportTable:
     columns = [
         ReportColumn("store", "Store", format_text, number=False),
         ReportColumn("proto", "Protocol", format_text, number=False),
-        ReportColumn("entry", "Messages", format_text, number=False),
+        ReportColumn("entry", "Outcome", format_text, number=False),
         ReportColumn("total", "Lifetime total", format_count),
         ReportColumn("change", "Change on this day", format_count),
         ReportColumn("logged", "Log lines", format_count),
@@ -228,9 +235,9 @@ def _make_store_table(data: ReportData) -> ReportTable:
         ReportColumn("gap", "Unexplained", format_count),
     ]
     note = (
-        "Unexplained changes have no log line: lines lost in a crash or on a full disk, imported messages, "
-        "and messages between commit and logging when the ledger was written. Self-test messages are the daemon's "
-        "readiness probes; they are not logged and are counted separately."
+        "Unexplained: changes without a log line, because lines were lost in a crash or on a full disk, messages "
+        "were imported, or the ledger was written between commit and logging. Self-test messages are the "
+        "daemon's readiness probes, which are not logged."
     )
     marked = frozenset(
         index for index, row in enumerate(shown) if row["gap"] or (row["entry"] == "difference" and row["total"])
@@ -340,15 +347,15 @@ def make_provenance_section(data: ReportData) -> Section:
     ]
     segments = data.sum_column("inputs", "segments")
     size = data.sum_column("inputs", "bytes")
-    final = "Late segments can still change this day; it will then be computed again."
+    final = "Provisional: if segments of this day arrive late, the next run computes it again."
     if facts.is_final(data.day):
-        final = "The day is final: nightly runs do not change it any more."
+        final = "Final: later nightly runs do not change this day."
     notes = [
         f"Generated by mediatord {facts.version}. {final} Manifests of the runs are in runs/ beside the reports.",
         "Identifiers are replaced by pseudonyms. Their key changes every "
-        f"{settings.pseudonym_days} days and can be destroyed.",
+        f"{settings.pseudonym_days} days; mediatord-analytics pseudonyms forget destroys an old one.",
         f"Groups of fewer than {settings.k_anonymity} are suppressed: their counts read "
-        f"\N{LEFT DOUBLE QUOTATION MARK}few\N{RIGHT DOUBLE QUOTATION MARK}, their rows are summed as others.",
+        f"\N{LEFT DOUBLE QUOTATION MARK}few\N{RIGHT DOUBLE QUOTATION MARK}, their rows are summed up as others.",
         "Percentiles are computed from histograms with buckets 2 % wide; their error is at most 1 %. "
         "Times are in UTC; 1 KiB is 1024 bytes.",
     ]

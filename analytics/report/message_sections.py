@@ -95,14 +95,14 @@ def make_lost_section(data: ReportData) -> Section:
             "Lost, acceptance logged",
             lost.accepted,
             format_count(lost.accepted),
-            "Lost messages with a line for their acceptance.",
+            "Lost messages whose acceptance is in the logs.",
         ),
         Figure(
             "messages_lost_unaccepted",
             "Lost, acceptance not logged",
             lost.unaccepted,
             format_count(lost.unaccepted),
-            "Lost messages without one: lines are missing, or the messages are older than the first logs.",
+            "Lost messages whose acceptance is not: lines are missing, or the messages are older than the logs.",
         ),
         Figure(
             "lost_share",
@@ -136,17 +136,15 @@ def make_lost_section(data: ReportData) -> Section:
     ]
     grids = [_make_reason_table(rows)] if rows else []
     shown = rows[: data.settings.top]
-    note = (
-        "" if rows else "All lost messages lack a line for their acceptance." if total else "No messages were lost."
-    )
+    note = "" if rows else "No lost message has a logged acceptance." if total else "No messages were lost."
     if rows and lost.unaccepted:
-        note = f"Excluding {format_plural(lost.unaccepted, 'message')} without a line for the acceptance."
+        note = f"Excluding {format_plural(lost.unaccepted, 'message')} without a logged acceptance."
     grids.append(ReportTable("Lost messages by reason, age and size", columns, shown, "lost_daily", note))
     return Section(
         "lost",
         "Lost messages",
-        "These were accepted and not delivered. Reason ttl: the message expired; fifo_count, fifo_bytes: the "
-        "queue was full and its oldest message was evicted.",
+        "Messages that were accepted and not delivered. Reasons: ttl, the message expired; fifo_count and "
+        "fifo_bytes, the queue was full and its oldest message was evicted.",
         figures,
         _make_daily_charts(data, "lost-days", "Messages lost by day", "messages_lost", BAD_COLOUR),
         grids,
@@ -205,7 +203,7 @@ def make_usual_charts(
     if before:
         lines.append(ChartLine(f"usual {data.day:%A}", before, SECOND_COLOUR, faint=True))
     top = max(values, key=lambda hour: values[hour])
-    description = f"{title} on {data.day}; highest {format(values[top])} from {int(top):02}:00 UTC."
+    description = f"{title} on {data.day}; maximum {format(values[top])} in the hour from {int(top):02}:00 UTC."
     return [make_hourly_chart(name, title, description, lines, format, log)]
 
 
@@ -253,7 +251,7 @@ def make_traffic_section(data: ReportData) -> Section:
     return Section(
         "traffic",
         "Traffic",
-        "Traffic of the day, compared with the same weekday (median of up to four weeks).",
+        "Traffic of the day, compared with the median of the same weekday in the last four weeks.",
         figures,
         charts,
         [_make_state_table(data), ReportTable("Events by node and protocol", columns, rows[:40], "traffic_daily")],
@@ -303,8 +301,8 @@ def make_latency_section(data: ReportData) -> Section:
     return Section(
         "latency",
         "Latency",
-        "Delivery times. Live: the recipient was connected. Pickup and poll: it connected later, so the time is "
-        "mostly its absence.",
+        "Delivery times. Live: the recipient was connected. Pickup and poll: the recipient connected later, and the "
+        "time includes its absence.",
         figures,
         [*_make_distribution_charts(data), *_make_latency_charts(data)],
         [ReportTable("Durations, all nodes", columns, table, "latency_daily", note)],
@@ -334,9 +332,7 @@ def _make_distribution_charts(data: ReportData) -> list[Chart]:
         if shares:
             lines.append(ChartLine(label, {1.0: 0.0, **shares} if 1.0 not in shares else shares, colour))
     title = "Delivered within"
-    description = (
-        "Share of messages pushed or fetched within a time since acceptance, by path; logarithmic time axis."
-    )
+    description = "Share of messages delivered within a time since acceptance, by path; logarithmic time axis."
     return [make_cumulative_chart("latency-shares", title, description, lines)] if lines else []
 
 
@@ -465,7 +461,7 @@ def make_errors_section(data: ReportData) -> Section:
     return Section(
         "errors",
         "Errors by code",
-        "Codes are those of the documentation and of the daemon's metrics.",
+        "Codes are listed in the protocol reference (docs/reference/protocols.md).",
         figures,
         make_usual_charts(
             data, "refused-hours", "Requests refused or failed by hour", "requests_refused", format_count
@@ -483,7 +479,7 @@ def make_limits_section(data: ReportData) -> Section:
     hits = sum(row["hits"] for row in rows)
     longest = max((row["longest_burst_s"] or 0 for row in rows), default=0)
     figures = [
-        Figure("limit_hits", "Hits on limits", hits, format_count(hits), "Requests refused by a rate limit."),
+        Figure("limit_hits", "Rate-limit hits", hits, format_count(hits), "Requests refused by a rate limit."),
         Figure(
             "longest_burst_s",
             "Longest burst",
@@ -508,12 +504,12 @@ def make_limits_section(data: ReportData) -> Section:
         ReportColumn("bursts", "Bursts", format_count),
     ]
     charts = (
-        make_usual_charts(data, "limit-hours", "Hits on limits by hour", "limit_hits", format_count) if hits else []
+        make_usual_charts(data, "limit-hours", "Rate-limit hits by hour", "limit_hits", format_count) if hits else []
     )
     return Section(
         "limits",
         "Rate limits",
-        "Many hits by one party suggest abuse or a wallet in a loop; hits by many, a limit that is too low.",
+        "Many hits by one party suggest abuse or a faulty wallet; hits by many parties, a limit that is too low.",
         figures,
         charts,
         [

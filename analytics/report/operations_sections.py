@@ -57,7 +57,7 @@ def make_sessions_section(data: ReportData) -> Section:
             "Storm minutes",
             storms,
             format_count(storms),
-            "Minutes with over ten times the median of opened sockets, and over 100: a reconnect storm.",
+            "Minutes of a reconnect storm: more than 100 opened sockets, and more than ten times the median.",
             "warn" if storms else "plain",
         ),
     ]
@@ -78,16 +78,16 @@ def make_sessions_section(data: ReportData) -> Section:
         ReportColumn("node", "Node", format_text, number=False),
         ReportColumn("n", "Sockets", format_count),
         ReportColumn("dur_p50_ms", "Duration, median", format_duration),
-        ReportColumn("dur_p95_ms", "p95", format_duration),
+        ReportColumn("dur_p95_ms", "Duration, p95", format_duration),
         ReportColumn("n_in", "Messages in", format_count),
-        ReportColumn("n_out", "out", format_count),
+        ReportColumn("n_out", "Messages out", format_count),
         ReportColumn("bytes_in", "Bytes in", format_size),
-        ReportColumn("bytes_out", "out", format_size),
+        ReportColumn("bytes_out", "Bytes out", format_size),
     ]
     return Section(
         "sessions",
         "Sessions",
-        "Sockets of wallets. Close code 1000: normal; 1001: going away or shutdown; 1006: connection lost.",
+        "WebSockets of wallets. Close code 1000: normal; 1001: going away or shutdown; 1006: connection lost.",
         figures,
         _make_concurrency_charts(data),
         [
@@ -101,8 +101,10 @@ def _make_concurrency_charts(data: ReportData) -> list[Chart]:
     peaks = {row["at_hour"]: float(row["peak"] or 0) for row in data.get_rows("concurrency_10m")}
     if not peaks:
         return []
-    title = "Open sockets by ten minutes"
-    description = f"{title} on {data.day}, peaks of all nodes added up; highest {format_count(max(peaks.values()))}."
+    title = "Concurrent sockets by ten minutes"
+    description = (
+        f"{title} on {data.day}, sum of the maxima of all nodes; maximum {format_count(max(peaks.values()))}."
+    )
     return [
         make_hourly_chart(
             "sockets-day",
@@ -141,7 +143,7 @@ def make_nodes_section(data: ReportData) -> Section:
     shown, note = limit_rows(rows, 2 * data.settings.top, "node_compare")
     shown = [row | {name: get_formatter(row["metric"])(row[name]) for name in ("value", "median")} for row in shown]
     marked = frozenset(index for index, row in enumerate(shown) if row["flagged"])
-    lead = f"{format_plural(len(names), 'node')} compared. Shows uneven load balancing and faulty nodes."
+    lead = f"{format_plural(len(names), 'node')} compared with their median; shows uneven load and faulty nodes."
     return Section(
         "nodes",
         "Nodes",
@@ -296,7 +298,7 @@ def _make_retention_table(data: ReportData) -> ReportTable:
         ReportColumn("cohort", "First seen, week of", format_text, number=False),
         ReportColumn("epoch", "Key epoch", format_count),
         ReportColumn("members", "Recipients", format_party_count),
-        *(ReportColumn(f"week{week}", "same week" if not week else f"+{week}", format_share) for week in weeks),
+        *(ReportColumn(f"week{week}", "same week" if not week else f"week +{week}", format_share) for week in weeks),
     ]
     note = "" if latest else "No cohorts yet."
     return ReportTable("Retention by week", columns, latest, "retention_weekly", note)
@@ -339,7 +341,7 @@ def make_anomalies_section(data: ReportData) -> Section:
 def make_forecast_section(data: ReportData) -> Section:
     """Capacity forecast and its error."""
     lead = (
-        "Extrapolation of the last weeks: a linear trend plus an effect of the weekday. The band is the 80 % "
+        "Extrapolation of the last weeks: a linear trend plus an effect of the weekday. The shaded band is the 80 % "
         f"interval. Needs {MIN_HISTORY_DAYS} days of history."
     )
     rows = data.get_rows("forecast")
@@ -407,9 +409,9 @@ def _make_forecast_table(highest_days: list[Row]) -> ReportTable:
         ReportColumn("metric", "Daily figure", format_text, number=False),
         ReportColumn("now", "Highest of last week", format_text),
         ReportColumn("value", "Highest expected", format_text),
-        ReportColumn("low", "Interval from", format_text),
-        ReportColumn("high", "to", format_text),
-        ReportColumn("day", "On", format_text, number=False),
+        ReportColumn("low", "Interval, lower end", format_text),
+        ReportColumn("high", "Interval, upper end", format_text),
+        ReportColumn("day", "Expected on", format_text, number=False),
     ]
     return ReportTable("Highest expected days", columns, shown, "forecast")
 
@@ -424,11 +426,11 @@ def _make_forecast_error_table(data: ReportData) -> ReportTable:
         ReportColumn("mape", "Error", format_share),
         ReportColumn("naive_mape", "Error of a naive forecast", format_share),
         ReportColumn("inside", "Days inside the interval", format_share),
-        ReportColumn("held_back", "Days held back", format_count),
+        ReportColumn("held_back", "Days left out", format_count),
         ReportColumn("trained_on", "Training days", format_count),
     ]
     note = (
-        "Mean absolute error divided by the mean value, for a forecast made without the last days. "
+        "Mean absolute error divided by the mean value, of a forecast that left out the last days. "
         "The naive forecast repeats the week before."
     )
     if not rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from analytics.sample.ground_truth import SampleSpec, SampleTruth
@@ -9,13 +10,16 @@ from analytics.sample.simulation import Simulation
 from analytics.sample.traffic import TrafficSimulator, plant_incidents
 
 
-def generate_logs(directory: Path, spec: SampleSpec) -> SampleTruth:
+def generate_logs(
+    directory: Path, spec: SampleSpec, report_days: Callable[[int], None] = lambda days: None
+) -> SampleTruth:
     """
     Write the logs of a specification: a directory for each process, with closed segments and an open one.
 
     Equal specifications give equal bytes.
 
     :param directory: is created; late segments go into a directory of the same name with `-late`.
+    :param report_days: receives the number of generated days.
     :return: the contents of the logs.
     """
     world = Simulation(spec, directory)
@@ -24,5 +28,5 @@ def generate_logs(directory: Path, spec: SampleSpec) -> SampleTruth:
     plant_incidents(traffic)
     world.begin()
     traffic.begin()
-    world.run()
+    world.run(report_days)
     return world.finish()

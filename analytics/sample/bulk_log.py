@@ -50,6 +50,8 @@ _REFUSED_SHARE = sum(fault[4] for fault in COMMON_FAULTS)
 
 class EventStream:
     """
+    Random events of one node.
+
     :param rate: messages per second.
     :param begin: seconds since the epoch.
     """
@@ -240,13 +242,17 @@ _TRUTH_FILE = "truth.json"
 @dataclass(slots=True)
 class BulkTruth:
     """
-    :ivar lines: all of them, the damaged too.
-    :ivar events: event to lines that are whole.
-    :ivar missing: seq between the first and the last line of a start that no whole line has.
-    :ivar accepted: messages whose `msg.accept` is whole.
-    :ivar ended: acked, expired, evicted or removed to messages, which were accepted.
-    :ivar orphans: ended, but the line that says they were accepted is damaged.
-    :ivar drift: counter to how much more was counted than whole lines say, all nodes together.
+    Ground truth of the generated files.
+
+    :ivar lines: all lines, including damaged ones.
+    :ivar size: bytes of all files.
+    :ivar events: event to its valid lines.
+    :ivar missing: sequence numbers without a valid line.
+    :ivar accepted: messages whose `msg.accept` line is valid.
+    :ivar ended: acked, expired, evicted or removed to the number of messages.
+    :ivar open: messages that have not ended.
+    :ivar orphans: messages that ended and whose `msg.accept` line is damaged.
+    :ivar drift: counter to the excess of counted over logged events, summed over nodes.
     """
 
     lines: int = 0

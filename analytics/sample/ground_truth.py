@@ -40,17 +40,17 @@ INCIDENT_SCHEDULE: dict[str, tuple[int, int]] = {
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
     """
-    The same declaration gives the same bytes.
+    Specification of generated logs; equal specifications give equal bytes.
 
-    :param nodes: names of the nodes; all work on one store.
-    :param workers: processes of each node; above 1 each is a node of its own to readers, as the daemon has it.
-    :param messages_per_day: accepted on a weekday of the first week, all nodes together.
-    :param growth: by how much more there is each day, 0.01 is 1 %.
+    :param nodes: names of the nodes, which share one store.
+    :param workers: processes of each node; if there are several, each logs as a node of its own, as in the daemon.
+    :param messages_per_day: accepted on a weekday of the first week, summed over nodes.
+    :param growth: growth of traffic per day; 0.01 is 1 %.
     :param incidents: True for all of :data:`INCIDENT_SCHEDULE` that fall into the days, or their names.
-    :param queue_max_messages: as the setting of the daemon.
-    :param ttl_s: seconds that a DIDComm message waits; Decentrl events wait for ever.
+    :param queue_max_messages: as in the configuration of the daemon.
+    :param ttl_s: lifetime of a DIDComm message in seconds; Decentrl events do not expire.
     :param gauge_s: seconds between gauges, and between counters.
-    :param segment_hours: hours that a segment is written to.
+    :param segment_hours: duration of a segment in hours.
     :param compress: whether closed segments are gzip.
     """
 
@@ -174,16 +174,16 @@ class BootTruth:
 @dataclass(slots=True)
 class DayTruth:
     """
-    What the lines of one day add up to, by their own time.
+    Totals of the lines of one day, by their own time.
 
     :ivar events: (node, event) to lines.
     :ivar bytes: event to the sum of `size`.
     :ivar boots: (node, boot).
-    :ivar damaged: node to lines that are no events, by the day of their segment.
-    :ivar drift: (node, counter) to how much more the daemon counted than it logged; no entry where that is 0.
-    :ivar lost: reason to messages that were never delivered.
+    :ivar damaged: node to lines that are not events, by the day of their segment.
+    :ivar drift: (node, counter) to the excess of counted over logged events; no entry if it is 0.
+    :ivar lost: reason to messages that were not delivered.
     :ivar sockets: node to opened, authenticated, closed.
-    :ivar unclosed: node to sockets that starts which ended on this day left open: lines that say opened less closed.
+    :ivar unclosed: node to sockets left open by processes that ended on this day.
     :ivar limits: limit to hits.
     :ivar replays: code to refusals.
     :ivar errors: (proto, mtype, status, code) to requests.
@@ -456,19 +456,19 @@ def _find_crash(tables: _TableReader, incident: Incident) -> str:
 def _find_vanished_message(tables: _TableReader, incident: Incident) -> str:
     before, *after = tables.rows("ledger_daily", incident, "true", after=2, days=3)
     more = [row for row in after if row.overdue > before.overdue]
-    return f"{more[0].overdue - before.overdue} message more overdue from {more[0].dt} on" if more else ""
+    return f"{more[0].overdue - before.overdue} more overdue message from {more[0].dt} on" if more else ""
 
 
 def _find_expiry_wave(tables: _TableReader, incident: Incident) -> str:
     unusual = tables.anomalies(incident, "messages_lost", after=3, days=2)
     lost = tables.rows("lost_daily", incident, "reason = 'ttl'", after=3, days=2)
-    return f"{_sum_column(lost, 'n')} messages expired, unusual in {len(unusual)} hours" if unusual and lost else ""
+    return f"{_sum_column(lost, 'n')} messages expired, anomalies in {len(unusual)} hours" if unusual and lost else ""
 
 
 def _find_eviction_storm(tables: _TableReader, incident: Incident) -> str:
     lost = tables.rows("lost_daily", incident, "reason = 'fifo_count'")
     full = tables.rows("queue_risk", incident, f"waiting >= {incident.details['waiting']} AND days_to_cap = 0")
-    return f"{_sum_column(lost, 'n')} messages evicted, {len(full)} queue full" if lost and full else ""
+    return f"{_sum_column(lost, 'n')} messages evicted, full queues: {len(full)}" if lost and full else ""
 
 
 def _find_abuse_burst(tables: _TableReader, incident: Incident) -> str:
@@ -479,7 +479,7 @@ def _find_abuse_burst(tables: _TableReader, incident: Incident) -> str:
 def _find_replay_attack(tables: _TableReader, incident: Incident) -> str:
     unusual = tables.anomalies(incident, "replays")
     rows = tables.rows("replay_daily", incident, f"code = '{incident.details['code']}'")
-    return f"{_sum_column(rows, 'n')} repeated, unusual in {len(unusual)} hours" if rows and unusual else ""
+    return f"{_sum_column(rows, 'n')} replayed, anomalies in {len(unusual)} hours" if rows and unusual else ""
 
 
 def _find_clock_skew(tables: _TableReader, incident: Incident) -> str:
@@ -508,13 +508,17 @@ def _find_disk_full(tables: _TableReader, incident: Incident) -> str:
 def _find_traffic_drop(tables: _TableReader, incident: Incident) -> str:
     rows = [*tables.anomalies(incident, "messages_accepted"), *tables.anomalies(incident, "requests")]
     hours = sorted({row.hour for row in rows if row.value < row.expected / 2})
-    return "hardly anything in the hours " + ", ".join(map(str, hours)) if hours else ""
+    return "traffic less than half of the usual in the hours " + ", ".join(map(str, hours)) if hours else ""
 
 
 def _find_late_segment(tables: _TableReader, incident: Incident) -> str:
     node = incident.details["node"]
     gone = tables.rows("boots_daily", incident, f"node = '{node}' AND missing > 0")
-    return f"{node}: {gone[0].missing} lines not there yet" if gone else f"{node}: nothing is missing any longer"
+    return (
+        f"{node}: {gone[0].missing} lines missing until the segment arrives"
+        if gone
+        else f"{node}: the segment arrived, no lines missing"
+    )
 
 
 def _sum_column(rows: Sequence[Row], column: str) -> int:

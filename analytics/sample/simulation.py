@@ -360,12 +360,15 @@ class Simulation:
         self._entries += 1
         heapq.heappush(self._calendar, (when, self._entries, use, args))
 
-    def run(self) -> None:
-        """Run all calls up to the end."""
-        calendar, end = self._calendar, self.spec.end
-        while calendar and calendar[0][0] <= end:
-            self.now, _, use, args = heapq.heappop(calendar)
-            use(*args)
+    def run(self, report_days: Callable[[int], None]) -> None:
+        """Run all calls up to the end. :param report_days: receives the number of days so far."""
+        calendar = self._calendar
+        for day in range(1, self.spec.days + 1):
+            end = self.spec.begin + day * DAY_S
+            while calendar and calendar[0][0] <= end:
+                self.now, _, use, args = heapq.heappop(calendar)
+                use(*args)
+            report_days(day)
 
     def begin(self) -> None:
         """Start all processes and their periodic events."""

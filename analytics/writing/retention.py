@@ -63,11 +63,12 @@ def prune_expired(
     segments: Sequence[Segment] = (),
     known: Mapping[str, ReadSegment] | None = None,
     dry_run: bool = False,
-    progress: Callable[[str], None] = lambda line: None,
+    report_item: Callable[[ExpiredItem], None] = lambda item: None,
 ) -> int:
     """
     Delete expired days, and expired segments that were loaded completely.
 
+    :param report_item: receives each item that was deleted or, in a dry run, would be.
     :return: number of deleted items, or of those to delete.
     :raise AnalyticsError: an item cannot be deleted, or a run is active.
     """
@@ -75,9 +76,9 @@ def prune_expired(
     with hold_run_lock(files, out, f"{make_run_id(datetime.now(UTC))}-prune"):
         recover_publication(files, out)
         for one in find_expired_items(warehouse, files, out, settings, jobs, segments, known or {}):
-            progress(f"{'would delete' if dry_run else 'delete'} {one.what}: {one.path}")
             if not dry_run:
                 files.delete(one.path)
+            report_item(one)
             count += 1
     return count
 

@@ -191,14 +191,12 @@ def _replace_directory(files: FileSystem, out: str, move: DirectoryMove) -> None
 @dataclass(frozen=True, slots=True)
 class RunInfo:
     """
-    One run, as its outputs name it.
+    What outputs say about their run. Everything else in them depends on the input alone.
 
-    What a report says must not depend on the run, but on the input alone: :mod:`analytics.writing.runs` has the rest.
-
-    :param version: of mediatord, whose code ran.
-    :param span: days that the run made.
-    :param now: when its results were complete, with a time zone.
-    :param final_until: the last day that late segments can no longer change; later ones may still change.
+    :param version: of mediatord.
+    :param span: computed days.
+    :param now: when the results were complete, with a time zone.
+    :param final_until: last day that late segments can no longer change.
     :param duration_s: seconds since the run began.
     """
 
@@ -241,17 +239,17 @@ class JobResult:
 @dataclass(slots=True)
 class RunManifest:
     """
-    What is known of a run; grows while it goes on.
+    Record of a run, filled in as it proceeds.
 
-    :ivar requested_span: the days asked for.
-    :ivar span: the days that were computed, those asked for among them.
-    :ivar inputs: segments read in this run: stem, path, bytes, modified, state, lines, corrupt.
-    :ivar kept: batches of which segments read earlier were kept as they were, with the number of these segments.
-    :ivar found: kinds of trouble with files found at discovery, with how often.
-    :ivar changes: settings and versions that are not those of the run before, as sentences.
-    :ivar integrity_errors: what is wrong with the integrity of the logs, as sentences; exit status 4.
+    :ivar requested_span: requested days.
+    :ivar span: computed days, which include the requested ones.
+    :ivar inputs: rows of `inputs` for the segments read in this run.
+    :ivar kept: batch to the number of its segments whose earlier content was kept.
+    :ivar found: count of each kind of :data:`analytics.reading.segments.FILE_FINDINGS`.
+    :ivar changes: settings and versions that changed since the run before, as sentences.
+    :ivar integrity_errors: signs of lost messages or log lines, as sentences; exit status 4.
     :ivar warnings: for the operator, as sentences.
-    :ivar seconds: of each step beside the jobs.
+    :ivar seconds: durations of all steps except the jobs.
     """
 
     run_id: str
@@ -325,7 +323,7 @@ def describe_changes(before: Mapping[str, Any] | None, settings: Settings) -> li
     then = {**before["settings"], "code_version": before["code_version"], "schema_version": before["schema_version"]}
     now = {**settings.model_dump(), "code_version": __version__, "schema_version": SCHEMA_VERSION}
     return [
-        f"{name} was {then.get(name)}, is {now.get(name)}"
+        f"{name} changed from {then.get(name)} to {now.get(name)}"
         for name in sorted({*then, *now})
         if then.get(name) != now.get(name)
     ]

@@ -187,8 +187,8 @@ def messages() -> Rows:
                 "z": 180.0,
                 "samples": 4,
                 "baseline": "hour_of_week",
-                "reason": f"Messages lost: 180 in the hour from {hour}:00 UTC; usual at that hour on a Friday is 0 "
-                "(the middle of 4 samples). That is 180.0 times the usual spread of 1 above it.",
+                "reason": f"Messages lost: 180 in the hour from {hour}:00 UTC, 180.0 times the usual spread of 1 "
+                "above the usual 0 (median of 4 Fridays at that hour).",
             }
             for hour in (14, 15)
         ],

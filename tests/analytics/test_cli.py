@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import re
 import subprocess
 import sys
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
+from threading import Event
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 
 import analytics
 from analytics.cli import (
+    ProgressReporter,
+    _print_items,
+    _report_outcome,
     cli,
     get_today,
     is_small_input,
@@ -26,7 +33,11 @@ from analytics.cli import (
 )
 from analytics.errors import EXIT_FAILED, EXIT_USAGE
 from analytics.job import Span
+from analytics.nightly import NightlyOutcome
+from analytics.privacy import PseudonymKeyFile
 from analytics.reading.files import get_local_path
+from analytics.settings import Settings
+from analytics.writing.retention import ExpiredItem
 
 ROOT = Path(analytics.__file__).parents[1]
 
@@ -54,7 +65,7 @@ def told(capsys: pytest.CaptureFixture[str], *given: str) -> tuple[int, str, str
         ("nightly --logs LOGS --out OUT --scratch LOGS/file", "--scratch LOGS/file: not writable: File exists"),
         (
             "nightly --logs LOGS --out OUT --textfile LOGS/file/a.prom",
-            "--textfile in LOGS/file: not writable: File exists",
+            "--textfile: directory LOGS/file: not writable: File exists",
         ),
         ("nightly --logs LOGS --out OUT --day 2999-01-01", "Invalid value for '--day': 2999-01-01 is in the future"),
         (
@@ -82,7 +93,7 @@ def told(capsys: pytest.CaptureFixture[str], *given: str) -> tuple[int, str, str
         ("nightly --logs LOGS --out OUT --settings LOGS/nope", "LOGS/nope: No such file or directory"),
         (
             "nightly --logs LOGS --out s3a://bucket/out",
-            "--keys is required: key files are not kept with results on another file system",
+            "--keys FILE is required, because --out is not a local directory",
         ),
         ("prune --out LOGS/nope", "--out LOGS/nope: no such directory"),
         ("prune --out LOGS --logs LOGS/nope", "--logs LOGS/nope: no such directory"),
@@ -163,6 +174,91 @@ def test_what_needs_no_spark(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert told(capsys, "pseudonyms", "list", "--keys", f"{tmp_path}/keys") == (0, "", "")
     status, _, err = told(capsys, "pseudonyms", "forget", "--keys", f"{tmp_path}/keys", "7")
     assert status == EXIT_FAILED and err.count("\n") == 1
+
+
+def test_print_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Columns, settings, key epochs and generated days; the schema of a line is JSON anyway."""
+    ledger = json.loads(told(capsys, "schema", "ledger_daily", "--json")[1])
+    assert (ledger["table"], ledger["key"], ledger["private"]) == ("ledger_daily", ["dt"], False)
+    assert {"name": "dt", "type": "date", "meaning": "day, UTC"} in ledger["columns"]
+    assert json.loads(told(capsys, "settings", "--json")[1]) == Settings().model_dump()
+    keys = PseudonymKeyFile(tmp_path / "keys", 90)
+    keys.make_pseudonym_function(date(2026, 11, 20))
+    [epoch] = json.loads(told(capsys, "pseudonyms", "list", "--keys", f"{tmp_path}/keys", "--json")[1])
+    assert epoch == {"epoch": 1, "first_day": "2026-10-01", "last_day": "2026-12-29", "key": "kept"}
+    given = f"sample --dir {tmp_path}/logs --from 2026-11-20 --days 1 --messages 20 --json"
+    [day] = json.loads(told(capsys, *given.split())[1])
+    assert day["day"] == "2026-11-20" and 0 < day["accepted"] < day["lines"]
+
+
+def test_prints_the_outcome_of_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """The report's path or JSON on standard output; warnings and integrity errors on standard error."""
+    outcome = NightlyOutcome(
+        4, "run", "out/report/2026-11-20/index.html", ["2026-11-20: missing log lines: 3"], ["w"]
+    )
+    assert _report_outcome(outcome, show=False, as_json=False) == 4
+    assert capsys.readouterr() == (
+        "out/report/2026-11-20/index.html\n",
+        "warning: w\nintegrity error: 2026-11-20: missing log lines: 3\n",
+    )
+    _report_outcome(outcome, show=False, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {
+        "run_id": "run",
+        "exit_status": 4,
+        "report": "out/report/2026-11-20/index.html",
+        "integrity_errors": ["2026-11-20: missing log lines: 3"],
+        "warnings": ["w"],
+    }
+
+
+def test_prints_expired_items(capsys: pytest.CaptureFixture[str]) -> None:
+    items = [ExpiredItem("out/report/2025-01-01", "report of 2025-01-01")]
+    _print_items(items, dry_run=True, as_json=False)
+    assert capsys.readouterr().out == (
+        "would delete report of 2025-01-01: out/report/2025-01-01\nwould delete 1 item\n"
+    )
+    _print_items(items, dry_run=False, as_json=True)
+    assert json.loads(capsys.readouterr().out) == {
+        "dry_run": False,
+        "items": [{"path": "out/report/2025-01-01", "what": "report of 2025-01-01"}],
+    }
+
+
+class Terminal(io.StringIO):
+    """A stream that claims to be a terminal, and tells when a text was written."""
+
+    def __init__(self, awaited: str) -> None:
+        super().__init__()
+        self._awaited = awaited
+        self.found = Event()
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if self._awaited in text:
+            self.found.set()
+        return super().write(text)
+
+
+def test_shows_the_running_step_on_a_terminal_only() -> None:
+    terminal, file = Terminal("ingest, 0 s"), io.StringIO()
+    with ProgressReporter(terminal, 0.001) as progress:
+        progress.set_status("ingest")
+        assert terminal.found.wait(30)
+        progress.print("done")
+    assert "\r\x1b[Kdone\n" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r\x1b[K")
+    with ProgressReporter(file, 0.001) as progress:
+        progress.set_status("ingest")
+        progress.print("done")
+    assert file.getvalue() == "done\n"
+
+
+def test_completes_names_of_tables() -> None:
+    complete = ShellComplete(cli, {}, "mediatord-analytics", "_X")
+    assert [item.value for item in complete.get_completions(["schema"], "ledger")] == ["ledger_daily"]
+    assert [item.value for item in complete.get_completions(["goals"], "--s")] == ["--scale"]
 
 
 def a_night(tmp_path: Path, *more: str) -> subprocess.Popen[str]:

@@ -27,7 +27,7 @@ class FakeDiskSpace:
         [found] = [free for name, free in self._free.items() if f"/{name}" in url]
         return found
 
-    def disk(self, url: str) -> str:
+    def get_disk_id(self, url: str) -> str:
         return url
 
 
@@ -59,11 +59,11 @@ def test_packed_segments_are_larger_than_they_look() -> None:
     ("out", "scratch", "keep_free", "told"),
     [
         (3 * GIB, 2 * GIB, 0, ""),
-        (3 * GIB - 1, 2 * GIB, 0, "/out: 3071 MiB free, about 3072 MiB needed (0 MiB of them must stay free)"),
-        (4 * GIB, 2 * GIB, GIB, "/scratch: 2048 MiB free, about 3072 MiB needed (1024 MiB of them must stay free)"),
+        (3 * GIB - 1, 2 * GIB, 0, "/out: 3071 MiB free, about 3072 MiB needed (0 MiB of it for --keep-free)"),
+        (4 * GIB, 2 * GIB, GIB, "/scratch: 2048 MiB free, about 3072 MiB needed (1024 MiB of it for --keep-free)"),
         # The same disk.
         (5 * GIB, 5 * GIB, 0, ""),
-        (4 * GIB, 4 * GIB, 0, "/out: 4096 MiB free, about 5120 MiB needed (0 MiB of them must stay free)"),
+        (4 * GIB, 4 * GIB, 0, "/out: 4096 MiB free, about 5120 MiB needed (0 MiB of it for --keep-free)"),
     ],
 )
 def test_too_little_room_is_one_line(out: int, scratch: int, keep_free: int, told: str) -> None:

@@ -105,7 +105,7 @@ def night(tmp_path: Path) -> Night:
 
 def test_sigterm_while_spark_starts(night: Night) -> None:
     """One line and the status of a process that was stopped."""
-    status, lines = night.stopped("Spark starts on Java ", signal.SIGTERM, group=False)
+    status, lines = night.stopped("starting Spark on Java ", signal.SIGTERM, group=False)
     assert (status, lines[1:]) == (143, ["mediatord-analytics: stopped by SIGTERM\n"])
     assert list(night.out.iterdir()) == []
 
@@ -176,7 +176,7 @@ def test_stopped_at_any_moment(night: Night, after: str, number: signal.Signals,
     """All is published or nothing; it is told in one line, by the status and by the manifest."""
     status, lines = night.stopped(f"] {after}", number, group)
     assert (status, lines[-1]) == (128 + number, f"mediatord-analytics: stopped by {number.name}\n")
-    assert all(line.startswith(("Spark starts on Java ", "[")) for line in lines[:-1])
+    assert all(line.startswith(("starting Spark on Java ", "[")) for line in lines[:-1])
     assert night.debris() == []
     published = any("] publish" in line for line in lines)
     assert {path.name for path in night.out.iterdir()} >= ({"report", "tables"} if published else set())

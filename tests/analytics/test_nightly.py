@@ -239,7 +239,7 @@ def test_nights_late_input_and_back_fill(world: NightlyFixture, tmp_path: Path) 
     # An old day once more, with more input: what is based on it is told, and the figures for alerts stay.
     world.segment(0, "very late", 0)
     assert world.run(0, textfile=str(tmp_path / "m.prom")).warnings == (
-        [f"days after {FIRST} are based on outdated results: {BACKFILL_COMMAND} --from {day(1)} --to {day(2)}"]
+        [f"results after {FIRST} are outdated; run {BACKFILL_COMMAND} --from {day(1)} --to {day(2)}"]
     )
     assert (tmp_path / "m.prom").read_text() == str(day(2))
 

@@ -108,7 +108,7 @@ def test_forgetting(path: Path) -> None:
     assert again.make_pseudonym_function(day(EPOCH_DAYS))(DID) == other
     again.destroy_key(epoch.number)
     assert again.make_pseudonym_function(epoch.last)(DID) == FORGOTTEN_PSEUDONYM
-    with pytest.raises(AnalyticsError, match="no epoch 9"):
+    with pytest.raises(AnalyticsError, match="no key epoch 9"):
         again.destroy_key(9)
 
 

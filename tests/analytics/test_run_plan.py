@@ -146,11 +146,12 @@ def test_warnings_name_the_command() -> None:
     """For days before the window that changed, and for later ones that are based on outdated results."""
     changed = make_plan(Span(D, D), 1, [a_segment("late", ago(1)), a_segment("too late", ago(5))], {})
     assert make_backfill_warnings(changed, Span(ago(1), D), [ago(2), ago(1)], [], "run") == [
-        "new input of 2 days before 2026-11-19 is not analysed: run --from 2026-11-15 --to 2026-11-20"
+        "segments of 2 days before 2026-11-19 arrived late and were not analysed;"
+        " run run --from 2026-11-15 --to 2026-11-20"
     ]
     later = [D + timedelta(1), D + timedelta(2)]
     assert make_backfill_warnings(changed, Span(ago(1), D), [], later, "run")[1:] == [
-        "days after 2026-11-20 are based on outdated results: run --from 2026-11-21 --to 2026-11-22"
+        "results after 2026-11-20 are outdated; run run --from 2026-11-21 --to 2026-11-22"
     ]
     unchanged = make_plan(Span(D, D), 1, [], {})
     assert make_backfill_warnings(unchanged, Span(D, D), [], later, "run") == []

@@ -23,19 +23,19 @@ class TimeTests(SynchronousTestCase):
     """
 
     def setUp(self) -> None:
-        self.make_node = InMemoryMediator(self, queue={"ttl": "60s"})
-        self.bob = InMemoryWallet(self.make_node).enrol()
-        self.make_node.receive(pack_forward(self.make_node, self.bob.did, self.bob.make_payload()))
+        self.node = InMemoryMediator(self, queue={"ttl": "60s"})
+        self.bob = InMemoryWallet(self.node).enrol()
+        self.node.receive(pack_forward(self.node, self.bob.did, self.bob.make_payload()))
 
     def test_expiry_loop_survives_failures(self) -> None:
         """Whatever fails in one run or several, the next possible run does the work."""
         for error in (ZeroDivisionError(), StoreUnavailable(), KeyError("x")):
-            with self.make_node.failing("expire_messages", error):
-                self.make_node.clock.pump([15] * 5)
+            with self.node.failing("expire_messages", error):
+                self.node.clock.pump([15] * 5)
         self.flushLoggedErrors(ZeroDivisionError, KeyError)
-        self.assertEqual(self.make_node.counter("mediator_messages_expired_total"), 0)
-        self.make_node.clock.advance(15)
-        self.assertEqual(self.make_node.counter("mediator_messages_expired_total"), 1)
+        self.assertEqual(self.node.counter("mediator_messages_expired_total"), 0)
+        self.node.clock.advance(15)
+        self.assertEqual(self.node.counter("mediator_messages_expired_total"), 1)
 
     def test_store_failure_is_no_empty_queue(self) -> None:
         """Whichever read fails, the wallet is not told that its queue is empty."""
@@ -45,7 +45,7 @@ class TimeTests(SynchronousTestCase):
             ("acknowledge_once", "messages-received", {"message_id_list": ["x"]}),
         )
         for operation, type_, body in requests:
-            with self.make_node.failing(operation, StoreUnavailable()):
+            with self.node.failing(operation, StoreUnavailable()):
                 reply = self.bob.ask(f"{MP}/{type_}", body)
             self.assertEqual((reply.status, code_of(reply, self.bob)), (503, "e.p.me.res.storage"), operation)
         self.assertEqual(self.bob.count_queued(), 1)

@@ -114,7 +114,9 @@ class RefusalTests(MongoTestCase):
         def interrupt(done: int) -> None:
             raise Interrupted
 
-        await self.run_in_thread(self.assertRaises, Interrupted, self.import_into, self.archive, tell=interrupt)
+        await self.run_in_thread(
+            self.assertRaises, Interrupted, self.import_into, self.archive, report_progress=interrupt
+        )
         with self.assertRaises(StoreUnusable) as caught:
             await MongoStore(self.make_client(), CLOCK, QueueLimits()).open()
         self.assertIn("an import into it is incomplete", str(caught.exception))

@@ -543,7 +543,7 @@ class NodeNameTests(MembershipTestCase):
         self.renew_holder()
         self.pass_time(LEASE_POLL_INTERVAL)
         (line,) = self.fatal_errors
-        self.assertIn("where this node itself answers", line)
+        self.assertIn("as this node does", line)
         self.assertNotIn("\n", line)
         self.assertEqual((self.events, self.dropped, self.list_live_boots()), ([], [], ["cccc"]))
 

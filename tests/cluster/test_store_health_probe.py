@@ -15,7 +15,7 @@ class StoreHealthProbeTests(SynchronousTestCase):
         self.clock = Clock()
         self.pings: list[Deferred[None]] = []
         self.failures = 0
-        self.check_store = StoreHealthCheck(self.ping, self.clock.seconds, lambda: self.failures)
+        self.health_check = StoreHealthCheck(self.ping, self.clock.seconds, lambda: self.failures)
 
     async def ping(self) -> None:
         """A slow store."""
@@ -24,7 +24,7 @@ class StoreHealthProbeTests(SynchronousTestCase):
 
     def check(self) -> Deferred[None]:
         """Check the store's health."""
-        return Deferred.fromCoroutine(self.check_store())
+        return Deferred.fromCoroutine(self.health_check())
 
     def test_first_caller_waits(self) -> None:
         """Later callers wait for the same result."""

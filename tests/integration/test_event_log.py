@@ -207,7 +207,7 @@ class ReloadTests(EventLogTestCase):
         await self.reload(
             daemon, yaml.safe_dump(merge_settings(values, {"log": {"level": "warn"}, "queue": {"ttl": "60s"}}))
         )
-        await deferToThread(daemon.await_output, "a restart is needed for queue.ttl")
+        await deferToThread(daemon.await_output, "restart to apply queue.ttl")
         await self.reload(daemon, "log: [")
         await deferToThread(daemon.await_output, "configuration rejected, keeping the previous settings")
         await enrol_wallet(daemon, reactor)

@@ -159,7 +159,7 @@ class QueueTests(TestCase):
             client.await_verdict(200)
         probe_did = ProbeIdentities(read_identity(config).root_secret).identity(config.node_name).did
         self.assertEqual(self.run_command_blocking("show", probe_did)["self_test"], True)
-        self.assertIn("belongs to the daemon's own self-test", self.run_refused("purge", probe_did, "--yes"))
+        self.assertIn("belongs to the daemon's self-test", self.run_refused("purge", probe_did, "--yes"))
 
     def run_refused(self, *arguments: str) -> str:
         """The line with which the command fails."""

@@ -136,7 +136,7 @@ class EncryptedTests(SecretFilesTestCase):
         first = read_did(daemon)
         passphrase.write_text("something else entirely")
         os.kill(daemon.pid, signal.SIGHUP)
-        daemon.await_output("the passphrase is wrong, or the file was changed")
+        daemon.await_output("the passphrase is wrong, or the file was modified")
         self.assertEqual(read_did(daemon), first)
         passphrase.write_text(PASSPHRASE)
         self.assertNotEqual(rotate_keys(daemon), first)

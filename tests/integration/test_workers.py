@@ -147,7 +147,7 @@ def try_read_did(daemon: Daemon) -> bytes | None:
 
 def pid_of(daemon: Daemon, node: str) -> int:
     """Process id of the current worker of this name, from the supervisor's output."""
-    lines = [line for line in daemon.output().splitlines() if f"worker {node} is process " in line]
+    lines = [line for line in daemon.output().splitlines() if f"started worker {node}, process " in line]
     return int(lines[-1].rpartition(" ")[2])
 
 

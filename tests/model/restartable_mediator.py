@@ -92,7 +92,7 @@ class RestartableMediator(InMemoryMediator):
         self.test = SynchronousTestCase()
         self.clock = InMemoryReactor()
         self.clock.advance(START)
-        self.make_config = environment.make_config()
+        self.config = environment.make_config()
         self.sockets: list[FakeSocket] = []
         self._ground = environment
         self._server: ReplicaSetClient | None = None
@@ -190,10 +190,10 @@ class RestartableMediator(InMemoryMediator):
 
     def _start(self) -> None:
         store = self._make_store()
-        self.base = CoreServices(self.clock, self.make_config, store=store, monotonic=self.clock.seconds)
-        os.utime(self.make_config.identity.keys.with_name("log.key"), (START, START))
-        self.didcomm = DIDCommServices(self.base, self.make_config)
-        self.decentrl = DecentrlServices(self.base, self.make_config)
+        self.base = CoreServices(self.clock, self.config, store=store, monotonic=self.clock.seconds)
+        os.utime(self.config.identity.keys.with_name("log.key"), (START, START))
+        self.didcomm = DIDCommServices(self.base, self.config)
+        self.decentrl = DecentrlServices(self.base, self.config)
         self.store = store
         self.did = self.base.identity.now.did
         self.document = resolve_local(self.did)
@@ -215,7 +215,7 @@ class RestartableMediator(InMemoryMediator):
             return self._memory
         if environment.backend == "sqlite":
             return make_sqlite_store(
-                self.clock, self.make_config.storage.sqlite.path, environment.limits, caps=environment.caps
+                self.clock, self.config.storage.sqlite.path, environment.limits, caps=environment.caps
             )
         return self._make_mongo()
 

@@ -55,7 +55,7 @@ class CountingClusterStore:
             item.callback(None)
 
     @property
-    def count_operations(self) -> int:
+    def operations(self) -> int:
         """Number of operations so far."""
         return len(self.uses) + len(self.put_backs)
 
@@ -86,7 +86,7 @@ class LimiterProcess:
         self.clock = clock
         self.key = self.allowances.make_key("accounts", DID)
         self.refusals: list[tuple[str, str, str, int]] = []
-        self.list_admitted: list[float] = []
+        self.admitted: list[float] = []
         self.admission = RateLimiter(
             clock,
             lambda *refusal: self.refusals.append(refusal),
@@ -103,7 +103,7 @@ class LimiterProcess:
             await self.admission.charge_account(did, PEER, cost)
         except RateLimitExceeded as error:
             return int(error.retry_after or 0)
-        self.list_admitted += [self.clock.seconds()] * cost
+        self.admitted += [self.clock.seconds()] * cost
         return 0
 
     def request_now(self, did: str = DID, cost: int = 1) -> int:
@@ -143,9 +143,9 @@ class LimiterProcesses:
         return process
 
     @property
-    def list_admitted(self) -> list[float]:
+    def admitted(self) -> list[float]:
         """Times of all admissions."""
-        return sorted(moment for process in self.all for moment in process.list_admitted)
+        return sorted(moment for process in self.all for moment in process.admitted)
 
     def fail(self) -> None:
         """Let the store be down from now on."""

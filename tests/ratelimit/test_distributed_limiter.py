@@ -62,8 +62,8 @@ def assert_within_5_percent(processes: LimiterProcesses, begin: float, end: floa
     In any minute at most 5 % more than the limit, and at least 5 % less from `begin` to `end`, if more was requested.
     """
     limit = processes.limit
-    assert max_in_a_minute(processes.list_admitted) <= limit * 1.05
-    assert min_in_a_minute(processes.list_admitted, begin, end, minute) >= limit * 0.95
+    assert max_in_a_minute(processes.admitted) <= limit * 1.05
+    assert min_in_a_minute(processes.admitted, begin, end, minute) >= limit * 0.95
 
 
 @pytest.mark.parametrize("limit", LIMITS)
@@ -97,8 +97,8 @@ def test_repeated_bursts(limit: int) -> None:
         for number in range(3 * limit):
             processes[number % 3].request_now()
         processes.clock.advance(30)
-    assert max_in_a_minute(processes.list_admitted) <= limit * 1.05
-    assert len(processes.list_admitted) >= 3 * limit * 0.95
+    assert max_in_a_minute(processes.admitted) <= limit * 1.05
+    assert len(processes.admitted) >= 3 * limit * 0.95
 
 
 @pytest.mark.parametrize("limit", LIMITS)
@@ -119,10 +119,10 @@ def test_leaving_processes(limit: int) -> None:
     processes = LimiterProcesses(limit)
     request_for_seconds(processes, cycle([0, 1, 2]), 50)
     del processes.all[1:]
-    admitted_before = processes.list_admitted
+    admitted_before = processes.admitted
     end = request_for_seconds(processes, cycle([0]), 130)
-    assert max_in_a_minute(sorted({*admitted_before, *processes.list_admitted})) <= limit * 1.05
-    assert min_in_a_minute(processes.list_admitted, NOW + 60, end) >= limit * 0.95
+    assert max_in_a_minute(sorted({*admitted_before, *processes.admitted})) <= limit * 1.05
+    assert min_in_a_minute(processes.admitted, NOW + 60, end) >= limit * 0.95
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 19])
@@ -131,7 +131,7 @@ def test_small_limits_are_exact(limit: int, order: Order) -> None:
     """A small limit is never exceeded, and used up while requests continue."""
     processes = LimiterProcesses(limit)
     request_for_seconds(processes, order(max(limit, 3)), 200, rate=20)
-    assert max_in_a_minute(processes.list_admitted) == limit
+    assert max_in_a_minute(processes.admitted) == limit
 
 
 class FloodTests(SynchronousTestCase):
@@ -210,7 +210,7 @@ class OutageTests(SynchronousTestCase):
                 for _ in range(10):
                     process.request_now()
             self.processes.clock.advance(0.25)
-        self.assertEqual([len(process.list_admitted) for process in self.processes.all], [20] * 3)
+        self.assertEqual([len(process.admitted) for process in self.processes.all], [20] * 3)
         self.assertLessEqual(self.processes.cluster.operations, 3 * 10)
 
     def test_small_limit(self) -> None:
@@ -247,8 +247,8 @@ class OutageTests(SynchronousTestCase):
                 process.request()
             self.processes.clock.advance(QUOTA_STORE_BACKOFF)
             self.processes.cluster.release()
-        self.assertGreaterEqual(len(self.processes.list_admitted), 57)
-        self.assertLessEqual(max_in_a_minute(self.processes.list_admitted), 63)
+        self.assertGreaterEqual(len(self.processes.admitted), 57)
+        self.assertLessEqual(max_in_a_minute(self.processes.admitted), 63)
 
     def test_store_recovers(self) -> None:
         """Once the store answers the limit holds over all processes again."""
@@ -258,7 +258,7 @@ class OutageTests(SynchronousTestCase):
         self.processes.cluster.away = None
         back = self.processes.clock.seconds()
         end = request_for_seconds(self.processes, cycle([0, 1, 2]), 200)
-        later = [moment for moment in self.processes.list_admitted if moment >= back + 1]
+        later = [moment for moment in self.processes.admitted if moment >= back + 1]
         self.assertLessEqual(max_in_a_minute(later), 63)
         self.assertGreaterEqual(min_in_a_minute(later, back + 61, end), 57)
 
@@ -658,13 +658,13 @@ def test_limit_is_never_exceeded_by_more_than_5_percent(limit: int, steps: list[
         elif what == "flood":
             while not process.request_now():
                 pass
-        elif what == "back" and process.list_admitted[-1:] == [processes.clock.seconds()]:
+        elif what == "back" and process.admitted[-1:] == [processes.clock.seconds()]:
             process.admission.refund(DID, PEER, outgoing=False)
-            process.list_admitted.pop()
+            process.admitted.pop()
         else:
             process.request_now(cost=min(amount, limit))
         processes.clock.advance(gap / 8)
-    assert max_in_a_minute(processes.list_admitted) <= limit + limit // 20
+    assert max_in_a_minute(processes.admitted) <= limit + limit // 20
 
 
 class MemoryTests(SynchronousTestCase):

@@ -37,7 +37,7 @@ class LimiterLoad:
 
     def __init__(self, buckets: Sequence[SlidingWindowLimiter], limit: int) -> None:
         self.limit = limit
-        self.list_admitted: list[float] = []
+        self.admitted: list[float] = []
         self.slowest = 0.0
         self._buckets = cycle(buckets)
         self._asked = CLOCK.seconds()
@@ -65,7 +65,7 @@ class LimiterLoad:
         now = CLOCK.seconds()
         self.slowest = max(self.slowest, now - start)
         if not wait:
-            self.list_admitted.append(now)
+            self.admitted.append(now)
 
 
 class DistributedLimiterTests(MongoTestCase):
@@ -91,7 +91,7 @@ class DistributedLimiterTests(MongoTestCase):
         start = CLOCK.seconds()
         await gatherResults([Deferred.fromCoroutine(load.run(PERIODS * PERIOD)) for load in loads])
         for load in loads:
-            admitted, limit, delay = sorted(load.list_admitted), load.limit, load.slowest
+            admitted, limit, delay = sorted(load.admitted), load.limit, load.slowest
             self.assertLessEqual(max_in_a_minute(admitted, PERIOD - delay), limit * 1.05, f"{delay} s")
             longer = PERIOD + PERIOD / QUOTA_WINDOW_SLOTS + 2 * delay
             fewest = min_in_a_minute(admitted, start, start + PERIODS * PERIOD, longer)

@@ -242,7 +242,7 @@ class ImmediateChargeTests(SynchronousTestCase):
         self.assertFalse(admission.try_charge_anonymous(PEER))
         self.assertEqual(processes.cluster.operations, 0)
         self.successResultOf(Deferred.fromCoroutine(admission.charge_anonymous(PEER)))
-        ((_, lease),) = processes.cluster.taken
+        ((_, lease),) = processes.cluster.uses
         self.assertGreater(lease, 2)
         self.assertEqual([admission.try_charge_anonymous(PEER) for _ in range(lease)], [True] * (lease - 1) + [False])
         self.assertEqual(processes.cluster.operations, 1)

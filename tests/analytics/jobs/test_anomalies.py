@@ -80,13 +80,13 @@ def test_incidents_are_found_and_nothing_else(found: Found) -> None:
 def test_reasons_are_sentences_with_numbers(found: Found) -> None:
     lost = found[LAST, 10, "messages_lost"]
     assert lost["reason"] == (
-        "Messages lost: 40 in the hour from 10:00 UTC; usual at that hour on a Monday is 0 "
-        "(the middle of 4 samples). That is 40.0 times the usual spread of 1 above it."
+        "Messages lost: 40 in the hour from 10:00 UTC, 40.0 times the usual spread of 1 above the usual 0 "
+        "(median of 4 Mondays at that hour)."
     )
     assert (lost["expected"], lost["spread"], lost["z"], lost["samples"]) == (0, 1, 40, 4)
     assert found[LAST, 12, "error_share"]["reason"].startswith("Share of requests refused or failed: 30.0 % in ")
     assert found[LAST, 13, "latency_live_p95_ms"]["reason"].startswith("Live push, 95th percentile: 900 ms in ")
-    assert found[LAST, 15, "messages_accepted"]["reason"].endswith(" below it.")
+    assert found[LAST, 15, "messages_accepted"]["reason"].count(" below the usual ") == 1
 
 
 def percentile(values: list[float], share: float) -> float:

@@ -143,7 +143,7 @@ def test_a_difference_breaks_the_day(spark: SparkSession) -> None:
     rows.append({"dt": day(0), "store": "u", "proto": "didcomm", "entry": "difference", "total": None})
     known: Any = SimpleNamespace(read=lambda name, span: table(spark, name, rows if name == "stores_daily" else ()))
     assert find_integrity_errors(known, Span(day(0), day(1))) == [
-        f"{day(1)}: 3 messages that the store's own books do not account for"
+        f"{day(1)}: the ledgers of the stores have a difference of 3"
     ]
 
 

@@ -114,7 +114,7 @@ def test_problems_come_first(page: Page) -> None:
     assert page.texts["h1"] == ["Friday, 20 November 2026"]
     assert (
         page.texts["h2"][0]
-        == "Integrity errors: do not rely on other figures before the checks marked CRITICAL are explained."
+        == "Integrity errors: explain the checks marked CRITICAL before you rely on other figures."
     )
     assert page.texts["h2"][1:5] == ["Ledger and reconciliation", "Lost messages", "Anomalies", "Traffic"]
     assert len(page.texts["h2"]) == 18
@@ -131,7 +131,7 @@ def test_problems_come_first(page: Page) -> None:
     lost = [
         said for label, said in zip(page.texts["dt"], page.texts["dd"][::2], strict=True) if label == "Messages lost"
     ]
-    assert lost == ["362, 2 of them without a line for their acceptance", "362"]
+    assert lost == ["362, 2 of them without a logged acceptance", "362"]
     assert page.texts["span"][:9] == ["CRITICAL"] * 6 + ["WARNING"] * 3
 
 
@@ -149,7 +149,7 @@ def test_charts_can_be_read_without_being_seen(page: Page) -> None:
     assert all(attributes["role"] == "img" for attributes in charts)
     assert len(page.texts["desc"]) == len(charts)
     assert len([tag for tag, _ in page.tags if tag == "details"]) == len(charts)
-    assert "Messages accepted by hour on 2026-11-20; highest 7,091 from 16:00 UTC." in page.texts["desc"]
+    assert "Messages accepted by hour on 2026-11-20; maximum 7,091 in the hour from 16:00 UTC." in page.texts["desc"]
     # Colours are those of the style sheet, which has them for light and dark.
     assert not re.search(r"#0000|#[0-9a-f]{6}", "".join(page.values("style")))
 

@@ -241,13 +241,13 @@ def test_what_is_found_of_an_incident_is_what_was_planted(month: MonthOfLogs) ->
     assert f"{planted['crash']['missing']} lines missing, 2 damaged" in found["crash"]
     assert f"{planted['disk_full']['dropped']} lines dropped" in found["disk_full"]
     assert found["abuse_burst"] == f"{planted['abuse_burst']['hits']} refusals in 1 bursts"
-    assert found["replay_attack"] == f"{planted['replay_attack']['n']} repeated, unusual in 1 hours"
-    assert found["vanished_message"].startswith("1 message more overdue")
+    assert found["replay_attack"] == f"{planted['replay_attack']['n']} replayed, anomalies in 1 hours"
+    assert found["vanished_message"].startswith("1 more overdue message")
     assert found["clock_skew"] == f"{planted['clock_skew']['n']} requests 5 to 10 minutes off"
     assert found["new_error"] == f"{planted['new_error']['code']} is new, {planted['new_error']['n']} times"
-    assert found["traffic_drop"] == "hardly anything in the hours 12, 13"
+    assert found["traffic_drop"] == "traffic less than half of the usual in the hours 12, 13"
     late = {one.incident.name: one.text for one in month.found_before}["late_segment"]
-    assert "lines not there yet" in late
+    assert "lines missing until the segment arrives" in late
     assert found["late_segment"].endswith("nothing is missing any longer")
 
 

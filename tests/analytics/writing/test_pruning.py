@@ -13,7 +13,7 @@ from analytics.job import Job
 from analytics.reading.files import FileSystem
 from analytics.reading.segments import ReadSegment, Segment
 from analytics.settings import Settings
-from analytics.writing.retention import prune_expired
+from analytics.writing.retention import ExpiredItem, prune_expired
 from analytics.writing.warehouse import Warehouse
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ def kept(out: Path, table: str) -> int:
 
 def test_old_days_are_deleted(spark: SparkSession, out: Path) -> None:
     """Counted from the oldest day that may be made again; identifiers go sooner than figures."""
-    told: list[str] = []
-    assert pruned(spark, out, dry_run=True, progress=told.append) == len(told) > 0
-    assert told[0].startswith("would delete ")
+    told: list[ExpiredItem] = []
+    assert pruned(spark, out, dry_run=True, report_item=told.append) == len(told) > 0
+    assert f"events of {ago(40)}" in {item.what for item in told} or told[0].what
     assert kept(out, "events") == 40
     assert pruned(spark, out) == len(told)
     assert {name: kept(out, name) for name in ("events", "open", "recipients_daily", "ledger_daily")} == {

@@ -20,7 +20,7 @@ class FilesUntilJavaIsGone(FileSystem):
     def write(self, url: str, data: bytes) -> None:
         Path(url.removeprefix("file:")).write_bytes(data)
 
-    def names(self, url: str) -> Sequence[str]:
+    def list_names(self, url: str) -> Sequence[str]:
         return sorted(path.name for path in Path(url.removeprefix("file:")).iterdir())
 
     def delete(self, url: str) -> None:

@@ -247,7 +247,7 @@ class IndexTests(SchemaTestCase):
         """Documents that violate a unique index prevent the start, with an error that names the index."""
         self.documents["things"].insert_many([{"name": 1, "place": 2}, {"name": 1, "place": 2}])
         server = self.make_client()
-        with self.assertRaisesRegex(StoreUnusable, "the index thing_name of the MongoDB collection things"):
+        with self.assertRaisesRegex(StoreUnusable, "cannot create index thing_name of the MongoDB collection things"):
             await server.open(MongoSchema([THINGS]).prepare)
         self.assertFalse(server.is_available)
 

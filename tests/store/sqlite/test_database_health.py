@@ -200,7 +200,7 @@ class DamageTests(FileTestCase):
         for make in (self.path.unlink, self.path.touch):
             make()
             log.write_bytes(content)
-            self.assertRegex(self.read_refusal(), "it is (empty|gone).*put (it|the database) back")
+            self.assertRegex(self.read_refusal(), "the file (is empty|does not exist).*put (it|the database) back")
             self.assert_unavailable(make_sqlite_store(self.clock, self.path).open())
             self.assertEqual(log.read_bytes(), content)
 
@@ -292,7 +292,7 @@ class FirstStartTests(SynchronousTestCase):
         self.delete_files()
         self.assertIn("restore a backup", self.read_refusal())
         self.path.touch()
-        self.assertIn("it is empty", self.read_refusal())
+        self.assertIn("the file is empty", self.read_refusal())
 
     def test_event_log_proves_earlier_database(self) -> None:
         """An event log, also that of a worker, shows that there was a database."""
@@ -301,7 +301,8 @@ class FirstStartTests(SynchronousTestCase):
             log = directory / "events.jsonl"
             log.touch()
             self.assertRegex(
-                self.read_refusal(), f"may have been one.*{self.logs}.*storage.backend.*mediatord store create"
+                self.read_refusal(),
+                f"{self.logs} suggests that a database existed.*storage.backend.*mediatord store create",
             )
             log.rename(directory / "events-20260101T000000Z-m-0-1.jsonl.gz")
             self.assertIn(str(self.logs), self.read_refusal())
