@@ -19,7 +19,7 @@ from mediatord.cli.init import write_initial_files
 from mediatord.config.file import load_config
 from mediatord.tap import Options
 from mediatord.wallet.temporary_daemon import find_free_port
-from tests.analytics.test_units import unit
+from tests.analytics.test_units import read_unit
 from tests.packaging.health_checks import await_health
 
 UNITS = Path(__file__).parents[2] / "systemd"
@@ -37,7 +37,7 @@ needs_activate = pytest.mark.skipif(
 
 def test_service_commands_are_valid() -> None:
     """ExecStart runs the plugin with its options; ExecStartPre checks the same configuration."""
-    service = unit("mediatord.service")
+    service = read_unit("mediatord.service")
     program, *arguments = service["ExecStart"][0].split()
     assert program == f"{PREFIX}twistd"
     assert arguments[:3] == ["-n", "--pidfile=", "mediatord"]
@@ -48,7 +48,7 @@ def test_service_commands_are_valid() -> None:
 
 def test_stop_and_restart_settings() -> None:
     """Time-outs allow an orderly stop and replacing a hung worker; an invalid configuration is not retried."""
-    service = unit("mediatord.service")
+    service = read_unit("mediatord.service")
     assert service["Type"] == ["notify"]
     assert int(service["WatchdogSec"][0]) >= 90
     assert int(service["TimeoutStopSec"][0]) >= 20
@@ -59,7 +59,7 @@ def test_stop_and_restart_settings() -> None:
 
 def test_groups_give_required_access_only() -> None:
     """The analysis reads logs and not the database; the daemon reads reports, both through the daemon's group."""
-    daemon, analytics = unit("mediatord.service"), unit("mediatord-analytics.service")
+    daemon, analytics = read_unit("mediatord.service"), read_unit("mediatord-analytics.service")
     assert analytics["Group"] == daemon["Group"] == ["mediatord"]
     assert analytics["User"] != daemon["User"]
     assert daemon["StateDirectoryMode"] == ["0700"]
@@ -132,7 +132,7 @@ def read_documented_listen() -> list[str]:
 
 def test_socket_comment_matches_its_addresses() -> None:
     """An endpoint for each address, in the unit's order and of the same type."""
-    addresses = unit("mediatord.socket")["ListenStream"]
+    addresses = read_unit("mediatord.socket")["ListenStream"]
     kinds = ["INET6" if address.startswith("[") else "INET" for address in addresses]
     assert read_documented_listen() == [f"systemd:domain={kind}:index={n}" for n, kind in enumerate(kinds)]
 
