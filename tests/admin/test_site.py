@@ -619,7 +619,7 @@ class ReportTests(AdminTestCase):
     def test_no_reports(self) -> None:
         """No directory, a missing one, or an empty one."""
         self.assertEqual(self.in_memory.status()["reports"], [])
-        self.assertIn("No report yet.", self.in_memory.page())
+        self.assertIn("No report yet: ", self.in_memory.page())
         self.in_memory.reports.rmdir()
         self.assertEqual(self.in_memory.status()["reports"], [])
         self.in_memory.reports.mkdir()

@@ -84,11 +84,11 @@ class KeysTests(SocketTestCase):
         self.assertEqual(self.reload(), [quiet])
         rotate_keys(self.path, self.config_for, prepare=True)
         (prepared,) = self.config_for(load_keys(self.path)).prepared_dids
-        self.assertEqual(self.reload(), [quiet, f"the prepared DID {prepared[:60]}… is accepted, but not published"])
+        self.assertEqual(self.reload(), [quiet, f"prepared DID {prepared[:60]}…: accepted, but not yet published"])
         rotate_keys(self.path, self.config_for)
         self.assertEqual(self.reload(), [quiet, f"current DID: {prepared[:60]}…; 1 former DIDs still accepted"])
         retire_keys(self.path, "prekey", self.config_for)
-        self.assertEqual(self.reload(), [quiet, f"no longer accepted: {self.site_fixture.did[:60]}…"])
+        self.assertEqual(self.reload(), [quiet, f"DIDs no longer accepted: {self.site_fixture.did[:60]}…"])
         self.assertEqual(self.reload(), [quiet])
 
     def test_live_socket(self) -> None:
@@ -187,7 +187,7 @@ class KeysTests(SocketTestCase):
             self.site_fixture.base.reloader.reload(lambda: self.site_fixture.config)
         self.assertEqual(
             [formatEvent(event) for event in log_events],
-            ["configuration reloaded"] * 2 + [f"no longer accepted: {former}"],
+            ["configuration reloaded"] * 2 + [f"DIDs no longer accepted: {former}"],
         )
 
 

@@ -516,14 +516,6 @@ class NodeDeathTests(DIDCommClusterTestCase):
         found = self.successResultOf(self.a.store.fetch_messages(self.bob.did, None, limit=9, max_bytes=99_999))
         self.assertEqual([item.status for item in found], ["pending"])
 
-    def test_same_name(self) -> None:
-        """A second node of the same name is refused with one line; the first one is not affected."""
-        refused_node = self.make_node("b").start()
-        (line,) = refused_node.fatal_errors
-        self.assertTrue(line.startswith("node: the name b is in use"))
-        self.advance(NODE_LEASE)
-        self.assertEqual((self.list_live_names(), self.b.fatal_errors), (["a", "b"], []))
-
     def test_three_nodes(self) -> None:
         """It works with any accepting node and any node of the socket."""
         third = self.make_node("c").start()

@@ -66,8 +66,12 @@ class RequestTests(SynchronousTestCase):
         self.assertEqual(code_of(asked[2]), (429, "RATE_LIMITED"))
         self.assertIsNotNone(asked[2].retry_after)
         self.assertEqual([dave.ask(REQUEST, to=bob.did, **SEALED).status for _ in range(2)], [200, 429])
-        senders = [request["sender_did"] for request in self.pending_requests(bob)]
-        self.assertEqual(senders, [carol.did, carol.did, dave.did])
+        requests = self.pending_requests(bob)
+        self.assertEqual([request["sender_did"] for request in requests], [carol.did, carol.did, dave.did])
+        bob.answer(
+            "ACKNOWLEDGE_PENDING_COMMUNICATION_CONTRACT_REQUESTS", communication_contract_ids=[requests[0]["id"]]
+        )
+        self.assertEqual(dave.ask(REQUEST, to=bob.did, **SEALED).status, 200)
 
 
 class StoredContractTests(SynchronousTestCase):
@@ -179,11 +183,17 @@ class StoredContractTests(SynchronousTestCase):
         """Each participant must have signed these terms."""
         signed = self.bob.contract_with(self.alice)
         terms = signed["communication_contract"]
+        other_key = self.carol.contract_with(self.alice)["communication_contract"]["requestor_encryption_public_key"]
         for changes in (
             {"requestor_signature": signed["recipient_signature"]},
             {"recipient_signature": signed["requestor_signature"]},
             {"requestor_signature": ""},
+            {"recipient_signature": "AAAA"},
             {"communication_contract": {**terms, "expires_at": terms["expires_at"] + 1}},
+            {"communication_contract": {**terms, "timestamp": terms["timestamp"] + 1}},
+            {"communication_contract": {**terms, "requestor_encryption_public_key": other_key}},
+            {"communication_contract": {**terms, "unknown": 1}},
+            {"communication_contract": {**terms, "requestor_signing_key_id": self.carol.key_id}},
             {"communication_contract": {**terms, "requestor_signing_key_id": f"{self.bob.did}#other"}},
             {"communication_contract": {**terms, "recipient_signing_key_id": self.bob.key_id}},
         ):
@@ -250,6 +260,10 @@ class StoredContractTests(SynchronousTestCase):
             for _ in range(3)
         ]
         self.assertEqual(statuses, [200, 200, 429])
-        alice.save(alice.contract_with(InMemoryIdentity(in_memory, "carol")))
-        over = alice.ask(SAVE, signed_communication_contract=alice.contract_with(InMemoryIdentity(in_memory, "dave")))
-        self.assertEqual(code_of(over), (429, "RATE_LIMITED"))
+        third = alice.contract_with(InMemoryIdentity(in_memory, "carol"))
+        alice.save(third)
+        dave = InMemoryIdentity(in_memory, "dave")
+        over: dict[str, Any] = {"signed_communication_contract": alice.contract_with(dave)}
+        self.assertEqual(code_of(alice.ask(SAVE, **over)), (429, "RATE_LIMITED"))
+        self.assertEqual(code_of(dave.ask(RESPONSE, to=alice.did, **over)), (429, "RATE_LIMITED"))
+        alice.save(third)  # the same one does not count again

@@ -52,8 +52,9 @@ class DeliveryTests(SynchronousTestCase):
         self.assertEqual(code_of(self.alice.send_event(self.bob)), (404, "COMMUNICATION_CONTRACT_NOT_FOUND"))
 
     def test_contract_of_sender_does_not_count(self) -> None:
-        """The contract must be the recipient's."""
+        """The contract must be the recipient's, with the sender."""
         self.alice.save_contract_with(self.bob)
+        self.bob.save_contract_with(InMemoryIdentity(self.in_memory, "carol"))
         self.assertEqual(code_of(self.alice.send_event(self.bob)), (404, "COMMUNICATION_CONTRACT_NOT_FOUND"))
         self.assertEqual(self.bob.send_event(self.alice).status, 200)
 
@@ -99,6 +100,17 @@ class DeliveryTests(SynchronousTestCase):
         self.assertEqual(code_of(replies[2]), (429, "RATE_LIMITED"))
         self.assertEqual([event["payload"] for event in bob.pending()], ["1", "2"])
 
+    def test_quota_of_bytes(self) -> None:
+        """The bytes of pending events are limited as well; acknowledged ones make room."""
+        _, alice, bob = register_two_identities(self, decentrl={"max_pending_bytes": 1000})
+        bob.save_contract_with(alice)
+        replies = [alice.send_event(bob, text) for text in ("x" * 400, "y" * 400, "z" * 201)]
+        self.assertEqual([reply.status for reply in replies], [200, 200, 429])
+        waiting = bob.pending()
+        self.assertEqual([event["payload"][0] for event in waiting], ["x", "y"])
+        bob.answer("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[waiting[0]["id"]])
+        self.assertEqual(alice.send_event(bob, "z" * 201).status, 200)
+
     def test_counters_and_log_events(self) -> None:
         """Counters and log events record an event like any message, with its protocol."""
         self.bob.save_contract_with(self.alice)
@@ -141,6 +153,40 @@ class PushTests(SynchronousTestCase):
         for socket in sockets:
             self.assertEqual(socket.take_frames(), [{"type": "PENDING_EVENTS", "events": waiting}])
         self.assertEqual(other.take_frames(), [])
+
+    def test_backlog_is_not_pushed(self) -> None:
+        """Clients query pending events first (reference 11)."""
+        self.alice.send_event(self.bob, "before")
+        socket = self.bob.connect()
+        self.alice.send_event(self.bob, "after")
+        (push,) = socket.take_frames()
+        self.assertEqual([event["payload"] for event in push["events"]], ["after"])
+
+    def test_other_commands_push_nothing(self) -> None:
+        """Registrations, queries, acknowledgements, stored events, and refused commands."""
+        socket, own = self.bob.connect(), self.bob.did
+        self.bob.register()
+        event = {"sender_did": own, "recipient_did": own, "payload": "x", "timestamp": 1, "encrypted_tags": []}
+        self.bob.answer("SAVE_EVENTS", events=[event])
+        self.bob.answer("QUERY_EVENTS")
+        self.bob.answer("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[])
+        request, respond = "REQUEST_COMMUNICATION_CONTRACT", "COMMUNICATION_CONTRACT_RESPONSE"
+        carol = InMemoryIdentity(self.in_memory, "carol")
+        unsigned = {**self.alice.contract_with(self.bob), "requestor_signature": ""}
+        for reply in (
+            carol.send_event(self.bob),
+            self.alice.ask(request, to=own, encrypted_contract_request="", requestor_ephemeral_public_key="y"),
+            self.bob.ask(
+                "SAVE_COMMUNICATION_CONTRACT", signed_communication_contract=self.alice.contract_with(carol)
+            ),
+            self.bob.ask("SAVE_COMMUNICATION_CONTRACT", signed_communication_contract=unsigned),
+            self.alice.ask(respond, to=own, signed_communication_contract={}),
+        ):
+            self.assertGreaterEqual(reply.status, 400)
+        once = self.alice.command("once", to=own, channel=PRIVATE)
+        self.assertEqual([self.in_memory.receive_command(once).status for _ in range(2)], [200, 401])
+        (push,) = socket.take_frames()
+        self.assertEqual([event["payload"] for event in push["events"]], ["once"])
 
     def test_no_push_before_commit(self) -> None:
         """An event that the store refused is not pushed."""

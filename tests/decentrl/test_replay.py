@@ -9,8 +9,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import StoreUnavailable
 from mediatord.protocol import encoding
-from tests.in_memory_identities import PRIVATE, InMemoryIdentity, bad_dids, code_of, register_two_identities
+from mediatord.protocol.decentrl.crypto import sign_event, sign_json
+from tests.in_memory_identities import PRIVATE, PUBLIC, InMemoryIdentity, bad_dids, code_of, register_two_identities
 from tests.in_memory_mediator import PEER
+from tests.protocol.decentrl.mutations import replaced, to_json
 
 NONCE = "6F1C1D52-6a0b-1e0e-9a37-0d6f3a1b2c3d"
 ELSEWHERE = "198.51.100.7"
@@ -88,7 +90,11 @@ class NonceTests(SynchronousTestCase):
     def test_nonces_are_per_sender(self) -> None:
         """Another sender may use the same nonce; nonces are compared as spelled."""
         self.assertEqual(self.in_memory.receive_command(self.query()).status, 200)
-        self.assertEqual(self.in_memory.receive_command(self.query(self.bob)).status, 200)
+        elise = InMemoryIdentity(self.in_memory, "elise")
+        elise.register()
+        self.assertEqual(len(elise.did), len(self.alice.did))
+        for sender in (elise, self.bob):
+            self.assertEqual(self.in_memory.receive_command(self.query(sender)).status, 200)
         other = self.alice.command({"type": "QUERY_EVENTS"}, nonce=NONCE.lower())
         self.assertEqual(self.in_memory.receive_command(other).status, 200)
 
@@ -134,9 +140,14 @@ class NonceTests(SynchronousTestCase):
             lambda: self.query(to=self.bob.did),
             lambda: self.alice.command("x", to="did:web:x", channel=PRIVATE, nonce=NONCE),
             lambda: self.alice.command("x", to=self.carol.did, channel=PRIVATE, nonce=NONCE),
+            lambda: self.alice.command(self.contract_of_others(), nonce=NONCE),
         ):
             self.assertTrue(self.uses_nonce(make()))
             self.in_memory.clock.advance(302)
+
+    def contract_of_others(self) -> dict[str, Any]:
+        signed = self.bob.contract_with(self.carol)
+        return {"type": "SAVE_COMMUNICATION_CONTRACT", "signed_communication_contract": signed}
 
     def test_order_of_checks(self) -> None:
         """Of several reasons to refuse, the first in the standard is reported."""
@@ -160,7 +171,10 @@ class NonceTests(SynchronousTestCase):
 
     def test_unknown_sender(self) -> None:
         """A DID that does not resolve, and a key id that is not exactly the DID's."""
-        for did in ("did:web:elsewhere.example", "did:decentrl:x", "did:key:z6Mk", *bad_dids(self.alice.did)):
+        parts = self.alice.did.split(":")
+        broken = (":".join(parts[:5]), ":".join([*parts, "x"]), self.alice.did.replace(":z6Mk", ":z6LS", 1), "nobody")
+        others = ("did:web:elsewhere.example", "did:decentrl:x", "did:key:z6Mk")
+        for did in (*others, *broken, *bad_dids(self.alice.did)):
             reply = self.in_memory.receive_command(self.alice.command({"type": "QUERY_EVENTS"}, sender_did=did))
             self.assertEqual(code_of(reply), (404, "SENDER_NOT_FOUND"))
         key_ids = ["#signing", f"{self.alice.did}#prekey", self.bob.key_id, self.alice.did]
@@ -169,6 +183,43 @@ class NonceTests(SynchronousTestCase):
                 self.alice.command({"type": "QUERY_EVENTS"}, sender_signing_key_id=key_id)
             )
             self.assertEqual(code_of(reply), (404, "SENDER_SIGNING_KEY_NOT_FOUND"))
+        reply = self.in_memory.receive_command(
+            self.alice.command({"type": "QUERY_EVENTS"}, sender_did=self.alice.mediator)
+        )
+        self.assertEqual(code_of(reply), (404, "SENDER_SIGNING_KEY_NOT_FOUND"))
+
+
+class SignatureTests(SynchronousTestCase):
+    def test_altered_commands(self) -> None:
+        """Another key, another text, a truncated signature or none; in every channel (DCTRL-0004 6.2)."""
+        in_memory, alice, bob = register_two_identities(self)
+        public = {"event": "news", "tags": [], "timestamp": 1}
+        published = {**public, "event_signature": sign_event("news", [], 1, alice.seed)}
+        for make in (
+            lambda: alice.command({"type": "SAVE_EVENTS", "events": []}),
+            lambda: alice.command("sealed", to=bob.did, channel=PRIVATE),
+            lambda: alice.command({"type": "PUBLISH_PUBLIC_EVENT", **published}, channel=PUBLIC),
+            lambda: alice.command({"type": "REQUEST_COMMUNICATION_CONTRACT", **alice.registration_request()}),
+        ):
+            for change in (
+                lambda good: {**good, "signature": ""},
+                lambda good: {**good, "signature": "AAAA"},
+                lambda good: {**good, "signature": good["signature"][:-4]},
+                lambda good: {**good, "signature": good["signature"] + "!"},
+                lambda good: {**good, "signature": "\0" + good["signature"]},
+                lambda good: {**good, "signature": sign_json({k: good[k] for k in ("header", "payload")}, bob.seed)},
+                lambda good: {**good, "signature": sign_json(good["payload"], alice.seed)},
+                lambda good: replaced(good, ("header", "timestamp"), good["header"]["timestamp"] + 1),
+                lambda good: replaced(good, ("header", "extra"), 1),
+                lambda good: replaced(good, ("header", "recipient_did"), "did:web:elsewhere.example"),
+                lambda good: (
+                    {**good, "payload": good["payload"] + "x"}
+                    if isinstance(good["payload"], str)
+                    else replaced(good, ("payload", "extra"), None)
+                ),
+            ):
+                reply = in_memory.receive_command(to_json(change(json.loads(make()))))
+                self.assertEqual(code_of(reply), (401, "INVALID_SIGNATURE"))
 
 
 class ChargeTests(SynchronousTestCase):

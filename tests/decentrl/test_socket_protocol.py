@@ -8,6 +8,8 @@ from typing import Any
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import StoreUnavailable
+from mediatord.protocol import encoding
+from mediatord.protocol.decentrl.crypto import sign_json
 from tests.in_memory_identities import InMemoryDecentrlSocket, InMemoryIdentity, bad_dids, register_two_identities
 
 
@@ -79,19 +81,30 @@ class AuthenticationTests(SynchronousTestCase):
 
     def test_unresolvable_did(self) -> None:
         """A DID that does not resolve."""
-        for did in ("did:web:elsewhere.example", *bad_dids(self.alice.did)):
+        for did in ("did:web:elsewhere.example", "did:decentrl:x", "nobody", *bad_dids(self.alice.did)):
             self.assertEqual(self.refusal_of(self.alice.authentication_frame(did=did)), ("DID_NOT_FOUND", 4004))
 
     def test_unknown_key(self) -> None:
         """A key that the DID does not have."""
-        for key_id in (self.bob.key_id, *bad_dids(self.alice.key_id)):
+        others = ("#signing", self.alice.did, f"{self.alice.did}#prekey", self.bob.key_id)
+        for key_id in (*others, *bad_dids(self.alice.key_id)):
             frame = self.alice.authentication_frame(signing_key_id=key_id)
             self.assertEqual(self.refusal_of(frame), ("SIGNING_KEY_NOT_FOUND", 4005))
 
     def test_invalid_signature(self) -> None:
-        """A signature by another key, or none."""
-        for signature in (json.loads(self.bob.authentication_frame())["signature"], "", "AAAA"):
-            frame = self.alice.authentication_frame(signature=signature)
+        """A signature by another key, of other data, truncated, or none."""
+        for change in (
+            lambda signed, good: "",
+            lambda signed, good: "AAAA",
+            lambda signed, good: good[:-4],
+            lambda signed, good: "\0" + good,
+            lambda signed, good: sign_json(signed, self.bob.seed),
+            lambda signed, good: sign_json({**signed, "type": "AUTHENTICATE"}, self.alice.seed),
+            lambda signed, good: sign_json({**signed, "timestamp": signed["timestamp"] + 1}, self.alice.seed),
+        ):
+            members = json.loads(self.alice.authentication_frame())
+            signed = {name: members[name] for name in ("did", "signing_key_id", "timestamp", "nonce")}
+            frame = encoding.dumps({**members, "signature": change(signed, members["signature"])})
             self.assertEqual(self.refusal_of(frame), ("INVALID_SIGNATURE", 4006))
 
     def test_not_registered(self) -> None:
@@ -105,7 +118,10 @@ class AuthenticationTests(SynchronousTestCase):
     def test_frame_is_accepted_once(self) -> None:
         """A captured frame opens no second socket within the window."""
         frame = self.alice.authentication_frame()
-        InMemoryDecentrlSocket(self.in_memory).send(frame)
+        first = InMemoryDecentrlSocket(self.in_memory)
+        first.say(frame)
+        self.assertEqual(self.refusal_of(frame), ("INVALID_MESSAGE", 4002))
+        first.disconnect()
         self.in_memory.clock.advance(300)
         self.assertEqual(self.refusal_of(frame), ("INVALID_MESSAGE", 4002))
 
@@ -118,9 +134,6 @@ class AuthenticationTests(SynchronousTestCase):
         self.assertEqual(dialogue.take_frames(), [{"type": "AUTH_SUCCESS"}])
 
     def authentication_with(self, nonce: str) -> bytes:
-        from mediatord.protocol import encoding
-        from mediatord.protocol.decentrl.crypto import sign_json
-
         members: dict[str, Any] = json.loads(self.alice.authentication_frame())
         signable = {name: members[name] for name in ("did", "signing_key_id", "timestamp")} | {"nonce": nonce}
         return encoding.dumps({"type": "AUTHENTICATE", **signable, "signature": sign_json(signable, self.alice.seed)})
@@ -179,6 +192,6 @@ class KeepaliveTests(SynchronousTestCase):
         InMemoryDecentrlSocket(self.in_memory).disconnect()
         self.alice.connect().disconnect()
         failed = InMemoryDecentrlSocket(self.in_memory)
-        failed.send(b"garbage")
+        failed.say(b"garbage")
         failed.disconnect()
         self.assertEqual(len(self.in_memory.clock.getDelayedCalls()), before)

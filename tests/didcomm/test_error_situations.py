@@ -354,15 +354,16 @@ class SituationTests(SynchronousTestCase):
 
     def test_row_22_malformed_bodies(self) -> None:
         """200 with an encrypted report, whose code names the invalid part."""
-        for type_, body, code in (
+        cases: tuple[tuple[str, dict[str, Any], str], ...] = (
             (f"{MP}/delivery-request", {}, "e.p.msg.bad-limit"),
-            (f"{MP}/delivery-request", {"limit": 0}, "e.p.msg.bad-limit"),
+            *((f"{MP}/delivery-request", {"limit": bad}, "e.p.msg.bad-limit") for bad in (0, -1, "2", True, 1.5)),
             (f"{MP}/messages-received", {"message_id_list": "x"}, "e.p.msg.bad-body"),
             (f"{MP}/live-delivery-change", {}, "e.p.msg.bad-body"),
             (f"{CM3}/recipient-update", {}, "e.p.msg.bad-updates"),
             (f"{CM2}/keylist-query", {"paginate": {"limit": 1}}, "e.p.msg.bad-paginate"),
             ("https://didcomm.org/discover-features/2.0/queries", {}, "e.p.msg.bad-body"),
-        ):
+        )
+        for type_, body, code in cases:
             reply = self.bob.ask(type_, body)
             self.assertEqual((reply.status, code_of(reply, self.bob)), (200, code))
 
@@ -387,7 +388,7 @@ class SituationTests(SynchronousTestCase):
             reply = self.alice.ask(type_, body)
             self.assertEqual((reply.status, code_of(reply, self.alice)), (200, "e.p.req.not_enroll"))
         carol = InMemoryWallet(self.in_memory).enrol()
-        for did in (carol.did, "did:example:unknown"):
+        for did in (carol.did, "did:example:unknown", self.bob.did[:-1], self.bob.did + "x"):
             reply = self.bob.ask(f"{MP}/delivery-request", {"limit": 1, "recipient_did": did})
             self.assertEqual((reply.status, code_of(reply, self.bob)), (200, "e.p.req.not_enroll"))
 

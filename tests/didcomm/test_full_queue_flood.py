@@ -51,6 +51,16 @@ class FloodTests(SynchronousTestCase):
         self.flood(3)
         self.assertEqual(self.remaining(), 4)
 
+    def test_oldest_are_evicted_without_shares(self) -> None:
+        """With sender shares and ranks disabled, the oldest message of any sender makes room."""
+        queue = {"max_messages": FULL, "sender_share": 1, "reserved_for_known": 0}
+        self.in_memory = InMemoryMediator(self, limits=PLENTY["limits"], queue=queue)
+        self.bob = InMemoryWallet(self.in_memory).enrol()
+        for _ in range(4):
+            self.forward_anonymously("real", REAL)
+        self.flood(3, FULL - 1)
+        self.assertEqual(self.remaining(), 1)
+
     def test_authenticated_messages_survive(self) -> None:
         """Messages of an authenticated sender lose nothing to anonymous ones, from however many addresses."""
         for _ in range(10):

@@ -71,11 +71,14 @@ class OfflineTests(SynchronousTestCase):
         self.assertEqual((delivered.payload, delivered.form), (message, "base64"))
 
     def test_oldest_messages_first(self) -> None:
-        """Oldest first, at most `limit` (reference 6.1)."""
+        """Oldest first, at most `limit`; an acknowledgement removes only what it names (reference 6.1)."""
         for text in "abcd":
             self.forward(self.bob.make_payload(text))
-        texts = [self.bob.open(delivered.payload).text for delivered in self.bob.fetch(3)]
-        self.assertEqual(texts, ["a", "b", "c"])
+        delivered = self.bob.fetch(3)
+        self.assertEqual([self.bob.open(one.payload).text for one in delivered], ["a", "b", "c"])
+        self.bob.answer(f"{MP}/messages-received", {"message_id_list": [delivered[1].id]})
+        texts = [self.bob.open(one.payload).text for one in self.bob.fetch(9)]
+        self.assertEqual(texts, ["a", "c", "d"])
 
     def test_acknowledges_by_digest(self) -> None:
         """The SHA-256 of a payload also names it (reference 6.1)."""

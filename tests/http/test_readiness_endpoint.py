@@ -117,7 +117,7 @@ class ReadinessEndpointTests(SynchronousTestCase):
 
     def test_site_without_listeners_is_not_ready(self) -> None:
         """Without listeners there are no cycles, and the response says so."""
-        self.assertEqual((self.ready().status, self.ready().json["detail"]), (503, "not looked at"))
+        self.assertEqual((self.ready().status, self.ready().json["detail"]), (503, "no probe"))
 
     def test_is_documented(self) -> None:
         """The OpenAPI document has the endpoint."""

@@ -422,7 +422,17 @@ class PageTests(HTTPTestCase):
             self.assertEqual((short.status, short.body, short.headers), (200, long.body, long.headers))
         for unknown in ("/oob", "/oob?_oobid=", "/oob?_oobid=0", f"{url}&_oobid=0", "/oob?_oob=e30"):
             response = self.get(unknown, Accept="text/html")
-            self.assertEqual((response.status, response.json["detail"]), (404, "unknown invitation"))
+            self.assertEqual((response.status, response.json["detail"]), (404, "unknown or missing _oobid"))
+
+    def test_head_of_short_invitation_url(self) -> None:
+        """HEAD has status and headers of GET, and no body."""
+        url = f"/oob?_oobid={self.get('/invitation').json['id']}"
+        for path, accept in ((url, "application/json"), (url, "text/html"), ("/oob?_oobid=0", "text/html")):
+            got, transport = self.get(path, Accept=accept), self.site_fixture.connect(LOCAL)
+            transport.feed(encode_request("HEAD", path, None, {"Accept": accept}))
+            self.site_fixture.run_due_calls()
+            (head,) = parse_responses(transport.take_output(), head=True)
+            self.assertEqual((head.status, head.body, head.headers), (got.status, b"", got.headers))
 
     def test_openapi(self) -> None:
         """`/openapi.json` describes the commands."""
@@ -507,7 +517,9 @@ class PageTests(HTTPTestCase):
             ("PUT", "/didcomm", {"POST", "OPTIONS"}, b""),
             ("POST", "/health", page, error),
             ("PATCH", "/metrics", page, error),
+            ("PUT", "/", page | {"POST"}, error),
             ("DELETE", "/", page | {"POST"}, error),
+            ("PATCH", "/.well-known/did.json", page, error),
             ("POST", "/did", page, error),
             ("POST", "/public/did:example:a", page, error),
             ("POST", "/openapi.json", page, error),
@@ -547,10 +559,10 @@ class PageTests(HTTPTestCase):
 
     def test_socket_path_without_upgrade(self) -> None:
         """426 names the protocol (RFC 9110 section 15.5.22)."""
-        response = self.get("/ws")
-        self.assertEqual((response.status, response.headers["upgrade"]), (426, "websocket"))
-        self.assertEqual(response.headers["connection"], "Upgrade")
-        self.assertEqual(response.json, {"type": "ERROR", "code": "UPGRADE_REQUIRED"})
+        for response in (self.get("/ws"), self.get("/ws", Upgrade="h2c", Connection="Upgrade")):
+            self.assertEqual((response.status, response.headers["upgrade"]), (426, "websocket"))
+            self.assertEqual(response.headers["connection"], "Upgrade")
+            self.assertEqual(response.json, {"type": "ERROR", "code": "UPGRADE_REQUIRED"})
 
     def test_headers_reveal_nothing(self) -> None:
         """No response names software or version, or echoes the request."""
