@@ -119,7 +119,7 @@ class AuthenticationTests(SynchronousTestCase):
         """A captured frame opens no second socket within the window."""
         frame = self.alice.authentication_frame()
         first = InMemoryDecentrlSocket(self.in_memory)
-        first.say(frame)
+        first.send(frame)
         self.assertEqual(self.refusal_of(frame), ("INVALID_MESSAGE", 4002))
         first.disconnect()
         self.in_memory.clock.advance(300)
@@ -192,6 +192,6 @@ class KeepaliveTests(SynchronousTestCase):
         InMemoryDecentrlSocket(self.in_memory).disconnect()
         self.alice.connect().disconnect()
         failed = InMemoryDecentrlSocket(self.in_memory)
-        failed.say(b"garbage")
+        failed.send(b"garbage")
         failed.disconnect()
         self.assertEqual(len(self.in_memory.clock.getDelayedCalls()), before)
