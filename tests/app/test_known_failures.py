@@ -60,16 +60,20 @@ class PresenceTests(InMemoryClusterTestCase):
 
     def test_presence_of_idle_socket(self) -> None:
         """However long a socket was idle, messages accepted by other nodes are pushed to it."""
-        here, there = self.in_memory_nodes
-        bob, dave, eve = self.new_wallet(here), self.new_identity(here, "dave"), self.new_identity(here, "eve")
+        first_node, other_node = self.in_memory_nodes
+        bob, dave, eve = (
+            self.new_wallet(first_node),
+            self.new_identity(first_node, "dave"),
+            self.new_identity(first_node, "eve"),
+        )
         dave.register()
         dave.befriend(eve)
         socket, dialogue = bob.go_live(), dave.connect()
         self.advance(LONG)
         socket.frames.clear()
         dialogue.heard()
-        self.assertEqual(there.receive(pack_forward(there, bob.did, bob.letter())).status, 202)
+        self.assertEqual(other_node.receive(pack_forward(other_node, bob.did, bob.letter())).status, 202)
         self.assertEqual(len(socket.frames), 1)
         raw = eve.command("sealed", to=dave.did, channel="TWO_WAY_PRIVATE")
-        self.assertEqual(there.obey(raw).status, 200)
+        self.assertEqual(other_node.obey(raw).status, 200)
         self.assertEqual([item["type"] for item in dialogue.heard()], ["PENDING_EVENTS"])
