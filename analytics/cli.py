@@ -28,6 +28,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from analytics.errors import EXIT_FAILED, EXIT_USAGE, STOP_HANDLER, AnalyticsError, StoppedBySignal, find_root_cause
 from analytics.java import JavaNotFound, find_java, require_packages, set_java_home
@@ -113,6 +114,17 @@ class ProgressReporter:
         if self._is_terminal:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
+
+
+def _complete_directory(
+    _context: click.Context, _parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete directories where URLs are accepted too."""
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def _complete_file(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(incomplete, type="file")]
 
 
 def print_json(content: object) -> None:
@@ -246,7 +258,12 @@ _SPARK_OPTIONS = (
         type=parse_heap_size,
         help="Java heap size. Default: half of the memory, at most 4g.",
     ),
-    click.option("--scratch", metavar="DIR", help="Directory for temporary files. Default: $TMPDIR or /tmp."),
+    click.option(
+        "--scratch",
+        metavar="DIR",
+        shell_complete=_complete_directory,
+        help="Directory for temporary files. Default: $TMPDIR or /tmp.",
+    ),
     click.option("--ui", is_flag=True, help="Serve Spark's web UI on 127.0.0.1:4040."),
     click.option("--conf", metavar="KEY=VALUE", multiple=True, help="Spark property; may be repeated."),
     click.option("--debug", is_flag=True, help="Show Java's output and full tracebacks."),
@@ -387,9 +404,16 @@ def _open_spark(
 
 
 _logs_option = click.option(
-    "--logs", metavar="DIR", multiple=True, required=True, help="Directory with log segments; may be repeated."
+    "--logs",
+    metavar="DIR",
+    multiple=True,
+    required=True,
+    shell_complete=_complete_directory,
+    help="Directory with log segments; may be repeated.",
 )
-_out_option = click.option("--out", metavar="DIR", required=True, help="Directory for results.")
+_out_option = click.option(
+    "--out", metavar="DIR", required=True, shell_complete=_complete_directory, help="Directory for results."
+)
 _settings_option = click.option(
     "--settings",
     "settings_path",
@@ -433,6 +457,7 @@ def _get_key_file(keys: Path | None, out: str) -> Path:
 @click.option(
     "--textfile",
     metavar="FILE",
+    shell_complete=_complete_file,
     help="Also write metrics for Prometheus to FILE (*.prom), in the directory of the node exporter's textfile"
     " collector.",
 )
@@ -532,6 +557,7 @@ def _report_outcome(outcome: NightlyOutcome, show: bool, as_json: bool) -> int:
     "--logs",
     metavar="DIR",
     multiple=True,
+    shell_complete=_complete_directory,
     help="Also delete expired log segments in DIR that were analysed; may be repeated.",
 )
 @_settings_option

@@ -131,7 +131,7 @@ def _check_lost(data: ReportData) -> Figure:
 
 def _check_anomalies(data: ReportData) -> Figure:
     hours = len(data.get_rows("anomalies"))
-    meaning = "Hours in which a figure differed strongly from the same hours of earlier weeks."
+    meaning = "Hourly figures that differ strongly from the same hours of earlier weeks."
     return Figure("anomalies", "Anomalies", hours, format_count(hours), meaning, "warn" if hours else "good")
 
 
@@ -159,7 +159,7 @@ def make_integrity_section(data: ReportData) -> Section:
     further = [
         (
             "orphans",
-            "Orphans",
+            "Endings without acceptance",
             "Ended without a logged acceptance since the first analysed day.",
         ),
         (
@@ -174,7 +174,7 @@ def make_integrity_section(data: ReportData) -> Section:
         ),
         (
             "vanished",
-            "Vanished",
+            "Vanished messages",
             "Became overdue while the mediator ran; counted once.",
         ),
         ("overdue", "Overdue", "Open more than an hour after their expiry, even if the mediator was down."),

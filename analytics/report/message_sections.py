@@ -48,6 +48,9 @@ _DELIVERY_PATHS = {
 }
 
 
+_STATE_LABELS = {"acked": "acknowledged"}
+
+
 def format_class(name: str) -> str:
     """A class without its sort digit: `<1h`."""
     return format_text(name.partition(" ")[2] or name)
@@ -102,7 +105,7 @@ def make_lost_section(data: ReportData) -> Section:
             "Lost, acceptance not logged",
             lost.unaccepted,
             format_count(lost.unaccepted),
-            "Lost messages whose acceptance is not: lines are missing, or the messages are older than the logs.",
+            "Lost messages whose acceptance is not in the logs: lines are missing, or the messages are older.",
         ),
         Figure(
             "lost_share",
@@ -269,6 +272,8 @@ def _make_state_table(data: ReportData) -> ReportTable:
         ReportColumn("n", "Number", format_count),
         ReportColumn("bytes", "Bytes", format_size),
     ]
+    for total in totals.values():
+        total["state"] = _STATE_LABELS.get(total["state"], total["state"])
     rows = sorted(totals.values(), key=lambda row: row["state"])
     return ReportTable("Messages by outcome", columns, rows, "messages_daily")
 

@@ -63,10 +63,10 @@ def make_sessions_section(data: ReportData) -> Section:
     ]
     nodes = [
         ReportColumn("node", "Node", format_text, number=False),
-        *(
-            ReportColumn(name, name.capitalize(), format_count)
-            for name in ("opened", "authenticated", "closed", "unclosed")
-        ),
+        ReportColumn("opened", "Opened", format_count),
+        ReportColumn("authenticated", "Authenticated", format_count),
+        ReportColumn("closed", "Closed", format_count),
+        ReportColumn("unclosed", "Not closed", format_count),
         ReportColumn("storm_minutes", "Storm minutes", format_count),
         ReportColumn("peak", "Peak", format_count),
     ]
@@ -184,8 +184,8 @@ def make_cost_section(data: ReportData) -> Section:
         ReportColumn("n", "Requests", format_count),
         ReportColumn("dur_ms", "Time", format_duration),
         ReportColumn("crypto_ms", "Cryptography", format_duration),
-        ReportColumn("dur_p50_ms", "Median", format_duration),
-        ReportColumn("dur_p95_ms", "p95", format_duration),
+        ReportColumn("dur_p50_ms", "Duration, median", format_duration),
+        ReportColumn("dur_p95_ms", "Duration, p95", format_duration),
     ]
     shown, note = limit_rows(rows, data.settings.top, "cost_daily")
     return Section(
@@ -349,7 +349,7 @@ def make_forecast_section(data: ReportData) -> Section:
     without = [name for name, metric in METRICS.items() if metric.capacity and name not in names]
     notes = []
     if without:
-        missing = ", ".join(METRICS[name].title.lower() for name in without)
+        missing = "; ".join(METRICS[name].title.lower() for name in without)
         notes.append(f"Too little history (fewer than {MIN_HISTORY_DAYS} days) for: {missing}.")
     highest_days = [_find_highest_day(data, name, [row for row in rows if row["metric"] == name]) for name in names]
     return Section(

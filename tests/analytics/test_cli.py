@@ -257,10 +257,12 @@ def test_shows_the_running_step_on_a_terminal_only() -> None:
     assert file.getvalue() == "done\n"
 
 
-def test_completes_names_of_tables() -> None:
+def test_completes_directories_tables_and_options() -> None:
     complete = ShellComplete(cli, {}, "mediatord-analytics", "_X")
     assert [item.value for item in complete.get_completions(["schema"], "ledger")] == ["ledger_daily"]
     assert [item.value for item in complete.get_completions(["goals"], "--s")] == ["--scale"]
+    for option, kind in {"--logs": "dir", "--out": "dir", "--textfile": "file", "--settings": "file"}.items():
+        assert [item.type for item in complete.get_completions(["nightly", option], "x")] == [kind]
 
 
 def start_nightly(tmp_path: Path, *options: str) -> subprocess.Popen[str]:
