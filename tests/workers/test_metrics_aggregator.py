@@ -87,10 +87,12 @@ class MetricsAggregatorTests(SynchronousTestCase):
 
     def test_readiness(self) -> None:
         """All are ready only if each worker with a verdict is."""
-        reports = {number: report(partial(_set_readiness, ready=ready)) for number, ready in ((1, True), (2, False))}
+        readiness_reports = {
+            number: report(partial(_set_readiness, ready=ready)) for number, ready in ((1, True), (2, False))
+        }
         for reports, shown in (
-            ({1: reports[1], 3: report()}, {(): 1}),
-            ({**reports, 3: report()}, {(): 0}),
+            ({1: readiness_reports[1], 3: report()}, {(): 1}),
+            ({**readiness_reports, 3: report()}, {(): 0}),
             ({1: report(), 3: report()}, {}),
         ):
             self.assertEqual(values(self.page(reports), "mediator_ready"), shown)
