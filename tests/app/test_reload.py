@@ -141,8 +141,8 @@ class FileTests(SynchronousTestCase):
         """Nothing of a truncated file is applied."""
         for text in ("", "# new\n"):
             self.assertEqual(self.reload_text(text)[:2], (500, "refused"))
-        reason = "missing storage.sqlite.path; restore the file, or restart if the removal is intended"
-        refused = f"configuration rejected, keeping the previous settings: {reason}"
+        gone = "the file no longer sets storage.sqlite.path; set it again, or restart if the removal is intended"
+        refused = f"configuration rejected, keeping the previous settings: {gone}"
         self.assertEqual(self.reload_text(self.text[: self.text.index("log:")]), (500, "refused", refused))
 
     def test_changed_values(self) -> None:

@@ -290,7 +290,8 @@ def test_missing_keys_are_an_error(command: str, config_path: Path, capsys: Capt
     """The line names the file."""
     (config_path.parent / "keys.jwks").unlink()
     assert call(command, "--config", str(config_path)) == 1
-    assert one_line(capsys) == f"cannot read {config_path.parent}/keys.jwks: No such file or directory"
+    line = f"cannot read {config_path.parent}/keys.jwks: No such file or directory; restore it from a backup, "
+    assert one_line(capsys) == line + "or create the keys of a new mediator with `mediatord init`"
 
 
 def test_did_prints_dids(config_path: Path, capsys: Capture) -> None:

@@ -87,12 +87,10 @@ class MetricsAggregatorTests(SynchronousTestCase):
 
     def test_readiness(self) -> None:
         """All are ready only if each worker with a verdict is."""
-        readiness_reports = {
-            number: report(partial(_set_readiness, ready=ready)) for number, ready in ((1, True), (2, False))
-        }
+        workers = {number: report(partial(_set_readiness, ready=ready)) for number, ready in ((1, True), (2, False))}
         for reports, shown in (
-            ({1: readiness_reports[1], 3: report()}, {(): 1}),
-            ({**readiness_reports, 3: report()}, {(): 0}),
+            ({1: workers[1], 3: report()}, {(): 1}),
+            ({**workers, 3: report()}, {(): 0}),
             ({1: report(), 3: report()}, {}),
         ):
             self.assertEqual(values(self.page(reports), "mediator_ready"), shown)
