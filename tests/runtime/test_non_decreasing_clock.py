@@ -32,10 +32,10 @@ class NonDecreasingClockTests(SynchronousTestCase):
     def test_scheduled_calls(self) -> None:
         """When a call runs, its time has come, whatever steps there were."""
         called: list[tuple[float, str]] = []
-        begun = self.clock.seconds()
+        start = self.clock.seconds()
         self.clock.callLater(2.0, lambda what, how: called.append((self.clock.seconds(), what + how)), "th", how="is")
         self.clock.callLater(1.0, called.clear).cancel()
         self.wall.step_wall_clock(-100.0)
         self.wall.advance(2.0)
-        self.assertEqual(called, [(begun + 2.0, "this")])
+        self.assertEqual(called, [(start + 2.0, "this")])
         self.assertEqual(self.clock.getDelayedCalls(), [])
