@@ -70,7 +70,7 @@ def test_reports_each_error_on_one_line(config_path: Path, capsys: Capture) -> N
     found = read_problems(config_path, 2, capsys)
     assert [(key, text.split(";")[0]) for _, key, text in found] == [
         ("listen[1]", "expected a Twisted endpoint string such as tcp:8080:interface=127.0.0.1"),
-        ("drain_timeout", "expected less than 10"),
+        ("drain_timeout", "expected less than 10s"),
         ("storage.backend", "expected one of 'memory', 'sqlite' or 'mongodb'"),
         ("queue.ttl", "expected a duration such as 72h, 60s, 500ms or a number of seconds"),
         ("wrokers", "unknown key"),
@@ -279,7 +279,7 @@ def test_checks_cluster_secret_and_store(config_path: Path, capsys: Capture) -> 
     tail = tail.replace("secret_file: null", "secret_file: secret", 1)
     config_path.write_text(f"{head}\ncluster:{tail}", "utf-8")
     assert [(key, words.rpartition("/")[2]) for _, key, words in read_problems(config_path, 1, capsys)] == [
-        ("cluster.listen", "cluster.listen requires storage.backend: mongodb"),
+        ("cluster.listen", "requires storage.backend: mongodb"),
         ("cluster.secret_file", "secret: No such file or directory"),
     ]
 

@@ -110,11 +110,11 @@ def test_refuses_truncated_file(tmp_path: Path) -> None:
     whole = render_config(Config(public_url="https://m.example"))
     assert read_config(whole, tmp_path).public_url == "https://m.example"
     assert read_config(whole + "\n", tmp_path).public_url == "https://m.example"
-    for left in range(60, len(whole) - 2, 97):
-        assert read_problems(whole[:left], tmp_path), left
+    for length in range(60, len(whole) - 2, 97):
+        assert read_problems(whole[:length], tmp_path), length
     lines = whole.splitlines(keepends=True)
-    for left in range(1, len(lines)):
-        assert read_problems("".join(lines[:left]), tmp_path), left
+    for length in range(1, len(lines)):
+        assert read_problems("".join(lines[:length]), tmp_path), length
     (line,) = read_problems("".join(lines[:20]), tmp_path)
     assert ":21: the file is truncated: its last line is not '# end of mediator.yaml'; restore it" in line
     assert read_config("".join(lines[1:20]), tmp_path).public_url == "https://m.example"
@@ -199,7 +199,7 @@ def test_formatted_size_round_trip(size: int, tmp_path: Path) -> None:
 def test_refuses_invalid_sizes(text: str, tmp_path: Path) -> None:
     """In one line with file, line and key."""
     (only,) = read_problems(f"queue:\n  max_bytes: {text}\n", tmp_path)
-    assert only.startswith("m.yaml:2: queue.max_bytes: expected ") or only.startswith("m.yaml:1: invalid YAML")
+    assert only.startswith(("m.yaml:2: queue.max_bytes: expected ", "m.yaml:2: invalid YAML"))
 
 
 def test_bounds_of_sizes(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_bounds_of_sizes(tmp_path: Path) -> None:
         "m.yaml:1: queue.max_bytes: expected at most 9223372036854775807 bytes"
     ]
     assert read_problems("log: {rotate: {bytes: 63KiB}}", tmp_path) == [
-        "m.yaml:1: log.rotate.bytes: expected at least 65536"
+        "m.yaml:1: log.rotate.bytes: expected at least 64KiB"
     ]
 
 
@@ -288,7 +288,7 @@ drain_timeout: 20
 """
     assert read_problems(text, tmp_path) == [
         "m.yaml:1: public_url: expected an http:// or https:// URL with a host, without query, fragment or user name",
-        "m.yaml:2: listen: expected a list",
+        "m.yaml:2: listen: expected a list, such as ['tcp:8080:interface=127.0.0.1']",
         "m.yaml:3: listne: unknown key; did you mean listen?",
         "m.yaml:5: queue.max_mesages: unknown key; did you mean max_messages?",
         "m.yaml:7: queue.max_bytes: duplicate key, already set in line 6; remove one",
@@ -296,11 +296,11 @@ drain_timeout: 20
         "m.yaml:10: limits.ip_per_minute: expected at least 1",
         "m.yaml:12: didcomm.delivery_form: expected one of 'as-received', 'json' or 'base64'",
         "m.yaml:13: didcomm.endpoints.did:web:a: expected text",
-        "m.yaml:13: didcomm.endpoints.nope: expected a DID such as did:web:example.com",
+        "m.yaml:13: didcomm.endpoints.nope: expected a DID such as did:web:example.com as the key",
         "m.yaml:14: didcomm.live_default_on: expected true or false",
-        "m.yaml:16: metrics.allow[0]: expected an address or a network such as 10.0.0.0/8 or ::1/128",
-        "m.yaml:17: storage: expected a mapping of keys to values",
-        "m.yaml:18: drain_timeout: expected less than 10",
+        "m.yaml:16: metrics.allow[0]: expected a network without host bits: 127.0.0.0/8",
+        "m.yaml:17: storage: expected a mapping of keys to values, such as backend: sqlite",
+        "m.yaml:18: drain_timeout: expected less than 10s",
     ]
 
 
@@ -309,7 +309,7 @@ drain_timeout: 20
     [
         ("0", "expected more than 0"),
         ("1.01", "expected at most 1"),
-        (".nan", "expected at most 1.0"),
+        (".nan", "expected at most 1"),
         ("true", "expected a number"),
         ("'0.5'", "expected a number"),
         ("half", "expected a number"),
@@ -413,7 +413,7 @@ def test_refuses_invalid_endpoints(endpoint: str, tmp_path: Path) -> None:
 
 
 def test_requires_a_listener(tmp_path: Path) -> None:
-    assert read_problems("listen: []", tmp_path) == ["m.yaml:1: listen: expected a list of at least 1"]
+    assert read_problems("listen: []", tmp_path) == ["m.yaml:1: listen: expected at least 1 item"]
 
 
 @pytest.mark.parametrize(
@@ -434,8 +434,8 @@ def test_refuses_contradictory_settings(tmp_path: Path) -> None:
     """The problem is reported at one of them."""
     text = "storage: {backend: memory}\nworkers: 2\ncluster:\n  listen: tcp:9000\n"
     assert read_problems(text, tmp_path) == [
-        "m.yaml:2: workers: expected 1 with storage.backend memory, which processes cannot share",
-        "m.yaml:3: cluster: expected a secret_file beside listen",
+        "m.yaml:2: workers: expected 1, because processes cannot share storage.backend: memory",
+        "m.yaml:3: cluster: expected secret_file to be set, because listen is",
     ]
 
 
@@ -456,8 +456,8 @@ def test_advertised_address_of_peer_listener(
     listen: str, advertise: str | None, address: str, tmp_path: Path
 ) -> None:
     """Derived from the peer listener unless configured; Twisted can parse it."""
-    told = f"advertise: '{advertise}', " if advertise else ""
-    config = read_config(f"cluster: {{listen: '{listen}', {told}secret_file: s}}", tmp_path)
+    advertise_setting = f"advertise: '{advertise}', " if advertise else ""
+    config = read_config(f"cluster: {{listen: '{listen}', {advertise_setting}secret_file: s}}", tmp_path)
     assert config.cluster.address == address
     clientFromString(MemoryReactor(), address)
 
@@ -470,9 +470,9 @@ def test_advertised_address_of_peer_listener(
 def test_requires_advertised_address(listen: str, tmp_path: Path) -> None:
     """If it cannot be derived."""
     (only,) = read_problems(f"cluster:\n  listen: '{listen}'\n  secret_file: s", tmp_path)
-    assert (
-        only
-        == "m.yaml:1: cluster: expected an interface in listen that other nodes can reach, or advertise beside it"
+    assert only == (
+        "m.yaml:1: cluster: expected an address in listen that other nodes can reach, such as "
+        "tcp:7070:interface=10.0.0.5, or advertise to be set"
     )
 
 
@@ -592,7 +592,7 @@ def test_environment_problems_name_variable(tmp_path: Path) -> None:
     }
     assert read_problems("queue: {ttl: x, max_bytes: 1}", tmp_path, environ) == [
         "m.yaml:1: queue.ttl: expected a duration such as 72h, 60s, 500ms or a number of seconds",
-        "environment MEDIATORD_LISTEN: listen: expected a list, as JSON, such as "
+        "environment MEDIATORD_LISTEN: listen: expected a list in JSON, such as "
         """MEDIATORD_LISTEN='["tcp:8080:interface=127.0.0.1"]'""",
         "environment MEDIATORD_NODE: node: expected 1 to 63 letters, digits, dots, hyphens or underscores, "
         "with a letter or digit at both ends",
@@ -619,14 +619,14 @@ def test_environment_list_error_has_example(key: str, value: str, example: str, 
     name = f"MEDIATORD_{key}"
     (only,) = read_problems(SOME_KEY, tmp_path, {name: value})
     assert only.startswith(f"environment {name}: {key.lower().replace('__', '.')}: expected ")
-    assert only.endswith(f", as JSON, such as {name}='{example}'")
+    assert only.endswith(f" in JSON, such as {name}='{example}'")
     assert read_config(SOME_KEY, tmp_path, {name: example})
 
 
 def test_environment_section_error_names_variable_of_key(tmp_path: Path) -> None:
     assert read_problems(SOME_KEY, tmp_path, {"MEDIATORD_QUEUE": "5"}) == [
-        "environment MEDIATORD_QUEUE: queue: expected a mapping of keys to values, one variable per key, such as "
-        "MEDIATORD_QUEUE__MAX_MESSAGES, or JSON"
+        "environment MEDIATORD_QUEUE: queue: expected a mapping of keys to values; set one variable per key, such as "
+        "MEDIATORD_QUEUE__MAX_MESSAGES, or write JSON"
     ]
 
 
@@ -649,3 +649,50 @@ def test_default_node_name_is_valid_in_file_names() -> None:
     assert Config(node="a.b-c_1").node_name == "a.b-c_1"
     assert set(Config().node_name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
     assert Config().node_name
+
+
+def test_suggests_variable_with_double_underscore(tmp_path: Path) -> None:
+    """The variable that is meant is suggested."""
+    assert read_problems(SOME_KEY, tmp_path, {"MEDIATORD_QUEUE_MAX_MESSAGES": "5"}) == [
+        "environment MEDIATORD_QUEUE_MAX_MESSAGES: queue_max_messages: unknown key; did you mean "
+        "MEDIATORD_QUEUE__MAX_MESSAGES?"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "node: b\ndrain_timeout: 2026-13-45",
+            "m.yaml:2: invalid YAML: the value is not what its tag or form says; put",
+        ),
+        (
+            "node: a\nlisten: b: c",
+            "m.yaml:2: invalid YAML: mapping values are not allowed here; check the indentation",
+        ),
+        ("node: a\n\tlisten: b", "m.yaml:2: invalid YAML: found character '\\t' that cannot start any token; indent"),
+        ("node: a\nlisten: \0", "m.yaml:2: invalid YAML: control characters, or characters that are not UTF-8"),
+    ],
+    ids=["date", "colon", "tab", "control"],
+)
+def test_syntax_errors_have_line_and_hint(text: str, expected: str, tmp_path: Path) -> None:
+    """Errors of the parser say in which line they are, and what to write instead."""
+    (only,) = read_problems(text, tmp_path)
+    assert only.startswith(expected)
+
+
+def test_suggests_network_without_host_bits(tmp_path: Path) -> None:
+    """The network that is meant is suggested."""
+    assert read_problems("trusted_proxies: [10.1.2.3/8]", tmp_path) == [
+        "m.yaml:1: trusted_proxies[0]: expected a network without host bits: 10.0.0.0/8"
+    ]
+
+
+def test_allow_list_requires_allow_and_vice_versa(tmp_path: Path) -> None:
+    """Both halves of the setting are asked for by themselves."""
+    assert read_problems("decentrl: {registration: allow-list}", tmp_path) == [
+        "m.yaml:1: decentrl: expected at least one DID in allow, because registration is allow-list"
+    ]
+    assert read_problems("decentrl: {allow: ['did:web:a.example']}", tmp_path) == [
+        "m.yaml:1: decentrl: expected registration: allow-list, because allow is set; or remove allow"
+    ]
