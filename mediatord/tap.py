@@ -168,11 +168,7 @@ class Options(usage.Options):
             "config",
             "c",
             None,
-<<<<<<< HEAD
-            f"configuration file [env var: {CONFIG_PATH_VARIABLE}; default: {DEFAULT_CONFIG_PATH}]",
-=======
             f"configuration file; default: ${CONFIG_PATH_VARIABLE}, else {DEFAULT_CONFIG_PATH}",
->>>>>>> w22
         ],
         ["banner", None, None, "text to print on standard output when the daemon is ready"],
     ]

@@ -184,9 +184,8 @@ def test_daemon_rotates_log_key(machine: DebianMachine) -> None:
     key = machine.path("/var/lib/mediatord/log.key")
     before = key.read_bytes()
     config = ("--config", "/etc/mediatord/mediator.yaml")
-    assert (
-        machine.run_checked("mediatord", "log-keys", "rotate", *config, user="mediatord:mediatord")
-       .startswith("started epoch 2;")
+    assert machine.run_checked("mediatord", "log-keys", "rotate", *config, user="mediatord:mediatord").startswith(
+        "started epoch 2;"
     )
     assert machine.run_checked("mediatord", "log-keys", "rotate", *config).startswith("started epoch 3;")
     assert machine.mode_and_owner("/var/lib/mediatord/log.key") == ("600", "mediatord:mediatord")
