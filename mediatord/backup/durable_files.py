@@ -25,11 +25,16 @@ def create_file_atomically(path: Path) -> Iterator[BinaryIO]:
     A new file, of mode 0600, which gets its name when it is complete and on disk. The draft of an earlier run that
     was killed is overwritten.
 
-    :raise BackupError: the file exists, or another process is writing it.
+    :raise BackupError: the file exists, cannot be created, or another process is writing it.
     """
     _require_absent(path)
     draft = path.with_name(f".{path.name}.draft")
-    descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        raise BackupError(f"cannot write {path}: {path.parent} does not exist") from None
+    except PermissionError as error:
+        raise BackupError(f"cannot write {path}: {error.strerror}") from None
     with report_full_disk(path), os.fdopen(descriptor, "r+b") as file:  # closing it writes once more
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -55,7 +60,7 @@ def create_file_atomically(path: Path) -> Iterator[BinaryIO]:
 
 def _require_absent(path: Path) -> None:
     if path.exists() or path.is_symlink():
-        raise BackupError(f"{path} exists and is not overwritten")
+        raise BackupError(f"{path} already exists and is not overwritten")
 
 
 @contextmanager

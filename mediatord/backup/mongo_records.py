@@ -561,7 +561,7 @@ def open_mongodb_target(uri: str, *, stopped: bool) -> Iterator[MongoRecordTarge
     """
     An import into a database, which daemons refuse meanwhile.
 
-    :param stopped: no daemon runs, although one seems to have been killed.
+    :param stopped: no daemon runs; ignore the lease of one that was killed.
     :raise BackupError: it cannot be reached, or does not do what it is asked for.
     """
     with connect_to_mongodb(uri) as database, database.client.start_session() as session:

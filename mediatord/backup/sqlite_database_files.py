@@ -5,6 +5,7 @@ another.
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -33,6 +34,8 @@ def connect_immutable(path: Path) -> StoreConnection:
 def require_database(path: Path) -> None:
     if not path.exists():
         raise BackupError(f"{path} does not exist; a daemon creates it at its first start")
+    if not os.access(path, os.R_OK):
+        raise BackupError(f"cannot read {path}: {os.strerror(errno.EACCES)}")
 
 
 @contextmanager

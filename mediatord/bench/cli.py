@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -9,9 +10,18 @@ from typing import Any
 
 import click
 
-from mediatord.bench.plan import DEFAULT_SCENARIOS, MONGODB_SCENARIOS, SCENARIOS, TARGET_SCENARIOS, BenchmarkPlan
+from mediatord.bench.plan import (
+    DEFAULT_SCENARIOS,
+    MONGODB_SCENARIOS,
+    OPTIONAL_SCENARIOS,
+    SCENARIOS,
+    TARGET_SCENARIOS,
+    BenchmarkPlan,
+)
 from mediatord.bench.results import build_json_report, describe_environment, format_heading, render_svg, select_charts
+from mediatord.cli.console import IntegerRange, NumberRange
 from mediatord.config.value_syntax import parse_size
+from mediatord.config.value_types import split_url
 from mediatord.protocol import encoding
 from mediatord.wallet.temporary_daemon import DaemonStartError
 
@@ -43,32 +53,51 @@ def _option(name: str, kind: Any, text: str) -> Callable[[Callable[..., Any]], C
     return click.option(f"--{name}", type=kind, default=getattr(_DEFAULTS, name), help=text)
 
 
-_POSITIVE = click.IntRange(1)
+def _check_target(context: click.Context, parameter: click.Parameter, url: str) -> str:
+    if url and split_url(url) is None:
+        raise click.BadParameter("expected an http:// or https:// URL")
+    return url
+
+
+def _check_output_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """Before minutes of measuring."""
+    if path is not None and path != _STDOUT:
+        written = path if path.exists() else path.parent
+        if not written.exists():
+            raise click.BadParameter(f"directory {written} does not exist")
+        if not os.access(written, os.W_OK):
+            raise click.BadParameter(f"this user cannot write to {written}")
+    return path
+
+
+_POSITIVE = IntegerRange(1)
 _NEW_FILE = click.Path(dir_okay=False, path_type=Path)
 _NEW_FILE_OR_STDOUT = click.Path(dir_okay=False, allow_dash=True, path_type=Path)
 _STDOUT = Path("-")
 
 
 @click.command(context_settings={"show_default": True}, short_help="Run the benchmark.")
-@_option("seconds", click.FloatRange(0.1), "Measuring time per contender and round.")
+@_option("seconds", NumberRange(0.1), "Measuring time per server and round.")
 @_option("rounds", _POSITIVE, "Number of interleaved rounds; medians are reported.")
-@_option("clients", click.IntRange(1, 1000), "Concurrent connections.")
+@_option("clients", IntegerRange(1, 1000), "Concurrent connections.")
 @_option("sockets", _POSITIVE, "Number of WebSockets (`sockets`, `storm`, `presence`).")
-@_option("messages", click.IntRange(100), "Number of messages (`memory`).")
-@_option("events", click.IntRange(1000), "Stored events (`pages`).")
+@_option("messages", IntegerRange(100), "Number of messages (`memory`).")
+@_option("events", IntegerRange(1000), "Stored events (`pages`).")
 @click.option(
     "--accounts",
     callback=_parse_numbers,
     default=",".join(map(str, _DEFAULTS.accounts)),
+    metavar="LIST",
     help="Comma-separated numbers of registered DIDs (`accounts`).",
 )
 @_option("queued", _POSITIVE, "Queued messages (`accounts`).")
-@_option("minutes", click.FloatRange(0.1), "Duration of `soak`.")
+@_option("minutes", NumberRange(0.1), "Duration of `soak`.")
 @click.option("--even", is_flag=True, help="Send at fixed intervals instead of a Poisson process.")
 @click.option(
     "--sizes",
     callback=_parse_sizes,
     default="1k,16k",
+    metavar="LIST",
     help="Comma-separated plaintext or payload sizes.",
 )
 @click.option(
@@ -77,12 +106,15 @@ _STDOUT = Path("-")
     type=click.Choice(list(SCENARIOS)),
     metavar="NAME",
     multiple=True,
-    help=f"Scenario to run; repeatable: {', '.join(SCENARIOS)}. Default: the first {len(DEFAULT_SCENARIOS)}.",
+    help=f"Scenario to run; repeatable. Default: {', '.join(DEFAULT_SCENARIOS)}. On request: "
+    f"{', '.join(OPTIONAL_SCENARIOS)}. With --mongodb: {', '.join(MONGODB_SCENARIOS)}.",
 )
 @click.option(
     "--target",
     metavar="URL",
+    callback=_check_target,
     default="",
+    show_default=False,
     help="Measure the DIDComm v2 mediator at this URL or invitation instead of starting one.",
 )
 @click.option("--target-did", metavar="DID", help="DID of the target, if it serves neither `/did` nor `/invitation`.")
@@ -91,15 +123,25 @@ _STDOUT = Path("-")
     "--mongodb",
     metavar="URI",
     default="",
-    help="MongoDB replica set; databases are created in it and dropped.",
+    show_default=False,
+    help="URI of a MongoDB replica set; the benchmark creates databases in it and drops them.",
 )
 @click.option(
     "--json",
     "json_file",
+    metavar="FILE",
     type=_NEW_FILE_OR_STDOUT,
+    callback=_check_output_file,
     help="Write the results to FILE as JSON; `-` is standard output, and tables then go to standard error.",
 )
-@click.option("--svg", "svg_file", type=_NEW_FILE, help="Write charts of latency and throughput to FILE.")
+@click.option(
+    "--svg",
+    "svg_file",
+    metavar="FILE",
+    type=_NEW_FILE,
+    callback=_check_output_file,
+    help="Write charts of latency and throughput to FILE.",
+)
 def bench(
     sizes: tuple[int, ...],
     scenarios: tuple[str, ...],

@@ -86,7 +86,8 @@ def measure_sockets(plan: BenchmarkPlan, table: ResultTable) -> None:
             table.rows[f"{count} {state}"] = {"KiB each": each, _RSS: resident / _MIB}
             return each
 
-        sockets = [mediator.connect(wallet) for wallet in wallets]
+        with progress_bar(wallets, "sockets") as connecting:
+            sockets = [mediator.connect(wallet) for wallet in connecting]
         add_row("connected")
         for live in sockets:
             live.enable_live_delivery()

@@ -120,9 +120,10 @@ def _insert_copies(
     values = ", ".join(changed.get(name, f"one.{name}") for name in columns)
     copies = f"SELECT {values} FROM (SELECT * FROM {table} ORDER BY rowid LIMIT 1) AS one, {source}"
     statement = f"{_NUMBERS_CTE} INSERT INTO {table} ({', '.join(columns)}) {copies}"
-    for start in range(0, count, _INSERT_BATCH):
-        with connection:
-            connection.execute(statement, [start, min(count, start + _INSERT_BATCH)])
+    with progress_bar(range(0, count, _INSERT_BATCH), f"{table} rows") as starts:
+        for start in starts:
+            with connection:
+                connection.execute(statement, [start, min(count, start + _INSERT_BATCH)])
 
 
 # The daemon removes expired messages every 15 s; this is long enough for one such sweep to begin and end.

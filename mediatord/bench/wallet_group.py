@@ -11,7 +11,7 @@ import json
 import urllib.request
 from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -24,7 +24,7 @@ from urllib.parse import parse_qs, urlsplit
 from twisted.internet.task import Clock
 
 from mediatord.bench.raw_clients import KeepAliveClient, WebSocketClient
-from mediatord.bench.results import LoadResult
+from mediatord.bench.results import LoadResult, progress_bar
 from mediatord.errors import MediatorError
 from mediatord.protocol.didcomm.did_document import parse_did_document
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE, EphemeralKey
@@ -237,6 +237,10 @@ class WalletGroup:
         return result
 
 
+# A smaller group has no progress bar: it is quick, and another bar may be on display.
+_MANY_WALLETS = 500
+
+
 def enrol_group(mediator: DIDCommMediator | str, count: int, *, short: bool = False) -> WalletGroup:
     """
     Create wallets and enrol them by Coordinate Mediation 3.0, or 2.0 if the mediator does not know 3.0.
@@ -248,20 +252,22 @@ def enrol_group(mediator: DIDCommMediator | str, count: int, *, short: bool = Fa
     if isinstance(mediator, str):
         mediator = find_mediator(mediator)
     group, hop = WalletGroup.generate(mediator, count, KeepAliveClient(mediator.http_uri), short=short), mediator
-    for wallet in group.wallets:
-        wallet.coordination_version = group.wallets[0].coordination_version
-        try:
-            (granted, *_) = run_blocking(wallet.grant())
-        except RuntimeError:
-            if wallet is not group.wallets[0]:
-                raise
-            wallet.coordination_version = "2.0"
-            (granted, *_) = run_blocking(wallet.grant())
-        if granted != hop.did:
-            # It may be an alias of the mediator that does not resolve locally.
-            with suppress(LookupError, MediatorError, UnreadableMessage):
-                hop = DIDCommMediator.from_did(granted)
-        run_blocking(wallet.register())
+    enrolling = progress_bar(group.wallets, "wallets") if count >= _MANY_WALLETS else nullcontext(group.wallets)
+    with enrolling as wallets:
+        for wallet in wallets:
+            wallet.coordination_version = group.wallets[0].coordination_version
+            try:
+                (granted, *_) = run_blocking(wallet.grant())
+            except RuntimeError:
+                if wallet is not group.wallets[0]:
+                    raise
+                wallet.coordination_version = "2.0"
+                (granted, *_) = run_blocking(wallet.grant())
+            if granted != hop.did:
+                # It may be an alias of the mediator that does not resolve locally.
+                with suppress(LookupError, MediatorError, UnreadableMessage):
+                    hop = DIDCommMediator.from_did(granted)
+            run_blocking(wallet.register())
     return WalletGroup(mediator, group.wallets, hop, group.connection)
 
 

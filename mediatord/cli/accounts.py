@@ -12,6 +12,7 @@ from mediatord.cli.console import (
     config_option,
     escape_control_characters,
     format_bytes,
+    format_plural,
     format_time,
     group_config_option,
     json_option,
@@ -30,8 +31,8 @@ def accounts() -> None:
     """
     List, show and remove accounts of DIDComm wallets.
 
-    Uses the control socket of a running daemon, else opens the store. DID is a DID in any spelling, or as in the
-    event log: shortened, or a pseudonym.
+    Uses the control socket of a running daemon, else opens the store. DID can be a full DID, or a
+    shortened DID or pseudonym from the event log.
     """
 
 
@@ -61,7 +62,7 @@ def list_accounts(path: Path, top: int, as_json: bool) -> None:
     ]
     print_table(("account", "enrolled", "last contact", "used", "recipients #", "messages #", "size #"), rows)
     more = f"; showing the newest {len(found)}" if len(found) < total else ""
-    click.echo(f"{total} {'account' if total == 1 else 'accounts'}{more}")
+    click.echo(f"{format_plural(total, 'account')}{more}")
 
 
 @accounts.command()
@@ -80,7 +81,7 @@ def show(did: str, path: Path, as_json: bool) -> None:
     click.echo(f"enrolled      {format_time(record.created_at)}")
     click.echo(f"last contact  {format_time(record.seen_at)}")
     click.echo(f"used          {'yes' if record.used else 'no'}")
-    click.echo(f"waiting       {record.messages} messages, {format_bytes(record.bytes)}")
+    click.echo(f"waiting       {format_plural(record.messages, 'message')}, {format_bytes(record.bytes)}")
     for name in names:
         click.echo(f"recipient     {escape_control_characters(name)}")
 
@@ -94,8 +95,8 @@ def remove(did: str, path: Path, yes: bool, as_json: bool) -> None:
     """
     Remove an account with its registrations and queued messages.
 
-    Logs each removed message as msg.remove. The wallet can enrol again unless didcomm.deny lists it; its open sockets
-    stay open.
+    Logs each removed message as msg.remove. The wallet can enrol again unless didcomm.deny lists it; its open
+    WebSockets stay open.
     """
     with open_store(path) as store, progress_bar("removing" if yes else "reading"):
         record = store.find_account(did)
@@ -107,10 +108,10 @@ def remove(did: str, path: Path, yes: bool, as_json: bool) -> None:
     if yes and as_json:
         print_json({"dry_run": False, "did": record.did, "messages": len(removed), "bytes": size})
     elif yes:
-        click.echo(f"{name} removed, with {len(removed)} messages, {format_bytes(size)}")
+        click.echo(f"{name} removed, with {format_plural(len(removed), 'message')}, {format_bytes(size)}")
     elif as_json:
         print_json({"dry_run": True, **asdict(record)})
     else:
-        waiting = f"{record.messages} messages, {format_bytes(record.bytes)}"
-        click.echo(f"{name} would be removed, with {record.recipients} registrations and {waiting}")
+        waiting = f"{format_plural(record.messages, 'message')}, {format_bytes(record.bytes)}"
+        click.echo(f"{name} would be removed, with {format_plural(record.recipients, 'registration')} and {waiting}")
         click.echo("nothing was removed; add --yes to remove it")

@@ -57,7 +57,8 @@ def export_command(path: Path, target: Path, offline: bool, stopped: bool, as_js
     all nodes and use --offline.
     """
     with open_record_source(load_config(path).storage, offline=offline, stopped=stopped) as store:
-        counts = store.counts()
+        with progress_bar("counting"):
+            counts = store.counts()
         with progress_bar("exporting", sum(counts.values())) as progress:
             counts = write_archive(target, store.backend, store.records(), progress)
     print_result(as_json, {"archive": str(target), "records": counts}, f"{format_counts(counts)}\n\nwrote {target}")
@@ -136,7 +137,9 @@ def backup_command(path: Path, target: Path, offline: bool, stopped: bool, as_js
             with progress_bar("copying", measure_file(database), measure=lambda: measure_file(to)):
                 return copy_sqlite_store(database, to)
         with open_record_source(config.storage, offline=offline, stopped=stopped) as store:
-            with progress_bar("copying", sum(store.counts().values())) as progress:
+            with progress_bar("counting"):
+                total = sum(store.counts().values())
+            with progress_bar("copying", total) as progress:
                 return write_archive(to, store.backend, store.records(), progress)
 
     manifest = create_backup(target, path, config, copy, progress_bar)
@@ -153,7 +156,7 @@ def backup_command(path: Path, target: Path, offline: bool, stopped: bool, as_js
     "directory",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Directory to write to; created if missing.",
+    help="Directory to write mediator.yaml to; created if missing.",
 )
 @stopped_option
 @json_option
@@ -161,8 +164,8 @@ def restore_command(source: Path, path: Path | None, directory: Path | None, sto
     """
     Restore a backup; overwrites nothing. No daemon may run.
 
-    Writes files to the paths in the restored configuration. Fails if the store is not empty, or if a file exists and
-    differs. Messages acknowledged since the backup are delivered again.
+    Requires either --config or --dir. Writes files to the paths in the restored configuration. Fails if the store is
+    not empty, or if a file exists and differs. Messages acknowledged since the backup are delivered again.
     """
     # MEDIATORD_CONFIG does not count beside --dir.
     chosen = path if directory is None else find_given_config(click.get_current_context())

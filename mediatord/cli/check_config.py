@@ -88,7 +88,7 @@ def _check_database(config: Config) -> Iterator[str]:
         yield f"cannot use {path}: {loss}"
     elif path.exists():
         if not os.access(path, os.R_OK | os.W_OK):
-            yield f"this user may not read and write {path}"
+            yield f"this user cannot read and write {path}"
             return
         try:
             with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
@@ -167,8 +167,8 @@ def _explain_unwritable(directory: Path) -> Iterator[str]:
     if not there.is_dir():
         yield f"{there} is not a directory"
     elif not os.access(there, os.W_OK | os.X_OK):
-        what = "cannot be written to" if there == directory else f"is not there, and {there} cannot be written to,"
-        yield f"{directory} {what} by this user"
+        missing = "" if there == directory else f"{directory} does not exist, and "
+        yield f"{missing}this user cannot write to {there}"
 
 
 @click.command("check-config")
@@ -179,7 +179,8 @@ def check_config(path: Path, as_json: bool) -> int:
     Validate the configuration and the files that it names.
 
     Prints one line per problem. Checks keys, certificates, database and directories as the calling user; changes
-    nothing and makes no connection. Exits with 2 if the configuration is invalid, with 1 if only files are.
+    nothing and makes no connection. Exits with 2 if the configuration is invalid, with 1 if only a file or directory
+    is.
     """
     draft = examine_config(path)
     checks = [] if draft.config is None else list_checks(draft.config, path)

@@ -16,6 +16,7 @@ from click.shell_completion import ShellComplete, get_completion_class
 
 from mediatord import __version__
 from mediatord.cli.console import (
+    LOCAL_URL,
     ca_option,
     escape_control_characters,
     find_given_config,
@@ -27,6 +28,7 @@ from mediatord.errors import OperatorError
 _PROGRAM_NAME = "mediatord"
 _COMPLETION_VARIABLE = "_MEDIATORD_COMPLETE"
 _EXIT_FAILED, _EXIT_WRONG_USAGE = 1, 2
+_SYNTAX_ERRORS = ("No such command", "No such option", "Got unexpected", "Missing argument", "Missing option")
 # Location and short help of each; those without a short help are not listed.
 _COMMANDS = {
     "accounts": ("cli.accounts:accounts", "List, show and remove accounts of DIDComm wallets."),
@@ -36,7 +38,7 @@ _COMMANDS = {
     ),
     "bench": ("bench.cli:bench", "Run the benchmark."),
     "check-config": ("cli.check_config:check_config", "Validate the configuration and the files that it names."),
-    "completion": ("cli.commands:completion", "Print a shell completion script."),
+    "completion": ("cli.commands:completion", "Print a completion script for bash, zsh or fish."),
     "demo": ("cli.commands:demo", "Run a demo: two temporary wallets exchange messages through a mediator."),
     "did": ("cli.keys:did", "Print the mediator's DIDs: did:peer:2, then did:web."),
     "export": ("cli.backup:export_command", "Export the store to an archive that any backend can import."),
@@ -114,7 +116,7 @@ def _run_command(arguments: Sequence[str] | None) -> int:
         error.show()
         return _EXIT_WRONG_USAGE
     except click.ClickException as error:
-        return _print_error(error.format_message(), error.exit_code)
+        return _print_error(_format_click_error(error), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         return _print_error("interrupted", _EXIT_FAILED)
     except OperatorError as error:
@@ -125,20 +127,29 @@ def _run_command(arguments: Sequence[str] | None) -> int:
         return _print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error), _EXIT_FAILED)
 
 
+def _format_click_error(error: click.ClickException) -> str:
+    """Its message; names the help to read after an error of syntax that suggests nothing."""
+    text = error.format_message()
+    if isinstance(error, click.UsageError) and error.ctx and text.startswith(_SYNTAX_ERRORS) and text[-1] != "?":
+        return f"{text.rstrip('.')}; see {error.ctx.command_path} --help"
+    return text
+
+
 def _print_error(text: str, status: int) -> int:
     click.echo(f"{_PROGRAM_NAME}: {escape_control_characters(' '.join(text.split()))}", err=True)
     return status
 
 
 @click.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", metavar="SHELL", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
     """
-    Print a shell completion script.
+    Print a completion script for bash, zsh or fish.
 
-    \b
-    For bash, type: source <(mediatord completion bash)
+    In bash and zsh, run: source <(mediatord completion SHELL)
+
+    In fish, run: mediatord completion fish | source
     """
     kind = get_completion_class(shell)
     assert kind is not None
@@ -148,7 +159,9 @@ def completion(context: click.Context, shell: str) -> None:
 
 
 @click.command()
-@url_option(help="URL of a running mediator. Default: start a temporary one.")
+@url_option(
+    help=f"URL of a running mediator. Default: {LOCAL_URL} if a mediator runs there, else a temporary mediator."
+)
 @ca_option
 def demo(url: str | None) -> int:
     """Run a demo: two temporary wallets exchange messages through a mediator."""

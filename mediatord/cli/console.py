@@ -114,10 +114,22 @@ ca_option = click.option(
 )
 
 
+class IntegerRange(click.IntRange):
+    """An integer within bounds."""
+
+    name = "integer"
+
+
+class NumberRange(click.FloatRange):
+    """A number within bounds."""
+
+    name = "number"
+
+
 def top_option(most: int, default: int) -> Callable[[_CommandT], _CommandT]:
     """`--top`, of a listing."""
     return click.option(
-        "--top", type=click.IntRange(1, most), default=default, show_default=True, help="Maximum number of rows."
+        "--top", type=IntegerRange(1, most), default=default, show_default=True, help="Maximum number of rows."
     )
 
 
@@ -152,6 +164,11 @@ def print_result(as_json: bool, value: Any, text: str) -> None:
         print_json(value)
     else:
         click.echo(text)
+
+
+def format_plural(number: int, what: str) -> str:
+    """A number of things, such as `1 message` and `2 messages`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def find_program_name() -> str:

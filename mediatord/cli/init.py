@@ -140,7 +140,7 @@ def init(directory: Path, public_url: str, as_json: bool) -> None:
     try:
         config, path = write_initial_files(directory, public_url)
     except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--public-url") from None
+        raise click.BadParameter(str(error), param_hint="'--public-url'") from None
     identity = read_identity(config)
     steps = list(list_next_steps(config, path))
     written = {"config": str(path), "keys": str(config.identity.keys), "log_key": str(config.log_key_path)}

@@ -42,7 +42,7 @@ def ask_new_passphrase(file: Path | None) -> bytes:
     """
     if file is not None:
         return check_passphrase(read_secret_file(file).rstrip(b"\r\n"), file)
-    _require_terminal("set identity.passphrase_file")
+    _require_terminal("no passphrase given: set identity.passphrase_file")
     typed: str = click.prompt("new passphrase", hide_input=True, confirmation_prompt=True, err=True)
     return check_passphrase(typed.encode(), "the passphrase")
 
@@ -108,7 +108,7 @@ def keys() -> None:
 @config_option
 @json_option
 def list_keys(path: Path, as_json: bool) -> None:
-    """List the keys and the did:peer:2 of each pair, latest first."""
+    """List the keys and the did:peer:2 of each pair, newest first."""
     config = load_config(path)
     found = load_keys(config.identity.keys, make_passphrase_reader(config))
     states = ["prepared"] * len(found.prepared_generations) + ["current"] + ["former"] * len(found.generations[1:])
@@ -126,11 +126,11 @@ def list_keys(path: Path, as_json: bool) -> None:
 @json_option
 def rotate(path: Path, prepare: bool, as_json: bool) -> None:
     """
-    Make new keys current, and with them a new DID; former DIDs stay accepted.
+    Create new current keys, which give a new DID.
 
-    A running daemon uses them after SIGHUP, without closing sockets. In a cluster, run `keys rotate --prepare`, copy
-    the file to all nodes and reload all of them; then do the same with `keys rotate`, which makes the prepared keys
-    current.
+    Former DIDs stay accepted. A running daemon uses the new keys after SIGHUP, without closing sockets. In a cluster,
+    run `keys rotate --prepare`, copy the file to all nodes and reload all of them; then do the same with `keys
+    rotate`, which makes the prepared keys current.
     """
     config = load_config(path)
     rotated = rotate_keys(
@@ -248,7 +248,7 @@ def list_pseudonym_keys(path: Path, as_json: bool) -> None:
     file = load_config(path).log_key_path
     keys = read_pseudonym_keys(file)
     epochs = [{"epoch": key.epoch, "since": str(key.since)} for key in keys]
-    text = "\n".join(f"{key.epoch}  since {key.since}" for key in keys)
+    text = "\n".join(f"epoch {key.epoch}, from {key.since}" for key in keys)
     print_result(as_json, {"file": str(file), "epochs": epochs}, text)
 
 
@@ -260,7 +260,7 @@ def rotate_pseudonym_key(path: Path, as_json: bool) -> None:
     file = load_config(path).log_key_path
     key = start_key_epoch(file, datetime.now(UTC).date())
     value = {"file": str(file), "epoch": key.epoch, "since": str(key.since), "next": _RELOAD_HINT}
-    print_result(as_json, value, f"started epoch {key.epoch}")
+    print_result(as_json, value, f"started epoch {key.epoch}; next: {_RELOAD_HINT}")
 
 
 @log_keys.command("forget")
@@ -269,9 +269,9 @@ def rotate_pseudonym_key(path: Path, as_json: bool) -> None:
 @json_option
 def forget_pseudonym_key(epoch: int, path: Path, as_json: bool) -> None:
     """
-    Delete the key of an epoch: its pseudonyms can no longer be resolved.
+    Delete the key of an epoch.
 
-    A running daemon keeps a key in use until SIGHUP or midnight UTC.
+    Its pseudonyms can no longer be resolved. A running daemon keeps a key in use until SIGHUP or midnight UTC.
     """
     file = load_config(path).log_key_path
     delete_epoch_key(file, epoch)

@@ -15,6 +15,7 @@ from mediatord.cli.console import (
     PROBE_MARKER,
     config_option,
     format_bytes,
+    format_plural,
     format_time,
     format_time_span,
     group_config_option,
@@ -41,8 +42,8 @@ def queue() -> None:
     """
     List message queues and remove messages from them.
 
-    Uses the control socket of a running daemon, else opens the store. DID is a DID in any spelling, or as in the
-    event log: shortened, or a pseudonym. Queues of the self-test (GET /ready) are marked.
+    Uses the control socket of a running daemon, else opens the store. DID can be a full DID, or a
+    shortened DID or pseudonym from the event log. Queues of the self-test (GET /ready) are marked.
     """
 
 
@@ -52,7 +53,11 @@ def queue() -> None:
 @protocol_option
 @json_option
 def list_queues(path: Path, top: int, protocol: Any, as_json: bool) -> None:
-    """List the longest queues: recipient, account, messages, bytes, age of the oldest message."""
+    """
+    List the longest queues.
+
+    Shows the recipient, its account, messages, size and the age of the oldest message.
+    """
     with open_store(path) as store, progress_bar("reading"):
         queues, totals = store.list_queues(protocol, top)
     own = [store.may_be_probe(one.account) for one in queues]
@@ -74,7 +79,7 @@ def list_queues(path: Path, top: int, protocol: Any, as_json: bool) -> None:
     ]
     print_table(("protocol", "recipient", "account", "messages #", "size #", "oldest #"), rows)
     more = f"; showing the longest {len(queues)}" if len(queues) < totals.queues else ""
-    counted = f"{_format_plural(totals.queues, 'queue')} with {_format_plural(totals.messages, 'message')}"
+    counted = f"{format_plural(totals.queues, 'queue')} with {format_plural(totals.messages, 'message')}"
     click.echo(f"{counted}, {format_bytes(totals.bytes)}{more}")
 
 
@@ -86,9 +91,10 @@ def list_queues(path: Path, top: int, protocol: Any, as_json: bool) -> None:
 @json_option
 def show(did: str, path: Path, top: int, protocol: Any, as_json: bool) -> None:
     """
-    Show the queued messages of a recipient DID, oldest first, without payloads.
+    Show the queued messages of a recipient DID.
 
-    Pushes are counted for DIDComm only. Exits with 1 if the DID is not registered.
+    Lists them oldest first, without payloads. Pushes are counted for DIDComm only. Exits with 1 if the DID is not
+    registered.
     """
     with open_store(path) as store, progress_bar("reading"):
         did = store.find_did(did)
@@ -159,7 +165,7 @@ def _summarize_json(entries: Sequence[QueuedMessage]) -> dict[str, Any]:
 
 
 def _summarize_text(entries: Sequence[QueuedMessage]) -> str:
-    return f"{len(entries)} messages, {format_bytes(sum(one.size for one in entries))},"
+    return f"{format_plural(len(entries), 'message')}, {format_bytes(sum(one.size for one in entries))},"
 
 
 def _print_entries(entries: Sequence[QueuedMessage]) -> None:
@@ -188,8 +194,4 @@ def _parse_duration(text: str) -> float:
     try:
         return parse_duration(text)
     except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--older-than") from None
-
-
-def _format_plural(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+        raise click.BadParameter(str(error), param_hint="'--older-than'") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from functools import partial
@@ -22,6 +23,7 @@ from mediatord.config.settings import Config
 from mediatord.errors import StartupError
 from mediatord.identity.invitation import build_short_invitation_url
 from mediatord.identity.mediator_identity import MediatorIdentity
+from mediatord.net.listeners import find_self_signed_certificate
 from mediatord.runtime.reactor_clock import install_monotonic_clock
 from mediatord.tap import DaemonService
 from mediatord.workers.supervised_worker import SPEC_FD, WorkerSpec
@@ -42,6 +44,8 @@ def run(path: Path) -> None:
 
 
 def _make_banner(config: Config, identity: MediatorIdentity) -> str:
+    certificate = find_self_signed_certificate(config.public_url, config.listen)
+    trusting = "" if certificate is None else f" --ca {shlex.quote(str(certificate))}"
     return "\n".join(
         (
             f"mediatord {__version__} for {config.public_url}, on {', '.join(config.listen)}",
@@ -51,8 +55,8 @@ def _make_banner(config: Config, identity: MediatorIdentity) -> str:
             f"invitation  {build_short_invitation_url(config.public_url)}",
             "",
             f"try         open {config.public_url}/invitation in a browser, or in another terminal:",
-            f"            {find_program_name()} demo --url {config.public_url}",
-            f"            {find_program_name()} status --url {config.public_url}",
+            f"            {find_program_name()} demo --url {config.public_url}{trusting}",
+            f"            {find_program_name()} status --url {config.public_url}{trusting}",
             "",
         )
     )

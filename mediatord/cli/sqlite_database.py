@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -15,8 +17,10 @@ from mediatord.runtime.progress_bar import progress_bar
 from mediatord.store.sqlite.connection import connect, connect_reader
 from mediatord.store.sqlite.database_file import (
     DatabaseFileLock,
+    StoreInUse,
     check_integrity,
     check_structure,
+    check_tables,
     create_database,
     is_missing_or_empty,
 )
@@ -36,13 +40,15 @@ def check(path: Path, deep: bool, as_json: bool) -> int:
     """
     Check the database for damage; the daemon may run.
 
-    Changes nothing. Exits with 1 if the database is damaged; see docs/how-to/back-up-and-restore.md for recovery.
+    Changes nothing. Exits with 1 if the database is damaged, has no tables or is not of mediatord. For recovery,
+    see "Back up and restore" in the documentation.
     """
     database = _find_database(path)
     try:
         with closing(connect_reader(database)) as connection:
             with progress_bar("checking"):
                 problems = check_integrity(connection) if deep else check_structure(connection)
+            problems = problems or check_tables(connection)
     except sqlite3.Error as error:
         problems = [str(error)]
     text = "\n".join(f"{database}: {problem}" for problem in problems) or f"{database}: ok"
@@ -64,6 +70,8 @@ def vacuum(path: Path, as_json: bool) -> None:
     use = DatabaseFileLock(database)
     try:
         use.take()
+    except StoreInUse as error:
+        raise StartupError(f"{error}; stop it first") from None
     except ValueError as error:
         raise StartupError(str(error)) from None
     try:
@@ -91,7 +99,8 @@ def create(path: Path, as_json: bool) -> None:
     """
     Create an empty database to replace one that is lost.
 
-    Accounts and messages are gone then: if you have a backup, restore it instead. Not needed after `mediatord init`.
+    The accounts and messages of the lost database stay lost: if you have a backup, restore it instead. Not needed
+    after `mediatord init`.
     """
     database = _read_sqlite_path(path)
     try:
@@ -102,10 +111,12 @@ def create(path: Path, as_json: bool) -> None:
 
 
 def _find_database(path: Path) -> Path:
-    """Path of the database. :raise StartupError: it does not exist."""
+    """Path of the database. :raise StartupError: it does not exist, is empty or cannot be read."""
     database = _read_sqlite_path(path)
     if is_missing_or_empty(database):
-        raise StartupError(f"the database {database} does not exist")
+        raise StartupError(f"the database {database} {'is empty' if database.exists() else 'does not exist'}")
+    if not os.access(database, os.R_OK):
+        raise StartupError(f"cannot read {database}: {os.strerror(errno.EACCES)}")
     return database
 
 

@@ -23,6 +23,7 @@ from prometheus_client.samples import Sample
 
 from mediatord.cli.console import (
     LOCAL_URL,
+    NumberRange,
     ca_option,
     escape_control_characters,
     json_option,
@@ -304,7 +305,7 @@ def _format_amounts(values: dict[str, Any]) -> Iterator[ReportRow]:
     reasons = sorted(values["refused"]["reasons"].items(), key=lambda one: -one[1])
     for reason, number in reasons[:_MAX_REASONS]:
         yield f"  {reason}", str(number)
-    for what, quantiles in (("delivery", values["delivery_seconds"]), ("answer", values["request_seconds"])):
+    for what, quantiles in (("delivery", values["delivery_seconds"]), ("response", values["request_seconds"])):
         for label, shares in quantiles.items():
             yield f"{what} {label}", f"p50 {_format_span(shares['p50'])}, p95 {_format_span(shares['p95'])}"
 
@@ -320,18 +321,12 @@ def _format_span(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h"
 
 
-class _IntervalRange(click.FloatRange):
-    """A number of seconds."""
-
-    name = "seconds"
-
-
 @click.command()
 @url_option(default=LOCAL_URL, show_default=True, help="URL of the mediator.")
 @click.option(
     "--watch",
     metavar="[SECONDS]",
-    type=_IntervalRange(0.1, 3600),
+    type=NumberRange(0.1, 3600),
     is_flag=False,
     flag_value=2.0,
     help="Repeat every SECONDS (default: 2) until Ctrl-C.",
@@ -339,7 +334,7 @@ class _IntervalRange(click.FloatRange):
 @click.option(
     "--over",
     metavar="SECONDS",
-    type=_IntervalRange(0, 3600),
+    type=NumberRange(0, 3600),
     default=1.0,
     show_default=True,
     help="Sampling interval for rates; 0: no rates.",
@@ -357,7 +352,7 @@ def status(url: str, watch: float | None, over: float, as_json: bool) -> int:
         with suppress(KeyboardInterrupt):
             _watch_status(url, watch, as_json)
         return 0
-    with progress_bar("querying"):
+    with progress_bar("querying", delay=over + 1):  # it always waits between the samples
         first = take_sample(url)
         report = StatusReport(first)
         if over and not isinstance(first.figures, str):

@@ -7,12 +7,13 @@ it would stay open without limit or timeout. The factories here close it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from urllib.parse import urlsplit
 
 from cryptography import x509
 from OpenSSL import SSL, crypto
@@ -135,6 +136,28 @@ def find_certificate_files(endpoint: str) -> dict[str, Path]:
     # Positional arguments: port, key, certificate.
     found = dict(zip(CERTIFICATE_PARAMETERS[:2], given[1:], strict=False)) | named
     return {name: Path(found[name]) for name in CERTIFICATE_PARAMETERS if name in found}
+
+
+def find_self_signed_certificate(public_url: str, endpoints: Iterable[str]) -> Path | None:
+    """The certificate of the listener at the public URL, if only clients that are told to will trust it."""
+    parts = urlsplit(public_url)
+    if parts.scheme != "https":
+        return None
+    for endpoint in endpoints:
+        kind, given, named = parse_endpoint_string(endpoint.removeprefix(HAPROXY_PREFIX))
+        port = named.get("port") or (given[0] if given else "443")
+        if kind == "ssl" and port == str(parts.port or 443):
+            files = find_certificate_files(endpoint)
+            path = files.get("certKey", files.get("privateKey"))
+            with suppress(OSError, ValueError):
+                if path is not None and _is_self_signed(path):
+                    return path
+    return None
+
+
+def _is_self_signed(path: Path) -> bool:
+    certificate = x509.load_pem_x509_certificate(path.read_bytes())
+    return certificate.issuer == certificate.subject
 
 
 @implementer(IOpenSSLContextFactory)

@@ -15,6 +15,7 @@ from twisted.internet.error import ConnectError
 from twisted.web.client import ResponseNeverReceived
 
 from mediatord.protocol import encoding
+from mediatord.runtime.progress_bar import progress_bar
 from mediatord.wallet.decentrl_client import (
     PRIVATE_CHANNEL,
     CommandRefused,
@@ -320,9 +321,11 @@ def run_demo(url: str | None) -> int:
                 click.echo(f"Using the mediator at {url}.")
             elif url is None:
                 click.echo(f"No mediator at {_DEFAULT_URL}: starting a temporary one.")
-                url = stack.enter_context(run_temporary_daemon()).url
+                with progress_bar("starting"):
+                    url = stack.enter_context(run_temporary_daemon()).url
             click.echo("Starting a second, temporary mediator for a wallet that is registered elsewhere.")
-            other = stack.enter_context(run_temporary_daemon())
+            with progress_bar("starting"):
+                other = stack.enter_context(run_temporary_daemon())
             task.react(_run_steps, (url, other.url))
         except DaemonStartError as error:
             click.secho(f"The temporary mediator did not start: {error}", fg="red", err=True)
@@ -338,17 +341,17 @@ async def _run_steps(reactor: Any, url: str, other_url: str) -> None:
         await _DecentrlDemo(reactor, (url, other_url), printer).run()
     except Exception as error:
         click.echo()
-        click.secho(f"The demo failed: {_describe_error(error)}", fg="red", err=True)
+        click.secho(f"The demo failed: {_describe_error(error, url)}", fg="red", err=True)
         raise SystemExit(1) from None
     click.echo()
     click.secho("All steps succeeded.", fg="green")
 
 
-def _describe_error(error: Exception) -> str:
+def _describe_error(error: Exception, url: str) -> str:
     if isinstance(error, (MediatorProblem, CommandRefused)):
         return f"the mediator rejected a request ({error})"
     if isinstance(error, ConnectError):
-        return "cannot connect to the mediator"
+        return f"cannot connect to the mediator at {url}"
     if isinstance(error, ResponseNeverReceived) and "certificate verify failed" in str(error):
         return "the mediator's certificate is not trusted; use --ca to trust its certificate authority"
     if isinstance(error, (DemoStepFailed, UnreadableMessage, SocketClosedError)):

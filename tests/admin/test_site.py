@@ -423,7 +423,7 @@ class TrafficTests(AdminTestCase):
     def status_at(self, seconds: float) -> None:
         """Read the status, and then set the clock of the host."""
         self.in_memory.status()
-        self.in_memory.clock.set_by(seconds)
+        self.in_memory.clock.step_wall_clock(seconds)
 
 
 class ProblemTests(AdminTestCase):

@@ -35,15 +35,15 @@ import json, os, sys
 from analytics.java import find_java, set_java_home
 from analytics.spark_session import SessionOptions, open_session
 set_java_home(find_java())
-asked = json.loads(sys.argv[1])
-with open_session(SessionOptions(**asked["options"])) as spark:
+request = json.loads(sys.argv[1])
+with open_session(SessionOptions(**request["options"])) as spark:
     context = spark.sparkContext
-    told = {name: context.getConf().get(name) for name in asked["settings"]}
-    told["heap"] = spark._jvm.java.lang.Runtime.getRuntime().maxMemory()
-    told["master"] = context.master
-    told["count"] = spark.range(10).repartition(4).count()
-    print(json.dumps(told), flush=True)
-    exec(asked["then"])
+    report = {name: context.getConf().get(name) for name in request["settings"]}
+    report["heap"] = spark._jvm.java.lang.Runtime.getRuntime().maxMemory()
+    report["master"] = context.master
+    report["count"] = spark.range(10).repartition(4).count()
+    print(json.dumps(report), flush=True)
+    exec(request["then"])
 """
 
 

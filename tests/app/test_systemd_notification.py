@@ -31,14 +31,14 @@ class RecordingReloader:
     fails = False
 
     def __init__(self) -> None:
-        self.asked: list[object] = []
+        self.calls: list[object] = []
 
     def read(self) -> Any:
         """Nothing."""
 
     def reload(self, read: object) -> None:
         """Ignore."""
-        self.asked.append(read)
+        self.calls.append(read)
         if self.fails:
             raise ZeroDivisionError
 
@@ -148,8 +148,8 @@ class SystemdNotificationTests(SynchronousTestCase):
         self.sent()
         before = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         self.signs.reload(read)
-        begun, ended = self.sent()
-        reloader, since = begun.splitlines()
+        first, ended = self.sent()
+        reloader, since = first.splitlines()
         self.assertEqual((reloader, ended), ("RELOADING=1", "READY=1"))
         name, _, microseconds = since.partition("=")
         self.assertEqual(name, "MONOTONIC_USEC")
@@ -157,7 +157,7 @@ class SystemdNotificationTests(SynchronousTestCase):
         self.base.reloader.fails = True
         self.assertRaises(ZeroDivisionError, self.signs.reload, read)
         self.assertEqual(self.sent()[-1], "READY=1")
-        self.assertEqual(self.base.reloader.asked, [read] * 3)
+        self.assertEqual(self.base.reloader.calls, [read] * 3)
 
     def test_stop(self) -> None:
         """STOPPING once; nothing follows, and no timer remains."""

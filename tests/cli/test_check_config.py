@@ -160,7 +160,7 @@ def test_checks_directory_of_control_socket(
     capsys.readouterr()
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: path != folder and access(path, mode))
-    reason = f"{folder} cannot be written to by this user"
+    reason = f"this user cannot write to {folder}"
     assert read_problems(config_path, 1, capsys) == [
         (find_line(config_path, "control_socket"), "control_socket", reason)
     ]
@@ -312,4 +312,4 @@ def test_accepts_missing_directory_with_writable_ancestor(tmp_path: Path) -> Non
     assert list(_explain_unwritable(tmp_path / "file" / "b")) == [f"{tmp_path}/file is not a directory"]
     if os.geteuid() != 0:
         (tmp_path / "shut").mkdir(mode=0o500)
-        assert list(_explain_unwritable(tmp_path / "shut")) == [f"{tmp_path}/shut cannot be written to by this user"]
+        assert list(_explain_unwritable(tmp_path / "shut")) == [f"this user cannot write to {tmp_path}/shut"]

@@ -68,8 +68,8 @@ def config_path(tmp_path: Path, capsys: Capture) -> Path:
 
 def test_help_lists_subcommands(capsys: Capture) -> None:
     assert call("--help") == 0
-    shown = capsys.readouterr().out
-    assert all(f"  {name} " in shown for name in COMMANDS)
+    output = capsys.readouterr().out
+    assert all(f"  {name} " in output for name in COMMANDS)
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "bench"])
@@ -106,9 +106,9 @@ def test_help_and_completion_import_little(arguments: Sequence[str]) -> None:
 def test_completion_scripts(shell: str, capsys: Capture) -> None:
     """Each calls the program by its variable."""
     assert call("completion", shell) == 0
-    shown = capsys.readouterr().out
-    assert f"_MEDIATORD_COMPLETE={shell}_complete" in shown
-    assert "mediatord" in shown
+    output = capsys.readouterr().out
+    assert f"_MEDIATORD_COMPLETE={shell}_complete" in output
+    assert "mediatord" in output
 
 
 def list_leaf_commands(group: click.Group, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -178,16 +178,16 @@ def test_init_writes_configuration_and_keys(tmp_path: Path, capsys: Capture) -> 
     """And prints the DIDs and the next commands."""
     directory = tmp_path / "a" / "b"
     assert call("init", "--dir", str(directory), "--public-url", "https://m.example") == 0
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert {path.name for path in directory.iterdir()} == {"mediator.yaml", "keys.jwks", "log.key"}
     assert all(path.stat().st_mode & 0o077 == 0 for path in (directory / "keys.jwks", directory / "log.key"))
     config = load_config(directory / "mediator.yaml", {})
     assert config.public_url == "https://m.example"
     assert config.listen == ("tcp:8080:interface=127.0.0.1",)
-    assert "\ndid:peer:2.E" in shown
-    assert "\ndid:web:m.example\n" in shown
-    assert f"     mediatord run --config {directory}/mediator.yaml\n" in shown
-    assert "to http://127.0.0.1:8080, including WebSockets; or" in shown
+    assert "\ndid:peer:2.E" in output
+    assert "\ndid:web:m.example\n" in output
+    assert f"     mediatord run --config {directory}/mediator.yaml\n" in output
+    assert "to http://127.0.0.1:8080, including WebSockets; or" in output
     assert [str(network) for network in config.trusted_proxies] == ["127.0.0.0/8", "::1/128"]
     assert (directory / "mediator.yaml").stat().st_mode & 0o777 == 0o640
 
@@ -227,19 +227,19 @@ def test_init_for_system_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     (tmp_path / "share/mediatord/systemd").mkdir(parents=True)
     (tmp_path / "share/mediatord/systemd/mediatord.service").touch()
     assert call("init", "--dir", str(tmp_path / "etc"), "--public-url", "https://m.example") == 0
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     config = load_config(tmp_path / "etc" / "mediator.yaml", {})
     assert config.storage.sqlite.path == Path("/var/lib/mediatord/mediator.sqlite3")
     assert config.log.directory == Path("/var/log/mediatord")
     assert config.log_key_path == Path("/var/lib/mediatord/log.key")
     assert config.control_socket == Path("/var/lib/mediatord/control.sock")
     assert config.identity.keys == tmp_path / "etc" / "keys.jwks"
-    assert "     useradd --system --home-dir /var/lib/mediatord " in shown
-    assert f"     cp {tmp_path}/share/mediatord/systemd/mediatord.* {tmp_path}/units/\n" in shown
-    assert "     systemctl enable --now mediatord.service\n" in shown
+    assert "     useradd --system --home-dir /var/lib/mediatord " in output
+    assert f"     cp {tmp_path}/share/mediatord/systemd/mediatord.* {tmp_path}/units/\n" in output
+    assert "     systemctl enable --now mediatord.service\n" in output
     # The daemon can neither open port 443 nor read certbot's files.
-    assert "to http://127.0.0.1:8080, including WebSockets\n" in shown
-    assert "ssl:443" not in shown
+    assert "to http://127.0.0.1:8080, including WebSockets\n" in output
+    assert "ssl:443" not in output
 
 
 def test_init_sets_owners_for_system_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
@@ -407,9 +407,9 @@ def test_status_of_unhealthy_daemon(capsys: Capture) -> None:
     pages = {"/health": (503, '{"status":"error","detail":"store"}'), "/metrics": (403, "")}
     with serve_pages(pages) as url:
         assert call("status", "--url", url) == 1
-    shown = capsys.readouterr().out
-    assert "error: store" in shown
-    assert "HTTP 403" in shown
+    output = capsys.readouterr().out
+    assert "error: store" in output
+    assert "HTTP 403" in output
 
 
 def test_status_rejects_other_servers(capsys: Capture) -> None:
@@ -434,7 +434,7 @@ def test_runs_as_module() -> None:
     assert (completed.returncode, completed.stdout, completed.stderr) == (
         2,
         "",
-        "mediatord: No such command 'fly'.\n",
+        "mediatord: No such command 'fly'; see mediatord --help\n",
     )
 
 
@@ -466,3 +466,21 @@ def test_watchdog_interval() -> None:
 def test_escapes_control_characters_in_errors(tmp_path: Path, capsys: Capture) -> None:
     assert call("did", "--config", str(tmp_path / "\x1b[2J\x9b\u202e.yaml")) != 0
     assert "\\x1b[2J\\x9b\\u202e.yaml" in one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("did", "more"), "Got unexpected extra argument (more); see mediatord did --help"),
+        (("queue", "lst"), "No such command 'lst'. Did you mean 'list'?"),
+        (("queue", "show"), "Missing argument 'DID'; see mediatord queue show --help"),
+        (("queue", "list", "--top", "ten"), "Invalid value for '--top': 'ten' is not a valid integer."),
+        (("status", "--over", "soon"), "Invalid value for '--over': 'soon' is not a valid number."),
+        (("bench", "--json", "/nope/it"), "Invalid value for '--json': directory /nope does not exist"),
+        (("bench", "--target", "it"), "Invalid value for '--target': expected an http:// or https:// URL"),
+    ],
+)
+def test_errors_of_syntax(arguments: tuple[str, ...], expected: str, capsys: Capture) -> None:
+    """They say what is wrong, and where to read on unless they suggest something."""
+    assert call(*arguments) == 2
+    assert one_line(capsys) == expected

@@ -68,8 +68,8 @@ def test_commands_work_with_encrypted_keys(config_path: Path, capsys: Capture) -
         ("keys", "retire", "prekey", *config, "--yes"),
     ):
         assert call(*command) == 0, capsys.readouterr().err
-        shown = capsys.readouterr()
-        assert PASSPHRASE not in shown.out + shown.err
+        output = capsys.readouterr()
+        assert PASSPHRASE not in output.out + output.err
         assert is_encrypted(keys.read_bytes())
     rotated = run_did(config_path, capsys)
     assert rotated != did

@@ -229,7 +229,7 @@ def test_shows_messages_without_payloads(configured_store: ConfiguredStore, caps
     text = capsys.readouterr().out
     assert "event" in text and "never" in text
     assert "secret" not in text
-    assert text.endswith(f"1 messages, 6 B, for {CAROL}\n")
+    assert text.endswith(f"1 message, 6 B, for {CAROL}\n")
 
 
 def test_escapes_control_characters(configured_store: ConfiguredStore, capsys: Capture) -> None:
@@ -681,4 +681,4 @@ def test_missing_database_is_an_error(offline_store: ConfiguredStore, capsys: Ca
 
 def test_invalid_duration_is_usage_error(configured_store: ConfiguredStore, capsys: Capture) -> None:
     assert call(*make_arguments(configured_store, "purge", INBOX, "--older-than", "soon")) == 2
-    assert "--older-than: expected a duration such as 72h" in one_line(capsys)
+    assert "'--older-than': expected a duration such as 72h" in one_line(capsys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -60,6 +61,31 @@ def test_checks_database(
     assert (status, output["ok"], bool(output["problems"])) == (1, False, True)
 
 
+@pytest.mark.parametrize("deep", [(), ("--deep",)])
+def test_check_finds_missing_tables(
+    deep: tuple[str, ...], config: Path, database: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An intact database without tables, of another program, or with too few tables is not ok."""
+    command: tuple[str | Path, ...] = ("store", "check", *deep, "--config", config)
+    with closing(connect(database)) as connection:
+        connection.execute("DROP TABLE did_document")
+    expected = f"{database}: it lacks the tables did_document; restore a backup"
+    assert run_command(*command, capsys=capsys) == (1, expected, "")
+    for end in ("", "-wal", "-shm"):
+        database.with_name(database.name + end).unlink(missing_ok=True)
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("PRAGMA user_version = 0")
+        connection.execute("VACUUM")
+    status, out, _ = run_command(*command, capsys=capsys)
+    assert (status, out.partition(";")[0]) == (1, f"{database}: it contains no tables")
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE other (number INTEGER)")
+    status, out, _ = run_command(*command, capsys=capsys)
+    assert (status, out) == (1, f"{database}: it is a database of another program; check storage.sqlite.path")
+    database.write_bytes(b"")
+    assert run_command(*command, capsys=capsys)[2] == f"mediatord: the database {database} is empty"
+
+
 def test_vacuum_shrinks_file(config: Path, database: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Refused while a daemon runs."""
     with closing(connect(database)) as connection:
@@ -70,7 +96,7 @@ def test_vacuum_shrinks_file(config: Path, database: Path, capsys: pytest.Captur
     use.take()
     status, _, err = run_command(*command, capsys=capsys)
     assert (status, database.stat().st_size) == (1, before)
-    assert err.endswith("another daemon uses it")
+    assert err.endswith("another daemon uses it; stop it first")
     use.release()
     status, out, _ = run_command(*command, capsys=capsys)
     output = json.loads(out)

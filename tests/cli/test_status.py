@@ -85,8 +85,8 @@ def test_table_shows_most_frequent_refusals() -> None:
         for _ in range(number + 1):
             metrics.rejected.inc(f"reason_{number}")
     report = StatusReport(make_measurement(0.0, metrics))
-    shown = [name for name, _ in report.rows() if name.startswith("  ")]
-    assert shown == [f"  reason_{number}" for number in (8, 7, 6, 5, 4, 3)]
+    output = [name for name, _ in report.rows() if name.startswith("  ")]
+    assert output == [f"  reason_{number}" for number in (8, 7, 6, 5, 4, 3)]
     assert len(report.values()["refused"]["reasons"]) == 9
 
 
@@ -106,7 +106,7 @@ def make_ledger(difference: int | None = 0, waiting: int | None = 4) -> str:
 
 
 @pytest.mark.parametrize(
-    ("page", "status", "shown"),
+    ("page", "status", "output"),
     [
         (make_ledger(), 0, "4 waiting + 2 expired + 1 evicted + 1 removed + 1 withdrawn, difference 0"),
         (make_ledger(-3), 1, "4 waiting + 2 expired + 1 evicted + 1 removed + 1 withdrawn, difference -3"),
@@ -117,18 +117,18 @@ def make_ledger(difference: int | None = 0, waiting: int | None = 4) -> str:
         ),
     ],
 )
-def test_shows_ledger_as_equation(page: str, status: int, shown: str, capsys: Capture) -> None:
+def test_shows_ledger_as_equation(page: str, status: int, output: str, capsys: Capture) -> None:
     """One for each protocol; a difference is unhealthy."""
     with serve_pages({"/health": HEALTHY, "/metrics": (200, page)}) as url:
         assert call("status", "--url", url, "--over", "0") == status
         lines = capsys.readouterr().out.splitlines()
-        assert f"ledger didcomm   12 accepted = 3 acknowledged + {shown}" in lines
+        assert f"ledger didcomm   12 accepted = 3 acknowledged + {output}" in lines
         (other,) = (line for line in lines if line.startswith("ledger decentrl"))
         assert other.endswith("0 withdrawn, difference 0")
         assert call("status", "--url", url, "--over", "0", "--json") == status
     found = json.loads(capsys.readouterr().out)
     difference = found["ledger"]["didcomm"]["difference"]
-    assert str(difference if difference is not None else "unknown") == shown.rpartition(" ")[2]
+    assert str(difference if difference is not None else "unknown") == output.rpartition(" ")[2]
     assert (found["ledger"]["didcomm"]["accepted"], found["healthy"]) == (12, status == 0)
 
 
@@ -158,7 +158,7 @@ def test_omits_ledger_before_first_reading() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "status", "shown"),
+    ("page", "status", "output"),
     [
         ((200, '{"status":"ok","cycle_ms":3}'), 0, "ok"),
         ((503, '{"status":"error","detail":"listener"}'), 1, "error: listener"),
@@ -166,13 +166,13 @@ def test_omits_ledger_before_first_reading() -> None:
         (None, 0, None),
     ],
 )
-def test_readiness_counts(page: tuple[int, str] | None, status: int, shown: str | None, capsys: Capture) -> None:
+def test_readiness_counts(page: tuple[int, str] | None, status: int, output: str | None, capsys: Capture) -> None:
     """If it can be requested."""
     pages = {"/health": HEALTHY, "/metrics": (200, METRICS), **({"/ready": page} if page else {})}
     with serve_pages(pages) as url:
         assert call("status", "--url", url, "--over", "0", "--json") == status
     found = json.loads(capsys.readouterr().out)
-    assert found.get("ready") == shown
+    assert found.get("ready") == output
     assert found["figures_at"] > 0
     assert found["healthy"] is (status == 0)
 

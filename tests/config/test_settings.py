@@ -110,11 +110,11 @@ def test_refuses_truncated_file(tmp_path: Path) -> None:
     whole = render_config(Config(public_url="https://m.example"))
     assert read_config(whole, tmp_path).public_url == "https://m.example"
     assert read_config(whole + "\n", tmp_path).public_url == "https://m.example"
-    for left in range(60, len(whole) - 2, 97):
-        assert read_problems(whole[:left], tmp_path), left
+    for length in range(60, len(whole) - 2, 97):
+        assert read_problems(whole[:length], tmp_path), length
     lines = whole.splitlines(keepends=True)
-    for left in range(1, len(lines)):
-        assert read_problems("".join(lines[:left]), tmp_path), left
+    for length in range(1, len(lines)):
+        assert read_problems("".join(lines[:length]), tmp_path), length
     (line,) = read_problems("".join(lines[:20]), tmp_path)
     assert ":21: the file is truncated: its last line is not '# end of mediator.yaml'; restore it" in line
     assert read_config("".join(lines[1:20]), tmp_path).public_url == "https://m.example"
@@ -456,8 +456,8 @@ def test_advertised_address_of_peer_listener(
     listen: str, advertise: str | None, address: str, tmp_path: Path
 ) -> None:
     """Derived from the peer listener unless configured; Twisted can parse it."""
-    told = f"advertise: '{advertise}', " if advertise else ""
-    config = read_config(f"cluster: {{listen: '{listen}', {told}secret_file: s}}", tmp_path)
+    advertise_setting = f"advertise: '{advertise}', " if advertise else ""
+    config = read_config(f"cluster: {{listen: '{listen}', {advertise_setting}secret_file: s}}", tmp_path)
     assert config.cluster.address == address
     clientFromString(MemoryReactor(), address)
 

@@ -84,9 +84,9 @@ async def run_as_other_user(work: Callable[[], str]) -> str:
 
     def wait() -> str:
         with open(read, "rb") as output:
-            said = output.read().decode()
+            text = output.read().decode()
         os.waitpid(child, 0)
-        return said
+        return text
 
     return await deferToThread(wait)
 
@@ -558,18 +558,18 @@ class BoundsTests(ControlSocketTestCase):
     async def test_stop_during_listing(self) -> None:
         """The client is disconnected at once, and a late result is dropped."""
         control = self.serve()
-        begun: Deferred[None] = Deferred()
+        started: Deferred[None] = Deferred()
         listing: Deferred[Any] = Deferred()
 
         async def list_slowly(operation: str, arguments: Any) -> Any:
-            begun.callback(None)
+            started.callback(None)
             return await listing
 
         self.run_operation = list_slowly
-        asked = Deferred.fromCoroutine(self.refused(lambda client: client.call("list_dids")))
-        await begun
+        request = Deferred.fromCoroutine(self.refused(lambda client: client.call("list_dids")))
+        await started
         control.stopService()
-        self.assertIn(f"the daemon at {self.path} does not respond: ", await asked)
+        self.assertIn(f"the daemon at {self.path} does not respond: ", await request)
         self.assertFalse(self.path.exists())
         listing.callback([])
         self.assertEqual(self.flushLoggedErrors(), [])

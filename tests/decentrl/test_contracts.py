@@ -37,7 +37,7 @@ class RequestTests(SynchronousTestCase):
         self.assertEqual(body, {"type": "SUCCESS", "code": "REQUESTED"})
         (request,) = self.pending_requests(self.bob)
         self.assertEqual({**request, "id": ""}, {"id": "", "sender_did": self.carol.did, **SEALED})
-        self.assertEqual(socket.heard(), UPDATED)
+        self.assertEqual(socket.take_frames(), UPDATED)
 
     def test_request_to_unregistered_recipient(self) -> None:
         """Valid and invalid DIDs alike are not registered."""
@@ -95,8 +95,8 @@ class StoredContractTests(SynchronousTestCase):
         self.assertEqual(self.alice.save(signed), {"type": "SUCCESS"})
         self.assertEqual(self.stored_contracts(self.alice), [signed])
         self.assertEqual(self.stored_contracts(self.bob), [])
-        self.assertEqual([socket.heard() for socket in sockets], [UPDATED, UPDATED])
-        self.assertEqual(other.heard(), [])
+        self.assertEqual([socket.take_frames() for socket in sockets], [UPDATED, UPDATED])
+        self.assertEqual(other.take_frames(), [])
 
     def test_saved_twice(self) -> None:
         """The same contract is stored once, whatever its notation and surrounding members."""
@@ -116,7 +116,7 @@ class StoredContractTests(SynchronousTestCase):
             self.assertEqual(text.count(note), 2)
             payload = {"type": type_, "signed_communication_contract": {**signed, "more": json.loads(note)}}
             raw = sender.command(payload).replace(written.encode(), text.encode())
-            self.assertEqual(self.in_memory.obey(raw).status, 200)
+            self.assertEqual(self.in_memory.receive_command(raw).status, 200)
             found = owner.ask("QUERY_COMMUNICATION_CONTRACTS").body
             self.assertIn(b'"signed_communication_contract":' + text.encode() + b"}", found)
 
@@ -133,7 +133,7 @@ class StoredContractTests(SynchronousTestCase):
         signed = {**self.alice.contract_with(self.carol), "note": "NOTE"}
         raw = self.alice.command({"type": SAVE, "signed_communication_contract": signed})
         for bad in (*UNREADABLE, *NO_JSON, '{"a":1,"a":2}', '{"a":1,"\\u0061":1}'):
-            reply = self.in_memory.obey(raw.replace(b'"NOTE"', bad.encode()))
+            reply = self.in_memory.receive_command(raw.replace(b'"NOTE"', bad.encode()))
             self.assertEqual(code_of(reply), (400, "INVALID_COMMAND"), bad)
         self.assertEqual(self.stored_contracts(self.alice), [])
 
@@ -157,7 +157,7 @@ class StoredContractTests(SynchronousTestCase):
         socket = self.alice.connect()
         self.assertEqual(self.respond(self.carol, signed, to=self.alice.did), (200, ""))
         self.assertEqual(self.stored_contracts(self.alice), [signed])
-        self.assertEqual(socket.heard(), UPDATED)
+        self.assertEqual(socket.take_frames(), UPDATED)
         self.assertEqual(
             self.respond(self.carol, self.alice.contract_with(self.carol), self.alice.mediator), (200, "")
         )
@@ -222,7 +222,7 @@ class StoredContractTests(SynchronousTestCase):
     def test_expired_contract(self) -> None:
         """An expired contract may be stored and permits nothing."""
         self.alice.save(self.bob.contract_with(self.alice, expires_at=1))
-        self.assertEqual(code_of(self.bob.tell(self.alice)), (404, "COMMUNICATION_CONTRACT_NOT_FOUND"))
+        self.assertEqual(code_of(self.bob.send_event(self.alice)), (404, "COMMUNICATION_CONTRACT_NOT_FOUND"))
 
     def test_filters(self) -> None:
         """By either participant, and by expiry with inclusive bounds."""
@@ -250,7 +250,7 @@ class StoredContractTests(SynchronousTestCase):
             self, decentrl={"max_contracts": 3, "max_contracts_per_peer": 2}
         )
         statuses = [
-            bob.in_memory.obey(
+            bob.in_memory.receive_command(
                 bob.command(
                     {"type": RESPONSE, "signed_communication_contract": alice.contract_with(bob)},
                     to=alice.did,

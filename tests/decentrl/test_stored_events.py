@@ -147,7 +147,7 @@ class StoredEventTests(SynchronousTestCase):
             },
         ):
             for to in (self.bob.did, "did:web:elsewhere.example", "nobody"):
-                reply = self.in_memory.obey(self.alice.command(command, to=to))
+                reply = self.in_memory.receive_command(self.alice.command(command, to=to))
                 self.assertEqual(code_of(reply), (401, "UNAUTHORIZED_COMMAND"), command["type"])
 
     def test_not_registered(self) -> None:

@@ -24,12 +24,12 @@ class FloodTests(SynchronousTestCase):
 
     def forward_anonymously(self, text: str, peer: str) -> None:
         """Forward a message anonymously."""
-        raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter(text))
+        raw = pack_forward(self.in_memory, self.bob.did, self.bob.make_payload(text))
         self.assertEqual(self.in_memory.receive(raw, peer=peer).status, 202)
 
     def forward_authenticated(self, text: str, sender: InMemoryWallet, peer: str) -> None:
         """Forward a message in an authenticated forward."""
-        attachments: Any = [{"data": {"base64": encoding.encode_base64url(self.bob.letter(text))}}]
+        attachments: Any = [{"data": {"base64": encoding.encode_base64url(self.bob.make_payload(text))}}]
         headers = {"from": sender.did, "to": [self.in_memory.did]}
         message = compose_message(FORWARD, {"next": self.bob.did}, attachments=attachments, **headers)
         raw = authcrypt(message, sender.identity, self.in_memory.document)

@@ -53,10 +53,10 @@ def test_readable_rows_are_recovered(tmp_path: Path) -> None:
     (block,) = (block for block in read_blocks(PAGE) if block.why_not_run == "needs a damaged database")
 
     script = "\n".join(step.command for step in block.steps())
-    done = subprocess.run(["bash", "-ec", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    completed = subprocess.run(["bash", "-ec", script], cwd=tmp_path, capture_output=True, text=True, check=False)
 
-    assert done.returncode == 0, done.stderr
-    assert ACCOUNTS * 0.9 < int(done.stdout) < ACCOUNTS
+    assert completed.returncode == 0, completed.stderr
+    assert ACCOUNTS * 0.9 < int(completed.stdout) < ACCOUNTS
     recovered = tmp_path / "recovered.sqlite3"
     assert problems(recovered) == []
     open_database(recovered, None, create=False).close()

@@ -127,9 +127,9 @@ def test_readme_begins_with_make_run_test_and_demo() -> None:
 
 def test_every_subcommand_is_documented() -> None:
     """In the README or on a page written by hand."""
-    said = "".join(path.read_text("utf-8") for path in DOCUMENTS if path.name not in GENERATED)
-    shown = [name for name, command in list_subcommands(cli) if not command.hidden]
-    assert [name for name in shown if not re.search(rf"(?:mediatord|make) {name}\b", said)] == []
+    contents = "".join(path.read_text("utf-8") for path in DOCUMENTS if path.name not in GENERATED)
+    visible = [name for name, command in list_subcommands(cli) if not command.hidden]
+    assert [name for name in visible if not re.search(rf"(?:mediatord|make) {name}\b", contents)] == []
 
 
 # --- configuration ------------------------------------------------------------------------------------------------
@@ -262,8 +262,8 @@ def test_metrics_page_agrees() -> None:
     listed = [item for item in found if item]
     assert {item[1]: (item[2], set(re.findall(r"`(\w+)`", item[3]))) for item in listed} == real
     assert {item[1]: item[4] for item in listed} == texts
-    said = set(re.findall(r"\bmediator_[a-z_]+", "".join(path.read_text("utf-8") for path in DOCUMENTS)))
-    assert said <= set(real)
+    contents = set(re.findall(r"\bmediator_[a-z_]+", "".join(path.read_text("utf-8") for path in DOCUMENTS)))
+    assert contents <= set(real)
 
 
 def test_events_page_agrees() -> None:

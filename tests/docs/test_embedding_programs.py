@@ -27,7 +27,7 @@ PRINTED = (
 def run(*command: str, directory: Path) -> str:
     """What a program prints; it ends well and has nothing to complain about."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MEDIATORD_")}
-    done = subprocess.run(
+    completed = subprocess.run(
         command,
         cwd=directory,
         env={**environment, "PYTHONPATH": str(PROJECT), "PYTHONWARNINGS": "error::ResourceWarning"},
@@ -36,8 +36,8 @@ def run(*command: str, directory: Path) -> str:
         timeout=600,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
+    assert (completed.returncode, completed.stderr) == (0, "")
+    return completed.stdout
 
 
 def test_there_is_a_page_of_programs() -> None:

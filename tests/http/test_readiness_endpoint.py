@@ -249,7 +249,7 @@ class ProbeTrafficTests(SynchronousTestCase):
         other = InMemoryWallet(self.site_fixture, WalletIdentity.generate())
         site_fixture = InMemorySite(self)
         bob = InMemoryWallet(site_fixture, other.identity).enrol()
-        packed = pack_forward(site_fixture, bob.did, bob.letter())
+        packed = pack_forward(site_fixture, bob.did, bob.make_payload())
         probe_headers = {PROBE_HEADER: site_fixture.base.probe_credentials.token.decode("ascii")}
         self.assertEqual(site_fixture.post(packed, **probe_headers).status, 202)
         self.assertEqual(len(site_fixture.events("msg.accept")), 1)

@@ -16,7 +16,7 @@ from twisted.internet.testing import MemoryReactorClock, StringTransport
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.cluster.peer_connection import MAX_UNAUTHENTICATED_PER_ADDRESS, PeerServer, derive_cluster_keys
-from mediatord.net.listeners import TLS_HANDSHAKE_TIMEOUT, Listener
+from mediatord.net.listeners import TLS_HANDSHAKE_TIMEOUT, Listener, find_self_signed_certificate
 from tests.admin.in_memory_admin_site import InMemoryAdminSite
 from tests.certificate_authority import CertificateAuthority
 from tests.http.fake_protocols import FakeDecentrl
@@ -34,6 +34,20 @@ OPENING = encode_request(
         "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
     },
 )
+
+
+def test_self_signed_certificate_of_the_public_url(tmp_path: Path) -> None:
+    """Found at the port of the public URL only, and only if no authority signed it."""
+    authority = CertificateAuthority(tmp_path)
+    issued, own = authority.issue("localhost", ["localhost"]), authority.path
+
+    def endpoint(port: int, certificate: Path) -> str:
+        return f"ssl:{port}:interface=127.0.0.1:privateKey={issued}:certKey={certificate}"
+
+    listen = ("tcp:8080", endpoint(8443, issued), endpoint(8444, own), endpoint(8445, tmp_path / "gone"))
+    assert find_self_signed_certificate("https://localhost:8444", listen) == own
+    for url in ("https://localhost:8443", "https://localhost:8445", "https://localhost", "http://localhost:8444"):
+        assert find_self_signed_certificate(url, listen) is None
 
 
 class LimitedFactory(Factory):

@@ -187,9 +187,9 @@ def test_repr_hides_key() -> None:
 def test_key_file(tmp_path: Path) -> None:
     """log.key is created if missing, for its owner only, and stays the same."""
     path = tmp_path / "log.key"
-    made = load_pseudonym_key(path)
+    key = load_pseudonym_key(path)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert load_pseudonym_key(path) == made
+    assert load_pseudonym_key(path) == key
     with pytest.raises(SecretFileError, match="already exists"):
         create_pseudonym_key(path)
     assert [file.name for file in tmp_path.iterdir()] == ["log.key"]

@@ -194,7 +194,7 @@ class KeyEpochTests(SynchronousTestCase):
     def test_metric_label(self) -> None:
         """The label of the queue size changes too."""
         bob = InMemoryWallet(self.in_memory).enrol()
-        self.in_memory.receive(pack_forward(self.in_memory, bob.did, bob.letter()))
+        self.in_memory.receive(pack_forward(self.in_memory, bob.did, bob.make_payload()))
         start_key_epoch(self.path, to_utc_day(NOW))
         self.epochs.rotate_if_due()
         self.in_memory.base.recorder.metrics.set_queue_sizes([(bob.did, 1)], 0)
@@ -282,13 +282,13 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert call("log-keys", "rotate", *config) == 0
     assert call("log-keys", "list", *config) == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["1", "2"]
+    assert [line.split()[1].rstrip(",") for line in capsys.readouterr().out.splitlines()[1:]] == ["1", "2"]
     assert call("log-keys", "forget", "2", *config) == 1
     assert "in use" in one_line(capsys)
     assert call("log-keys", "forget", "1", *config) == 0
     capsys.readouterr()
     assert call("log-keys", "list", *config) == 0
-    assert capsys.readouterr().out.startswith("2  since 20")
+    assert capsys.readouterr().out.startswith("epoch 2, from 20")
 
 
 def test_commands_print_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,10 +40,10 @@ class CycleTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.written: Deferred[bool] = Deferred()
-        self.way: UnreachableConnector | None = UnreachableConnector()
+        self.endpoint: UnreachableConnector | None = UnreachableConnector()
         self.cycle = ProbeCycle(
             reactor=MemoryReactorClock(),
-            endpoints=lambda: [self.way],
+            endpoints=lambda: [self.endpoint],
             write=lambda: self.written,
             mediator=lambda: MEDIATOR,
             identity=ProbeIdentities(SEED).identity("a"),
@@ -73,7 +73,7 @@ class CycleTests(SynchronousTestCase):
         """Nothing listens, or this process has no port of its own."""
         self.written.callback(True)
         self.assertEqual(self.run_failing_cycle(), ("listener", "ConnectionRefusedError"))
-        self.way = None
+        self.endpoint = None
         self.run_ = Deferred.fromCoroutine(self.cycle.run())
         self.assertEqual(self.run_failing_cycle()[0], "listener")
 

@@ -30,11 +30,11 @@ class ControlledCycles:
 
     def __init__(self) -> None:
         self.stage = "store"
-        self.begun = 0
+        self.started_count = 0
         self._under_way: Deferred[None] | None = None
 
     async def run(self) -> None:
-        self.begun += 1
+        self.started_count += 1
         self._under_way = Deferred()
         try:
             await self._under_way
@@ -89,25 +89,25 @@ class ReadinessTests(SynchronousTestCase):
 
     def become_ready(self) -> None:
         """Ask, and let the cycle succeed."""
-        asked = self.ask()
+        response = self.ask()
         self.rounds.succeed()
-        self.successResultOf(asked)
+        self.successResultOf(response)
 
     def test_no_cycle_without_request(self) -> None:
         """Without requests nothing is sent, and there is no gauge."""
         self.clock.advance(3600)
-        self.assertEqual(self.rounds.begun, 0)
+        self.assertEqual(self.rounds.started_count, 0)
         self.assertEqual(self.series("mediator_ready "), [])
 
     def test_first_request_waits(self) -> None:
         """The first request waits for a cycle and reports its duration."""
-        asked, another = self.ask(), self.ask()
+        response, another = self.ask(), self.ask()
         self.clock.advance(0.25)
-        self.assertNoResult(asked)
+        self.assertNoResult(response)
         self.rounds.succeed()
-        for item in (asked, another):
+        for item in (response, another):
             self.assertEqual(self.successResultOf(item), ReadinessVerdict("", 0.25, 0.0))
-        self.assertEqual(self.rounds.begun, 1)
+        self.assertEqual(self.rounds.started_count, 1)
         self.assertEqual(self.series("mediator_ready "), ["1.0"])
         self.assertEqual(self.series("mediator_ready_cycle_duration_seconds_sum "), ["0.25"])
 
@@ -115,9 +115,9 @@ class ReadinessTests(SynchronousTestCase):
         """They get the last verdict, while the next cycle begins after the interval."""
         self.become_ready()
         self.clock.advance(INTERVAL - 0.5)
-        self.assertEqual((self.verdict(), self.rounds.begun), (ReadinessVerdict("", 0.0, 2.5), 1))
+        self.assertEqual((self.verdict(), self.rounds.started_count), (ReadinessVerdict("", 0.0, 2.5), 1))
         self.clock.advance(0.5)
-        self.assertEqual((self.verdict(), self.rounds.begun), (ReadinessVerdict("", 0.0, 3.0), 2))
+        self.assertEqual((self.verdict(), self.rounds.started_count), (ReadinessVerdict("", 0.0, 3.0), 2))
 
     def test_failure(self) -> None:
         """The failed stage is reported until a cycle succeeds; gauge and counter agree."""
@@ -137,18 +137,18 @@ class ReadinessTests(SynchronousTestCase):
 
     def test_first_cycle_fails(self) -> None:
         """No success is known then."""
-        asked = self.ask()
+        response = self.ask()
         self.rounds.fail("socket")
-        self.assertEqual(self.successResultOf(asked), ReadinessVerdict("socket"))
+        self.assertEqual(self.successResultOf(response), ReadinessVerdict("socket"))
 
     def test_hanging_cycle_times_out(self) -> None:
         """It is abandoned at its deadline, and its stage reported."""
-        asked = self.ask()
+        response = self.ask()
         self.rounds.stage = "acknowledgement"
         self.clock.advance(PROBE_TIMEOUT_SECONDS)
-        self.assertEqual(self.successResultOf(asked), ReadinessVerdict("acknowledgement"))
+        self.assertEqual(self.successResultOf(response), ReadinessVerdict("acknowledgement"))
         self.clock.advance(INTERVAL)
-        self.assertEqual(self.rounds.begun, 2)
+        self.assertEqual(self.rounds.started_count, 2)
 
     def test_old_success_expires(self) -> None:
         """Although no cycle has failed: the timer of the next one is late."""
@@ -177,10 +177,10 @@ class ReadinessTests(SynchronousTestCase):
             self.assertLess(self.clock.seconds(), IDLE_SECONDS + 2 * INTERVAL)
         self.assertGreater(self.clock.seconds(), IDLE_SECONDS)
         self.assertEqual(self.series("mediator_ready "), [])
-        asked = self.ask()
-        self.assertNoResult(asked)
+        response = self.ask()
+        self.assertNoResult(response)
         self.rounds.fail("push")
-        self.assertEqual(self.successResultOf(asked), ReadinessVerdict("push"))
+        self.assertEqual(self.successResultOf(response), ReadinessVerdict("push"))
 
     def test_request_restarts_the_minute(self) -> None:
         """The minute counts from the last request."""
@@ -192,9 +192,9 @@ class ReadinessTests(SynchronousTestCase):
 
     def test_stop_during_cycle(self) -> None:
         """The cycle is cancelled, waiting requests are answered, and none begins."""
-        asked = self.ask()
+        response = self.ask()
         self.readiness.stopService()
-        self.assertEqual(self.successResultOf(asked).trouble, "stopping")
+        self.assertEqual(self.successResultOf(response).trouble, "stopping")
         self.assertEqual(self.verdict().trouble, "stopping")
         self.assertEqual(self.clock.getDelayedCalls(), [])
         self.assertEqual(self.series("mediator_ready_failures_total"), [])
@@ -223,7 +223,7 @@ class ReadinessTests(SynchronousTestCase):
 
         class FailingCycles(ControlledCycles):
             async def run(self) -> None:
-                self.begun += 1
+                self.started_count += 1
                 raise RuntimeError("a fault")
 
         rounds = FailingCycles()
@@ -237,7 +237,7 @@ class ReadinessTests(SynchronousTestCase):
             steady=self.clock.seconds,
         )
         readiness.startService()
-        asked = Deferred.fromCoroutine(readiness.ask())
-        self.assertEqual(self.successResultOf(asked), ReadinessVerdict("store"))
+        response = Deferred.fromCoroutine(readiness.ask())
+        self.assertEqual(self.successResultOf(response), ReadinessVerdict("store"))
         self.clock.advance(INTERVAL)
-        self.assertEqual(rounds.begun, 2)
+        self.assertEqual(rounds.started_count, 2)

@@ -134,7 +134,7 @@ class MediatorDeadlineTests(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.in_memory = InMemoryMediator(self)
-        self.asked: dict[str, float] = {}
+        self.request_starts: dict[str, float] = {}
 
     def watch(self, store: Any, *operations: str) -> None:
         """Record for each operation the start of its request."""
@@ -142,24 +142,24 @@ class MediatorDeadlineTests(SynchronousTestCase):
             self.patch(store, name, partial(self._recorded, name, getattr(store, name)))
 
     def _recorded(self, name: str, operation: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        self.asked[name] = get_request_start(NONE)
+        self.request_starts[name] = get_request_start(NONE)
         return operation(*args, **options)
 
     def run_request(self, work: Any) -> Any:
         """Run as a transport does."""
-        return self.in_memory.done(self.in_memory.base.gate.run_request(work))
+        return self.in_memory.run(self.in_memory.base.gate.run_request(work))
 
     def test_forward(self) -> None:
         """The delivery mark is written after the reply, with its own deadline."""
         guest = InMemoryWallet(self.in_memory).enrol()
         guest.go_live()
         self.watch(self.in_memory.store, "find_owner", "enqueue", "mark_delivered")
-        raw = pack_forward(self.in_memory, guest.did, guest.letter())
+        raw = pack_forward(self.in_memory, guest.did, guest.make_payload())
         self.assertEqual(
             self.run_request(lambda: self.in_memory.didcomm.dispatcher.receive(raw, MessageOrigin(PEER))).status, 202
         )
         self.in_memory.clock.advance(MARK_DELAY)
-        self.assertEqual(self.asked, {"find_owner": NOW, "enqueue": NOW, "mark_delivered": NONE})
+        self.assertEqual(self.request_starts, {"find_owner": NOW, "enqueue": NOW, "mark_delivered": NONE})
 
     def test_command(self) -> None:
         """All of it belongs to the request."""
@@ -169,7 +169,7 @@ class MediatorDeadlineTests(SynchronousTestCase):
         query = {"type": "QUERY_PENDING_EVENTS", "filter": {}, "pagination": {"page": 0, "page_size": 1}}
         raw = new_identity.command(query)
         self.assertEqual(self.run_request(lambda: self.in_memory.decentrl.dispatcher.receive(raw, PEER)).status, 200)
-        self.assertEqual(self.asked, {"check_guard": NOW, "pending_events": NOW})
+        self.assertEqual(self.request_starts, {"check_guard": NOW, "pending_events": NOW})
 
 
 class PeerServerDeadlineTests(SynchronousTestCase):

@@ -48,8 +48,8 @@ class MetricsAggregatorTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.figures = MetricsAggregator()
 
-    def page(self, reports: dict[int, str], first: int = 1, asked: int | None = None) -> str:
-        return self.figures.page(reports, first, asked or len(reports))
+    def page(self, reports: dict[int, str], first: int = 1, worker_count: int | None = None) -> str:
+        return self.figures.page(reports, first, worker_count or len(reports))
 
     def test_sums_counters_and_connections(self) -> None:
         """Counters and numbers of open connections are summed."""
@@ -87,10 +87,10 @@ class MetricsAggregatorTests(SynchronousTestCase):
 
     def test_readiness(self) -> None:
         """All are ready only if each worker with a verdict is."""
-        asked = {number: report(partial(_set_readiness, ready=ready)) for number, ready in ((1, True), (2, False))}
+        workers = {number: report(partial(_set_readiness, ready=ready)) for number, ready in ((1, True), (2, False))}
         for reports, shown in (
-            ({1: asked[1], 3: report()}, {(): 1}),
-            ({**asked, 3: report()}, {(): 0}),
+            ({1: workers[1], 3: report()}, {(): 1}),
+            ({**workers, 3: report()}, {(): 0}),
             ({1: report(), 3: report()}, {}),
         ):
             self.assertEqual(values(self.page(reports), "mediator_ready"), shown)
@@ -145,11 +145,11 @@ class MetricsAggregatorTests(SynchronousTestCase):
         """Its counters keep their last values, so that their return is no burst; its sockets do not count."""
         known = report(forwards(4), lambda m: m.active_connections.set(6))
         self.page({1: report(forwards(3)), 2: known})
-        page = self.page({1: report(forwards(5), lambda m: m.active_connections.set(1))}, asked=2)
+        page = self.page({1: report(forwards(5), lambda m: m.active_connections.set(1))}, worker_count=2)
         self.assertEqual(values(page, "mediator_messages_forwarded_total"), {(): 9})
         self.assertEqual(values(page, "mediator_active_connections"), {(): 1})
-        asked = values(page, "mediator_workers"), values(page, "mediator_workers_answered")
-        self.assertEqual(asked, ({(): 2}, {(): 1}))
+        counts = values(page, "mediator_workers"), values(page, "mediator_workers_answered")
+        self.assertEqual(counts, ({(): 2}, {(): 1}))
 
     def test_replaced_worker(self) -> None:
         """Its counters stay in the sums, also series that its replacement does not have yet."""

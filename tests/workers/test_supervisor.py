@@ -583,8 +583,8 @@ class SupervisorTests(SynchronousTestCase):
         for process in processes:
             ((word, (_, outcome, keys)),) = process.questions()
             self.assertEqual((word, outcome, self.did_of(keys)), ("reload", "ok", (old, True)))
-        begun, _ = self.systemd_notifications()[0].splitlines()
-        self.assertEqual(begun, "RELOADING=1")
+        reloading, _ = self.systemd_notifications()[0].splitlines()
+        self.assertEqual(reloading, "RELOADING=1")
         processes[0].answer()
         processes[1].end(killed_by=9)
         self.reactor.advance(0)
@@ -813,8 +813,8 @@ class SupervisorTests(SynchronousTestCase):
         for process in processes[1:]:
             self.assertEqual(process.questions(), [("state", None)])
             process.answer({"pid": process.pid, "problems": []})
-        ((word, (number, (asked, statuses))),) = processes[1].orders()
-        self.assertEqual((word, number, asked), ("answer", 7, 2))
+        ((word, (number, (worker_count, statuses))),) = processes[1].orders()
+        self.assertEqual((word, number, worker_count), ("answer", 7, 2))
         *workers, supervisor = statuses
         self.assertEqual([element["pid"] for element in workers], [1001, 1002])
         self.assertEqual(supervisor["node"], "n")

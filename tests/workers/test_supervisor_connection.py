@@ -343,12 +343,12 @@ class FakeStore:
     """Store that answers as told."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.calls = 0
         self.answer: Deferred[tuple[list[tuple[str, int]], int]] = succeed(([], 0))
 
     def queue_sizes(self, top: int) -> Deferred[tuple[list[tuple[str, int]], int]]:
         assert top == 0
-        self.asked += 1
+        self.calls += 1
         return self.answer
 
 
@@ -390,7 +390,7 @@ class MeasurementTests(SynchronousTestCase):
         self.assert_up(self.begin(), 0.0)
         self.base.store.answer = succeed(([], 0))
         self.assert_up(self.begin(), 1.0)
-        self.assertEqual(self.base.store.asked, 3)
+        self.assertEqual(self.base.store.calls, 3)
         self.assertEqual(self.base.reactor.getDelayedCalls(), [])
 
     def test_slow_store(self) -> None:
@@ -402,7 +402,7 @@ class MeasurementTests(SynchronousTestCase):
             self.assertNoResult(measured)
             self.base.reactor.advance(0.5)
             self.assert_up(measured, 1.0)
-        self.assertEqual(self.base.store.asked, 2)
+        self.assertEqual(self.base.store.calls, 2)
         self.base.store.answer.errback(StoreUnavailable())
         self.base.store.answer = succeed(([], 0))
         self.assert_up(self.begin(), 1.0)
@@ -411,7 +411,7 @@ class MeasurementTests(SynchronousTestCase):
         """Reports continue until the end."""
         self.base.gate.stopService()
         self.assert_up(self.begin(), 0.0)
-        self.assertEqual(self.base.store.asked, 0)
+        self.assertEqual(self.base.store.calls, 0)
 
     def test_internal_error(self) -> None:
         """The error is logged, and the rest is reported."""

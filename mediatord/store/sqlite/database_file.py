@@ -339,6 +339,27 @@ def check_structure(connection: sqlite3.Connection, seconds: float | None = None
     return _run_check(connection, "quick_check", seconds)
 
 
+def check_tables(connection: sqlite3.Connection) -> list[str]:
+    """What is missing for a database of mediatord: its tables, which an intact file may lack."""
+    found = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    if not found:
+        return ["it contains no tables; restore a backup, or move the file away and run `mediatord store create`"]
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    if application != APPLICATION_ID:
+        return ["it is a database of another program; check storage.sqlite.path"]
+    steps = read_schema_steps()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > len(steps):
+        return [f"its schema version is {version}, at most {len(steps)} is supported; upgrade mediatord"]
+    if version < len(steps):
+        return []  # the daemon upgrades it at its next start
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as fresh:
+        migrate_schema(fresh, steps)
+        expected = {name for (name,) in fresh.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
+    missing = sorted(expected - found)
+    return [f"it lacks the tables {', '.join(missing)}; restore a backup"] if missing else []
+
+
 def check_integrity(connection: sqlite3.Connection) -> list[str]:
     """Problems of the structure, of indexes compared with tables, and of references between rows; takes long."""
     problems = _run_check(connection, "integrity_check", None)

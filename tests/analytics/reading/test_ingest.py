@@ -320,13 +320,13 @@ def test_reads_compressed_replacement_of_vanished_file(
 ) -> None:
     """A segment compressed meanwhile is read; a deleted one is reported as vanished."""
     writer = SegmentWriter()
-    (packed_stem, lines), (gone, more), (late, rest) = (writer.segment(n) for n in (2, 3, 4))
-    for stem, content in ((packed_stem, lines), (gone, more), (late, rest)):
+    (packed_stem, lines), (deleted, more), (late, rest) = (writer.segment(n) for n in (2, 3, 4))
+    for stem, content in ((packed_stem, lines), (deleted, more), (late, rest)):
         ingest.put(f"{stem}.jsonl", content)
     discover = ingest.discover()
     (ingest.logs / f"{packed_stem}.jsonl").rename(ingest.logs / "x")
     ingest.put(f"{packed_stem}.jsonl.gz", gzip.compress(b"".join(lines)))
-    (ingest.logs / f"{gone}.jsonl").unlink()
+    (ingest.logs / f"{deleted}.jsonl").unlink()
     # The third is replaced after its inspection and before it is read.
     read = FileSystem.read
 
@@ -341,7 +341,7 @@ def test_reads_compressed_replacement_of_vanished_file(
     tables = ingest.run(discover)
     assert {row["stem"]: (row["state"], row["packed"], row["lines"]) for row in tables["inputs"]} == {
         packed_stem: ("closed", "gzip", len(lines)),
-        gone: ("vanished", "plain", 0),
+        deleted: ("vanished", "plain", 0),
         late: ("closed", "gzip", len(rest)),
     }
 

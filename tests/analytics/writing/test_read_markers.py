@@ -81,14 +81,14 @@ def test_each_directory_names_its_segments(tmp_path: Path) -> None:
 
 def test_creates_empty_markers_before_first_run(tmp_path: Path) -> None:
     """Daemons keep segments that the first run has not read. Existing markers stay; a copy gets none."""
-    unmarked, make_read_segment, copy = (tmp_path / name for name in ("fresh", "known", "copy"))
-    for directory in (unmarked, make_read_segment, copy):
+    without_marker, with_marker, copy = (tmp_path / name for name in ("fresh", "known", "copy"))
+    for directory in (without_marker, with_marker, copy):
         directory.mkdir()
-    for directory in (unmarked, make_read_segment):
+    for directory in (without_marker, with_marker):
         create_marker_directory(directory)
-    save_read_marker(make_read_segment, ["a"])
-    create_read_markers([make_segment("a", make_read_segment), make_segment("b", unmarked), make_segment("c", copy)])
-    assert (load_read_marker(unmarked), load_read_marker(make_read_segment)) == (frozenset(), frozenset({"a"}))
+    save_read_marker(with_marker, ["a"])
+    create_read_markers([make_segment("a", with_marker), make_segment("b", without_marker), make_segment("c", copy)])
+    assert (load_read_marker(without_marker), load_read_marker(with_marker)) == (frozenset(), frozenset({"a"}))
     assert list(copy.iterdir()) == []
 
 
