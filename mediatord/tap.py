@@ -123,7 +123,7 @@ class StartupReporter:
                     os.unlink(path)
         if self._is_parent_waiting():
             if self._outcome is None:
-                self.fail("ended before it had started; see its log")
+                self.fail("the daemon ended during startup; see its log")
             self._report()
 
     def _is_parent_waiting(self) -> bool:
@@ -168,9 +168,9 @@ class Options(usage.Options):
             "config",
             "c",
             None,
-            f"the configuration; by default that of {CONFIG_PATH_VARIABLE}, else {DEFAULT_CONFIG_PATH}",
+            f"configuration file; default: ${CONFIG_PATH_VARIABLE}, else {DEFAULT_CONFIG_PATH}",
         ],
-        ["banner", None, None, "text to print on standard output once the daemon is up"],
+        ["banner", None, None, "text to print on standard output when the daemon is ready"],
     ]
     settings: Config
     read: Callable[[], Config]

@@ -14,11 +14,11 @@ async def make_contract(
     :param lifetime: seconds.
     """
     proposal = await requestor.request_contract(recipient.did, lifetime)
-    waiting = (await recipient.pending_requests()).items
-    request = next(one for one in waiting if one.requestor_ephemeral_public_key == proposal.public)
+    pending = (await recipient.pending_requests()).items
+    request = next(item for item in pending if item.requestor_ephemeral_public_key == proposal.public)
     accepted = recipient.accept(request)
     await recipient.save_contract(accepted)
     await recipient.respond(accepted)
     await recipient.acknowledge_requests([request])
     concluded = await requestor.conclude()
-    return next(one for one in concluded if one.id == accepted.id), accepted
+    return next(contract for contract in concluded if contract.id == accepted.id), accepted

@@ -1,4 +1,4 @@
-"""Decentrl identities of an in-memory mediator: they sign commands and read the replies."""
+"""Decentrl identities of an in-memory mediator, which sign commands and read replies."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ YEAR = 31_536_000
 
 
 def bad_dids(did: str) -> list[str]:
-    """Texts that are no DID, or another one than this."""
+    """Strings that are no DID, or not this one."""
     texts = ["did:x: y", "did:x:é", "did:x:\n", "\0", " ", "did:x:".ljust(2049, "y"), "did:decentrl:" + "y" * 100_000]
     return [*texts, f"{did} ", f" {did}", f"{did}\n", f"{did}é", f"{did}#signing", did.upper(), did.ljust(2049, "=")]
 
@@ -40,7 +40,7 @@ class InMemoryIdentity:
     """
     One identity, which may or may not be registered.
 
-    :param mediator_did: what its DID names as its mediator; the in-memory mediator unless given.
+    :param mediator_did: mediator that its DID names; the in-memory mediator unless given.
     """
 
     def __init__(self, in_memory: InMemoryMediator, name: str, *, mediator_did: str | None = None) -> None:
@@ -56,7 +56,7 @@ class InMemoryIdentity:
         return f"{self.did}#signing"
 
     def header(self, channel: str, to: str, **changes: Any) -> dict[str, Any]:
-        """The header of a command that is made now; None takes a member out."""
+        """Header of a command with the current time; a change to None removes a member."""
         header = {
             "channel": channel,
             "sender_did": self.did,
@@ -70,33 +70,33 @@ class InMemoryIdentity:
 
     def command(self, payload: Any, *, to: str | None = None, channel: str = DIRECT, **changes: Any) -> bytes:
         """A signed command."""
-        return self.signed(self.header(channel, to or self.mediator, **changes), payload)
+        return self.sign_command(self.header(channel, to or self.mediator, **changes), payload)
 
-    def signed(self, header: Mapping[str, Any], payload: Any) -> bytes:
-        """Header and payload with a signature."""
+    def sign_command(self, header: Mapping[str, Any], payload: Any) -> bytes:
+        """A command of this header and payload, with a signature."""
         signable = {"header": header, "payload": payload}
-        # With the standard library's writer, which also writes what no mediator takes.
+        # The standard library's writer also writes JSON that no mediator accepts.
         return json.dumps({**signable, "signature": sign_json(signable, self.seed)}).encode()
 
     def ask(
         self, type_: str, *, to: str | None = None, channel: str = DIRECT, peer: str = PEER, **members: Any
     ) -> RequestReply:
-        """Send a command with these members."""
-        return self.in_memory.obey(self.command({"type": type_, **members}, to=to, channel=channel), peer)
+        """Send a command whose payload has these members; the reply."""
+        return self.in_memory.receive_command(self.command({"type": type_, **members}, to=to, channel=channel), peer)
 
-    def tell(self, recipient: InMemoryIdentity, payload: str = "sealed", peer: str = PEER) -> RequestReply:
-        """Send an event to another identity."""
-        return self.in_memory.obey(self.command(payload, to=recipient.did, channel=PRIVATE), peer)
+    def send_event(self, recipient: InMemoryIdentity, payload: str = "sealed", peer: str = PEER) -> RequestReply:
+        """Send an event to another identity; the reply."""
+        return self.in_memory.receive_command(self.command(payload, to=recipient.did, channel=PRIVATE), peer)
 
     def answer(self, type_: str, **members: Any) -> dict[str, Any]:
-        """The payload of the reply to a command, which has to succeed."""
+        """Send a command, which must succeed; the body of its reply."""
         reply = self.ask(type_, **members)
         body: dict[str, Any] = json.loads(reply.body)
         self.in_memory.test.assertEqual((reply.status, body["type"]), (200, "SUCCESS"), body)
         return body
 
-    def terms(self, peer_did: str, **changes: Any) -> dict[str, Any]:
-        """What it would ask `make_mediator_peer_did` to sign, without the peer's encryption key."""
+    def contract_terms(self, peer_did: str, **changes: Any) -> dict[str, Any]:
+        """Terms of a contract to request from a peer, without the peer's encryption key."""
         now = int(self.in_memory.clock.seconds())
         return {
             "requestor_did": self.did,
@@ -109,17 +109,19 @@ class InMemoryIdentity:
             **changes,
         }
 
-    def registration(self, **changes: Any) -> dict[str, Any]:
-        """The members of a request for registration; `changes` are those of the terms."""
-        terms = self.terms(self.mediator, **changes)
-        return self.sealed_registration({"communication_contract": terms, "requestor_signature": self.request(terms)})
+    def registration_request(self, **changes: Any) -> dict[str, Any]:
+        """Members of a registration request; `changes` apply to the terms."""
+        terms = self.contract_terms(self.mediator, **changes)
+        return self.encrypt_registration(
+            {"communication_contract": terms, "requestor_signature": self.request(terms)}
+        )
 
     def request(self, terms: Mapping[str, Any]) -> str:
-        """Its signature as the one who asks for a contract."""
+        """Its signature of a contract request."""
         return sign_contract_request(terms, self.seed)
 
-    def sealed_registration(self, plaintext: Any) -> dict[str, Any]:
-        """Anything, encrypted as a request for registration is."""
+    def encrypt_registration(self, plaintext: Any) -> dict[str, Any]:
+        """Encrypt any value in the way of a registration request."""
         private, public = generate_key_pair()
         (agreement,) = self.in_memory.base.identity.now.web_document["keyAgreement"][:1]
         secret = derive_shared_secret(private, decode_public_key(agreement["publicKeyMultibase"]))
@@ -129,14 +131,14 @@ class InMemoryIdentity:
         }
 
     def register(self, **changes: Any) -> dict[str, Any]:
-        """Become registered; the signed contract."""
-        reply = self.answer("REQUEST_COMMUNICATION_CONTRACT", **self.registration(**changes))
+        """Register with the mediator; the signed contract."""
+        reply = self.answer("REQUEST_COMMUNICATION_CONTRACT", **self.registration_request(**changes))
         signed: dict[str, Any] = reply["payload"]["signed_communication_contract"]
         return signed
 
     def contract_with(self, peer: InMemoryIdentity, **changes: Any) -> dict[str, Any]:
-        """A contract that both have signed, this one having asked for it."""
-        terms = self.terms(peer.did, **changes)
+        """A contract signed by both, with this identity as the requestor."""
+        terms = self.contract_terms(peer.did, **changes)
         full = {**terms, "recipient_encryption_public_key": encode_base64(generate_key_pair()[1])}
         return {
             "communication_contract": full,
@@ -145,26 +147,26 @@ class InMemoryIdentity:
         }
 
     def save(self, signed: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep a contract."""
+        """Save a contract at the mediator."""
         return self.answer("SAVE_COMMUNICATION_CONTRACT", signed_communication_contract=signed)
 
-    def befriend(self, peer: InMemoryIdentity, **changes: Any) -> None:
-        """Let `peer` write to this one."""
+    def save_contract_with(self, peer: InMemoryIdentity, **changes: Any) -> None:
+        """Save a contract by which `peer` may send events to this identity."""
         self.save(peer.contract_with(self, **changes))
 
     def query(self, what: str, list_: str, **members: Any) -> list[dict[str, Any]]:
-        """The items of a page, which has to be all there is."""
+        """Items of a page, which must be the only one."""
         payload = self.answer(f"QUERY_{what}", **members)["payload"]
         items: list[dict[str, Any]] = payload[list_]
         self.in_memory.test.assertEqual(payload["pagination"]["total"], len(items))
         return items
 
     def pending(self) -> list[dict[str, Any]]:
-        """What waits for it."""
+        """Its pending events."""
         return self.query("PENDING_EVENTS", "pending_events")
 
-    def greeting(self, **changes: Any) -> bytes:
-        """The first frame of a socket; None takes a member out, and everything is signed before it is changed."""
+    def authentication_frame(self, **changes: Any) -> bytes:
+        """First frame of a socket, changed after it was signed; a change to None removes a member."""
         signable = {
             "did": self.did,
             "signing_key_id": self.key_id,
@@ -175,39 +177,39 @@ class InMemoryIdentity:
         return encoding.dumps({name: value for name, value in frame.items() if value is not None})
 
     def connect(self) -> InMemoryDecentrlSocket:
-        """A socket that is authenticated."""
-        dialogue = InMemoryDecentrlSocket(self.in_memory)
-        dialogue.say(self.greeting())
-        self.in_memory.test.assertEqual(dialogue.heard(), [{"type": "AUTH_SUCCESS"}])
-        return dialogue
+        """Open an authenticated socket."""
+        socket = InMemoryDecentrlSocket(self.in_memory)
+        socket.send(self.authentication_frame())
+        self.in_memory.test.assertEqual(socket.take_frames(), [{"type": "AUTH_SUCCESS"}])
+        return socket
 
 
 class InMemoryDecentrlSocket:
-    """A Decentrl socket, seen from the client."""
+    """Client side of a Decentrl socket."""
 
     def __init__(self, in_memory: InMemoryMediator, **options: Any) -> None:
         self.in_memory = in_memory
         self.socket: FakeSocket = in_memory.socket(**options)
-        self.conversation: DecentrlSocketProtocol = in_memory.decentrl.open_socket(self.socket)
-        self.conversation.start()
+        self.protocol: DecentrlSocketProtocol = in_memory.decentrl.open_socket(self.socket)
+        self.protocol.start()
 
-    def say(self, frame: bytes, *, binary: bool = False) -> None:
-        """Send one message."""
-        self.in_memory.done(self.conversation.handle_message(frame, binary))
+    def send(self, frame: bytes, *, binary: bool = False) -> None:
+        """Send a frame."""
+        self.in_memory.run(self.protocol.handle_message(frame, binary))
 
-    def heard(self) -> list[dict[str, Any]]:
-        """What came since this was asked last."""
+    def take_frames(self) -> list[dict[str, Any]]:
+        """Take the frames received since the last call."""
         frames, self.socket.frames = self.socket.frames, []
         return [json.loads(frame) for frame in frames]
 
-    def hang_up(self) -> None:
-        """The socket is gone."""
-        self.conversation.stop()
+    def disconnect(self) -> None:
+        """Close the socket from the client side."""
+        self.protocol.stop()
         self.in_memory.base.connections.closed(self.socket)
 
 
 def code_of(reply: RequestReply) -> tuple[int, str]:
-    """Status and error code of a refusal, which has nothing else in it."""
+    """Status and error code of a refusal, whose body must contain nothing else."""
     body = json.loads(reply.body)
     assert body == {"type": "ERROR", "code": body["code"]}, body
     return reply.status, body["code"]
@@ -216,7 +218,7 @@ def code_of(reply: RequestReply) -> tuple[int, str]:
 def register_two_identities(
     test: SynchronousTestCase, **settings: Any
 ) -> tuple[InMemoryMediator, InMemoryIdentity, InMemoryIdentity]:
-    """Alice and Bob, both registered; nobody has a contract with anybody."""
+    """An in-memory mediator with two registered identities, Alice and Bob, without a contract between them."""
     in_memory = InMemoryMediator(test, **settings)
     alice, bob = InMemoryIdentity(in_memory, "alice"), InMemoryIdentity(in_memory, "bob")
     alice.register()

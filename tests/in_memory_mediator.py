@@ -1,4 +1,4 @@
-"""A whole mediator in memory, with the clock in the test's hand and sockets that only note what they are told."""
+"""A whole mediator on the memory store, with a manual clock and fake sockets that record frames."""
 
 from __future__ import annotations
 
@@ -53,7 +53,11 @@ T = TypeVar("T")
 
 
 class FakeSocket:
-    """An open socket; what is sent to it is kept."""
+    """
+    A fake open socket, which records frames and close codes.
+
+    :ivar takes: whether it accepts frames.
+    """
 
     def __init__(self, client: str = PEER, *, takes: bool = True) -> None:
         self.client = client
@@ -63,21 +67,21 @@ class FakeSocket:
         self.codes: list[int] = []
 
     def send(self, frame: bytes) -> bool:
-        """Keep the frame, unless this socket is stuck."""
+        """Record the frame, unless the socket accepts none; whether it does."""
         if self.takes:
             self.frames.append(frame)
         return self.takes
 
     def close(self, code: int, reason: str) -> None:
-        """Keep the code."""
+        """Record the code."""
         self.codes.append(code)
 
 
 class InMemoryReactor(MemoryReactorClock):
-    """Starts no processes: nobody compresses the log of a test. Its time can be set as that of a daemon is."""
+    """Reactor that starts no processes, such as compressors of log segments, and whose wall clock can be stepped."""
 
-    def set_by(self, seconds: float) -> None:
-        """The clock of the host is set; timers keep their remaining time (:mod:`mediatord.runtime.reactor_clock`)."""
+    def step_wall_clock(self, seconds: float) -> None:
+        """Step the wall clock; timers keep their remaining time (:mod:`mediatord.runtime.reactor_clock`)."""
         self.rightNow += seconds
         for call in self.calls:
             call.time += seconds
@@ -90,8 +94,8 @@ class InMemoryMediator:
     """
     The objects of a mediator, wired as in the daemon, on the memory store.
 
-    :param in_steps: whether the store does in steps what it can do at once.
-    :param settings: sections of the configuration as plain values, laid over the defaults.
+    :param in_steps: use a memory store that divides operations into steps.
+    :param settings: sections of the configuration as plain values, which override the defaults.
     """
 
     def __init__(self, test: SynchronousTestCase, *, in_steps: bool = False, **settings: Any) -> None:
@@ -104,7 +108,7 @@ class InMemoryMediator:
         self.config = Config.model_validate({"storage": {"backend": "memory"}, **settings}).resolved(directory)
         store = MultiStepMemoryStore(self.clock, QueueLimits()) if in_steps else None
         self.base = CoreServices(self.clock, self.config, store=store, monotonic=self.clock.seconds)
-        os.utime(directory / "log.key", (NOW, NOW))  # which is how old its key is
+        os.utime(directory / "log.key", (NOW, NOW))  # the age of its key
         self.didcomm = DIDCommServices(self.base, self.config)
         self.decentrl = DecentrlServices(self.base, self.config)
         self.store = self.base.store
@@ -121,7 +125,7 @@ class InMemoryMediator:
         self.document: DIDDocument = resolve_local(self.did)
 
     def receive(self, raw: bytes, socket: FakeSocket | None = None, peer: str = PEER) -> RequestReply:
-        """What the mediator replies to one message."""
+        """Process a DIDComm message, on the fast path if it takes it; the reply."""
         replies: list[RequestReply] = []
         if socket is None and self.didcomm.forward_fast_path.take(raw, peer, replies.append, lambda: None):
             self.clock.advance(0)
@@ -129,31 +133,31 @@ class InMemoryMediator:
                 (reply,) = replies
                 return reply
         origin = MessageOrigin(socket.client if socket else peer, socket)
-        return self.done(self.didcomm.dispatcher.receive(raw, origin))
+        return self.run(self.didcomm.dispatcher.receive(raw, origin))
 
-    def obey(self, raw: bytes, peer: str = PEER) -> RequestReply:
-        """What the mediator replies to one Decentrl command."""
-        return self.done(self.decentrl.dispatcher.receive(raw, peer))
+    def receive_command(self, raw: bytes, peer: str = PEER) -> RequestReply:
+        """Process a Decentrl command; the reply."""
+        return self.run(self.decentrl.dispatcher.receive(raw, peer))
 
-    def done(self, work: Coroutine[Any, Any, T]) -> T:
-        """What comes of work that needs no time."""
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine that finishes without waiting; its result."""
         return self.test.successResultOf(Deferred.fromCoroutine(work))
 
     def _check_ledger(self) -> None:
-        looking: Deferred[StoreLedger] = self.store.read_ledger()
-        # A store that the test has closed says nothing any more.
-        looking.addCallbacks(assert_ledger_balanced, lambda failure: failure.trap(StoreUnavailable))
-        self.test.successResultOf(looking)
+        reading: Deferred[StoreLedger] = self.store.read_ledger()
+        # The test may have closed the store.
+        reading.addCallbacks(assert_ledger_balanced, lambda failure: failure.trap(StoreUnavailable))
+        self.test.successResultOf(reading)
 
     def socket(self, **options: Any) -> FakeSocket:
-        """A socket that has finished its handshake."""
+        """A new fake socket after its handshake."""
         socket = FakeSocket(**options)
         self.base.connections.opened(socket)
         return socket
 
     @contextmanager
     def failing(self, operation: str, error: Exception) -> Iterator[None]:
-        """Have one operation of the store fail, in any part of it, which the memory store never does by itself."""
+        """Make an operation of the store, in any part of it, fail within this context."""
         parts = (self.store, self.store.decentrl, self.store.cluster)
         store = next(part for part in parts if hasattr(part, operation))
         setattr(store, operation, lambda *args, **options: fail(error))
@@ -161,15 +165,15 @@ class InMemoryMediator:
         delattr(store, operation)
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """The events of one name that were written so far, in the order in which they were."""
+        """Events of one name written so far, in order."""
         self.clock.advance(0)
-        # Segments that follow each other within a tick of the file system's clock are of the same time.
+        # Sorted by sequence number: segments written within one tick of the file system's clock have the same time.
         segments = [path.read_text("utf-8") for path in self.config.log.directory.glob("events*.jsonl")]
         events = [json.loads(line) for segment in segments for line in segment.splitlines()]
         return sorted((event for event in events if event["event"] == name), key=lambda event: event["seq"])
 
     def counter(self, name: str, **labels: str) -> float:
-        """The value of a metric as it is exposed, 0 when there is no such series."""
+        """Exported value of a metric; 0 without such a series."""
         pairs = ",".join(f'{key}="{value}"' for key, value in labels.items())
         wanted = f"{name}{{{pairs}}}" if labels else name
         for line in self.base.recorder.metrics.render().decode().splitlines():
@@ -180,7 +184,7 @@ class InMemoryMediator:
 
 
 class InMemoryWallet:
-    """A wallet of the in-memory mediator: packs, sends, and opens replies."""
+    """A DIDComm wallet of the in-memory mediator: packs and sends requests, unpacks replies."""
 
     def __init__(self, in_memory: InMemoryMediator, identity: WalletIdentity | None = None) -> None:
         self.in_memory = in_memory
@@ -193,29 +197,29 @@ class InMemoryWallet:
         return self.identity.did
 
     def pack(self, type_: str, body: dict[str, Any] | None = None, **headers: Any) -> bytes:
-        """A message to the mediator, authenticated."""
+        """An authcrypted message to the mediator."""
         headers = {"from": self.did, "to": [self.in_memory.did], **headers}
         return authcrypt(compose_message(type_, body, **headers), self.identity, self.in_memory.document)
 
     def ask(
         self, type_: str, body: dict[str, Any] | None = None, *, socket: FakeSocket | None = None, **headers: Any
     ) -> RequestReply:
-        """Send a request that wants its answer on the connection."""
+        """Send a request with return route `all`; the reply."""
         headers = {"return_route": "all", **headers}
         return self.in_memory.receive(self.pack(type_, body, **headers), socket)
 
     def answer(self, type_: str, body: dict[str, Any] | None = None, **options: Any) -> OpenedMessage:
-        """Send a request and open the answer, which has to be a 200."""
+        """Send a request and unpack its reply, which must have status 200."""
         reply = self.ask(type_, body, **options)
         self.in_memory.test.assertEqual(reply.status, 200)
         return self.open(reply.body)
 
     def open(self, raw: bytes) -> OpenedMessage:
-        """Open an envelope addressed to this wallet."""
+        """Unpack an envelope for this wallet."""
         return unpack_message(raw, self.identity, self.documents.resolve)
 
     def enrol(self, *dids: str) -> InMemoryWallet:
-        """Get a grant, and register these DIDs, or its own."""
+        """Request mediation and register these DIDs; its own unless given."""
         self.answer(f"{CM3}/mediate-request")
         updates = [{"recipient_did": did, "action": "add"} for did in dids or (self.did,)]
         results = self.answer(f"{CM3}/recipient-update", {"updates": updates}).body["updated"]
@@ -223,29 +227,29 @@ class InMemoryWallet:
         return self
 
     def go_live(self) -> FakeSocket:
-        """Open a socket and switch live delivery on."""
+        """Open a socket and enable live delivery on it."""
         socket = self.in_memory.socket()
         status = self.answer(f"{MP}/live-delivery-change", {"live_delivery": True}, socket=socket)
         self.in_memory.test.assertIs(status.body["live_delivery"], True)
         return socket
 
-    def letter(self, text: str = "hello") -> bytes:
-        """A message to this wallet from nobody, encrypted."""
+    def make_payload(self, text: str = "hello") -> bytes:
+        """An anoncrypted message to this wallet, to be forwarded."""
         message = compose_message("https://didcomm.org/basicmessage/2.0/message", {"content": text}, to=[self.did])
         return anoncrypt(message, self.identity.document)
 
     def fetch(self, limit: int = 10, **options: Any) -> list[DeliveredMessage]:
-        """The oldest of what waits, which has to be something."""
+        """Fetch the oldest queued messages, of which there must be one."""
         return read_delivery(self.answer(f"{MP}/delivery-request", {"limit": limit}, **options).message)
 
-    def waiting(self) -> int:
-        """How many messages wait for it."""
+    def count_queued(self) -> int:
+        """Number of messages queued for its account."""
         count: int = self.answer(f"{MP}/status-request").body["message_count"]
         return count
 
 
 def from_header(did: str | None) -> dict[str, Any]:
-    """The header `from`, which is a word of Python's."""
+    """The header `from`, which is a keyword of Python."""
     return {"from": did}
 
 
@@ -255,15 +259,15 @@ def pack_forward(in_memory: InMemoryMediator, next_: str, *payloads: bytes, **he
 
 
 def read_problem_report(reply: RequestReply) -> dict[str, Any]:
-    """A problem report in the clear, or signed by who it is from, as its media type says."""
+    """Read a plaintext or signed problem report; a signed one must have the media type of one."""
     assert json_web_signature.is_jws(json.loads(reply.body)) == (
         reply.media_type == json_web_signature.SIGNED_MEDIA_TYPE
     )
     return open_problem_report(reply.body, resolve_local)
 
 
-def code_of(reply: RequestReply, guest: InMemoryWallet | None = None) -> str:
-    """The problem code of a reply: in the clear, signed, or encrypted to `guest`."""
-    body = guest.open(reply.body).body if guest else read_problem_report(reply)["body"]
+def code_of(reply: RequestReply, wallet: InMemoryWallet | None = None) -> str:
+    """Problem code of a reply that is plaintext, signed, or encrypted for `wallet`."""
+    body = wallet.open(reply.body).body if wallet else read_problem_report(reply)["body"]
     code: str = body["code"]
     return code

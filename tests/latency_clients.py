@@ -21,7 +21,7 @@ from tests.integration.message_load import SendAttempt, read_marker
 from tests.integration.retrying_clients import TRANSIENT_ERRORS, ReconnectingRecipient
 
 # Pause between two messages of a wallet.
-_BETWEEN_SECONDS = 0.05
+_PAUSE_SECONDS = 0.05
 # Upper bound for an arrival, generous for busy machines.
 _ARRIVAL_SECONDS = 60.0
 
@@ -34,7 +34,7 @@ class LatencyLedger(DeliveryLedger):
         self._clock = clock
         self._sent_at: dict[str, float] = {}
         self._latencies: list[float] = []
-        self._waiting: list[tuple[int, Deferred[None]]] = []
+        self._waiters: list[tuple[int, Deferred[None]]] = []
         self._arrived: set[str] = set()
 
     def record_begin(self, message: str) -> None:
@@ -48,8 +48,8 @@ class LatencyLedger(DeliveryLedger):
         for message in {message_of_attempt(read_marker(wallet, delivered)) for delivered in batch} - self._arrived:
             self._arrived.add(message)
             self._latencies.append(self._clock.seconds() - self._sent_at[message])
-        ready = [waiter for count, waiter in self._waiting if count <= len(self._arrived)]
-        self._waiting = [entry for entry in self._waiting if entry[0] > len(self._arrived)]
+        ready = [waiter for count, waiter in self._waiters if count <= len(self._arrived)]
+        self._waiters = [entry for entry in self._waiters if entry[0] > len(self._arrived)]
         for waiter in ready:
             waiter.callback(None)
 
@@ -60,7 +60,7 @@ class LatencyLedger(DeliveryLedger):
         :raise DemoStepFailed: they did not arrive in time.
         """
         waiter: Deferred[None] = Deferred()
-        self._waiting.append((len(self._arrived) + count, waiter))
+        self._waiters.append((len(self._arrived) + count, waiter))
         try:
             await waiter.addTimeout(_ARRIVAL_SECONDS, self._clock)
         except DeferredTimeout:
@@ -110,8 +110,8 @@ class LatencyClient(ReconnectingRecipient):
             message = f"{self.name}-{number}"
             self._latency_ledger.record_begin(message)
             while not await self._send(other, self._latency_ledger.begin_attempt(message)):
-                await deferLater(self._clock, _BETWEEN_SECONDS)
-            await deferLater(self._clock, _BETWEEN_SECONDS)
+                await deferLater(self._clock, _PAUSE_SECONDS)
+            await deferLater(self._clock, _PAUSE_SECONDS)
 
     async def _send(self, other: LatencyClient, marker: str) -> bool:
         post = SendAttempt(marker, self._clock.seconds())

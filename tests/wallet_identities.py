@@ -24,10 +24,10 @@ def generate_identity(
     method: DIDMethod = "did:peer:2", *, endpoint: str | None = None, curve: Curve = "X25519"
 ) -> WalletIdentity:
     """
-    A new identity with new keys.
+    Generate an identity with new keys.
 
     :param endpoint: the DID of its mediator, or a URL; not for a did:key.
-    :param curve: of the encryption key.
+    :param curve: curve of the encryption key.
     """
     if method == "did:key":
         return _generate_did_key(curve)

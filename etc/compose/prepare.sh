@@ -1,13 +1,13 @@
 #!/bin/sh
-# What the other services need and no image may have: keys, passwords and secrets, each made once. The settings are
-# written at every start, from mediator.yaml beside this file.
+# Creates the keys, passwords and secrets of the other services, each once. Writes the configuration at every start,
+# from the template mediator.yaml.
 set -eu
 umask 077
 
 etc=${ETC:-/etc/mediatord}
 secrets=${SECRETS:-/secrets}
 
-# path, owner
+# $1: path, $2: owner
 secret() {
     [ -s "$1" ] || {
         python3 -c 'import secrets; print(secrets.token_hex(32), end="")' >"$1.new"
@@ -16,7 +16,7 @@ secret() {
     chown "$2" "$1"
 }
 
-# MongoDB runs as user 999 and wants a file that nobody else can read.
+# MongoDB runs as user 999, and requires that only it can read this file.
 secret "$secrets/keyfile" "${SERVER_USER:-999:999}"
 chmod 0400 "$secrets/keyfile"
 chmod 0755 "$secrets"
@@ -24,7 +24,7 @@ secret "$secrets/root-password" "$(id -u)"
 secret "$secrets/mediatord-password" "$(id -u)"
 
 if [ ! -e "$etc/keys.jwks" ]; then
-    # What was begun and not finished.
+    # Left by an interrupted run.
     rm -rf "$etc/new"
     mediatord init --dir "$etc/new" --public-url "$PUBLIC_URL" >/dev/null
     mv "$etc/new/log.key" "$etc/new/keys.jwks" "$etc"

@@ -1,4 +1,4 @@
-// Makes the servers a replica set and creates the users, as far as that was not done before.
+// Initiates the replica set and creates the users, unless that was done before.
 const fs = require("fs");
 
 const password = (name) => fs.readFileSync(`${process.env.SECRETS || "/secrets"}/${name}-password`, "utf8");
@@ -6,7 +6,7 @@ const members = (process.env.MEMBERS || "mongo1:27017,mongo2:27017,mongo3:27017"
 const admin = db.getSiblingDB("admin");
 
 if (!db.hello().setName) {
-  // The first user is made here, so this one should be the primary.
+  // The first user is created here, so this member should be the primary.
   const list = members.map((host, _id) => ({ _id, host, priority: _id === 0 ? 2 : 1 }));
   rs.initiate({ _id: "rs0", members: list });
 }
@@ -15,11 +15,11 @@ while (!db.hello().isWritablePrimary && !db.hello().primary) sleep(500);
 try {
   admin.createUser({ user: "root", pwd: password("root"), roles: ["root"] });
 } catch (error) {
-  // There is one already: without credentials nobody may make another.
+  // The user exists: clients without credentials cannot create another one.
   if (!["Unauthorized", "NotWritablePrimary"].includes(error.codeName)) throw error;
 }
 
-// Whichever server is the primary now.
+// Connects to the current primary.
 const hosts = members.join(",");
 const all = connect(`mongodb://root:${password("root")}@${hosts}/mediatord?replicaSet=rs0&authSource=admin`);
 if (!all.getUser("mediatord")) {

@@ -190,14 +190,16 @@ def _format_as_of(at: float, now: float) -> str:
 
 def _render_refresh_line(status: DaemonStatus, refreshing: bool, now: float) -> Markup:
     if refreshing:
-        link = join_markup(f"every {REFRESH_SECONDS} s, ", build_element("a", "pause", href="?refresh=0"))
+        link = join_markup(
+            f"refreshed every {REFRESH_SECONDS} s (", build_element("a", "pause", href="?refresh=0"), ")"
+        )
     else:
-        link = join_markup("paused, ", build_element("a", "resume", href="admin"))
+        link = join_markup("refresh paused (", build_element("a", "resume", href="admin"), ")")
     return join_markup(
-        f"As of {_format_as_of(status.at, now)}; ",
+        f"As of {_format_as_of(status.at, now)}, ",
         link,
-        "; ",
-        build_element("a", "as JSON", href="admin/status.json"),
+        " \N{MIDDLE DOT} ",
+        build_element("a", "JSON", href="admin/status.json"),
     )
 
 
@@ -219,7 +221,7 @@ def _render_state(status: DaemonStatus) -> Markup:
         ("Store", f"{status.store.backend}, {available}"),
     ]
     if "ready" in gauges:
-        pairs.append(("End-to-end probe", "succeeds" if gauges["ready"] else "fails"))
+        pairs.append(("End-to-end probe", "passing" if gauges["ready"] else "failing"))
     pairs.append(("Open sockets", _format_known(gauges.get("sockets"))))
     if processes.asked > 1:
         pairs.append(("Workers responding", f"{len(processes.answered)} of {processes.asked}"))
@@ -234,7 +236,7 @@ def _render_state(status: DaemonStatus) -> Markup:
 
 def _render_traffic(status: DaemonStatus) -> Markup:
     rate = ("", "number quiet wide-only")
-    columns = [("", "name"), ("since start", "number"), ("last minute", "number"), rate]
+    columns = [("kind", "name"), ("since start", "number"), ("last minute", "number"), rate]
     columns += [("last hour", "number"), rate, ("by minute", "drawn")]
     minute, hour = status.traffic_spans
     rows = [
@@ -255,13 +257,13 @@ def _render_traffic(status: DaemonStatus) -> Markup:
 
 
 def _render_ledger(status: DaemonStatus, store_time: str) -> Markup:
-    about = "Since the store was created: accepted messages by outcome. A difference is an error."
+    about = "All messages accepted since the store was created, by outcome. A difference other than 0 is an error."
     known = _render_note(_NO_STORE)
     if ledger := status.ledger:
         rows = [
             [name, *(_format_ledger_entry(entries[name]) for entries in ledger.values())] for name in LEDGER_ENTRIES
         ]
-        known = build_table([("", "name"), *((protocol, "number") for protocol in ledger)], rows)
+        known = build_table([("outcome", "name"), *((protocol, "number") for protocol in ledger)], rows)
     return _render_section("Message ledger", known, _render_note(f"{store_time} {about}".strip()), whole=True)
 
 
@@ -303,8 +305,8 @@ def _render_largest_queues(status: DaemonStatus, store_time: str) -> Markup:
     return _render_section("Largest queues", known, _render_note(store_time))
 
 
-_REFUSAL_COLUMNS = (("situation", "name"), ("code", "name wide-only"), ("protocol", "wide-only"))
-_WARNING_COLUMNS = (("line", "name"), ("level", "wide-only"), ("from", "wide-only"))
+_REFUSAL_COLUMNS = (("reason", "name"), ("code", "name wide-only"), ("protocol", "wide-only"))
+_WARNING_COLUMNS = (("message", "name"), ("level", "wide-only"), ("source", "wide-only"))
 
 
 def _render_problems(
@@ -318,7 +320,7 @@ def _render_problems(
         is_warning = columns is _WARNING_COLUMNS
         heads = (one.text, words) if is_warning else (words, build_element("code", one.text))
         rows.append((*heads, one.where, format_count(one.count), f"{format_duration(now - one.last)} ago"))
-    return _render_section(title, build_table([*columns, ("times", "number"), ("last", "number")], rows))
+    return _render_section(title, build_table([*columns, ("count", "number"), ("last seen", "number")], rows))
 
 
 def _render_processes(status: DaemonStatus) -> Markup:
@@ -336,8 +338,12 @@ def _render_processes(status: DaemonStatus) -> Markup:
 
 def _render_reports(reports: Sequence[AnalysisReport], now: float) -> Markup:
     if not reports:
-        return _render_section("Nightly report", _render_note("No report yet."), whole=True)
-    columns = [("day", "short"), ("", ""), ("written", "number wide-only")]
+        return _render_section(
+            "Nightly report",
+            _render_note("No report yet: the nightly analysis has written none to admin.reports."),
+            whole=True,
+        )
+    columns = [("day", "short"), ("result", ""), ("written", "number wide-only")]
     rows = [
         (
             build_element("a", one.day, href=f"admin/report/{quote(one.day)}/{REPORT_INDEX}"),

@@ -39,18 +39,20 @@ class TrafficKind(NamedTuple):
 
 _REQUESTS = "mediator_requests_total"
 TRAFFIC_KINDS: Mapping[str, TrafficKind] = {
-    "accepted": TrafficKind(("forwarded",), "mediator_messages_forwarded_total", "payloads for a recipient"),
-    "delivered": TrafficKind(("delivered",), "mediator_messages_delivered_total", "acknowledged"),
-    "refused": TrafficKind(("requests_rejected",), f'{_REQUESTS}{{outcome="rejected"}}', "requests and frames"),
+    "accepted": TrafficKind(("forwarded",), "mediator_messages_forwarded_total", "messages for a recipient"),
+    "delivered": TrafficKind(("delivered",), "mediator_messages_delivered_total", "acknowledged by the wallet"),
+    "refused": TrafficKind(
+        ("requests_rejected",), f'{_REQUESTS}{{outcome="rejected"}}', "requests rejected (client errors)"
+    ),
     "failed": TrafficKind(
-        ("requests_failed",), f'{_REQUESTS}{{outcome="failed"}}', "internal errors, or store unavailable"
+        ("requests_failed",), f'{_REQUESTS}{{outcome="failed"}}', "requests failed (server errors)"
     ),
     "requests": TrafficKind(
-        ("requests_accepted", "requests_rejected", "requests_failed"), _REQUESTS, "and frames, total"
+        ("requests_accepted", "requests_rejected", "requests_failed"), _REQUESTS, "and WebSocket messages, total"
     ),
-    "stored": TrafficKind(("stored",), "mediator_messages_stored_total", "not pushed immediately"),
-    "expired": TrafficKind(("expired",), "mediator_messages_expired_total", "not fetched in time"),
-    "evicted": TrafficKind(("evicted",), "mediator_messages_evicted_total", "replaced by newer ones"),
+    "stored": TrafficKind(("stored",), "mediator_messages_stored_total", "queued, because not pushed at once"),
+    "expired": TrafficKind(("expired",), "mediator_messages_expired_total", "not fetched within queue.ttl"),
+    "evicted": TrafficKind(("evicted",), "mediator_messages_evicted_total", "removed from full queues"),
 }
 
 # Number of the slot since the epoch, and its counts in the order of TRAFFIC_KINDS.

@@ -89,10 +89,10 @@ def log_identity_change(before: MediatorIdentity, after: MediatorIdentity) -> No
         )
     for did in after.prepared_dids:
         if not before.owns(did):
-            _log.info("the prepared DID {did} is accepted, but not published", did=abbreviate_did(did))
+            _log.info("prepared DID {did}: accepted, but not yet published", did=abbreviate_did(did))
     gone = after.find_missing_dids(before)
     if gone:
-        _log.warn("no longer accepted: {dids}", dids=", ".join(map(abbreviate_did, gone)))
+        _log.warn("DIDs no longer accepted: {dids}", dids=", ".join(map(abbreviate_did, gone)))
 
 
 def _build_identity(config: Config, keys: Callable[[], KeySet]) -> MediatorIdentity:

@@ -89,7 +89,9 @@ def _read_config(config: Config, read: Callable[[], Config]) -> tuple[Config, li
     lost = _list_explicit_settings(config) - _list_explicit_settings(new)
     gone = [key for key in left if key in lost]
     if gone:
-        raise _ConfigRejection(f"missing {', '.join(gone)}; restore the file, or restart if the removal is intended")
+        raise _ConfigRejection(
+            f"the file no longer sets {', '.join(gone)}; set it again, or restart if the removal is intended"
+        )
     applied = {section: getattr(new, section) for section in ("limits", "metrics", "websocket_origins")}
     for section, names in _RELOADABLE_PARTS.items():
         current, changed = getattr(config, section), getattr(new, section)

@@ -39,7 +39,10 @@ def list_checks(config: Config, path: Path) -> Iterator[tuple[KeyPath, Iterable[
     :param path: of the configuration.
     """
     cluster, admin = config.cluster, config.admin
-    yield ("cluster", "listen"), _try(check_setting_combinations, config)
+    yield (
+        ("cluster", "listen"),
+        (text.removeprefix("cluster.listen ") for text in _try(check_setting_combinations, config)),
+    )
     unusable = list(_try(load_keys, config.identity.keys, make_passphrase_source(config.identity.passphrase_file)))
     yield ("identity", "keys"), unusable
     if not unusable:

@@ -106,7 +106,7 @@ class LapsedNodeSweeper:
                 continue
             count = await self.store.drop(boot)
             _log.info(
-                "dropped lapsed node {name} (boot {boot}); requeued {count} messages",
+                "removed node {name} (boot {boot}), whose lease has expired; requeued {count} messages",
                 name=self.name_of(boot),
                 boot=boot,
                 count=count,

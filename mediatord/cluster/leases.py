@@ -183,7 +183,7 @@ class ExclusiveStoreLease(Service):
             except StoreUnavailable:
                 pass
             except Exception:
-                _log.failure("renewing the lease failed", redact_failure())
+                _log.failure("renewing the store lease failed", redact_failure())
         self._give_up(refusal)
 
     async def _renew(self) -> str:

@@ -154,7 +154,7 @@ class Membership(Service):
             except CancelledError:
                 raise
             except Exception:
-                _log.failure("membership failed", redact_failure())
+                _log.failure("cluster membership failed", redact_failure())
                 self._leave_cluster()
                 await deferLater(self._clock, JOIN_RETRY_DELAY)
 
@@ -263,7 +263,7 @@ class Membership(Service):
     async def _take_over(self, taken: NodeNameTaken) -> str:
         """Drop the holder of the name, unless it has renewed its lease."""
         self._first_holder = None
-        _log.info("replacing the former node {name}, which no longer runs", name=taken.holder.name)
+        _log.info("taking over the name {name} from a node that no longer runs", name=taken.holder.name)
         try:
             await self._store.drop(taken.holder.boot, until=taken.until)
         except StoreUnavailable:
@@ -361,7 +361,7 @@ class NodeHealth:
     def clock_differs(self, refused: ClockSkewError) -> None:
         """Record that the store refuses this host's clock; logged once until it is accepted."""
         if not self._clock_problem:
-            _log.warn(f"{refused}: this node does not accept, expire or push messages until they agree")
+            _log.warn(f"{refused}: this node does not accept, expire or push messages until the clocks agree")
         self._clock_problem = str(refused)
 
     def clock_agrees(self) -> None:

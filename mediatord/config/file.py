@@ -34,6 +34,13 @@ SourceLocation = tuple[int, str]
 MAX_YAML_VALUES = 100_000
 # Settings are nested four deep. PyYAML calls itself for each level, and so does the construction of values.
 MAX_YAML_DEPTH = 20
+# Added to errors of PyYAML that start so.
+_YAML_HINTS = {
+    "mapping values are not allowed here": "; check the indentation, and quote values that contain ': '",
+    "found character '\\t'": "; indent with spaces",
+    "could not determine a constructor": "; remove the tag",
+    "found undefined alias": "; quote values that start with *",
+}
 # Raised by PyYAML for invalid characters and malformed tagged scalars.
 _YAML_ERRORS = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError)
 
@@ -106,7 +113,14 @@ def parse_yaml(raw: bytes, name: str) -> ConfigTree:
         if root is not None:
             tree.values = _construct_value(loader, root, (), tree)
     except yaml.MarkedYAMLError as error:
-        _add_syntax_problem(tree, error.problem_mark or error.context_mark, error.problem or "cannot be parsed")
+        problem = error.problem or "cannot be parsed"
+        hint = next((hint for start, hint in _YAML_HINTS.items() if problem.startswith(start)), "")
+        _add_syntax_problem(tree, error.problem_mark or error.context_mark, problem + hint)
+    except yaml.reader.ReaderError as error:
+        line = raw.count(b"\n", 0, error.position) + 1
+        tree.complete = False
+        problem = "control characters, or characters that are not UTF-8"
+        tree.problems.append((line, f"{name}:{line}", f"invalid YAML: {problem}"))
     except _YAML_ERRORS:
         _add_syntax_problem(tree, None, "cannot be parsed")
     finally:
@@ -132,7 +146,13 @@ def _construct_value(loader: yaml.SafeLoader, node: yaml.Node, where: tuple[KeyP
         for index, item in enumerate(node.value):
             tree.places[*where, index] = tree.locate(item.start_mark)
         return [_construct_value(loader, item, (*where, index), tree) for index, item in enumerate(node.value)]
-    return loader.construct_object(node)
+    try:
+        return loader.construct_object(node)
+    except yaml.MarkedYAMLError:
+        raise
+    except _YAML_ERRORS:
+        problem = "the value is not what its tag or form says; put it in quotes"
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark) from None
 
 
 def _construct_mapping(
@@ -190,8 +210,8 @@ def _describe_json_value(where: tuple[KeyPart, ...]) -> str:
     kind = _find_annotation(where)
     if isinstance(kind, type) and issubclass(kind, BaseModel):
         example = format_variable_name((*where, next(iter(kind.model_fields))))
-        return f"one variable per key, such as {example}, or JSON"
-    return f"as JSON, such as {format_variable_name(where)}='{json.dumps(_make_example(kind))}'"
+        return f"; set one variable per key, such as {example}, or write JSON"
+    return f" in JSON, such as {format_variable_name(where)}='{json.dumps(_make_example(kind))}'"
 
 
 def _make_example(kind: Any) -> Any:
@@ -285,7 +305,12 @@ def format_yaml_value(value: Any, field: FieldInfo) -> str:
     kind = find_value_kind(field.annotation, field.metadata)
     if kind is not None and kind.format is not None and value is not None:
         return kind.format(value)
-    text = yaml.safe_dump(to_jsonable_python(value), default_flow_style=True, width=10**6, sort_keys=False)
+    return format_yaml_text(to_jsonable_python(value))
+
+
+def format_yaml_text(value: Any) -> str:
+    """Plain data as YAML on one line."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, width=10**6, sort_keys=False)
     return text.removesuffix("\n").removesuffix("\n...")
 
 
@@ -316,7 +341,7 @@ _ERROR_TEXTS = {
     "less_than": "expected less than {lt}",
     "less_than_equal": "expected at most {le}",
     "literal_error": "expected one of {expected}",
-    "too_short": "expected a list of at least {min_length}",
+    "too_short": "expected at least {min_length} item",
     "value_error": "{error}",
 }
 # Errors about values that are not scalars.
@@ -468,12 +493,36 @@ def _describe_error(error: ErrorDetails, tree: ConfigTree) -> ConfigProblem:
     where = _find_key_path(error)
     line, place = tree.place(where)
     if error["type"] == "extra_forbidden":
-        return line, place, _describe_unknown_key(where)
+        return line, place, _describe_unknown_key(where, where in tree.variables)
     words = _ERROR_TEXTS.get(error["type"])
-    text = words.format(**error.get("ctx", {})) if words else error["msg"]
-    if error["type"] in _STRUCTURED_ERRORS and where in tree.variables:
-        text += f", {_describe_json_value(where)}"
+    text = words.format(**_format_limits(where, error.get("ctx", {}))) if words else error["msg"]
+    if error["type"] in _STRUCTURED_ERRORS:
+        text += _describe_json_value(where) if where in tree.variables else _describe_yaml_value(where)
+    if error["loc"][-1:] == ("[key]",):
+        text += " as the key"
     return line, place, f"{_format_key(where)}: {text}" if where else text
+
+
+def _format_limits(where: tuple[KeyPart, ...], limits: Mapping[str, Any]) -> dict[str, Any]:
+    """Limits of a number as the configuration writes them: `24h`, `64KiB`, `0.5`."""
+    section = _find_annotation(where[:-1]) if where else None
+    fields: Mapping[str, FieldInfo] = getattr(section, "model_fields", {})
+    field = fields.get(str(where[-1])) if where else None
+    kind = field and find_value_kind(field.annotation, field.metadata)
+    write = (kind and kind.format) or (lambda value: f"{value:g}" if isinstance(value, float) else value)
+    return {name: write(value) if isinstance(value, float | int) else value for name, value in limits.items()}
+
+
+def _describe_yaml_value(where: tuple[KeyPart, ...]) -> str:
+    """How to write a structured value in the file, by example; empty for the whole file."""
+    kind = _find_annotation(where) if where else None
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        name, field = next(iter(kind.model_fields.items()))
+        return f", such as {name}: {format_yaml_value(getattr(kind(), name), field)}"
+    example = _make_example(kind)
+    if not isinstance(example, list | dict) or not all(example):
+        return ""
+    return f", such as {format_yaml_text(example)}"
 
 
 def _find_key_path(error: ErrorDetails) -> tuple[KeyPart, ...]:
@@ -481,12 +530,25 @@ def _find_key_path(error: ErrorDetails) -> tuple[KeyPart, ...]:
     return tuple(part for part in error["loc"] if part != "[key]")
 
 
-def _describe_unknown_key(where: tuple[KeyPart, ...]) -> str:
-    """Message for an unknown key, with a suggestion."""
+def _describe_unknown_key(where: tuple[KeyPart, ...], is_variable: bool) -> str:
+    """Message for an unknown key, with a suggestion. :param is_variable: whether an environment variable sets it."""
     known = list(_find_annotation(where[:-1]).model_fields)
     close = get_close_matches(str(where[-1]), known, n=1)
+    if is_variable and not close:
+        # A single underscore in place of the double one between section and key is a common slip.
+        close = get_close_matches(format_variable_name(where), _list_variable_names(Config, ()), n=1, cutoff=0.9)
     hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(known)}"
     return f"{_format_key(where)}: unknown key; {hint}"
+
+
+def _list_variable_names(section: type[BaseModel], where: tuple[KeyPart, ...]) -> Iterator[str]:
+    """Environment variables of all keys of a section that are no sections themselves."""
+    for name, information in section.model_fields.items():
+        kind = information.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _list_variable_names(kind, (*where, name))
+        else:
+            yield format_variable_name((*where, name))
 
 
 def _format_key(where: tuple[KeyPart, ...]) -> str:

@@ -100,7 +100,7 @@ class SQLiteSettings(SettingsSection):
         None, "maximum size of the database, above which only reads and deletions succeed (503); null: unlimited"
     )
     min_free_bytes: Size | None = _setting(
-        None, "disk space kept free in the same way; null: 5 % of the disk, 256 MiB to 1 GiB, at most a tenth"
+        None, "free disk space below which the same applies; null: 5 % (256 MiB to 1 GiB), at most 10 % of the disk"
     )
 
 
@@ -115,7 +115,7 @@ class MongoDBSettings(SettingsSection):
     )
     min_free_bytes: Size | None = _setting(
         None,
-        "space kept free on the disk of the primary in the same way; null: as storage.sqlite.min_free_bytes",
+        "free disk space of the primary below which the same applies; null: as storage.sqlite.min_free_bytes",
     )
 
 
@@ -266,8 +266,10 @@ class DecentrlSettings(SettingsSection):
 
     @model_validator(mode="after")
     def _check_allow(self) -> DecentrlSettings:
-        if (self.registration == "allow-list") != bool(self.allow):
-            raise ValueError("expected DIDs in allow with registration: allow-list, and none without")
+        if self.registration == "allow-list" and not self.allow:
+            raise ValueError("expected at least one DID in allow, because registration is allow-list")
+        if self.allow and self.registration != "allow-list":
+            raise ValueError("expected registration: allow-list, because allow is set; or remove allow")
         return self
 
 
@@ -301,7 +303,7 @@ class LogRetentionSettings(SettingsSection):
     @model_validator(mode="after")
     def _check_unread_bytes(self) -> LogRetentionSettings:
         if self.unread_bytes < self.bytes:
-            raise ValueError("expected unread_bytes to be at least bytes")
+            raise ValueError("expected unread_bytes to be at least as large as bytes")
         return self
 
 
@@ -358,7 +360,7 @@ class AdminSettings(SettingsSection):
     @model_validator(mode="after")
     def _check_token_file(self) -> AdminSettings:
         if self.listen is not None and self.token_file is None:
-            raise ValueError("expected a token_file beside listen")
+            raise ValueError("expected token_file to be set, because listen is")
         return self
 
 
@@ -376,13 +378,16 @@ class ClusterSettings(SettingsSection):
     @model_validator(mode="after")
     def _check_secret_file(self) -> ClusterSettings:
         if self.listen is not None and self.secret_file is None:
-            raise ValueError("expected a secret_file beside listen")
+            raise ValueError("expected secret_file to be set, because listen is")
         return self
 
     @model_validator(mode="after")
     def _check_address(self) -> ClusterSettings:
         if self.listen is not None and self.address is None:
-            raise ValueError("expected an interface in listen that other nodes can reach, or advertise beside it")
+            raise ValueError(
+                "expected an address in listen that other nodes can reach, such as tcp:7070:interface=10.0.0.5, "
+                "or advertise to be set"
+            )
         return self
 
     @property
@@ -436,10 +441,10 @@ class Config(SettingsSection):
     def _check_workers(cls, workers: int, info: ValidationInfo) -> int:
         storage = info.data.get("storage")
         if workers > 1 and isinstance(storage, StorageSettings) and storage.backend == "memory":
-            raise ValueError("expected 1 with storage.backend memory, which processes cannot share")
+            raise ValueError("expected 1, because processes cannot share storage.backend: memory")
         cluster = info.data.get("cluster")
         if workers > 1 and isinstance(cluster, ClusterSettings) and cluster.listen is not None:
-            raise ValueError("expected 1 with cluster.listen; run a node for each core instead")
+            raise ValueError("expected 1, because cluster.listen is set; run one node per core instead")
         return workers
 
     @property

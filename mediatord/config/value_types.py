@@ -99,7 +99,11 @@ def _parse_network(value: object) -> IPv4Network | IPv6Network:
         if not isinstance(value, str):
             raise ValueError
         return ip_network(value.strip())
-    except ValueError:
+    except ValueError as error:
+        if isinstance(value, str) and "host bits" in str(error):
+            raise ValueError(
+                f"expected a network without host bits: {ip_network(value.strip(), strict=False)}"
+            ) from None
         raise ValueError("expected an address or a network such as 10.0.0.0/8 or ::1/128") from None
 
 

@@ -326,7 +326,7 @@ class ControlSite(Site):
         """Whether the peer may use the socket."""
         pid, uid = get_peer_credentials(connection)
         if uid not in (0, os.geteuid()):
-            _log.warn("control socket: refused a connection of user {uid}, process {pid}", uid=uid, pid=pid)
+            _log.warn("control socket: refused a connection from user {uid}, process {pid}", uid=uid, pid=pid)
             return False
         return len(self.connections) < _MAX_CONNECTIONS
 

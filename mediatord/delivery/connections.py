@@ -350,7 +350,9 @@ class LiveDispatcher(Generic[Item]):
             taken = self.push_elsewhere(item)
             if not pushed:
                 taken.addCallback(self._finish, item, on_result)
-                taken.addErrback(lambda failure: _log.failure("dispatching failed", redact_failure(failure)))
+                taken.addErrback(
+                    lambda failure: _log.failure("pushing to other nodes failed", redact_failure(failure))
+                )
                 return
         self._finish(pushed, item, on_result)
 
@@ -565,7 +567,7 @@ class ConnectionManager(Service, Generic[Recipient]):
         for did in filter(denied, self.live(wanted)):
             for session, recipient in self.subscribers(did):
                 if wanted(recipient):
-                    close_ignoring_errors(session, 1008, "not served")
+                    close_ignoring_errors(session, 1008, "denied")
 
     def is_subscribed(self, session: Hashable, did: str) -> bool:
         """Whether this socket is subscribed to `did`."""

@@ -432,7 +432,7 @@ class ForwardFastPath:
                 stored = fail(Failure())
             stored.addCallback(self._complete, pending)
             stored.addErrback(self._refuse_all, pending)
-            stored.addErrback(lambda failure: _log.failure("serving messages failed", redact_failure(failure)))
+            stored.addErrback(lambda failure: _log.failure("processing forwards failed", redact_failure(failure)))
         for fallback in over_limit:
             _call_fallback(fallback)
 
@@ -452,7 +452,7 @@ class ForwardFastPath:
         except ExpiredForward:
             return None
         except Exception:
-            _log.failure("reading a message failed", redact_failure())
+            _log.failure("parsing a message failed", redact_failure())
             return None  # it concerns no other message
         watch = Stopwatch(perf_counter() - began)
         record = context.recorder.begin_request(
@@ -472,7 +472,7 @@ class ForwardFastPath:
     def _refuse_all(self, failure: Failure, pending: list[_PendingForward | None]) -> None:
         error = failure.value
         if not isinstance(error, MediatorError):
-            _log.failure("serving messages failed", redact_failure(failure))
+            _log.failure("processing forwards failed", redact_failure(failure))
             error = InternalFault()
         self._answer(pending, enumerate([error] * len(pending)))
 
@@ -499,7 +499,7 @@ class ForwardFastPath:
                 try:
                     self._router.dispatch(one.record, outcome, None)
                 except Exception:
-                    _log.failure("serving a message failed", redact_failure())
+                    _log.failure("processing a forward failed", redact_failure())
                     reply = self._refuse(one, InternalFault())
             finished.append((one, reply))
             try:
@@ -538,4 +538,4 @@ def _call_fallback(fallback: Callable[[], None]) -> None:
     try:
         fallback()
     except Exception:
-        _log.failure("beginning a request failed", redact_failure())  # it concerns no other
+        _log.failure("starting a request failed", redact_failure())  # it concerns no other

@@ -104,9 +104,9 @@ def log_mark_failure(done: Deferred[None]) -> None:
 
     def log(failure: Failure) -> None:
         if failure.check(StoreUnavailable):
-            _log.warn("the store did not take a delivery mark")
+            _log.warn("could not mark messages as delivered: the store was unavailable")
         else:
-            _log.failure("marking a delivery failed", redact_failure(failure))
+            _log.failure("marking messages as delivered failed", redact_failure(failure))
 
     done.addErrback(log)
 

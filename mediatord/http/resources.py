@@ -54,7 +54,7 @@ from mediatord.runtime.memory_reclaimer import MemoryReclaimer
 _TEXT_TYPE = b"text/plain; charset=utf-8"
 _HTML_TYPE = b"text/html; charset=utf-8"
 _UNKNOWN_INVITATION_RESPONSE = HTTPResponse(
-    404, b'{"status":"error","detail":"unknown invitation"}', JSON_CONTENT_TYPE
+    404, b'{"status":"error","detail":"unknown or missing _oobid"}', JSON_CONTENT_TYPE
 )
 
 
@@ -165,7 +165,7 @@ class HTTPContext:
 
 async def report_no_probe() -> ReadinessVerdict:
     """The readiness of a site without a probe."""
-    return ReadinessVerdict("not looked at")
+    return ReadinessVerdict("no probe")
 
 
 _PREFLIGHT_RESPONSE = HTTPResponse(
@@ -191,7 +191,9 @@ _CONNECTION_LIMIT_RESPONSES: dict[ProtocolName, HTTPResponse] = {
 _UPGRADE_REQUIRED_RESPONSE = build_error(
     426, "UPGRADE_REQUIRED", (b"Upgrade", b"websocket"), (b"Connection", b"Upgrade")
 )
-_FORBIDDEN_METRICS_RESPONSE = HTTPResponse(403, b'{"status":"error","detail":"forbidden"}', JSON_CONTENT_TYPE)
+_FORBIDDEN_METRICS_RESPONSE = HTTPResponse(
+    403, b'{"status":"error","detail":"address not in metrics.allow"}', JSON_CONTENT_TYPE
+)
 
 GetHandler = Callable[[MediatorRequest], HTTPResponse | Awaitable[ProtocolReply]]
 

@@ -599,7 +599,7 @@ class MediatorSocket(WebSocketServerProtocol):
             if self._undecryptable == 1:
                 self._send_queue.put(reply.body)
             elif self._undecryptable >= MAX_UNDECRYPTABLE:
-                self.close(1008, "undecryptable")
+                self.close(1008, "too many undecryptable messages")
         elif reply.body:
             self._send_queue.put(reply.body)
 

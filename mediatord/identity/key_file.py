@@ -290,12 +290,18 @@ def retire_keys(
         return gone, replace(left, check)
 
 
+_RESTORE_HINT = "restore it from a backup, or create the keys of a new mediator with `mediatord init`"
 _ReplaceFunction = Callable[[dict[str, Any], Callable[[KeySet], object]], KeySet]
 
 
 def _load_for_update(path: Path, passphrase: PassphraseSource) -> tuple[dict[str, Any], KeySet, _ReplaceFunction]:
     """Content of the file, and a function that replaces it, encrypted if it was."""
-    content, known = read_secret_file(path), None
+    try:
+        content, known = read_secret_file(path), None
+    except SecretFileError as error:
+        if not isinstance(error.__context__, FileNotFoundError):
+            raise
+        raise SecretFileError(f"{error}; {_RESTORE_HINT}") from None
     if is_encrypted(content):
         known = passphrase(path)
         content = decrypt_content(content, known, path)

@@ -237,8 +237,7 @@ def _describe_listen_error(endpoint: str, error: Exception) -> str:
         return f"{file}{getattr(reason, 'strerror', None) or reason}"
     if endpoint.startswith("systemd:") and isinstance(error, IndexError | KeyError):
         return "systemd passed no such socket; enable mediatord.socket, with a ListenStream= for it"
-    what = "its key or certificate" if _is_tls_endpoint(endpoint) else "it"
-    return f"cannot use {what}"
+    return "cannot use its key or certificate" if _is_tls_endpoint(endpoint) else "invalid endpoint string"
 
 
 def _is_tls_endpoint(endpoint: str) -> bool:

@@ -428,7 +428,7 @@ class EventLogWriter(Service):
         if problem != self._marker_problem:
             self._marker_problem = problem
             if problem:
-                self._log.warn("keeping log segments as unread: {problem}", problem=problem)
+                self._log.warn("treating all log segments as unread: {problem}", problem=problem)
         return read
 
     def _ensure_file(self) -> None:

@@ -126,10 +126,10 @@ class MetricDeclaration:
 METRICS: dict[str, MetricDeclaration] = {
     "mediator_messages_forwarded_total": MetricDeclaration("counter", "Messages accepted for a recipient"),
     "mediator_messages_stored_total": MetricDeclaration(
-        "counter", "Messages queued because they could not be pushed, or were pushed in vain"
+        "counter", "Messages queued because no socket took them, or because a push was not acknowledged"
     ),
     "mediator_messages_delivered_total": MetricDeclaration(
-        "counter", "Messages acknowledged by the recipient, or accepted by its endpoint"
+        "counter", "Messages acknowledged by the recipient or accepted by its endpoint"
     ),
     "mediator_messages_expired_total": MetricDeclaration("counter", "Messages dropped at the end of queue.ttl"),
     "mediator_messages_evicted_total": MetricDeclaration("counter", "Messages evicted from full queues"),
@@ -141,21 +141,23 @@ METRICS: dict[str, MetricDeclaration] = {
         "gauge", "Arrival time of the oldest queued message; absent without messages"
     ),
     "mediator_delivery_latency_seconds": MetricDeclaration(
-        "histogram", "Time from acceptance to acknowledgement: live, pickup, poll, http", ("method",)
+        "histogram",
+        "Time from acceptance to acknowledgement, by delivery method: live, pickup, poll, http",
+        ("method",),
     ),
     "mediator_ledger_messages": MetricDeclaration(
         "gauge",
-        "Message ledger: all messages the store ever accepted, by outcome "
+        "Message ledger: all messages since the store was created, by outcome "
         "(accepted, acknowledged, expired, evicted, removed, withdrawn, waiting)",
         ("protocol", "entry"),
     ),
     "mediator_ledger_difference": MetricDeclaration(
-        "gauge", "Accepted messages less all outcomes; other than 0, messages are unaccounted for", ("protocol",)
+        "gauge", "Accepted messages minus all outcomes; not 0 if messages are unaccounted for", ("protocol",)
     ),
     "mediator_active_connections": MetricDeclaration("gauge", "Open WebSockets"),
     "mediator_requests_total": MetricDeclaration(
         "counter",
-        "Requests and WebSocket messages: accepted, rejected (client error), failed (server error)",
+        "Requests and WebSocket messages, by outcome: accepted, rejected (client error), failed (server error)",
         ("protocol", "outcome"),
     ),
     "mediator_rejected_total": MetricDeclaration("counter", "Rejected requests and WebSocket messages", ("reason",)),
@@ -165,11 +167,11 @@ METRICS: dict[str, MetricDeclaration] = {
     "mediator_accounts": MetricDeclaration("gauge", "Accounts of DIDComm wallets"),
     "mediator_registration_bytes": MetricDeclaration("gauge", "Bytes of DIDs and registrations"),
     "mediator_accounts_expired_total": MetricDeclaration(
-        "counter", "Accounts removed for disuse: unused, idle", ("reason",)
+        "counter", "Accounts removed for disuse, by reason: unused, idle", ("reason",)
     ),
     "mediator_storage_up": MetricDeclaration("gauge", "Whether the store responds and has no fault"),
     "mediator_storage_fault": MetricDeclaration(
-        "gauge", "Faults of the store, 1 while present: missing, damaged, full", ("fault",)
+        "gauge", "1 while the store has the fault: missing, damaged, full", ("fault",)
     ),
     "mediator_storage_bytes": MetricDeclaration(
         "gauge", "Size of each table or collection with its indexes; free is reusable space", ("table",)
@@ -181,7 +183,7 @@ METRICS: dict[str, MetricDeclaration] = {
     "mediator_ready": MetricDeclaration("gauge", "Whether the end-to-end probe succeeds; absent while not polled"),
     "mediator_ready_cycle_duration_seconds": MetricDeclaration("histogram", "Duration of successful probe cycles"),
     "mediator_ready_failures_total": MetricDeclaration(
-        "counter", "Failed probe cycles: store, listener, socket, forward, push, acknowledgement", ("stage",)
+        "counter", "Failed probe cycles by stage: store, listener, socket, forward, push, acknowledgement", ("stage",)
     ),
     "mediator_certificate_expiry_timestamp_seconds": MetricDeclaration(
         "gauge", "Expiry of the certificate of an ssl: listener, by interface and port", ("listener",)
@@ -197,22 +199,22 @@ METRICS: dict[str, MetricDeclaration] = {
     "mediator_log_segments_deleted_unread_total": MetricDeclaration(
         "counter", "Segments deleted before the nightly analysis had read them"
     ),
-    "mediator_log_directory_recreated_total": MetricDeclaration("counter", "Recreations of a removed log directory"),
+    "mediator_log_directory_recreated_total": MetricDeclaration(
+        "counter", "Times that a removed log directory was recreated"
+    ),
     "mediator_buffer_entries": MetricDeclaration("gauge", "Entries in a memory buffer", ("buffer",)),
     "mediator_buffer_bytes": MetricDeclaration("gauge", "Bytes in a memory buffer", ("buffer",)),
-    "mediator_reactor_lag_seconds": MetricDeclaration(
-        "histogram", "Timer delay of the reactor, sampled every second"
-    ),
+    "mediator_reactor_lag_seconds": MetricDeclaration("histogram", "Delay of a reactor timer, sampled every second"),
     "mediator_cluster_nodes": MetricDeclaration("gauge", "Live nodes, including this one; 0 without a cluster"),
     "mediator_cluster_pushes_total": MetricDeclaration(
-        "counter", "Pushes requested from other nodes: pushed, no_session, failed, dropped", ("outcome",)
+        "counter", "Pushes requested from other nodes, by outcome: pushed, no_session, failed, dropped", ("outcome",)
     ),
     "mediator_cluster_hint_duration_seconds": MetricDeclaration(
         "histogram", "Round trip of notifications to other nodes"
     ),
     "mediator_cluster_stale_presence_total": MetricDeclaration("counter", "Presence entries found to be stale"),
     "mediator_cluster_refused_total": MetricDeclaration(
-        "counter", "Rejected node-to-node requests: malformed, seal (authentication failed)", ("reason",)
+        "counter", "Rejected node-to-node requests, by reason: malformed, seal (authentication failed)", ("reason",)
     ),
     "mediator_workers": MetricDeclaration("gauge", "Worker processes queried for this scrape"),
     "mediator_workers_answered": MetricDeclaration("gauge", "Worker processes that responded in time"),

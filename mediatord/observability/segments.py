@@ -69,7 +69,7 @@ def load_expected_read_marker(log_directory: Path) -> frozenset[str] | None:
         with suppress(OSError):
             seen.touch(mode=_MARKER_FILE_MODE)
     elif os.path.lexists(seen):
-        raise ReadMarkerError(f"{path}: missing, although {seen} shows that it existed")
+        raise ReadMarkerError(f"{path} is missing, although the analysis has written it before (see {seen})")
     return load_read_marker(log_directory)
 
 

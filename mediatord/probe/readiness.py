@@ -165,7 +165,7 @@ class ReadinessMonitor(Service):
         if self._last_logged != self._failure:
             self._last_logged = self._failure
             cause = error.cause if isinstance(error, ProbeError) else type(error).__name__
-            _log.warn("not ready: {stage} ({cause})", stage=self._failure, cause=cause)
+            _log.warn("not ready: the probe failed at {stage} ({cause})", stage=self._failure, cause=cause)
 
     def _ended(self) -> None:
         self._running = None

@@ -64,7 +64,7 @@ DIDCOMM_ERROR_CODES: dict[type[MediatorError], DIDCommErrorCode] = {
         400, "e.p.trust.not-encrypted", "Only encrypted messages are accepted"
     ),
     errors.InvalidPlaintext: DIDCommErrorCode(400, "e.p.msg", "Not a DIDComm message", 400),
-    errors.MissingNext: DIDCommErrorCode(400, "e.p.msg.missing-next", "A forward requires next", 400),
+    errors.MissingNext: DIDCommErrorCode(400, "e.p.msg.missing-next", "A forward requires a DID in next", 400),
     errors.InvalidAttachment: DIDCommErrorCode(
         400, "e.p.msg.bad-attachment", "A forward requires encrypted attachments", 400
     ),
@@ -77,8 +77,12 @@ DIDCOMM_ERROR_CODES: dict[type[MediatorError], DIDCommErrorCode] = {
     errors.QueueFull: DIDCommErrorCode(
         429, "e.m.me.res.storage", "The recipient's queue is full", 429, retry_after=600
     ),
-    errors.StoreUnavailable: DIDCommErrorCode(503, "e.p.me.res.storage", "Try again later", 503, retry_after=5),
-    errors.ReplayCacheFull: DIDCommErrorCode(503, "e.p.me.res.storage", "Try again later", 503, retry_after=60),
+    errors.StoreUnavailable: DIDCommErrorCode(
+        503, "e.p.me.res.storage", "The mediator cannot store messages now", 503, retry_after=5
+    ),
+    errors.ReplayCacheFull: DIDCommErrorCode(
+        503, "e.p.me.res.storage", "The mediator cannot store messages now", 503, retry_after=60
+    ),
     errors.SenderMismatch: DIDCommErrorCode(
         400, "e.p.trust.sender-mismatch", "from does not match the key that encrypted the message"
     ),
@@ -93,7 +97,7 @@ DIDCOMM_ERROR_CODES: dict[type[MediatorError], DIDCommErrorCode] = {
         400, "e.p.msg.unsupported", "The message type is not supported", 200
     ),
     errors.InvalidBody: DIDCommErrorCode(400, "e.p.msg.bad-body", "The body of the message is malformed", 200),
-    errors.InvalidLimit: DIDCommErrorCode(400, "e.p.msg.bad-limit", "limit must be an integer above 0", 200),
+    errors.InvalidLimit: DIDCommErrorCode(400, "e.p.msg.bad-limit", "limit must be a positive integer", 200),
     errors.InvalidPagination: DIDCommErrorCode(
         400, "e.p.msg.bad-paginate", "paginate requires limit and offset, both non-negative integers", 200
     ),

@@ -118,7 +118,10 @@ def read_secret_file(path: Path) -> bytes:
     :raise SecretFileError: it is missing, unreadable, or accessible to others.
     """
     if is_missing_credential(path):
-        raise SecretFileError(f"{path}: systemd passed no such credential; add it with LoadCredential= to the unit")
+        name = str(path).removeprefix(CREDENTIAL_PREFIX)
+        raise SecretFileError(
+            f"{path}: systemd passed no such credential; add LoadCredential={name}:PATH to the unit"
+        )
     # A credential belongs to root; an ACL grants the service access, which appears in the mode as group permissions.
     others = 0o037 if path.parent == get_credentials_directory() else 0o077
     try:

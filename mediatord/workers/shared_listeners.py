@@ -40,7 +40,7 @@ class SharedListeners:
         for text in endpoints:
             if text.startswith("systemd:"):
                 raise StartupError(
-                    f"cannot listen on {text}: workers cannot share sockets of systemd; set workers to 1"
+                    f"cannot listen on {text}: workers cannot share sockets passed by systemd; set workers: 1"
                 )
             binder = _SocketBinder(reactor, count)
             with translate_listen_errors(text):

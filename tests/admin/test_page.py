@@ -92,7 +92,7 @@ def test_page_needs_token(tmp_path: Path) -> None:
     path.write_text("node: m1\nadmin:\n  listen: tcp:8081\n")
     with pytest.raises(ConfigError) as caught:
         load_config(path, {})
-    assert caught.value.problems == [f"{path}:2: admin: expected a token_file beside listen"]
+    assert caught.value.problems == [f"{path}:2: admin: expected token_file to be set, because listen is"]
     for alone in ("token_file: t", "reports: r", "listen: null"):
         path.write_text(f"admin: {{{alone}}}")
         assert load_config(path, {}).admin.listen is None
@@ -323,7 +323,7 @@ class AggregationTests(SynchronousTestCase):
         time_of_day = format_utc_time(NOW)
         for later, age in ((0, "0 s"), (2, "2 s"), (75, "1 min 15 s")):
             shown = render_status_page(overview, NOW + later, refreshing=True).decode()
-            self.assertIn(f"As of {time_of_day} UTC, {age} ago; ", shown)
+            self.assertIn(f"As of {time_of_day} UTC, {age} ago, refreshed every 10 s (", shown)
             # The ledger, the backlog by age, and the largest queues.
             self.assertEqual(shown.count(f"As of {time_of_day} UTC, {age} ago."), 3)
             status = json.loads(render_status_json(overview, NOW + later))

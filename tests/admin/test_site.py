@@ -423,7 +423,7 @@ class TrafficTests(AdminTestCase):
     def status_at(self, seconds: float) -> None:
         """Read the status, and then set the clock of the host."""
         self.in_memory.status()
-        self.in_memory.clock.set_by(seconds)
+        self.in_memory.clock.step_wall_clock(seconds)
 
 
 class ProblemTests(AdminTestCase):
@@ -619,7 +619,7 @@ class ReportTests(AdminTestCase):
     def test_no_reports(self) -> None:
         """No directory, a missing one, or an empty one."""
         self.assertEqual(self.in_memory.status()["reports"], [])
-        self.assertIn("No report yet.", self.in_memory.page())
+        self.assertIn("No report yet: ", self.in_memory.page())
         self.in_memory.reports.rmdir()
         self.assertEqual(self.in_memory.status()["reports"], [])
         self.in_memory.reports.mkdir()

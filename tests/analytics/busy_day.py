@@ -1,4 +1,4 @@
-"""A day in which everything happened: rows as the jobs make them, put together by hand."""
+"""Rows of all report tables for a day on which every check fails and every section has contents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORMULA = "=1+1"
 
 Rows = dict[str, list[dict[str, Any]]]
 
-FACTS = RunInfo(
+RUN_INFO = RunInfo(
     version="0.1.0",
     span=Span(DAY - timedelta(2), DAY),
     now=datetime(2026, 11, 21, 1, 2, 3, tzinfo=UTC),
@@ -29,53 +29,55 @@ FACTS = RunInfo(
 )
 
 
-def complete(table: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the day with all declared columns; what is not given is null."""
+def fill_columns(table: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row with all declared columns of its table; absent ones are null."""
     assert row.keys() <= {column.name for column in TABLES[table].columns}, (table, row)
     types = {column.name: column.type for column in TABLES[table].columns}
-    filled = {name: row.get(name) for name in types} | {"dt": row.get("dt", DAY)}
-    # The whole numbers that are easy to write above.
+    columns = {name: row.get(name) for name in types} | {"dt": row.get("dt", DAY)}
+    # Columns of doubles may be given as integers.
     return {
         name: float(value) if types[name] == "double" and value is not None else value
-        for name, value in filled.items()
+        for name, value in columns.items()
     }
 
 
-def busy_hour(hour: int, dt: date) -> float:
-    """Messages of an hour: more by day, fewer at weekends, a little more each week."""
+def count_hourly_messages(hour: int, dt: date) -> float:
+    """Messages of an hour: more by day, fewer at weekends, slowly growing."""
     growth = 1 + 0.004 * (dt - DAY).days
     return round(4000 * growth * (0.6 if dt.weekday() > 4 else 1) * (1 + 0.8 * sin(tau * (hour - 9) / 24)))
 
 
-def hour_of(hour: int, dt: date) -> dict[str, float]:
-    busy = busy_hour(hour, dt)
-    bad = dt == DAY and hour in (14, 15)
+def make_hourly_metrics(hour: int, dt: date) -> dict[str, float]:
+    messages_in_hour = count_hourly_messages(hour, dt)
+    incident = dt == DAY and hour in (14, 15)
     return {
-        "messages_accepted": busy * (0.2 if bad else 1),
-        "messages_acknowledged": busy * (0.1 if bad else 0.97),
-        "messages_lost": 180.0 if bad else 0.0,
-        "requests": busy * 2.4,
-        "requests_refused": busy * (0.4 if bad else 0.02),
-        "limit_hits": 40.0 if bad else 0.0,
-        "latency_live_p95_ms": 900.0 if bad else 14 + hour / 10,
+        "messages_accepted": messages_in_hour * (0.2 if incident else 1),
+        "messages_acknowledged": messages_in_hour * (0.1 if incident else 0.97),
+        "messages_lost": 180.0 if incident else 0.0,
+        "requests": messages_in_hour * 2.4,
+        "requests_refused": messages_in_hour * (0.4 if incident else 0.02),
+        "limit_hits": 40.0 if incident else 0.0,
+        "latency_live_p95_ms": 900.0 if incident else 14 + hour / 10,
         "latency_pickup_p95_ms": 7_200_000.0 + 100_000 * hour,
-        "depth_max": 12_000 + busy / 4 + (9000 if bad else 0),
+        "depth_max": 12_000 + messages_in_hour / 4 + (9000 if incident else 0),
     }
 
 
-NO_LOGS = {name: 0.0 for name in hour_of(4, DAY) if METRICS[name].kind == "count"}
+METRICS_WITHOUT_LOGS = {name: 0.0 for name in make_hourly_metrics(4, DAY) if METRICS[name].kind == "count"}
 
 
-def series() -> Rows:
+def make_series_rows() -> Rows:
     days = [DAY - timedelta(n) for n in range(28, -1, -1)]
     hourly = [
         {"dt": dt, "hour": hour, "metric": metric, "value": value}
         for dt in days
         for hour in range(24)
-        for metric, value in (NO_LOGS if (dt, hour) == (DAY, 4) else hour_of(hour, dt)).items()
+        for metric, value in (
+            METRICS_WITHOUT_LOGS if (dt, hour) == (DAY, 4) else make_hourly_metrics(hour, dt)
+        ).items()
     ]
     past = [DAY - timedelta(n) for n in range(55, -1, -1)]
-    totals = {dt: sum(busy_hour(hour, dt) for hour in range(24)) for dt in past}
+    totals = {dt: sum(count_hourly_messages(hour, dt) for hour in range(24)) for dt in past}
     shares = {
         "messages_accepted": 1.0,
         "bytes_accepted": 2500.0,
@@ -84,28 +86,30 @@ def series() -> Rows:
         "messages_lost": 0.0004,
     }
     daily = [
-        {"dt": dt, "metric": metric, "value": round(totals[dt] * by)} for metric, by in shares.items() for dt in past
+        {"dt": dt, "metric": metric, "value": round(totals[dt] * factor)}
+        for metric, factor in shares.items()
+        for dt in past
     ]
-    ahead = [
+    forecast = [
         {"metric": metric, "day": day, "value": value, "low": value * 0.92, "high": value * (1.08 + 0.003 * n)}
-        for metric, by in shares.items()
+        for metric, factor in shares.items()
         if METRICS[metric].capacity
         for n in range(1, 31)
         for day in [DAY + timedelta(n)]
-        for value in [by * sum(busy_hour(hour, day) for hour in range(24))]
+        for value in [factor * sum(count_hourly_messages(hour, day) for hour in range(24))]
     ]
     error = {"held_back": 7, "trained_on": 49, "mape": 0.031, "naive_mape": 0.064, "inside": 6 / 7}
     return {
         "series_hourly": hourly,
         "series_daily": daily,
-        "forecast": ahead,
+        "forecast": forecast,
         "forecast_error": [{"metric": metric, **error} for metric in shares if METRICS[metric].capacity],
     }
 
 
-def histogram() -> Rows:
+def make_latency_rows() -> Rows:
     middles = {"live": 12.0, "pickup": 1_500_000.0, "poll": 400_000.0}
-    found = [
+    buckets = [
         {
             "hour": 9,
             "node": "a",
@@ -124,17 +128,20 @@ def histogram() -> Rows:
         for node in ("*", "a")
         for metric, path in (("push", "live"), ("push", "pickup"), ("push", "*"), ("ack", "*"), ("request", "*"))
     ]
-    return {"latency_hist": found, "latency_daily": daily}
+    return {"latency_hist": buckets, "latency_daily": daily}
 
 
-def stores() -> list[dict[str, Any]]:
-    """One whose books close, with a gap, and one whose do not."""
+def make_store_rows() -> list[dict[str, Any]]:
+    """Two stores: one has a gap and no difference, the other a difference."""
     entries = ("accepted", "acknowledged", "expired", "evicted", "removed", "withdrawn", "waiting", "difference")
-    gone = (500_000, 480_000, 5_000, 1_000, 300, 0)
+    totals_before_waiting = (500_000, 480_000, 5_000, 1_000, 300, 0)
     changes = (96_020, 93_810, 210, 150, 40, 0, 1_810, None)
     gaps = (10, 0, 0, 0, 0, None, None, None)
     rows = []
-    for store, totals in (("5b1c", (*gone, 13_700, 0)), (HOSTILE, (*gone, 13_698, 2))):
+    for store, totals in (
+        ("5b1c", (*totals_before_waiting, 13_700, 0)),
+        (HOSTILE, (*totals_before_waiting, 13_698, 2)),
+    ):
         for entry, total, change, gap in zip(entries, totals, changes, gaps, strict=True):
             logged = None if gap is None or change is None else change - gap
             row = {"store": store, "proto": "didcomm", "entry": entry, "total": total, "change": change}
@@ -142,7 +149,7 @@ def stores() -> list[dict[str, Any]]:
     return rows
 
 
-def messages() -> Rows:
+def make_message_rows() -> Rows:
     ledger = {"opening": 11_900, "accepted": 96_000, "acked": 93_800, "expired": 210, "evicted": 150, "removed": 40}
     past = [{**ledger, "dt": DAY - timedelta(n), "open": 13_700, "orphans": 0, "difference": 0} for n in range(1, 9)]
     today = {
@@ -166,7 +173,7 @@ def messages() -> Rows:
     states = {"acked": 93_800, "expired": 210, "evicted": 150, "removed": 40, "open": 13_697}
     return {
         "ledger_daily": [*past, today],
-        "stores_daily": stores(),
+        "stores_daily": make_store_rows(),
         "lost_daily": [{**dict(zip(keys, row, strict=True)), "bytes": row[-1] * 3000} for row in lost],
         "messages_daily": [
             {"proto": "didcomm", "state": state, "age_class": "2 <1m", "pushes_class": "1", "n": n, "bytes": n * 2500}
@@ -195,8 +202,8 @@ def messages() -> Rows:
     }
 
 
-def logs() -> Rows:
-    counted = {"node": "a", "counted": 96_000, "logged": 96_000, "difference": 0}
+def make_log_rows() -> Rows:
+    agreeing_counter = {"node": "a", "counted": 96_000, "logged": 96_000, "difference": 0}
     return {
         "quality_daily": [
             {"node": "a", "kind": "lines", "n": 9_600_000},
@@ -238,13 +245,13 @@ def logs() -> Rows:
             for n in range(24)
         ],
         "reconciliation_daily": [
-            {**counted, "counter": "mediator_messages_forwarded_total"},
-            {**counted, "counter": 'mediator_requests_total{outcome="failed"}', "difference": 4},
+            {**agreeing_counter, "counter": "mediator_messages_forwarded_total"},
+            {**agreeing_counter, "counter": 'mediator_requests_total{outcome="failed"}', "difference": 4},
         ],
     }
 
 
-def load() -> Rows:
+def make_load_rows() -> Rows:
     gauges = {
         "depth_max": 13_000,
         "bytes_max": 30_000_000,
@@ -259,7 +266,7 @@ def load() -> Rows:
         "n": 900,
         "share": 0.01,
     }
-    ended = {
+    session_sums = {
         "n": 4000,
         "dur_p50_ms": 610_000.0,
         "dur_p95_ms": 7_300_000.0,
@@ -296,7 +303,7 @@ def load() -> Rows:
         "limits_top": [{"rank": 1, "who": "cd" * 16, "limit": "per_peer", "hits": 70, "bursts": 3}],
         "replay_daily": [{"code": "DUPLICATE_NONCE", "age_class": "skew", "n": 9, "senders": None, "on_nodes": 0}],
         "sessions_daily": [
-            {"node": "a", "proto": "didcomm", "ws_code": code, "reason": "peer", **ended}
+            {"node": "a", "proto": "didcomm", "ws_code": code, "reason": "peer", **session_sums}
             for code in (1000, 1001, 1006)
         ],
         "sockets_daily": [{"node": node, **sockets} for node in ("a", "b")],
@@ -344,8 +351,8 @@ def load() -> Rows:
     }
 
 
-def people() -> Rows:
-    def top(name: str) -> list[dict[str, Any]]:
+def make_participant_rows() -> Rows:
+    def make_top_rows(name: str) -> list[dict[str, Any]]:
         return [
             {
                 "rank": n,
@@ -359,8 +366,8 @@ def people() -> Rows:
 
     monday = DAY - timedelta(DAY.weekday())
     return {
-        "top_senders": top("sender"),
-        "top_recipients": top("rcpt"),
+        "top_senders": make_top_rows("sender"),
+        "top_recipients": make_top_rows("rcpt"),
         "concentration_daily": [
             {"side": side, "members": 8000, "n": 96_000, "top_share": 0.22, "gini": 0.61}
             for side in ("sender", "rcpt")
@@ -380,24 +387,31 @@ def people() -> Rows:
     }
 
 
-BUSY: Rows = {
-    table: [complete(table, row) for row in rows]
-    for part in (series(), histogram(), messages(), logs(), load(), people())
+BUSY_ROWS: Rows = {
+    table: [fill_columns(table, row) for row in rows]
+    for part in (
+        make_series_rows(),
+        make_latency_rows(),
+        make_message_rows(),
+        make_log_rows(),
+        make_load_rows(),
+        make_participant_rows(),
+    )
     for table, rows in part.items()
 }
 
 
-def known(rows: Rows) -> ReportData:
-    """The day as :func:`analytics.report.content.load_report_data` finds it in tables with these rows."""
-    found = {name: list(rows.get(name, [])) for name in REPORT_QUERIES}
-    if inputs := found["inputs"]:
+def make_report_data(rows: Rows) -> ReportData:
+    """The report data that :func:`analytics.report.content.load_report_data` loads from tables with these rows."""
+    buckets = {name: list(rows.get(name, [])) for name in REPORT_QUERIES}
+    if inputs := buckets["inputs"]:
         total = {name: sum(row[name] for row in inputs) for name in ("bytes", "lines", "corrupt")}
-        found["inputs"] = [{"dt": DAY, "state": "closed", "packed": "gzip", "segments": len(inputs), **total}]
-    found["latency_hist"] = [
-        {name: row[name] for name in ("dt", "metric", "path", "bucket", "n")} for row in found["latency_hist"]
+        buckets["inputs"] = [{"dt": DAY, "state": "closed", "packed": "gzip", "segments": len(inputs), **total}]
+    buckets["latency_hist"] = [
+        {name: row[name] for name in ("dt", "metric", "path", "bucket", "n")} for row in buckets["latency_hist"]
     ]
-    peaks = {row["at"]: row["peak"] for row in found["concurrency_10m"]}
-    found["concurrency_10m"] = [
+    peaks = {row["at"]: row["peak"] for row in buckets["concurrency_10m"]}
+    buckets["concurrency_10m"] = [
         {"dt": DAY, "at_hour": at.hour + at.minute / 60, "peak": 2 * peak} for at, peak in peaks.items()
     ]
-    return ReportData(DAY, Settings(), FACTS, found)
+    return ReportData(DAY, Settings(), RUN_INFO, buckets)

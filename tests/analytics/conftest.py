@@ -19,11 +19,11 @@ OPTIONS = SessionOptions(master="local[2]", memory="1g", small=True)
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
-    """The session of a nightly run, made for small frames; without Java its tests are skipped."""
+    """Session with the options of a nightly run on small input; without Java the test is skipped."""
     try:
         require_packages()
         set_java_home(find_java())
     except AnalyticsError as error:
         pytest.skip(f"Spark cannot run, `make test` installs what it needs: {error}")
-    with open_session(OPTIONS) as running:
-        yield running
+    with open_session(OPTIONS) as session:
+        yield session

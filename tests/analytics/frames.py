@@ -1,4 +1,4 @@
-"""Tables for the tests of jobs, made from what a case is about; all other columns are null."""
+"""Small tables for tests of jobs: a test gives the columns that matter, all others are null."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ DAY = date(2026, 11, 16)
 
 
 def day(number: int) -> date:
-    """So many days after :data:`DAY`."""
+    """A day by its distance from :data:`DAY`."""
     return DAY + timedelta(number)
 
 
 def at(number: int = 0, hour: int = 0, minute: int = 0, second: float = 0) -> datetime:
-    """A time of :func:`day`."""
+    """A time on a :func:`day`."""
     return datetime.combine(day(number), datetime.min.time(), UTC) + timedelta(
         hours=hour, minutes=minute, seconds=second
     )
 
 
 def event(name: str, ts: datetime | None = None, **fields: Any) -> dict[str, Any]:
-    """A row of `events`, on the day of its time, which is the beginning of :data:`DAY` unless told."""
+    """A row of `events`, on the day of its time; the default time is the beginning of :data:`DAY`."""
     ts = ts or at()
     return {"dt": ts.date(), "ts": ts, "event": name, "node": "a", "epoch": 1, **fields}
 
@@ -42,14 +42,14 @@ def events(spark: SparkSession, *rows: Mapping[str, Any]) -> DataFrame:
 
 
 def table(spark: SparkSession, name: str, *rows: Mapping[str, Any]) -> DataFrame:
-    """A declared table, of :data:`DAY` unless a row says otherwise."""
+    """A declared table; the default day of its rows is :data:`DAY`."""
     return _frame(spark, TABLES[name].struct(), rows)
 
 
-def made(
+def run_job(
     job: Job, span: Span, settings: Settings | None = None, **frames: DataFrame
 ) -> dict[str, list[dict[str, Any]]]:
-    """What a job makes, as rows in the order of each table's key; columns and types are those declared."""
+    """Run a job: rows of each table in the order of its key. Asserts that columns and types are those declared."""
     return {name: rows(name, frame) for name, frame in job.transform(frames, settings or Settings(), span).items()}
 
 
@@ -65,8 +65,8 @@ def rows(name: str, frame: DataFrame) -> list[dict[str, Any]]:
     return [row.asDict() for row in frame.select(struct.names).orderBy(*TABLES[name].key).collect()]
 
 
-def brief(rows: list[dict[str, Any]], *columns: str) -> list[tuple[Any, ...]]:
-    """These columns of rows."""
+def select_columns(rows: list[dict[str, Any]], *columns: str) -> list[tuple[Any, ...]]:
+    """Selected columns of rows, as tuples."""
     return [tuple(row[column] for column in columns) for row in rows]
 
 

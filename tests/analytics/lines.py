@@ -1,4 +1,4 @@
-"""Log lines and segments for tests, as the daemon writes them."""
+"""Log lines and segments in the format of the daemon."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from mediatord.observability.event_schema import (
 DAY = datetime(2026, 11, 20, tzinfo=UTC)
 
 
-class Writer:
+class SegmentWriter:
     """
-    Writes the lines of one start of one node, each a second after the one before.
+    Writes the lines of one start of one node, one second apart.
 
     :ivar now: time of the next line.
-    :ivar seq: of the last line.
+    :ivar seq: sequence number of the last line.
     """
 
     def __init__(self, node: str = "one", boot: str = "b00710000001", now: datetime = DAY) -> None:
@@ -30,7 +30,7 @@ class Writer:
         self._segments = 0
 
     def line(self, event: str, **fields: object) -> bytes:
-        """The next line, with its end."""
+        """The next line, including its line feed."""
         self.seq += 1
         head = encode_line_head(event, EVENTS[event].level, node=self.node, boot=self.boot, epoch=1)
         stamp = self.now.strftime("%Y-%m-%dT%H:%M:%S.%fZ").encode()
@@ -38,7 +38,7 @@ class Writer:
         return encode_line(head % (stamp, self.seq), validate_fields(event, fields))
 
     def acks(self, n: int) -> list[bytes]:
-        """Lines of no interest."""
+        """Lines of `msg.ack`."""
         return [self.line("msg.ack", msg=f"m{self.seq}", rcpt="r", path="live", latency_ms=1.5) for _ in range(n)]
 
     def stem(self) -> str:
@@ -54,7 +54,7 @@ class Writer:
         return stem, lines
 
 
-def write(directory: Path, name: str, lines: Sequence[bytes] | bytes) -> Path:
+def write_file(directory: Path, name: str, lines: Sequence[bytes] | bytes) -> Path:
     """A file with these lines or bytes."""
     path = directory / name
     path.parent.mkdir(parents=True, exist_ok=True)

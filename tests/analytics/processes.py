@@ -1,4 +1,4 @@
-"""Processes and what they start, as /proc has them."""
+"""Processes and their descendants, read from /proc."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-_PATIENCE_S = 120.0
+_EXIT_TIMEOUT_S = 120.0
 
 
-def lives(pid: int) -> bool:
-    """Whether it is there, and not only waiting for somebody to ask how it ended."""
+def is_running(pid: int) -> bool:
+    """Whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
         return False
 
 
-def still_there(pids: Iterable[int]) -> list[int]:
-    """Those that do not end; one that was killed just now needs the processor once more to do so."""
-    until = time.monotonic() + _PATIENCE_S
-    while (left := [pid for pid in pids if lives(pid)]) and time.monotonic() < until:
+def wait_for_exit(pids: Iterable[int]) -> list[int]:
+    """Wait until processes end; those that still run after the timeout."""
+    deadline = time.monotonic() + _EXIT_TIMEOUT_S
+    while (running := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
         time.sleep(0.01)
-    return left
+    return running
 
 
-def family(pid: int) -> Iterator[int]:
-    """A process, its children, and theirs."""
-    if lives(pid):
+def list_process_tree(pid: int) -> Iterator[int]:
+    """A process, its children and their descendants."""
+    if is_running(pid):
         yield pid
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        # A thread may end while they are listed.
+        # A thread can end during the listing.
         with suppress(FileNotFoundError, ProcessLookupError):
             for child in children.read_text().split():
-                yield from family(int(child))
+                yield from list_process_tree(int(child))

@@ -1,4 +1,4 @@
-"""How the goals are measured."""
+"""Measurement of memory for the benchmark."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ sys.stdin.read()
 """
 
 
-def test_memory_of_a_process_that_was_just_forked() -> None:
-    """It is that of its parent, and not counted twice."""
+def test_shared_memory_of_fork_counts_once() -> None:
     with subprocess.Popen([sys.executable, "-c", _FORKED], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()

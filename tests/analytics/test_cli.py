@@ -1,4 +1,4 @@
-"""The command line of the analysis: arguments, one line for every mistake, exit statuses, signals."""
+"""The command line of the analysis: arguments, error lines, exit statuses."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ from analytics.writing.retention import ExpiredItem
 ROOT = Path(analytics.__file__).parents[1]
 
 
-def told(capsys: pytest.CaptureFixture[str], *given: str) -> tuple[int, str, str]:
-    """Exit status, standard output and standard error of a command in this process."""
-    with pytest.raises(SystemExit) as ended:
-        main(given)
-    status = ended.value.code
+def run_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of a command run in this process."""
+    with pytest.raises(SystemExit) as exit_info:
+        main(arguments)
+    status = exit_info.value.code
     assert isinstance(status, int)
     captured = capsys.readouterr()
     return status, captured.out, captured.err
 
 
 @pytest.mark.parametrize(
-    ("given", "line"),
+    ("arguments", "line"),
     [
         ("nightly --logs LOGS", "Missing option '--out'."),
         ("nightly --out OUT", "Missing option '--logs'."),
@@ -103,38 +103,40 @@ def told(capsys: pytest.CaptureFixture[str], *given: str) -> tuple[int, str, str
         ("pseudonyms forget --keys OUT/keys", "Missing argument 'EPOCH'."),
     ],
 )
-def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, given: str, line: str) -> None:
-    """With status 2, before Spark is there."""
+def test_usage_error_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: str, line: str
+) -> None:
+    """Exit status 2, before Spark starts."""
     (tmp_path / "file").write_text("")
-    places = {"LOGS": str(tmp_path), "OUT": str(tmp_path / "out")}
+    paths = {"LOGS": str(tmp_path), "OUT": str(tmp_path / "out")}
 
-    def placed(text: str) -> str:
-        return re.sub("LOGS|OUT", lambda found: places[found[0]], text)
+    def substitute_paths(text: str) -> str:
+        return re.sub("LOGS|OUT", lambda found: paths[found[0]], text)
 
-    status, out, err = told(capsys, *placed(given).split())
+    status, out, err = run_command(capsys, *substitute_paths(arguments).split())
     assert (status, out) == (EXIT_USAGE, "")
-    assert err.startswith(f"mediatord-analytics: {placed(line)}")
+    assert err.startswith(f"mediatord-analytics: {substitute_paths(line)}")
     assert err.count("\n") == 1
 
 
-def test_a_file_that_cannot_be_used_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Its path comes first, whoever wanted it."""
+def test_unusable_file_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The line begins with the path."""
     (tmp_path / "file").touch()
-    status, _, err = told(capsys, "demo", "--dir", f"{tmp_path}/file/demo")
+    status, _, err = run_command(capsys, "demo", "--dir", f"{tmp_path}/file/demo")
     assert (status, err) == (EXIT_FAILED, f"mediatord-analytics: {tmp_path}/file/demo: Not a directory\n")
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    """And nothing at all is an error with the same text."""
-    status, out, _ = told(capsys, "--help")
+    """Without arguments, the same text is an error."""
+    status, out, _ = run_command(capsys, "--help")
     assert status == 0
     for name in cli.commands:
         assert f"  {name}" in out
-    assert told(capsys)[0] == EXIT_USAGE
+    assert run_command(capsys)[0] == EXIT_USAGE
 
 
-def test_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Yesterday; a day; several; several until yesterday."""
+def test_makes_span_from_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Yesterday, one day, several days, several days until yesterday."""
     assert datetime.now(UTC).date() <= get_today() <= datetime.now(UTC).date()
     first, last, yesterday = date(2026, 11, 1), date(2026, 11, 9), date(2026, 11, 20)
     monkeypatch.setattr("analytics.cli.get_today", lambda: yesterday + timedelta(1))
@@ -145,8 +147,8 @@ def test_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_day("2026-11-21") == yesterday + timedelta(1)
 
 
-def test_sizes_and_places() -> None:
-    """Sizes as Java has them, paths as Spark has them."""
+def test_parses_sizes_and_paths() -> None:
+    """Sizes in Java's notation, paths in Spark's."""
     assert [parse_size_bytes(text) for text in ("0", "7", "2k", "512M", "1g", "1t", "1 GiB", "2MB", "1.5g")] == [
         0, 7, 2048, 512 << 20, 1 << 30, 1 << 40, 1 << 30, 2_000_000, 3 << 29,
     ]  # fmt: skip
@@ -164,30 +166,30 @@ def test_sizes_and_places() -> None:
     assert parse_spark_conf(["a.b=c=d", "e="]) == {"a.b": "c=d", "e": ""}
 
 
-def test_what_needs_no_spark(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Columns, the schema of a line, settings, and the keys of pseudonyms."""
-    assert told(capsys, "schema")[1].startswith("dt ")
-    assert "opening" in told(capsys, "schema", "ledger_daily")[1]
-    assert '"$schema"' in told(capsys, "schema", "line")[1]
-    assert told(capsys, "schema", "nope")[0] == EXIT_USAGE
-    assert told(capsys, "settings")[1] == (ROOT / "etc/analytics.yaml").read_text("utf-8")
-    assert told(capsys, "pseudonyms", "list", "--keys", f"{tmp_path}/keys") == (0, "", "")
-    status, _, err = told(capsys, "pseudonyms", "forget", "--keys", f"{tmp_path}/keys", "7")
+def test_commands_without_spark(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Columns, the schema of a line, settings, and pseudonym keys."""
+    assert run_command(capsys, "schema")[1].startswith("dt ")
+    assert "opening" in run_command(capsys, "schema", "ledger_daily")[1]
+    assert '"$schema"' in run_command(capsys, "schema", "line")[1]
+    assert run_command(capsys, "schema", "nope")[0] == EXIT_USAGE
+    assert run_command(capsys, "settings")[1] == (ROOT / "etc/analytics.yaml").read_text("utf-8")
+    assert run_command(capsys, "pseudonyms", "list", "--keys", f"{tmp_path}/keys") == (0, "", "")
+    status, _, err = run_command(capsys, "pseudonyms", "forget", "--keys", f"{tmp_path}/keys", "7")
     assert status == EXIT_FAILED and err.count("\n") == 1
 
 
 def test_print_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """Columns, settings, key epochs and generated days; the schema of a line is JSON anyway."""
-    ledger = json.loads(told(capsys, "schema", "ledger_daily", "--json")[1])
+    ledger = json.loads(run_command(capsys, "schema", "ledger_daily", "--json")[1])
     assert (ledger["table"], ledger["key"], ledger["private"]) == ("ledger_daily", ["dt"], False)
     assert {"name": "dt", "type": "date", "meaning": "day, UTC"} in ledger["columns"]
-    assert json.loads(told(capsys, "settings", "--json")[1]) == Settings().model_dump()
+    assert json.loads(run_command(capsys, "settings", "--json")[1]) == Settings().model_dump()
     keys = PseudonymKeyFile(tmp_path / "keys", 90)
     keys.make_pseudonym_function(date(2026, 11, 20))
-    [epoch] = json.loads(told(capsys, "pseudonyms", "list", "--keys", f"{tmp_path}/keys", "--json")[1])
+    [epoch] = json.loads(run_command(capsys, "pseudonyms", "list", "--keys", f"{tmp_path}/keys", "--json")[1])
     assert epoch == {"epoch": 1, "first_day": "2026-10-01", "last_day": "2026-12-29", "key": "kept"}
-    given = f"sample --dir {tmp_path}/logs --from 2026-11-20 --days 1 --messages 20 --json"
-    [day] = json.loads(told(capsys, *given.split())[1])
+    arguments = f"sample --dir {tmp_path}/logs --from 2026-11-20 --days 1 --messages 20 --json"
+    [day] = json.loads(run_command(capsys, *arguments.split())[1])
     assert day["day"] == "2026-11-20" and 0 < day["accepted"] < day["lines"]
 
 
@@ -263,11 +265,21 @@ def test_completes_directories_tables_and_options() -> None:
         assert [item.type for item in complete.get_completions(["nightly", option], "x")] == [kind]
 
 
-def a_night(tmp_path: Path, *more: str) -> subprocess.Popen[str]:
-    """`python -m analytics nightly` over an empty directory."""
+def start_nightly(tmp_path: Path, *options: str) -> subprocess.Popen[str]:
+    """Start `python -m analytics nightly` on an empty directory."""
     (tmp_path / "logs").mkdir(exist_ok=True)
     return subprocess.Popen(
-        [sys.executable, "-m", "analytics", "nightly", "--logs", tmp_path / "logs", "--out", tmp_path / "out", *more],
+        [
+            sys.executable,
+            "-m",
+            "analytics",
+            "nightly",
+            "--logs",
+            tmp_path / "logs",
+            "--out",
+            tmp_path / "out",
+            *options,
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -276,29 +288,29 @@ def a_night(tmp_path: Path, *more: str) -> subprocess.Popen[str]:
     )
 
 
-def test_a_failure_of_spark_is_one_line(tmp_path: Path) -> None:
-    """The stack of Java is for those who ask."""
+def test_spark_error_is_one_line(tmp_path: Path) -> None:
+    """The Java stack trace is printed with `--debug` only."""
     mistake = ("--conf", "spark.driver.port=none", "--memory", "512m")
-    _, err = (process := a_night(tmp_path, *mistake)).communicate()
+    _, err = (process := start_nightly(tmp_path, *mistake)).communicate()
     assert process.returncode == EXIT_FAILED
     _, line = err.splitlines()
     assert line.startswith("mediatord-analytics: ") and "spark.driver.port" in line
-    _, err = (process := a_night(tmp_path, *mistake, "--debug")).communicate()
+    _, err = (process := start_nightly(tmp_path, *mistake, "--debug")).communicate()
     assert process.returncode == EXIT_FAILED
     assert "Traceback" in err and "\tat org.apache.spark" in err and err.splitlines()[-1] == line
 
 
-def test_what_little_input_is(tmp_path: Path) -> None:
-    """Segments of the days, packed ones as they would be unpacked; what is elsewhere is never little."""
+def test_small_input_counts_uncompressed_bytes(tmp_path: Path) -> None:
+    """Only segments of the requested days count; remote input is never small."""
     days = Span(date(2026, 11, 18), date(2026, 11, 20))
     assert is_small_input([str(tmp_path)], days)
     assert not is_small_input([str(tmp_path), "hdfs:///logs"], days)
-    os.truncate(_made(tmp_path / "events-20261117T000000Z-a-b-000001.jsonl"), 1 << 30)
+    os.truncate(_create_file(tmp_path / "events-20261117T000000Z-a-b-000001.jsonl"), 1 << 30)
     assert is_small_input([str(tmp_path)], days)
-    os.truncate(_made(tmp_path / "events-20261118T000000Z-a-b-000002.jsonl.gz"), 8 << 20)
+    os.truncate(_create_file(tmp_path / "events-20261118T000000Z-a-b-000002.jsonl.gz"), 8 << 20)
     assert not is_small_input([str(tmp_path)], days)
 
 
-def _made(path: Path) -> Path:
+def _create_file(path: Path) -> Path:
     path.touch()
     return path

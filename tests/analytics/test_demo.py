@@ -1,4 +1,4 @@
-"""`demo` and `goals` as commands: what they refuse, and that the figures of `goals` are judged as they should be."""
+"""`demo` and `goals`: arguments, generated bulk logs, and the judgement of measurements."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def bulk(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BulkTruth]:
     return directory, generate_bulk_logs(directory, 0.04, processes=2)
 
 
-def test_lines_in_bulk_are_known_exactly(bulk: tuple[Path, BulkTruth]) -> None:
+def test_bulk_truth_agrees_with_lines(bulk: tuple[Path, BulkTruth]) -> None:
     directory, truth = bulk
     events: Counter[str] = Counter()
     damaged, missing, accepted, ended = 0, 0, set(), Counter[str]()
     for node in sorted(path for path in directory.iterdir() if path.is_dir()):
-        last = here = 0
+        last = line_count = 0
         for segment in sorted(node.iterdir()):
             for line in segment.read_bytes().splitlines():
                 try:
@@ -45,20 +45,20 @@ def test_lines_in_bulk_are_known_exactly(bulk: tuple[Path, BulkTruth]) -> None:
                     damaged += 1
                     continue
                 events[event["event"]] += 1
-                last, here = event["seq"], here + 1
+                last, line_count = event["seq"], line_count + 1
                 if event["event"] == "msg.accept":
                     accepted.add(event["msg"])
                 elif event["event"] in ("msg.ack", "msg.expire", "msg.evict", "msg.remove"):
                     ended[event["event"]] += event["msg"] in accepted
                     accepted.discard(event["msg"])
-        missing += last - here
+        missing += last - line_count
     assert (events, damaged, missing) == (truth.events, truth.damaged, truth.missing)
     assert len(accepted) == truth.open
     assert sorted(ended.values()) == sorted(truth.ended.values())
     assert sum(events.values()) + damaged == truth.lines == 24_000
 
 
-def test_lines_in_bulk_are_made_once(bulk: tuple[Path, BulkTruth]) -> None:
+def test_bulk_logs_are_reused(bulk: tuple[Path, BulkTruth]) -> None:
     directory, truth = bulk
     before = {path: path.stat().st_mtime_ns for path in directory.rglob("events-*")}
     assert generate_bulk_logs(directory, 0.04) == truth
@@ -67,37 +67,37 @@ def test_lines_in_bulk_are_made_once(bulk: tuple[Path, BulkTruth]) -> None:
         generate_bulk_logs(directory, 0.05)
 
 
-def test_the_scan_counts_every_line(bulk: tuple[Path, BulkTruth]) -> None:
+def test_scan_counts_every_line(bulk: tuple[Path, BulkTruth]) -> None:
     directory, truth = bulk
     scan = run_task("scan", logs=str(directory))
     assert scan["events"] == dict(truth.events)
     assert scan["damaged"] == truth.damaged
 
 
-def test_a_child_is_timed_and_weighed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its own child holds what is to be found, for a second, and until it was found."""
-    weigh, found = sum_resident_bytes, tmp_path / "found"
+def test_measures_time_and_memory_of_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its grandchild holds the memory for a second, and until it was measured."""
+    measure, found = sum_resident_bytes, tmp_path / "found"
 
-    def resident(pid: int, *parent: tuple[int, int]) -> int:
-        held = weigh(pid, *parent)
+    def record_resident_bytes(pid: int, *parent: tuple[int, int]) -> int:
+        held = measure(pid, *parent)
         if held > 150_000_000:
             found.touch()
         return held
 
-    monkeypatch.setattr("analytics.benchmark.sum_resident_bytes", resident)
-    hungry = (
+    monkeypatch.setattr("analytics.benchmark.sum_resident_bytes", record_resident_bytes)
+    allocating = (
         "import pathlib, time; held = b'x' * 150_000_000; time.sleep(1)\n"
         f"for _ in range(6000):\n  if pathlib.Path({str(found)!r}).exists(): break\n  time.sleep(0.01)"
     )
-    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {hungry!r}])"
-    weighed = run_python(["-c", child])
-    assert weighed.peak > 150_000_000
-    assert weighed.seconds >= 1
+    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {allocating!r}])"
+    measurement = run_python(["-c", child])
+    assert measurement.peak > 150_000_000
+    assert measurement.seconds >= 1
     with pytest.raises(AnalyticsError, match="status 3: what is wrong"):
         run_python(["-c", "import sys; print('what is wrong', file=sys.stderr); sys.exit(3)"])
 
 
-def test_figures_are_judged() -> None:
+def test_judges_targets() -> None:
     figures = Measurements(scan=10, night=49, ingest=43, ingest_small=10, parse=20, declared=10, inferred=18)
     figures.cold_ingest, figures.after_ingest, figures.ingest_alone, figures.peak = 40, 25, 70, 2**31
     figures.wrong, figures.unequal = ["open: 3, not 4"], ["ledger_daily"]
@@ -117,9 +117,9 @@ def test_figures_are_judged() -> None:
     assert {name for name, met in untimed.items() if met is None} == {"G1", "G2", "G3", "G4", "G5", "G6", "G7"}
 
 
-def test_a_difference_from_the_truth_is_named() -> None:
+def test_names_differences_from_truth() -> None:
     truth = BulkTruth(lines=3, events=Counter({"msg.accept": 2}), accepted=2, open=2)
-    said = {
+    counts = {
         "events": {"msg.accept": 2},
         "damaged": 0,
         "missing": 0,
@@ -134,33 +134,33 @@ def test_a_difference_from_the_truth_is_named() -> None:
         "removed": 0,
         "drift": {},
     }
-    assert find_differences(said, truth) == []
-    assert find_differences({**said, "open": 1, "drift": {"x": 1}}, truth) == [
+    assert find_differences(counts, truth) == []
+    assert find_differences({**counts, "open": 1, "drift": {"x": 1}}, truth) == [
         "open: 1, not 2",
         "counters: {'x': 1}, not {}",
     ]
 
 
-def test_a_demo_replaces_only_what_a_demo_left(tmp_path: Path) -> None:
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    (theirs / "thesis.txt").write_text("ten years")
+def test_demo_replaces_only_demo_directories(tmp_path: Path) -> None:
+    other_directory = tmp_path / "theirs"
+    other_directory.mkdir()
+    (other_directory / "thesis.txt").write_text("ten years")
     with pytest.raises(AnalyticsError, match="is not empty and not from a demo"):
-        prepare_demo_directory(theirs)
-    assert (theirs / "thesis.txt").exists()
-    ours = prepare_demo_directory(tmp_path / "ours")
-    (ours / "results").mkdir()
-    assert not (prepare_demo_directory(ours) / "results").exists()
+        prepare_demo_directory(other_directory)
+    assert (other_directory / "thesis.txt").exists()
+    demo_directory = prepare_demo_directory(tmp_path / "ours")
+    (demo_directory / "results").mkdir()
+    assert not (prepare_demo_directory(demo_directory) / "results").exists()
 
 
-@pytest.mark.parametrize("given", [["--days", "1"], ["--messages", "0"], ["--nonsense"]])
-def test_wrong_arguments_are_one_line(given: list[str]) -> None:
+@pytest.mark.parametrize("arguments", [["--days", "1"], ["--messages", "0"], ["--nonsense"]])
+def test_rejects_invalid_arguments(arguments: list[str]) -> None:
     assert isinstance(demo, click.Command)
-    ended = CliRunner().invoke(demo, given)
-    assert ended.exit_code == 2
-    assert "Error:" in ended.output
+    result = CliRunner().invoke(demo, arguments)
+    assert result.exit_code == 2
+    assert "Error:" in result.output
 
 
-def test_tasks_speak_json(bulk: tuple[Path, BulkTruth]) -> None:
-    ended = run_python(["-m", "analytics.benchmark", "duck", json.dumps({"logs": str(bulk[0]), "threads": 2})])
-    assert set(json.loads(ended.output)) == {"ingest", "query_raw", "query_parquet"}
+def test_tasks_print_json(bulk: tuple[Path, BulkTruth]) -> None:
+    result = run_python(["-m", "analytics.benchmark", "duck", json.dumps({"logs": str(bulk[0]), "threads": 2})])
+    assert set(json.loads(result.output)) == {"ingest", "query_raw", "query_parquet"}

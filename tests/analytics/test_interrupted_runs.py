@@ -1,4 +1,4 @@
-"""Runs in processes of their own that signals stop, wherever they are by then."""
+"""Nightly runs in processes that signals stop at any moment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from analytics.sample import generate_logs
 from analytics.sample.ground_truth import SampleSpec
 from analytics.settings import Settings
 from analytics.writing.warehouse import Warehouse
-from tests.analytics.processes import family, still_there
+from tests.analytics.processes import list_process_tree, wait_for_exit
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 ROOT = Path(analytics.__file__).parents[1]
 DAY = date(2026, 11, 16)
 
-# As `python -m analytics`, but that a busy machine may take its time for an end in order, before it is forced.
-PATIENT = """
+# `python -m analytics` with a longer timeout for a clean stop, for busy machines.
+PROGRAM = """
 from analytics.cli import main
 from analytics.errors import StopHandler
 cancel_on_signal = StopHandler.cancel_on_signal
@@ -42,8 +42,8 @@ main()
 
 
 @dataclass(frozen=True, slots=True)
-class Night:
-    """Logs of a day, and a place for results."""
+class RunFixture:
+    """Logs of a day, and a directory for results."""
 
     folder: Path
 
@@ -51,11 +51,11 @@ class Night:
     def out(self) -> Path:
         return self.folder / "out"
 
-    def started(self, **environ: str) -> subprocess.Popen[str]:
-        """The process, in a group of its own."""
-        places = ["--logs", "logs", "--out", "out", "--textfile", "night.prom", "--scratch", "scratch"]
+    def start(self, **environ: str) -> subprocess.Popen[str]:
+        """Start the run in a process group of its own."""
+        paths = ["--logs", "logs", "--out", "out", "--textfile", "night.prom", "--scratch", "scratch"]
         return subprocess.Popen(
-            [sys.executable, "-c", PATIENT, "nightly", *places, "--day", str(DAY), "--memory", "512m"],
+            [sys.executable, "-c", PROGRAM, "nightly", *paths, "--day", str(DAY), "--memory", "512m"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -64,53 +64,53 @@ class Night:
             start_new_session=True,
         )
 
-    def stopped(self, after: str, number: signal.Signals, group: bool) -> tuple[int, list[str]]:
+    def run_and_stop(self, marker: str, number: signal.Signals, group: bool) -> tuple[int, list[str]]:
         """
-        Run, and send a signal as soon as a line has a word in it.
+        Run, and send a signal as soon as a line of standard error contains a text.
 
-        :param group: send it to all processes of the group.
-        :return: status and all lines of standard error. All processes have ended.
+        :param group: send the signal to the whole process group.
+        :return: exit status and all lines of standard error, after all processes have ended.
         """
-        process = self.started()
+        process = self.start()
         assert process.stderr
         lines: list[str] = []
         for line in process.stderr:
             lines.append(line)
-            if after in line:
+            if marker in line:
                 break
-        started = list(family(process.pid))
+        start = list(list_process_tree(process.pid))
         (os.killpg if group else os.kill)(process.pid, number)
         lines += process.stderr
         status = process.wait()
-        assert still_there(started) == []
+        assert wait_for_exit(start) == []
         return status, lines
 
-    def manifests(self) -> list[dict[str, Any]]:
-        """Of all runs, in order."""
+    def load_manifests(self) -> list[dict[str, Any]]:
+        """The manifests of all runs, in order."""
         return [json.loads(path.read_text()) for path in sorted(self.out.glob("runs/*.json"))]
 
-    def debris(self) -> list[str]:
-        """What a run is to take away with it."""
-        left = [path.name for path in self.out.iterdir() if path.name.startswith("_")]
-        return left + [path.name for path in (self.folder / "scratch").iterdir()]
+    def list_leftovers(self) -> list[str]:
+        """Staged and temporary files, which a run must delete."""
+        staged = [path.name for path in self.out.iterdir() if path.name.startswith("_")]
+        return staged + [path.name for path in (self.folder / "scratch").iterdir()]
 
 
 @pytest.fixture
-def night(tmp_path: Path) -> Night:
+def fixture(tmp_path: Path) -> RunFixture:
     generate_logs(
         tmp_path / "logs", SampleSpec(first_day=DAY, days=1, nodes=("a",), messages_per_day=40, incidents=False)
     )
-    return Night(tmp_path)
+    return RunFixture(tmp_path)
 
 
-def test_sigterm_while_spark_starts(night: Night) -> None:
-    """One line and the status of a process that was stopped."""
-    status, lines = night.stopped("starting Spark on Java ", signal.SIGTERM, group=False)
+def test_sigterm_during_spark_start(fixture: RunFixture) -> None:
+    """One line, and the exit status of a stopped process."""
+    status, lines = fixture.run_and_stop("starting Spark on Java ", signal.SIGTERM, group=False)
     assert (status, lines[1:]) == (143, ["mediatord-analytics: stopped by SIGTERM\n"])
-    assert list(night.out.iterdir()) == []
+    assert list(fixture.out.iterdir()) == []
 
 
-# Says that it is a Java; then who it is, and never anything again.
+# Reports a valid Java; as Spark's JVM, it writes its process id and hangs.
 HANGING_JAVA = """\
 #!/bin/sh
 case "$*" in
@@ -121,47 +121,49 @@ esac
 """
 
 
-def test_sigint_while_java_hangs_at_its_start(night: Night) -> None:
-    """It ends at once, with all that was started for it."""
-    home = night.folder / "java"
+def test_sigint_while_java_hangs_at_start(fixture: RunFixture) -> None:
+    """The run ends at once, with all its processes."""
+    home = fixture.folder / "java"
     (home / "bin").mkdir(parents=True)
     program = home / "bin/java"
     program.write_text(HANGING_JAVA.format(home=home))
     program.chmod(0o755)
     os.mkfifo(home / "pid")
-    process = night.started(MEDIATORD_JAVA=str(program))
+    process = fixture.start(MEDIATORD_JAVA=str(program))
     hanging = int((home / "pid").read_text())
     process.send_signal(signal.SIGINT)
     _, err = process.communicate()
     assert (process.returncode, err.splitlines()[1:]) == (130, ["mediatord-analytics: stopped by SIGINT"])
-    assert (still_there([hanging]), night.debris()) == ([], [])
+    assert (wait_for_exit([hanging]), fixture.list_leftovers()) == ([], [])
 
 
-def test_sigterm_during_ingest(night: Night, spark: SparkSession) -> None:
-    """Nothing but a manifest that says so is left, and nothing is in the way of the next run."""
-    status, lines = night.stopped("discover", signal.SIGTERM, group=True)
+def test_sigterm_during_ingest(fixture: RunFixture, spark: SparkSession) -> None:
+    """Only a manifest remains, and the next run succeeds."""
+    status, lines = fixture.run_and_stop("discover", signal.SIGTERM, group=True)
     assert (status, lines[-1]) == (143, "mediatord-analytics: stopped by SIGTERM\n")
-    # On a busy machine it may have come further by then.
+    # On a busy machine the run may have advanced further.
     assert all(line.startswith("[") and "] publish" not in line for line in lines[1:-1])
-    assert [(one["exit_status"], one["error"]) for one in night.manifests()] == [(143, "stopped by SIGTERM")]
-    assert ([path.name for path in night.out.iterdir()], night.debris()) == (["runs"], [])
+    assert [(manifest["exit_status"], manifest["error"]) for manifest in fixture.load_manifests()] == [
+        (143, "stopped by SIGTERM")
+    ]
+    assert ([path.name for path in fixture.out.iterdir()], fixture.list_leftovers()) == (["runs"], [])
 
     files, span = FileSystem(spark), Span(DAY, DAY)
-    keys, scratch = str(night.folder / "keys"), str(night.folder)
-    request = NightlyRequest([str(night.folder / "logs")], str(night.out), span, Settings(), scratch, keys)
+    keys, scratch = str(fixture.folder / "keys"), str(fixture.folder)
+    request = NightlyRequest([str(fixture.folder / "logs")], str(fixture.out), span, Settings(), scratch, keys)
 
     def report(files: FileSystem, warehouse: Warehouse, out: str, day: date, *_: object) -> str:
         files.write(f"{out}/report/{day}/index.html", b"")
         return ""
 
-    # What becomes of the events is not the question.
+    # Jobs are not needed for this test.
     steps = replace(make_default_steps(), jobs=(), report=report)
     assert run_nightly(spark, files, request, lambda _: None, steps).exit_status == EXIT_OK
-    assert DAY in Warehouse(spark, files, str(night.out)).days("events")
+    assert DAY in Warehouse(spark, files, str(fixture.out)).days("events")
 
 
 @pytest.mark.parametrize(
-    ("after", "number", "group"),
+    ("marker", "number", "group"),
     [
         ("discover", signal.SIGINT, False),
         ("ingest", signal.SIGTERM, True),
@@ -172,15 +174,15 @@ def test_sigterm_during_ingest(night: Night, spark: SparkSession) -> None:
         ("publish", signal.SIGTERM, True),
     ],
 )
-def test_stopped_at_any_moment(night: Night, after: str, number: signal.Signals, group: bool) -> None:
-    """All is published or nothing; it is told in one line, by the status and by the manifest."""
-    status, lines = night.stopped(f"] {after}", number, group)
+def test_stop_at_any_moment_is_atomic(fixture: RunFixture, marker: str, number: signal.Signals, group: bool) -> None:
+    """All is published or nothing; standard error, exit status and manifest report the signal."""
+    status, lines = fixture.run_and_stop(f"] {marker}", number, group)
     assert (status, lines[-1]) == (128 + number, f"mediatord-analytics: stopped by {number.name}\n")
     assert all(line.startswith(("starting Spark on Java ", "[")) for line in lines[:-1])
-    assert night.debris() == []
+    assert fixture.list_leftovers() == []
     published = any("] publish" in line for line in lines)
-    assert {path.name for path in night.out.iterdir()} >= ({"report", "tables"} if published else set())
-    assert (night.out / "tables").exists() == (night.out / "report").exists() == published
-    manifest = night.manifests()[-1]
-    said = (manifest["exit_status"], manifest.get("error"))
-    assert said == ((EXIT_OK, None) if published else (status, f"stopped by {number.name}"))
+    assert {path.name for path in fixture.out.iterdir()} >= ({"report", "tables"} if published else set())
+    assert (fixture.out / "tables").exists() == (fixture.out / "report").exists() == published
+    manifest = fixture.load_manifests()[-1]
+    outcome = (manifest["exit_status"], manifest.get("error"))
+    assert outcome == ((EXIT_OK, None) if published else (status, f"stopped by {number.name}"))

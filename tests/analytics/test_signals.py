@@ -1,4 +1,4 @@
-"""What a signal does: at once where nothing is torn by it, else in order and by another thread."""
+"""StopHandler: interrupts at once, or cancels in order from another thread."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from analytics.errors import StopHandler, StoppedBySignal
 
 @pytest.fixture
 def stop() -> Iterator[StopHandler]:
-    """One that takes the signals of this process."""
-    made = StopHandler()
-    with made.handle_signals():
-        yield made
+    """Handles the signals of this process."""
+    handler = StopHandler()
+    with handler.handle_signals():
+        yield handler
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_by_itself_a_signal_interrupts(stop: StopHandler, number: signal.Signals, status: int) -> None:
-    """Once: what is cleaned up then is not interrupted again."""
+def test_signal_interrupts_once(stop: StopHandler, number: signal.Signals, status: int) -> None:
+    """A second signal does not interrupt the clean-up."""
     with pytest.raises(StoppedBySignal, match=f"^stopped by {number.name}$") as caught:
         signal.raise_signal(number)
     assert (stop.first_signal, caught.value.exit_status) == (caught.value, status)
@@ -31,32 +31,31 @@ def test_by_itself_a_signal_interrupts(stop: StopHandler, number: signal.Signals
         stop.check()
 
 
-def test_what_asks_java_is_not_interrupted(stop: StopHandler) -> None:
-    """Another thread halts it; when it has ended, in an error or not, the signal is told."""
-    halted, by, reached, killed = Event(), [], [], Event()
+def test_cancels_java_call_from_another_thread(stop: StopHandler) -> None:
+    """The call is not interrupted; after its end, in an error or not, the signal is raised."""
+    cancelled, threads, steps, killed = Event(), [], [], Event()
 
-    def halt() -> None:
-        by.append(current_thread())
-        halted.set()
+    def cancel() -> None:
+        threads.append(current_thread())
+        cancelled.set()
 
-    with pytest.raises(StoppedBySignal, match="SIGTERM"), stop.cancel_on_signal(halt, killed.set, timeout_s=1e6):
+    with pytest.raises(StoppedBySignal, match="SIGTERM"), stop.cancel_on_signal(cancel, killed.set, timeout_s=1e6):
         signal.raise_signal(signal.SIGTERM)
-        halted.wait()
-        reached.append("the end")
+        cancelled.wait()
+        steps.append("the end")
         raise RuntimeError("the query was cancelled")
-    assert reached and by[0] is not main_thread() and not killed.is_set()
+    assert steps and threads[0] is not main_thread() and not killed.is_set()
 
 
-def test_an_end_that_does_not_come_is_forced(stop: StopHandler) -> None:
-    """After some time."""
+def test_kills_after_timeout(stop: StopHandler) -> None:
     killed = Event()
     with pytest.raises(StoppedBySignal), stop.cancel_on_signal(killed.wait, killed.set, timeout_s=0.01):
         signal.raise_signal(signal.SIGTERM)
         killed.wait()
 
 
-def test_a_second_signal_forces_the_end(stop: StopHandler) -> None:
-    """Whoever presses the keys again does not want to wait; the status stays that of the first."""
+def test_second_signal_kills(stop: StopHandler) -> None:
+    """The exit status is that of the first."""
     killed = Event()
     with (
         pytest.raises(StoppedBySignal, match="SIGTERM"),
@@ -67,16 +66,15 @@ def test_a_second_signal_forces_the_end(stop: StopHandler) -> None:
         killed.wait()
 
 
-def test_halting_that_hangs_when_all_is_over(stop: StopHandler) -> None:
-    """It is waited for, and then ended by force."""
+def test_kills_if_cancellation_outlasts_block(stop: StopHandler) -> None:
     killed = Event()
     with pytest.raises(StoppedBySignal), stop.cancel_on_signal(killed.wait, killed.set, timeout_s=0.01):
         signal.raise_signal(signal.SIGTERM)
     assert killed.is_set()
 
 
-def test_without_a_signal(stop: StopHandler) -> None:
-    """Nothing is halted, errors stay as they are, and the handlers of before come back."""
+def test_does_nothing_without_signal(stop: StopHandler) -> None:
+    """Errors pass through, and the previous handlers are restored."""
     called = Event()
     with stop.cancel_on_signal(called.set, called.set):
         pass
@@ -90,8 +88,8 @@ def test_without_a_signal(stop: StopHandler) -> None:
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-class _Deleted:
-    """Raises what it is given where nothing can be raised; a signal may come just then."""
+class _CallOnDeletion:
+    """Calls a function in its finalizer, where exceptions cannot propagate."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         self._work = work
@@ -100,14 +98,14 @@ class _Deleted:
         self._work()
 
 
-def test_a_signal_where_nothing_can_be_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is noticed at the next look, and told once; whatever else goes wrong in such a place is told."""
-    told: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda what: told.append(type(what.exc_value)))
+def test_signal_in_finalizer_is_raised_by_next_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once; other exceptions in finalizers are still reported."""
+    reported: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: reported.append(type(unraisable.exc_value)))
     stop = StopHandler()
     with stop.handle_signals():
-        _Deleted(lambda: signal.raise_signal(signal.SIGTERM))
-        _Deleted(lambda: 1 // 0)
+        _CallOnDeletion(lambda: signal.raise_signal(signal.SIGTERM))
+        _CallOnDeletion(lambda: 1 // 0)
         with pytest.raises(StoppedBySignal):
             stop.check()
-    assert told == [ZeroDivisionError]
+    assert reported == [ZeroDivisionError]

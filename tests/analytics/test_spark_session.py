@@ -1,4 +1,4 @@
-"""The Spark session of a run: where it listens, what wins over its defaults, and that nothing of it is left."""
+"""Spark sessions: addresses, precedence of settings, and clean-up."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from analytics.spark_session import (
     get_default_memory,
     open_session,
 )
-from tests.analytics.processes import family, lives
+from tests.analytics.processes import is_running, list_process_tree
 
 ROOT = Path(analytics.__file__).parents[1]
 _LISTENING = "0A"
@@ -47,23 +47,23 @@ with open_session(SessionOptions(**asked["options"])) as spark:
 """
 
 
-def start(
+def start_session(
     *settings: str,
     then: str = "",
     environ: dict[str, str] | None = None,
     inside: tuple[str, ...] = (),
     **options: object,
-) -> Running:
+) -> SessionProcess:
     """
-    A process with a session.
+    Start a process with a Spark session.
 
-    :param then: what it does, once it has said which `settings` it has.
-    :param inside: a command that runs the one that follows it.
+    :param then: code that it executes after it has printed the values of `settings`.
+    :param inside: a command line that runs the command appended to it.
     """
-    asked = json.dumps({"options": options, "settings": settings, "then": then})
-    return Running(
+    request = json.dumps({"options": options, "settings": settings, "then": then})
+    return SessionProcess(
         subprocess.Popen(
-            [*inside, sys.executable, "-c", PROGRAM, asked],
+            [*inside, sys.executable, "-c", PROGRAM, request],
             cwd=ROOT,
             env={**os.environ, **(environ or {})},
             stdin=subprocess.PIPE,
@@ -74,8 +74,8 @@ def start(
     )
 
 
-class Running:
-    """A process with a session, and all that it starts."""
+class SessionProcess:
+    """A process with a session, and its descendants."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout
@@ -83,21 +83,21 @@ class Running:
         line = process.stdout.readline()
         if not line:
             pytest.fail(f"no session: {process.communicate()[1]}")
-        self.told = json.loads(line)
-        self.family = list(family(process.pid))
+        self.report = json.loads(line)
+        self.process_tree = list(list_process_tree(process.pid))
 
-    def ended(self) -> tuple[int, str]:
-        """Its status and what it wrote to standard error; everything that it started has ended."""
+    def wait(self) -> tuple[int, str]:
+        """Exit status and standard error, after the process and its descendants have ended."""
         _, stderr = self.process.communicate()
-        assert [pid for pid in self.family if lives(pid)] == []
+        assert [pid for pid in self.process_tree if is_running(pid)] == []
         return self.process.returncode, stderr
 
 
 def find_listening_addresses(pids: list[int]) -> set[str]:
-    """Addresses, as /proc has them, that these processes take connections on."""
+    """Addresses, as in /proc, on which these processes listen."""
     sockets = set()
     for pid in pids:
-        # It may have ended, and close what it has open.
+        # The process can end meanwhile.
         with suppress(FileNotFoundError):
             for descriptor in list(Path(f"/proc/{pid}/fd").iterdir()):
                 with suppress(FileNotFoundError):
@@ -114,9 +114,9 @@ def find_listening_addresses(pids: list[int]) -> set[str]:
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
 
-def test_local_mode(tmp_path: Path) -> None:
-    """Loopback only, its pages too; temporary files in one place; quiet; and at the end nothing is left."""
-    running = start(
+def test_local_session_uses_loopback_and_scratch_only(tmp_path: Path) -> None:
+    """The web UI too; no output, and no files are left."""
+    running = start_session(
         "spark.ui.enabled",
         "spark.sql.session.timeZone",
         "spark.sql.parquet.compression.codec",
@@ -126,33 +126,33 @@ def test_local_mode(tmp_path: Path) -> None:
         scratch=str(tmp_path),
         ui=True,
     )
-    told = running.told
-    assert told["spark.ui.enabled"] == "true"
-    assert told["spark.sql.session.timeZone"] == "UTC"
-    assert told["spark.sql.parquet.compression.codec"] == "zstd"
-    assert 400 << 20 < told["heap"] <= 512 << 20
-    assert Path(told["spark.local.dir"]).parent == tmp_path
-    assert len(running.family) > 1
-    addresses = find_listening_addresses(running.family)
+    report = running.report
+    assert report["spark.ui.enabled"] == "true"
+    assert report["spark.sql.session.timeZone"] == "UTC"
+    assert report["spark.sql.parquet.compression.codec"] == "zstd"
+    assert 400 << 20 < report["heap"] <= 512 << 20
+    assert Path(report["spark.local.dir"]).parent == tmp_path
+    assert len(running.process_tree) > 1
+    addresses = find_listening_addresses(running.process_tree)
     assert addresses and addresses <= LOOPBACK
-    # Nothing of it is anywhere else; the project itself may be.
-    places = (str(tmp_path), sys.prefix)
-    java_process = running.family[-1]
+    # No open files elsewhere in /tmp, where the project itself may be.
+    allowed_prefixes = (str(tmp_path), sys.prefix)
+    java_process = running.process_tree[-1]
     opened = []
     for descriptor in Path(f"/proc/{java_process}/fd").iterdir():
         with suppress(FileNotFoundError):
             opened.append(os.readlink(descriptor))
-    assert [path for path in opened if path.startswith("/tmp/") and not path.startswith(places)] == []
+    assert [path for path in opened if path.startswith("/tmp/") and not path.startswith(allowed_prefixes)] == []
     assert running.process.stdin
     running.process.stdin.write("\n")
     running.process.stdin.flush()
-    assert running.ended() == (0, "")
+    assert running.wait() == (0, "")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.exhaustive
-def test_what_is_configured_wins(tmp_path: Path) -> None:
-    """spark-defaults.conf and the options of spark-submit, but for what results depend on."""
+def test_configuration_overrides_defaults(tmp_path: Path) -> None:
+    """spark-defaults.conf and options of spark-submit, except settings on which results depend."""
     (tmp_path / "spark-defaults.conf").write_text(
         "spark.driver.memory 640m\n"
         "spark.sql.shuffle.partitions=3\n"
@@ -161,7 +161,7 @@ def test_what_is_configured_wins(tmp_path: Path) -> None:
         "spark.master local[1]\n"
     )
     (tmp_path / "log4j2.properties").write_text("rootLogger.level = off\nstatus = off\n")
-    running = start(
+    running = start_session(
         "spark.sql.shuffle.partitions",
         "spark.sql.parquet.compression.codec",
         "spark.sql.session.timeZone",
@@ -174,8 +174,8 @@ def test_what_is_configured_wins(tmp_path: Path) -> None:
         settings={"spark.app.name": "mine"},
         then="raise SystemExit(3)",
     )
-    assert 500 << 20 < running.told.pop("heap") <= 640 << 20
-    assert running.told == {
+    assert 500 << 20 < running.report.pop("heap") <= 640 << 20
+    assert running.report == {
         "master": "local[1]",
         "count": 10,
         "spark.sql.shuffle.partitions": "3",
@@ -184,14 +184,14 @@ def test_what_is_configured_wins(tmp_path: Path) -> None:
         "spark.app.name": "mine",
         "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "100000",
     }
-    assert running.ended()[0] == 3
+    assert running.wait()[0] == 3
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_java_ends_with_the_process(tmp_path: Path, number: signal.Signals) -> None:
-    """In the middle of a query, and before the process does; no file is left."""
-    # Before the query has begun, objects of Java are deleted, and what a handler raises meanwhile is lost.
+def test_java_ends_with_process(tmp_path: Path, number: signal.Signals) -> None:
+    """During a query; no file is left."""
+    # Before the query runs, py4j deletes Java objects, and an exception of a signal handler in a finalizer is lost.
     then = (
         "import signal, threading, time\n"
         "def tell():\n"
@@ -202,49 +202,48 @@ def test_java_ends_with_the_process(tmp_path: Path, number: signal.Signals) -> N
         "threading.Thread(target=tell, daemon=True).start()\n"
         "spark.range(10**15).selectExpr('sum(id * id % 7)').collect()"
     )
-    running = start(then=then, memory="512m", scratch=str(tmp_path))
+    running = start_session(then=then, memory="512m", scratch=str(tmp_path))
     assert running.process.stdout and running.process.stdout.readline() == "busy\n"
     running.process.send_signal(number)
-    assert running.ended()[0] != 0
+    assert running.wait()[0] != 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_java_that_is_killed(tmp_path: Path) -> None:
-    """By the system, when memory is short: that is told, and not what became of the call that was going on."""
+def test_reports_killed_java(tmp_path: Path) -> None:
+    """For example by the OOM killer; the error of the interrupted call is a note."""
     (tmp_path / "java.log").touch()
     process = subprocess.Popen(["sleep", "inf"])
     gateway, error = SimpleNamespace(proc=process), AnalyticsError("a job: connection refused")
     assert _describe_error(error, gateway, str(tmp_path)) is error
     process.kill()
     process.wait()
-    told = _describe_error(error, gateway, str(tmp_path))
-    assert str(told) == "Java exited by signal 9: no output; --memory sets its heap size"
-    assert "connection refused" in told.__notes__[0]
+    report = _describe_error(error, gateway, str(tmp_path))
+    assert str(report) == "Java exited by signal 9: no output; --memory sets its heap size"
+    assert "connection refused" in report.__notes__[0]
 
 
-NAMELESS = ("unshare", "--uts", "--map-root-user", "sh", "-c", 'hostname nobody.invalid && exec "$@"', "sh")
+UNRESOLVABLE_HOST = ("unshare", "--uts", "--map-root-user", "sh", "-c", 'hostname nobody.invalid && exec "$@"', "sh")
 
 
 @pytest.mark.exhaustive
-def test_a_host_whose_name_has_no_address(tmp_path: Path) -> None:
-    """As where only DNS knows it and the unit allows no question: a session of this host alone does not need it."""
-    if subprocess.run([*NAMELESS, "true"], capture_output=True, check=False).returncode:
+def test_starts_on_host_without_address(tmp_path: Path) -> None:
+    """As where only DNS knows the host name and the unit forbids DNS."""
+    if subprocess.run([*UNRESOLVABLE_HOST, "true"], capture_output=True, check=False).returncode:
         pytest.skip("no other host name can be had here: util-linux, and user namespaces or root, are needed")
-    running = start(inside=NAMELESS, memory="512m", scratch=str(tmp_path))
-    assert running.told["count"] == 10
-    status, stderr = running.ended()
+    running = start_session(inside=UNRESOLVABLE_HOST, memory="512m", scratch=str(tmp_path))
+    assert running.report["count"] == 10
+    status, stderr = running.wait()
     assert (status, "UnknownHost" in stderr) == (0, False)
 
 
-def test_why_java_does_not_start(tmp_path: Path) -> None:
-    """The last cause says what to do something about."""
+def test_extracts_last_cause_of_java_error(tmp_path: Path) -> None:
     log = tmp_path / "java.log"
     log.write_text("Picked up X\nException: a\n\tat b\nCaused by: c\n\tat d\nCaused by: e: f\n\t... 3 more\n")
     assert _extract_java_error(log) == "Exception: a; Caused by: e: f"
 
 
-def test_java_that_does_not_start(tmp_path: Path) -> None:
-    """Is told in a line, with the reason that Java gives."""
+def test_failed_java_start_is_one_line(tmp_path: Path) -> None:
+    """With Java's reason."""
     set_java_home(find_java())
     options = SessionOptions(memory="100000g", scratch=str(tmp_path))
     with pytest.raises(AnalyticsError, match="^Java did not start: .*heap"), open_session(options):
@@ -252,18 +251,19 @@ def test_java_that_does_not_start(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_default_memory() -> None:
-    """At most half of what there is."""
+def test_default_memory_is_at_most_half() -> None:
     megabytes = int(get_default_memory().removesuffix("m"))
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert 0 < megabytes <= min(4096, total // 2**21)
 
 
-def test_java_that_starts_is_killed_though_a_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the threads that may have started Java, one that has ended meanwhile is passed over."""
+def test_kills_starting_java_though_a_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that ended meanwhile is ignored."""
     with subprocess.Popen(["sleep", "inf"], process_group=0) as child:
-        listed = [Path(f"/proc/self/task/{thread}/children") for thread in ("0", str(os.getpid()))]
-        monkeypatch.setattr("analytics.spark_session.Path", lambda path: SimpleNamespace(glob=lambda pattern: listed))
+        children_files = [Path(f"/proc/self/task/{thread}/children") for thread in ("0", str(os.getpid()))]
+        monkeypatch.setattr(
+            "analytics.spark_session.Path", lambda path: SimpleNamespace(glob=lambda pattern: children_files)
+        )
         # The test process has children of others; none of them may be killed.
         monkeypatch.setattr(os, "killpg", lambda pid, number: child.send_signal(number) if pid == child.pid else None)
         _kill_java(None)

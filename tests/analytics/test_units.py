@@ -1,4 +1,4 @@
-"""What is shipped for operators: the units of systemd and the file of settings."""
+"""Files shipped for operators: systemd units and settings of the analysis."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ UNITS = ROOT / "systemd"
 PROGRAM = "/opt/mediatord/bin/mediatord-analytics"
 
 
-def unit(name: str) -> dict[str, list[str]]:
-    """Values by key, in order."""
+def read_unit(name: str) -> dict[str, list[str]]:
+    """Values of a unit file by key, in order."""
     text = (UNITS / name).read_text("utf-8").replace("\\\n", " ")
     found: dict[str, list[str]] = {}
     for line in text.splitlines():
@@ -31,12 +31,11 @@ def unit(name: str) -> dict[str, list[str]]:
     return found
 
 
-def test_the_commands_of_the_service() -> None:
-    """They have the options that are there."""
-    service = unit("mediatord-analytics.service")
+def test_service_commands_have_valid_options() -> None:
+    service = read_unit("mediatord-analytics.service")
     for line in service["ExecStartPre"] + service["ExecStart"]:
         if line.startswith("+"):
-            continue  # of root, and not of ours
+            continue  # a command of root, not of the analysis
         program, name, *arguments = line.lstrip("-").split()
         assert program == PROGRAM
         command = cli.commands[name]
@@ -45,50 +44,50 @@ def test_the_commands_of_the_service() -> None:
     assert [line.split()[1] for line in service["ExecStart"]] == ["nightly"]
 
 
-def test_the_service_is_fenced_in() -> None:
-    """As the daemon is, but that Java may compile; and there is no way out but loopback."""
-    service, daemon = unit("mediatord-analytics.service"), unit("mediatord.service")
+def test_service_is_sandboxed() -> None:
+    """Like the daemon, except that Java may compile; no network except loopback."""
+    service, daemon = read_unit("mediatord-analytics.service"), read_unit("mediatord.service")
     assert service["MemoryDenyWriteExecute"] == ["no"]
     assert (service["IPAddressDeny"], service["IPAddressAllow"]) == (["any"], ["localhost"])
-    fences = {
+    sandbox_keys = {
         key for key in daemon if key.startswith(("Protect", "Private", "Restrict", "NoNew", "Lock", "SystemCall"))
     }
-    for key in fences - {"RestartPreventExitStatus"}:
+    for key in sandbox_keys - {"RestartPreventExitStatus"}:
         assert service[key] == daemon[key], key
     assert {"MemoryMax", "Nice", "TasksMax"} <= service.keys()
 
 
-def test_stopping_the_service() -> None:
-    """The signal goes to the program and not to Java, which it needs to clean up; in time before all are killed."""
-    service = unit("mediatord-analytics.service")
+def test_service_stops_cleanly() -> None:
+    """The signal goes to the program and not to Java, which it needs for clean-up; the timeout suffices."""
+    service = read_unit("mediatord-analytics.service")
     assert (service["KillMode"], service["SuccessExitStatus"]) == (["mixed"], [str(128 + signal.SIGTERM)])
     assert int(service["TimeoutStopSec"][0]) > 4 * STOP_TIMEOUT_S
 
 
-def test_the_timer() -> None:
-    """After midnight UTC, spread, and made up for."""
-    timer = unit("mediatord-analytics.timer")
+def test_timer_runs_after_midnight_utc() -> None:
+    """With a random delay, and later if missed."""
+    timer = read_unit("mediatord-analytics.timer")
     assert timer["OnCalendar"][0].endswith(" UTC")
     assert timer["Persistent"] == ["true"] and timer["RandomizedDelaySec"]
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze: apt-get install systemd")
-def test_systemd_takes_the_units(tmp_path: Path) -> None:
-    """Every key and value; the program, which is not installed here, stands for another."""
+def test_systemd_verifies_units(tmp_path: Path) -> None:
+    """With another program, since this one is not installed."""
     for name in ("mediatord-analytics.service", "mediatord-analytics.timer"):
         text = (UNITS / name).read_text("utf-8")
         (tmp_path / name).write_text(text.replace(PROGRAM, "/bin/true"), "utf-8")
-    done = subprocess.run(
+    completed = subprocess.run(
         ["systemd-analyze", "verify", "--recursive-errors=no", *sorted(tmp_path.iterdir())],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (completed.returncode, completed.stderr) == (0, "")
 
 
-def test_the_file_of_settings() -> None:
-    """It is as `mediatord-analytics settings` prints it, and sets the defaults."""
+def test_settings_file_has_defaults() -> None:
+    """It equals the output of `mediatord-analytics settings`."""
     path = ROOT / "etc/analytics.yaml"
     assert path.read_text("utf-8") == render_default_settings()
     assert load_settings(path) == load_settings(None) == Settings()
@@ -96,7 +95,7 @@ def test_the_file_of_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("top: 0\nnope: 1\nanomaly_z: x\n", "top: .*equal to 1; anomaly_z: .*number.*; nope: unknown key$"),
         ("- 1\n", "expected a mapping"),
@@ -105,19 +104,18 @@ def test_the_file_of_settings() -> None:
         (None, "No such file"),
     ],
 )
-def test_files_of_settings_that_cannot_be_used(tmp_path: Path, text: str | None, told: str) -> None:
-    """One line names every key that is wrong."""
+def test_rejects_invalid_settings_file(tmp_path: Path, text: str | None, message: str) -> None:
+    """One line names every invalid key."""
     path = tmp_path / "analytics.yaml"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(AnalyticsError, match=told) as caught:
+    with pytest.raises(AnalyticsError, match=message) as caught:
         load_settings(path)
     assert caught.value.exit_status == EXIT_USAGE
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_of_settings_may_be_empty(tmp_path: Path) -> None:
-    """And sets nothing then."""
+def test_empty_settings_file_has_defaults(tmp_path: Path) -> None:
     path = tmp_path / "analytics.yaml"
     path.write_text("# nothing\n")
     assert load_settings(path) == Settings()

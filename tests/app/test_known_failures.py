@@ -25,7 +25,7 @@ class TimeTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.node = InMemoryMediator(self, queue={"ttl": "60s"})
         self.bob = InMemoryWallet(self.node).enrol()
-        self.node.receive(pack_forward(self.node, self.bob.did, self.bob.letter()))
+        self.node.receive(pack_forward(self.node, self.bob.did, self.bob.make_payload()))
 
     def test_expiry_loop_survives_failures(self) -> None:
         """Whatever fails in one run or several, the next possible run does the work."""
@@ -48,7 +48,7 @@ class TimeTests(SynchronousTestCase):
             with self.node.failing(operation, StoreUnavailable()):
                 reply = self.bob.ask(f"{MP}/{type_}", body)
             self.assertEqual((reply.status, code_of(reply, self.bob)), (503, "e.p.me.res.storage"), operation)
-        self.assertEqual(self.bob.waiting(), 1)
+        self.assertEqual(self.bob.count_queued(), 1)
 
 
 class PresenceTests(InMemoryClusterTestCase):
@@ -63,13 +63,13 @@ class PresenceTests(InMemoryClusterTestCase):
         here, there = self.in_memory_nodes
         bob, dave, eve = self.new_wallet(here), self.new_identity(here, "dave"), self.new_identity(here, "eve")
         dave.register()
-        dave.befriend(eve)
+        dave.save_contract_with(eve)
         socket, dialogue = bob.go_live(), dave.connect()
         self.advance(LONG)
         socket.frames.clear()
-        dialogue.heard()
-        self.assertEqual(there.receive(pack_forward(there, bob.did, bob.letter())).status, 202)
+        dialogue.take_frames()
+        self.assertEqual(there.receive(pack_forward(there, bob.did, bob.make_payload())).status, 202)
         self.assertEqual(len(socket.frames), 1)
         raw = eve.command("sealed", to=dave.did, channel="TWO_WAY_PRIVATE")
-        self.assertEqual(there.obey(raw).status, 200)
-        self.assertEqual([item["type"] for item in dialogue.heard()], ["PENDING_EVENTS"])
+        self.assertEqual(there.receive_command(raw).status, 200)
+        self.assertEqual([item["type"] for item in dialogue.take_frames()], ["PENDING_EVENTS"])

@@ -34,7 +34,7 @@ class StartStopRecordTests(SynchronousTestCase):
         self.service.store_opened()
         self.assertEqual(self.ledger_events(), [("didcomm", 0), ("decentrl", 0)])
         bob = InMemoryWallet(self.in_memory).enrol()
-        self.in_memory.receive(pack_forward(self.in_memory, bob.did, bob.letter()))
+        self.in_memory.receive(pack_forward(self.in_memory, bob.did, bob.make_payload()))
         self.successResultOf(self.service.stopService())
         self.assertEqual(self.ledger_events()[2:], [("didcomm", 1), ("decentrl", 0)])
 

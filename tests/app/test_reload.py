@@ -141,7 +141,7 @@ class FileTests(SynchronousTestCase):
         """Nothing of a truncated file is applied."""
         for text in ("", "# new\n"):
             self.assertEqual(self.reload_text(text)[:2], (500, "refused"))
-        gone = "missing storage.sqlite.path; restore the file, or restart if the removal is intended"
+        gone = "the file no longer sets storage.sqlite.path; set it again, or restart if the removal is intended"
         refused = f"configuration rejected, keeping the previous settings: {gone}"
         self.assertEqual(self.reload_text(self.text[: self.text.index("log:")]), (500, "refused", refused))
 

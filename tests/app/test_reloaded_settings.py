@@ -84,11 +84,11 @@ class KeysTests(SocketTestCase):
         self.assertEqual(self.reload(), [quiet])
         rotate_keys(self.path, self.config_for, prepare=True)
         (prepared,) = self.config_for(load_keys(self.path)).prepared_dids
-        self.assertEqual(self.reload(), [quiet, f"the prepared DID {prepared[:60]}… is accepted, but not published"])
+        self.assertEqual(self.reload(), [quiet, f"prepared DID {prepared[:60]}…: accepted, but not yet published"])
         rotate_keys(self.path, self.config_for)
         self.assertEqual(self.reload(), [quiet, f"current DID: {prepared[:60]}…; 1 former DIDs still accepted"])
         retire_keys(self.path, "prekey", self.config_for)
-        self.assertEqual(self.reload(), [quiet, f"no longer accepted: {self.site_fixture.did[:60]}…"])
+        self.assertEqual(self.reload(), [quiet, f"DIDs no longer accepted: {self.site_fixture.did[:60]}…"])
         self.assertEqual(self.reload(), [quiet])
 
     def test_live_socket(self) -> None:
@@ -152,7 +152,7 @@ class KeysTests(SocketTestCase):
 
     def test_retired_keys(self) -> None:
         """Messages for them are undecryptable."""
-        raw = pack_forward(self.site_fixture, self.bob.did, self.bob.letter("late"))
+        raw = pack_forward(self.site_fixture, self.bob.did, self.bob.make_payload("late"))
         self.rotate()
         retire_keys(self.path, "prekey", self.config_for)
         self.reload()
@@ -187,7 +187,7 @@ class KeysTests(SocketTestCase):
             self.site_fixture.base.reloader.reload(lambda: self.site_fixture.config)
         self.assertEqual(
             [formatEvent(event) for event in log_events],
-            ["configuration reloaded"] * 2 + [f"no longer accepted: {former}"],
+            ["configuration reloaded"] * 2 + [f"DIDs no longer accepted: {former}"],
         )
 
 
@@ -218,7 +218,7 @@ class LimitsTests(SocketTestCase):
         """Lower and higher rates; use within the current minute counts."""
 
         def sent() -> int:
-            raw = [pack_forward(self.site_fixture, self.bob.did, self.bob.letter(str(n))) for n in range(9)]
+            raw = [pack_forward(self.site_fixture, self.bob.did, self.bob.make_payload(str(n))) for n in range(9)]
             return sum(self.site_fixture.receive(item, peer="203.0.113.8").status == 202 for item in raw)
 
         self.assertEqual(sent(), 9)
@@ -251,7 +251,7 @@ class LimitsTests(SocketTestCase):
 
         def kept() -> int:
             for _ in range(20):
-                message = self.bob.letter("x" * 20_000)
+                message = self.bob.make_payload("x" * 20_000)
                 self.site_fixture.receive(pack_forward(self.site_fixture, self.bob.did, message), peer="203.0.113.9")
             return int(websocket_client.transport.protocol._send_queue.queued_bytes)  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""`mediatord check-config`: everything that is wrong at once, in the configuration and in what it names."""
+"""`mediatord check-config`: reports all problems of a configuration and of the files that it names."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 from mediatord.cli.check_config import _explain_unwritable
 from mediatord.store.sqlite.database_file import open_database
 from tests.certificate_authority import CertificateAuthority
-from tests.cli.test_commands import Capture, call, made
+from tests.cli.test_commands import Capture, call, config_path
 
-__all__ = ["made"]
+__all__ = ["config_path"]
 
 
-def problems(path: Path, status: int, capsys: Capture) -> list[tuple[int, str, str]]:
-    """What is complained of: line, key and the rest."""
+def read_problems(path: Path, status: int, capsys: Capture) -> list[tuple[int, str, str]]:
+    """Run the command: line, key and text of each problem."""
     assert call("check-config", "--config", str(path)) == status
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -32,8 +32,8 @@ def problems(path: Path, status: int, capsys: Capture) -> list[tuple[int, str, s
     return found
 
 
-def change(path: Path, *changes: tuple[str, str]) -> None:
-    """Write other lines into a configuration that init has made."""
+def edit_config(path: Path, *changes: tuple[str, str]) -> None:
+    """Replace lines of a configuration written by init."""
     text = path.read_text("utf-8")
     for before, after in changes:
         assert before in text
@@ -41,79 +41,83 @@ def change(path: Path, *changes: tuple[str, str]) -> None:
     path.write_text(text, "utf-8")
 
 
-def line_of(path: Path, key: str) -> int:
-    """Where the only line of this key is."""
+def find_line(path: Path, key: str) -> int:
+    """Line number of a key."""
     (number,) = [n for n, line in enumerate(path.read_text("utf-8").splitlines(), 1) if line.lstrip().startswith(key)]
     return number
 
 
-def test_good(made: Path, capsys: Capture) -> None:
-    """A good configuration is said to be one, and nothing is made by looking."""
-    before = sorted(made.parent.iterdir())
-    assert call("check-config", "--config", str(made)) == 0
-    assert capsys.readouterr().out == f"{made}: ok\n"
-    assert call("check-config", "--config", str(made), "--json") == 0
-    assert json.loads(capsys.readouterr().out) == {"file": str(made), "ok": True, "problems": []}
-    assert sorted(made.parent.iterdir()) == before
+def test_valid_configuration(config_path: Path, capsys: Capture) -> None:
+    """Is reported, and the check creates nothing."""
+    before = sorted(config_path.parent.iterdir())
+    assert call("check-config", "--config", str(config_path)) == 0
+    assert capsys.readouterr().out == f"{config_path}: ok\n"
+    assert call("check-config", "--config", str(config_path), "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"file": str(config_path), "ok": True, "problems": []}
+    assert sorted(config_path.parent.iterdir()) == before
 
 
-def test_five_mistakes_are_five_lines(made: Path, capsys: Capture) -> None:
-    """Each mistake has its line, in the order of the file, and none hides another."""
-    change(
-        made,
+def test_reports_each_error_on_one_line(config_path: Path, capsys: Capture) -> None:
+    """In the order of the file."""
+    edit_config(
+        config_path,
         ("listen: ['tcp:8080:interface=127.0.0.1']", "listen: ['tcp:8080:interface=127.0.0.1', nowhere]"),
         ("drain_timeout: 8s", "drain_timeout: 30s"),
         ("backend: sqlite", "backend: postgres"),
         ("  ttl: 72h", "  ttl: soon"),
         ("workers: 1", "wrokers: 2"),
     )
-    found = problems(made, 2, capsys)
+    found = read_problems(config_path, 2, capsys)
     assert [(key, text.split(";")[0]) for _, key, text in found] == [
         ("listen[1]", "expected a Twisted endpoint string such as tcp:8080:interface=127.0.0.1"),
-        ("drain_timeout", "expected less than 10"),
+        ("drain_timeout", "expected less than 10s"),
         ("storage.backend", "expected one of 'memory', 'sqlite' or 'mongodb'"),
         ("queue.ttl", "expected a duration such as 72h, 60s, 500ms or a number of seconds"),
         ("wrokers", "unknown key"),
     ]
     assert [line for line, _, _ in found] == [
-        line_of(made, key) for key in ("listen: ['tcp", "drain_timeout", "backend", "ttl", "wrokers")
+        find_line(config_path, key) for key in ("listen: ['tcp", "drain_timeout", "backend", "ttl", "wrokers")
     ]
 
 
-def test_mistakes_do_not_hide_what_is_around(made: Path, capsys: Capture) -> None:
-    """Files are looked at in the same run, but for those that a mistake is about."""
-    change(made, ("  ttl: 72h", "  ttl: soon"), ("directory: log", "directory: [log]"))
-    (made.parent / "keys.jwks").chmod(0o644)
-    (made.parent / "log").write_text("")
-    assert problems(made, 2, capsys) == [
+def test_checks_files_despite_errors(config_path: Path, capsys: Capture) -> None:
+    """Except files named by invalid settings."""
+    edit_config(config_path, ("  ttl: 72h", "  ttl: soon"), ("directory: log", "directory: [log]"))
+    (config_path.parent / "keys.jwks").chmod(0o644)
+    (config_path.parent / "log").write_text("")
+    assert read_problems(config_path, 2, capsys) == [
         (
-            line_of(made, "keys:"),
+            find_line(config_path, "keys:"),
             "identity.keys",
-            f"{made.parent}/keys.jwks is accessible to other users (mode 0644); "
-            f"run: chmod 600 {made.parent}/keys.jwks",
+            f"{config_path.parent}/keys.jwks is accessible to other users (mode 0644); "
+            f"run: chmod 600 {config_path.parent}/keys.jwks",
         ),
-        (line_of(made, "ttl"), "queue.ttl", "expected a duration such as 72h, 60s, 500ms or a number of seconds"),
-        (line_of(made, "directory"), "log.directory", "expected a path"),
+        (
+            find_line(config_path, "ttl"),
+            "queue.ttl",
+            "expected a duration such as 72h, 60s, 500ms or a number of seconds",
+        ),
+        (find_line(config_path, "directory"), "log.directory", "expected a path"),
     ]
 
 
-def test_all_that_is_around(made: Path, capsys: Capture) -> None:
-    """Five things that the configuration names are not right: five lines, and the status of an environment."""
-    folder = made.parent
-    change(
-        made,
+def test_reports_problems_of_environment(config_path: Path, capsys: Capture) -> None:
+    """Five problems of named files: five lines, and the exit status of an environment error."""
+    folder = config_path.parent
+    edit_config(
+        config_path,
         ("  path: mediator.sqlite3", "  path: gone/mediator.sqlite3"),
         ("directory: log", "directory: keys.jwks"),
         ("  token_file: null", "  token_file: token"),
     )
-    head, _, tail = made.read_text("utf-8").partition("\nadmin:")
+    head, _, tail = config_path.read_text("utf-8").partition("\nadmin:")
     tail = tail.replace("listen: null", "listen: tcp:9090:interface=127.0.0.1", 1)
-    made.write_text(f"{head}\nadmin:{tail}", "utf-8")
+    config_path.write_text(f"{head}\nadmin:{tail}", "utf-8")
     (folder / "keys.jwks").chmod(0o640)
     (folder / "log.key").chmod(0o604)
     (folder / "token").write_text("short")
     (folder / "token").chmod(0o600)
-    found = problems(made, 1, capsys)
+    found = read_problems(config_path, 1, capsys)
     assert [(key, words.partition(";")[0].replace(str(folder), "")) for _, key, words in found] == [
         ("identity.keys", "/keys.jwks is accessible to other users (mode 0640)"),
         ("identity.keys", "/log.key is accessible to other users (mode 0604)"),
@@ -121,177 +125,179 @@ def test_all_that_is_around(made: Path, capsys: Capture) -> None:
         ("log.directory", "/keys.jwks is not a directory"),
         ("admin.token_file", "/token is shorter than 32 characters"),
     ]
-    assert call("check-config", "--config", str(made), "--json") == 1
-    shown = json.loads(capsys.readouterr().out)
-    assert (shown["ok"], len(shown["problems"])) == (False, 5)
+    assert call("check-config", "--config", str(config_path), "--json") == 1
+    document = json.loads(capsys.readouterr().out)
+    assert (document["ok"], len(document["problems"])) == (False, 5)
 
 
-def test_the_key_of_the_log_elsewhere(made: Path, capsys: Capture) -> None:
-    """It is looked for where `log.key_file` says, relative to the file, and nowhere else."""
-    change(made, ("key_file: null", "key_file: state/pseudonyms"))
-    (made.parent / "log.key").chmod(0o604)
-    ((_, key, words),) = problems(made, 1, capsys)
+def test_checks_configured_pseudonym_key_file(config_path: Path, capsys: Capture) -> None:
+    """Only the file of `log.key_file`, relative to the configuration."""
+    edit_config(config_path, ("key_file: null", "key_file: state/pseudonyms"))
+    (config_path.parent / "log.key").chmod(0o604)
+    ((_, key, words),) = read_problems(config_path, 1, capsys)
     assert key == "log.key_file"
-    assert words == f"{made.parent}/state does not exist; run: install -d -m 700 {made.parent}/state"
-    (made.parent / "state").mkdir()
-    assert call("check-config", "--config", str(made)) == 0
+    assert words == f"{config_path.parent}/state does not exist; run: install -d -m 700 {config_path.parent}/state"
+    (config_path.parent / "state").mkdir()
+    assert call("check-config", "--config", str(config_path)) == 0
     capsys.readouterr()
-    (made.parent / "log.key").rename(made.parent / "state/pseudonyms")
-    ((_, key, words),) = problems(made, 1, capsys)
-    assert (key, words.partition(" is ")[0]) == ("log.key_file", f"{made.parent}/state/pseudonyms")
+    (config_path.parent / "log.key").rename(config_path.parent / "state/pseudonyms")
+    ((_, key, words),) = read_problems(config_path, 1, capsys)
+    assert (key, words.partition(" is ")[0]) == ("log.key_file", f"{config_path.parent}/state/pseudonyms")
 
 
-def test_the_directory_of_the_control_socket(made: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands could not reach a daemon that can make no socket there."""
-    change(made, ("control_socket: control.sock", "control_socket: run/control.sock"))
-    folder = made.parent / "run"
+def test_checks_directory_of_control_socket(
+    config_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it, commands could not reach the daemon."""
+    edit_config(config_path, ("control_socket: control.sock", "control_socket: run/control.sock"))
+    folder = config_path.parent / "run"
     reason = f"{folder} does not exist; run: install -d -m 700 {folder}"
-    assert problems(made, 1, capsys) == [(line_of(made, "control_socket"), "control_socket", reason)]
+    assert read_problems(config_path, 1, capsys) == [
+        (find_line(config_path, "control_socket"), "control_socket", reason)
+    ]
     folder.mkdir()
-    assert call("check-config", "--config", str(made)) == 0
+    assert call("check-config", "--config", str(config_path)) == 0
     capsys.readouterr()
     access = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: path != folder and access(path, mode))
     reason = f"{folder} cannot be written to by this user"
-    assert problems(made, 1, capsys) == [(line_of(made, "control_socket"), "control_socket", reason)]
-    change(made, ("control_socket: run/control.sock", "control_socket: null"))
-    assert call("check-config", "--config", str(made)) == 0
+    assert read_problems(config_path, 1, capsys) == [
+        (find_line(config_path, "control_socket"), "control_socket", reason)
+    ]
+    edit_config(config_path, ("control_socket: run/control.sock", "control_socket: null"))
+    assert call("check-config", "--config", str(config_path)) == 0
 
 
 @pytest.mark.parametrize("name", ["keys.jwks", "log.key"])
-def test_every_command_names_the_chmod(name: str, made: Path, capsys: Capture) -> None:
-    """Keys that others could read are refused by whatever needs them, with what to type."""
-    path = made.parent / name
+def test_commands_refuse_accessible_keys_and_name_chmod(name: str, config_path: Path, capsys: Capture) -> None:
+    path = config_path.parent / name
     path.chmod(0o644)
     commands: Sequence[Sequence[str]] = {
         "keys.jwks": [["run"], ["did"], ["invitation"]],
         "log.key": [["log-keys", "list"], ["whois", "x"]],
     }[name]
     for command in commands:
-        assert call(*command, "--config", str(made)) == 1
+        assert call(*command, "--config", str(config_path)) == 1
         assert capsys.readouterr().err == (
             f"mediatord: {path} is accessible to other users (mode 0644); run: chmod 600 {path}\n"
         )
 
 
-def test_databases(made: Path, capsys: Capture) -> None:
-    """A file of another program, and one of a later version, are found before the daemon is started."""
-    path = made.parent / "mediator.sqlite3"
+def test_checks_database(config_path: Path, capsys: Capture) -> None:
+    """A file of another program or of a later version is reported before the daemon starts."""
+    path = config_path.parent / "mediator.sqlite3"
     open_database(path, None).close()
-    assert call("check-config", "--config", str(made)) == 0
+    assert call("check-config", "--config", str(config_path)) == 0
     capsys.readouterr()
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
-    assert "is 99, at most" in problems(made, 1, capsys)[0][2]
+    assert "is 99, at most" in read_problems(config_path, 1, capsys)[0][2]
     path.unlink()
-    (log := made.parent / "log").mkdir(exist_ok=True)
+    (log := config_path.parent / "log").mkdir(exist_ok=True)
     (log / "events.jsonl").touch()
-    assert f"cannot use {path}: the file does not exist, but the event log in" in problems(made, 1, capsys)[0][2]
+    assert (
+        f"cannot use {path}: the file does not exist, but the event log in"
+        in read_problems(config_path, 1, capsys)[0][2]
+    )
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE other (x)")
     connection.close()
-    assert problems(made, 1, capsys)[0][2] == f"{path} is a database of another program"
+    assert read_problems(config_path, 1, capsys)[0][2] == f"{path} is a database of another program"
     path.write_text("no database at all, but as long as the first page of one would have to be" * 10)
-    assert problems(made, 1, capsys)[0][2] == f"cannot use {path}: file is not a database"
+    assert read_problems(config_path, 1, capsys)[0][2] == f"cannot use {path}: file is not a database"
 
 
-def endpoint(path: Path, key: Path | str, certificate: Path | str, *more: str) -> None:
-    """Have a configuration listen with these."""
-    parts = ":".join(["ssl:8443", f"privateKey={key}", f"certKey={certificate}", *more])
-    change(path, ("listen: ['tcp:8080:interface=127.0.0.1']", f"listen: ['{parts}']"))
+def set_tls_endpoint(path: Path, key: Path | str, certificate: Path | str, *options: str) -> None:
+    """Configure a TLS listener."""
+    parts = ":".join(["ssl:8443", f"privateKey={key}", f"certKey={certificate}", *options])
+    edit_config(path, ("listen: ['tcp:8080:interface=127.0.0.1']", f"listen: ['{parts}']"))
 
 
-def test_certificate(made: Path, capsys: Capture) -> None:
-    """One that fits its key and is good has nothing against it."""
-    pem = CertificateAuthority(made.parent).issue("localhost", ["localhost"])
+def test_accepts_valid_certificate(config_path: Path, capsys: Capture) -> None:
+    pem = CertificateAuthority(config_path.parent).issue("localhost", ["localhost"])
     pem.chmod(0o600)
-    endpoint(made, pem, pem)
-    assert call("check-config", "--config", str(made)) == 0
+    set_tls_endpoint(config_path, pem, pem)
+    assert call("check-config", "--config", str(config_path)) == 0
 
 
-def test_certificates_that_are_not_there(made: Path, capsys: Capture) -> None:
-    """Each file that cannot be read has its line."""
-    chain = CertificateAuthority(made.parent).path
-    endpoint(made, "/gone/key.pem", made.parent, f"extraCertChain={chain}")
-    assert [words for _, key, words in problems(made, 1, capsys) if key == "listen[0]"] == [
-        f"certKey: {made.parent}: Is a directory",
+def test_reports_each_unreadable_certificate_file(config_path: Path, capsys: Capture) -> None:
+    chain = CertificateAuthority(config_path.parent).path
+    set_tls_endpoint(config_path, "/gone/key.pem", config_path.parent, f"extraCertChain={chain}")
+    assert [words for _, key, words in read_problems(config_path, 1, capsys) if key == "listen[0]"] == [
+        f"certKey: {config_path.parent}: Is a directory",
         "privateKey: /gone/key.pem: No such file or directory",
     ]
 
 
-def test_certificates_that_do_not_fit(made: Path, capsys: Capture) -> None:
-    """A key of another certificate, which everybody may read: two lines."""
-    authority = CertificateAuthority(made.parent)
+def test_reports_mismatched_and_accessible_key(config_path: Path, capsys: Capture) -> None:
+    """Two lines."""
+    authority = CertificateAuthority(config_path.parent)
     key, certificate = authority.issue("key"), authority.issue("certificate")
-    # Twisted looks for both in both files.
+    # Twisted reads both from either file.
     begin = "-----BEGIN PRIVATE KEY"
     key.write_text(begin + key.read_text().partition(begin)[2])
     certificate.write_text(certificate.read_text().partition(begin)[0])
     key.chmod(0o644)
-    endpoint(made, key, certificate)
-    assert [words for _, _, words in problems(made, 1, capsys)] == [
+    set_tls_endpoint(config_path, key, certificate)
+    assert [words for _, _, words in read_problems(config_path, 1, capsys)] == [
         "cannot use key and certificate, or they do not match",
         f"privateKey: {key} is accessible to all users; run: chmod o= {key}",
     ]
 
 
-def test_certificates_that_are_none(made: Path, capsys: Capture) -> None:
-    """What is no certificate is not taken for a mistake in the endpoint."""
-    nonsense = made.parent / "nonsense.pem"
+def test_reports_invalid_certificate_file(config_path: Path, capsys: Capture) -> None:
+    """As a problem of the file, not of the endpoint string."""
+    nonsense = config_path.parent / "nonsense.pem"
     nonsense.write_text("-----BEGIN NONSENSE-----\n")
     nonsense.chmod(0o600)
-    pem = CertificateAuthority(made.parent).issue("good")
+    pem = CertificateAuthority(config_path.parent).issue("good")
     pem.chmod(0o600)
-    endpoint(made, pem, pem, f"extraCertChain={nonsense}")
-    assert [words for _, _, words in problems(made, 1, capsys)] == [
+    set_tls_endpoint(config_path, pem, pem, f"extraCertChain={nonsense}")
+    assert [words for _, _, words in read_problems(config_path, 1, capsys)] == [
         "cannot use key and certificate, or they do not match"
     ]
-    change(made, (f"privateKey={pem}:certKey={pem}", f"privateKey={nonsense}:certKey={nonsense}"))
-    assert [words for _, _, words in problems(made, 1, capsys)] == [
+    edit_config(config_path, (f"privateKey={pem}:certKey={pem}", f"privateKey={nonsense}:certKey={nonsense}"))
+    assert [words for _, _, words in read_problems(config_path, 1, capsys)] == [
         "cannot use key and certificate, or they do not match"
     ]
 
 
-def test_certificates_that_are_over(made: Path, capsys: Capture) -> None:
-    """Clients would refuse it."""
-    pem = CertificateAuthority(made.parent).issue("old", expired=True)
+def test_reports_expired_certificate(config_path: Path, capsys: Capture) -> None:
+    pem = CertificateAuthority(config_path.parent).issue("old", expired=True)
     pem.chmod(0o600)
-    endpoint(made, pem, pem)
-    ((_, key, words),) = problems(made, 1, capsys)
+    set_tls_endpoint(config_path, pem, pem)
+    ((_, key, words),) = read_problems(config_path, 1, capsys)
     assert key == "listen[0]"
     assert words.startswith("the certificate expired on 20")
 
 
-def test_cluster(made: Path, capsys: Capture) -> None:
-    """The secret of a cluster is looked at, and that its store can be shared."""
-    text = made.read_text("utf-8")
+def test_checks_cluster_secret_and_store(config_path: Path, capsys: Capture) -> None:
+    text = config_path.read_text("utf-8")
     head, _, tail = text.partition("\ncluster:")
     tail = tail.replace("listen: null", "listen: tcp:7070:interface=10.0.0.5", 1)
     tail = tail.replace("secret_file: null", "secret_file: secret", 1)
-    made.write_text(f"{head}\ncluster:{tail}", "utf-8")
-    assert [(key, words.rpartition("/")[2]) for _, key, words in problems(made, 1, capsys)] == [
-        ("cluster.listen", "cluster.listen requires storage.backend: mongodb"),
+    config_path.write_text(f"{head}\ncluster:{tail}", "utf-8")
+    assert [(key, words.rpartition("/")[2]) for _, key, words in read_problems(config_path, 1, capsys)] == [
+        ("cluster.listen", "requires storage.backend: mongodb"),
         ("cluster.secret_file", "secret: No such file or directory"),
     ]
 
 
-def test_passwords_are_nobody_elses(made: Path, capsys: Capture) -> None:
-    """A configuration with the password of a database is for its readers only."""
-    (line,) = [line for line in made.read_text("utf-8").splitlines() if line.lstrip().startswith("uri:")]
-    change(made, (line, "    uri: mongodb://me:secret@127.0.0.1/mediatord?replicaSet=a"))
-    assert call("check-config", "--config", str(made)) == 0
+def test_reports_accessible_configuration_with_password(config_path: Path, capsys: Capture) -> None:
+    (line,) = [line for line in config_path.read_text("utf-8").splitlines() if line.lstrip().startswith("uri:")]
+    edit_config(config_path, (line, "    uri: mongodb://me:secret@127.0.0.1/mediatord?replicaSet=a"))
+    assert call("check-config", "--config", str(config_path)) == 0
     capsys.readouterr()
-    made.chmod(0o644)
-    ((_, key, words),) = problems(made, 1, capsys)
+    config_path.chmod(0o644)
+    ((_, key, words),) = read_problems(config_path, 1, capsys)
     assert (key, words) == (
         "storage.mongodb.uri",
-        f"all users can read the password in {made}; run: chmod o= {made}",
+        f"all users can read the password in {config_path}; run: chmod o= {config_path}",
     )
 
 
-def test_no_file(tmp_path: Path, capsys: Capture) -> None:
-    """A configuration that is not there is one problem; what is no YAML hides everything else."""
+def test_missing_or_unparsable_file_is_one_problem(tmp_path: Path, capsys: Capture) -> None:
     path = tmp_path / "m.yaml"
     assert call("check-config", "--config", str(path)) == 2
     assert capsys.readouterr().err == f"mediatord: {path}: No such file or directory\n"
@@ -300,8 +306,7 @@ def test_no_file(tmp_path: Path, capsys: Capture) -> None:
     assert capsys.readouterr().err.startswith(f"{path}:2: invalid YAML: ")
 
 
-def test_where_files_can_be_made(tmp_path: Path) -> None:
-    """A directory that is not there yet can be made if the first one above it that is there can be written to."""
+def test_accepts_missing_directory_with_writable_ancestor(tmp_path: Path) -> None:
     assert list(_explain_unwritable(tmp_path / "a" / "b")) == []
     (tmp_path / "file").write_text("")
     assert list(_explain_unwritable(tmp_path / "file" / "b")) == [f"{tmp_path}/file is not a directory"]

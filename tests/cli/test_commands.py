@@ -1,4 +1,4 @@
-"""The console script: what it prints, where, and with which exit status (contract section 2)."""
+"""The console script: output and exit statuses (contract section 2)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from mediatord.identity.invitation import build_invitation_url, build_short_invi
 from mediatord.observability.systemd import get_watchdog_interval, notify_systemd
 
 
-def subcommands(group: click.Group) -> Iterator[tuple[str, click.Command]]:
-    """All commands of a group by name, those that are not shown included."""
+def list_subcommands(group: click.Group) -> Iterator[tuple[str, click.Command]]:
+    """All commands of a group by name, hidden ones included."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -36,13 +36,13 @@ def subcommands(group: click.Group) -> Iterator[tuple[str, click.Command]]:
         yield name, command
 
 
-COMMANDS = tuple(name for name, command in subcommands(cli) if not command.hidden)
+COMMANDS = tuple(name for name, command in list_subcommands(cli) if not command.hidden)
 
 Capture = pytest.CaptureFixture[str]
 
 
 def call(*arguments: str) -> int:
-    """Run the script in this process; its exit status."""
+    """Run the script in this process; return its exit status."""
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert isinstance(caught.value.code, int)
@@ -59,51 +59,52 @@ def one_line(capture: Capture) -> str:
 
 
 @pytest.fixture
-def made(tmp_path: Path, capsys: Capture) -> Path:
-    """A configuration that init has made."""
+def config_path(tmp_path: Path, capsys: Capture) -> Path:
+    """A configuration written by init."""
     assert call("init", "--dir", str(tmp_path / "m")) == 0
     capsys.readouterr()
     return tmp_path / "m" / "mediator.yaml"
 
 
-def test_help(capsys: Capture) -> None:
-    """--help lists the subcommands."""
+def test_help_lists_subcommands(capsys: Capture) -> None:
     assert call("--help") == 0
     shown = capsys.readouterr().out
     assert all(f"  {name} " in shown for name in COMMANDS)
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "bench"])
-def test_help_of_each(command: str, capsys: Capture) -> None:
-    """Every subcommand explains itself; bench is a program of its own."""
+def test_every_subcommand_has_help(command: str, capsys: Capture) -> None:
+    """bench is a separate program."""
     assert call(command, "--help") == 0
     assert capsys.readouterr().out.startswith(f"Usage: mediatord {command} ")
 
 
-def test_catalogue() -> None:
-    """What is listed without importing anything is what the commands say."""
-    for name, command in subcommands(cli):
+def test_catalogue_agrees_with_commands() -> None:
+    """The list that is shown without importing commands."""
+    for name, command in list_subcommands(cli):
         assert command.name == name
         assert _COMMANDS[name][1] == ("" if command.hidden else command.get_short_help_str(10_000))
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["completion", "bash"], ["queue", "--help"]])
-def test_what_is_not_needed_is_not_imported(arguments: Sequence[str]) -> None:
-    """Help and completion are there at once: neither the daemon nor what draws tables is loaded for them."""
+def test_help_and_completion_import_little(arguments: Sequence[str]) -> None:
+    """Neither the daemon nor the table renderer."""
     heavy = ("twisted", "pydantic", "rich", "pyspark", "pymongo", "cryptography", "prometheus_client", "analytics")
     script = (
         "import sys; from mediatord.cli import main\n"
         "try: main(sys.argv[1:])\n"
         f"finally: print([name for name in {heavy} if name in sys.modules], file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "[]\n")
+    completed = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False
+    )
+    assert (completed.returncode, completed.stderr) == (0, "[]\n")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion(shell: str, capsys: Capture) -> None:
-    """The script asks the program by its variable; it is the same wherever it is printed."""
+def test_completion_scripts(shell: str, capsys: Capture) -> None:
+    """Each calls the program by its variable."""
     assert call("completion", shell) == 0
     shown = capsys.readouterr().out
     assert f"_MEDIATORD_COMPLETE={shell}_complete" in shown
@@ -111,15 +112,15 @@ def test_completion(shell: str, capsys: Capture) -> None:
 
 
 def list_leaf_commands(group: click.Group, prefix: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Commands that are no groups, by the words that call them."""
-    for name, command in subcommands(group):
+    """Commands that are not groups, as words of a command line."""
+    for name, command in list_subcommands(group):
         if isinstance(command, click.Group):
             yield from list_leaf_commands(command, f"{prefix}{name} ")
         else:
             yield f"{prefix}{name}", command
 
 
-# They print a script, a narrative or a log.
+# These print a script, a description or a log.
 COMMANDS_WITHOUT_DATA = {"completion", "demo", "run", "worker"}
 
 
@@ -133,8 +134,8 @@ def test_commands_that_print_data_have_json() -> None:
 
 
 @pytest.mark.system
-def test_completion_by_bash(tmp_path: Path) -> None:
-    """In a real shell the installed script knows commands, those of groups, and options."""
+def test_completion_in_bash(tmp_path: Path) -> None:
+    """A real shell completes commands, subcommands and options."""
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("there is no bash")
@@ -148,12 +149,11 @@ def test_completion_by_bash(tmp_path: Path) -> None:
             "_mediatord_completion mediatord; printf '%s\\n' \"${COMPREPLY[@]}\""
         )
         environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-        done = subprocess.run([bash, "-c", script], env=environment, capture_output=True, text=True, check=True)
-        assert done.stdout.split() == found
+        completed = subprocess.run([bash, "-c", script], env=environment, capture_output=True, text=True, check=True)
+        assert completed.stdout.split() == found
 
 
 def test_version(capsys: Capture) -> None:
-    """--version names the version."""
     assert call("--version") == 0
     assert capsys.readouterr().out == f"mediatord {__version__}\n"
 
@@ -168,14 +168,14 @@ def test_version(capsys: Capture) -> None:
         ["init", "--public-url", "nowhere"],
     ],
 )
-def test_wrong_usage(arguments: Sequence[str], capsys: Capture) -> None:
-    """Wrong usage is one line and status 2."""
+def test_usage_error_is_one_line(arguments: Sequence[str], capsys: Capture) -> None:
+    """Exit status 2."""
     assert call(*arguments) == 2
     assert one_line(capsys)
 
 
-def test_init(tmp_path: Path, capsys: Capture) -> None:
-    """init writes a configuration, keys and the key of the log, and prints the DIDs and the next command."""
+def test_init_writes_configuration_and_keys(tmp_path: Path, capsys: Capture) -> None:
+    """And prints the DIDs and the next commands."""
     directory = tmp_path / "a" / "b"
     assert call("init", "--dir", str(directory), "--public-url", "https://m.example") == 0
     shown = capsys.readouterr().out
@@ -192,8 +192,7 @@ def test_init(tmp_path: Path, capsys: Capture) -> None:
     assert (directory / "mediator.yaml").stat().st_mode & 0o777 == 0o640
 
 
-def test_init_as_json(tmp_path: Path, capsys: Capture) -> None:
-    """Programs get the same in one document."""
+def test_init_prints_json(tmp_path: Path, capsys: Capture) -> None:
     assert call("init", "--dir", str(tmp_path / "m"), "--json") == 0
     found = json.loads(capsys.readouterr().out)
     config = found["config"]
@@ -204,8 +203,8 @@ def test_init_as_json(tmp_path: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.system
-def test_the_steps_of_init_work(tmp_path: Path, capsys: Capture) -> None:
-    """What init tells to type for TLS on this machine gives a configuration that is right."""
+def test_tls_steps_of_init_work(tmp_path: Path, capsys: Capture) -> None:
+    """The commands that init prints for TLS on this machine yield a valid configuration."""
     assert call("init", "--dir", str(tmp_path / "m"), "--public-url", "https://localhost:8443", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     (make,), (line,), (check,), (_,), (status, demo) = (one["commands"] for one in found["next"])
@@ -219,8 +218,8 @@ def test_the_steps_of_init_work(tmp_path: Path, capsys: Capture) -> None:
     assert capsys.readouterr().out == f"{path}: ok\n"
 
 
-def test_init_for_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """In the directory of the system's daemon, state and logs are where those of daemons are."""
+def test_init_for_system_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """State and logs are in the system's directories."""
     monkeypatch.setattr(init, "SYSTEM", tmp_path / "etc")
     monkeypatch.setattr(init, "USER", "nobody-of-this-name")
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
@@ -238,13 +237,13 @@ def test_init_for_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca
     assert "     useradd --system --home-dir /var/lib/mediatord " in shown
     assert f"     cp {tmp_path}/share/mediatord/systemd/mediatord.* {tmp_path}/units/\n" in shown
     assert "     systemctl enable --now mediatord.service\n" in shown
-    # It can neither open port 443 nor read certbot's files.
+    # The daemon can neither open port 443 nor read certbot's files.
     assert "to http://127.0.0.1:8080, including WebSockets\n" in shown
     assert "ssl:443" not in shown
 
 
-def test_init_gives_the_system_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """The daemon's user has the keys and may read the configuration, which stays root's, and get to both."""
+def test_init_sets_owners_for_system_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """The daemon's user owns the keys and can read the configuration, which root owns."""
     if os.geteuid() != 0:
         pytest.skip("only root can give files away")
     system = tmp_path / "mediatord"
@@ -256,30 +255,28 @@ def test_init_gives_the_system_its_files(tmp_path: Path, monkeypatch: pytest.Mon
     assert "useradd" not in capsys.readouterr().out
 
 
-def test_init_on_another_port(tmp_path: Path) -> None:
-    """Who gives a public URL on this machine means to listen there."""
+def test_init_listens_on_port_of_local_public_url(tmp_path: Path) -> None:
     assert call("init", "--dir", str(tmp_path), "--public-url", "http://127.0.0.1:9123") == 0
     assert load_config(tmp_path / "mediator.yaml", {}).listen == ("tcp:9123:interface=127.0.0.1",)
 
 
 @pytest.mark.parametrize("name", ["mediator.yaml", "keys.jwks", "log.key"])
-def test_init_overwrites_nothing(name: str, tmp_path: Path, capsys: Capture) -> None:
-    """If one of its files is there, init names it and writes none."""
+def test_init_refuses_to_overwrite(name: str, tmp_path: Path, capsys: Capture) -> None:
+    """It names an existing file, and writes none."""
     (tmp_path / name).write_text("mine")
     assert call("init", "--dir", str(tmp_path)) == 1
     assert one_line(capsys) == f"{tmp_path}/{name} already exists and is not overwritten"
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
 
 
-def test_check_config(made: Path, capsys: Capture) -> None:
-    """A good configuration is said to be one."""
-    assert call("check-config", "--config", str(made)) == 0
-    assert capsys.readouterr().out == f"{made}: ok\n"
+def test_check_config_accepts_valid_configuration(config_path: Path, capsys: Capture) -> None:
+    assert call("check-config", "--config", str(config_path)) == 0
+    assert capsys.readouterr().out == f"{config_path}: ok\n"
 
 
 @pytest.mark.parametrize("command", ["run", "did", "invitation"])
-def test_bad_configuration(command: str, tmp_path: Path, capsys: Capture) -> None:
-    """Every other command stops at a bad configuration with its first problem and the number of the others."""
+def test_commands_stop_at_invalid_configuration(command: str, tmp_path: Path, capsys: Capture) -> None:
+    """With the first problem and the number of others."""
     path = tmp_path / "m.yaml"
     path.write_text("queue: {ttl: x}\nworkers: 0\n")
     assert call(command, "--config", str(path)) == 2
@@ -289,29 +286,29 @@ def test_bad_configuration(command: str, tmp_path: Path, capsys: Capture) -> Non
 
 
 @pytest.mark.parametrize("command", ["run", "did", "invitation"])
-def test_missing_keys(command: str, made: Path, capsys: Capture) -> None:
-    """Without keys nothing starts, and the line says which file is missing."""
-    (made.parent / "keys.jwks").unlink()
-    assert call(command, "--config", str(made)) == 1
-    assert one_line(capsys) == f"cannot read {made.parent}/keys.jwks: No such file or directory"
+def test_missing_keys_are_an_error(command: str, config_path: Path, capsys: Capture) -> None:
+    """The line names the file."""
+    (config_path.parent / "keys.jwks").unlink()
+    assert call(command, "--config", str(config_path)) == 1
+    line = f"cannot read {config_path.parent}/keys.jwks: No such file or directory; restore it from a backup, "
+    assert one_line(capsys) == line + "or create the keys of a new mediator with `mediatord init`"
 
 
-def test_did(made: Path, capsys: Capture) -> None:
-    """did prints the did:peer:2, then the did:web, the same every time."""
-    assert call("did", "--config", str(made)) == 0
+def test_did_prints_dids(config_path: Path, capsys: Capture) -> None:
+    """The did:peer:2, then the did:web, always the same."""
+    assert call("did", "--config", str(config_path)) == 0
     peer, web = capsys.readouterr().out.splitlines()
     assert peer.startswith("did:peer:2.Ez6LS")
     assert web == "did:web:127.0.0.1%3A8080"
-    assert call("did", "--config", str(made)) == 0
+    assert call("did", "--config", str(config_path)) == 0
     assert capsys.readouterr().out.splitlines() == [peer, web]
 
 
-def test_did_and_invitation_as_json(made: Path, capsys: Capture) -> None:
-    """Programs get one document of each."""
-    assert call("did", "--config", str(made), "--json") == 0
+def test_did_and_invitation_print_json(config_path: Path, capsys: Capture) -> None:
+    assert call("did", "--config", str(config_path), "--json") == 0
     dids = json.loads(capsys.readouterr().out)
     assert dids["web_did"] == "did:web:127.0.0.1%3A8080"
-    assert call("invitation", "--config", str(made), "--json") == 0
+    assert call("invitation", "--config", str(config_path), "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found == {
         "short_url": build_short_invitation_url("http://127.0.0.1:8080"),
@@ -320,11 +317,10 @@ def test_did_and_invitation_as_json(made: Path, capsys: Capture) -> None:
     }
 
 
-def test_invitation(made: Path, capsys: Capture) -> None:
-    """invitation prints the short URL, its QR code and the long URL."""
-    assert call("did", "--config", str(made)) == 0
+def test_invitation_prints_urls_and_qr_code(config_path: Path, capsys: Capture) -> None:
+    assert call("did", "--config", str(config_path)) == 0
     did = capsys.readouterr().out.splitlines()[0]
-    assert call("invitation", "--config", str(made)) == 0
+    assert call("invitation", "--config", str(config_path)) == 0
     short_url, blank, *code, second_blank, url = capsys.readouterr().out.splitlines()
     assert short_url == build_short_invitation_url("http://127.0.0.1:8080")
     assert url == build_invitation_url("http://127.0.0.1:8080", did)
@@ -333,8 +329,8 @@ def test_invitation(made: Path, capsys: Capture) -> None:
 
 
 @contextmanager
-def answering(pages: dict[str, tuple[int, str]]) -> Iterator[str]:
-    """A web server on loopback with these pages: path -> (status, body); its URL."""
+def serve_pages(pages: dict[str, tuple[int, str]]) -> Iterator[str]:
+    """Serve pages on loopback: path -> (status, body). Yields the URL."""
 
     class Pages(BaseHTTPRequestHandler):
         def do_GET(self) -> None:  # noqa: N802  the standard library's name
@@ -373,9 +369,8 @@ mediator_build_info{version="9.9"} 1.0
 """
 
 
-def test_status(capsys: Capture) -> None:
-    """status shows health and the figures of a running daemon."""
-    with answering({"/health": (200, '{"status":"ok"}'), "/metrics": (200, METRICS)}) as url:
+def test_status_shows_health_and_figures(capsys: Capture) -> None:
+    with serve_pages({"/health": (200, '{"status":"ok"}'), "/metrics": (200, METRICS)}) as url:
         assert call("status", "--url", url + "/", "--over", "0") == 0
     rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert rows["status"] == "ok"
@@ -387,46 +382,43 @@ def test_status(capsys: Capture) -> None:
     assert "workers" not in rows
 
 
-def test_status_of_workers(capsys: Capture) -> None:
-    """Where there are several processes, status says how many of them answer."""
+def test_status_counts_responding_workers(capsys: Capture) -> None:
     figures = METRICS + "mediator_workers 4.0\nmediator_workers_answered 3.0\n"
-    with answering({"/health": (200, '{"status":"ok"}'), "/metrics": (200, figures)}) as url:
+    with serve_pages({"/health": (200, '{"status":"ok"}'), "/metrics": (200, figures)}) as url:
         assert call("status", "--url", url, "--over", "0") == 0
     rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert rows["workers"] == "3 of 4 respond"
 
 
 @pytest.mark.system
-def test_worker_is_for_the_supervisor(capsys: Capture) -> None:
-    """Who types it is told so in a line, and it is not in the help."""
-    done = subprocess.run(
+def test_worker_command_is_internal(capsys: Capture) -> None:
+    """One line says so, and the help does not list it."""
+    completed = subprocess.run(
         [sys.executable, "-m", "mediatord", "worker", "x"], capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "mediatord: workers are started by mediatord run; do not run this command\n"
+    assert (completed.returncode, completed.stdout) == (1, "")
+    assert completed.stderr == "mediatord: workers are started by mediatord run; do not run this command\n"
     call("--help")
     assert "worker" not in capsys.readouterr().out
 
 
-def test_status_unhealthy(capsys: Capture) -> None:
-    """A daemon that is not well is shown with the reason it gives, and the exit status is 1."""
+def test_status_of_unhealthy_daemon(capsys: Capture) -> None:
+    """With the reason, and exit status 1."""
     pages = {"/health": (503, '{"status":"error","detail":"store"}'), "/metrics": (403, "")}
-    with answering(pages) as url:
+    with serve_pages(pages) as url:
         assert call("status", "--url", url) == 1
     shown = capsys.readouterr().out
     assert "error: store" in shown
     assert "HTTP 403" in shown
 
 
-def test_status_of_something_else(capsys: Capture) -> None:
-    """What does not answer as a mediator is none."""
-    with answering({"/health": (200, "[]")}) as url:
+def test_status_rejects_other_servers(capsys: Capture) -> None:
+    with serve_pages({"/health": (200, "[]")}) as url:
         assert call("status", "--url", url) == 1
     assert one_line(capsys) == f"{url}/health: not a mediatord response (HTTP 200)"
 
 
-def test_status_of_nobody(capsys: Capture) -> None:
-    """Where nobody listens the line says so."""
+def test_status_without_daemon(capsys: Capture) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -435,15 +427,20 @@ def test_status_of_nobody(capsys: Capture) -> None:
 
 
 @pytest.mark.system
-def test_as_a_module() -> None:
-    """`python -m mediatord` is the same script."""
-    done = subprocess.run([sys.executable, "-m", "mediatord", "fly"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (2, "", "mediatord: No such command 'fly'.\n")
+def test_runs_as_module() -> None:
+    completed = subprocess.run(
+        [sys.executable, "-m", "mediatord", "fly"], capture_output=True, text=True, check=False
+    )
+    assert (completed.returncode, completed.stdout, completed.stderr) == (
+        2,
+        "",
+        "mediatord: No such command 'fly'.\n",
+    )
 
 
 @pytest.mark.parametrize("abstract", [False, True])
-def test_notify(abstract: bool, tmp_path: Path) -> None:
-    """States reach the socket that systemd names, in the file system or abstract."""
+def test_notifies_systemd(abstract: bool, tmp_path: Path) -> None:
+    """Over a path or an abstract socket."""
     name = f"@mediatord-{tmp_path.name}-{id(tmp_path)}" if abstract else str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
         receiver.bind("\0" + name[1:] if abstract else name)
@@ -452,21 +449,20 @@ def test_notify(abstract: bool, tmp_path: Path) -> None:
         assert receiver.recv(100) == b"READY=1"
 
 
-def test_notify_nobody(tmp_path: Path) -> None:
-    """Without systemd, or when it is gone, nothing happens."""
+def test_notify_without_systemd(tmp_path: Path) -> None:
+    """Nothing happens without systemd, or when it has gone."""
     assert not notify_systemd("READY=1", {})
     assert not notify_systemd("READY=1", {"NOTIFY_SOCKET": str(tmp_path / "gone")})
 
 
-def test_watchdog() -> None:
-    """The watchdog is fed twice as often as it asks, if it asks this process."""
+def test_watchdog_interval() -> None:
+    """Half of the requested one, if the request is for this process."""
     assert get_watchdog_interval({"WATCHDOG_USEC": "30000000"}) == 15.0
     assert get_watchdog_interval({}) is None
     assert get_watchdog_interval({"WATCHDOG_USEC": "x"}) is None
     assert get_watchdog_interval({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}) is None
 
 
-def test_nothing_is_done_to_the_terminal(tmp_path: Path, capsys: Capture) -> None:
-    """What a complaint repeats is shown, not obeyed."""
+def test_escapes_control_characters_in_errors(tmp_path: Path, capsys: Capture) -> None:
     assert call("did", "--config", str(tmp_path / "\x1b[2J\x9b\u202e.yaml")) != 0
     assert "\\x1b[2J\\x9b\\u202e.yaml" in one_line(capsys)

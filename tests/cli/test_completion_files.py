@@ -14,7 +14,7 @@ from deb.tree import ROOT
 _DIRECTORY = ROOT / "etc/completion"
 _FILE_NAMES = {"bash": "{}", "zsh": "_{}", "fish": "{}.fish"}
 _MODULES = {"mediatord": "mediatord.cli.commands", "mediatord-analytics": "analytics.cli"}
-# Where each shell looks for scripts of packages, below the prefix of an installation.
+# Directories of each shell for scripts of packages, below the installation prefix.
 _WHEEL_DIRECTORIES = {
     "bash": "share/bash-completion/completions",
     "zsh": "share/zsh/site-functions",

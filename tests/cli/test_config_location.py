@@ -1,4 +1,4 @@
-"""How the command line is told which configuration to read."""
+"""How commands find their configuration."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from mediatord.cli.commands import cli
 from mediatord.config.value_syntax import DEFAULT_CONFIG_PATH
 from mediatord.tap import Options
 from tests.backup.store_contents import add_account
-from tests.cli.test_commands import Capture, call, one_line, subcommands
+from tests.cli.test_commands import Capture, call, list_subcommands, one_line
 
-# What each command that reads a configuration needs besides.
+# Further arguments of each command that reads a configuration.
 COMMANDS = {
     "accounts list": (),
     "accounts show": ("did:web:a.example",),
@@ -45,26 +45,25 @@ COMMANDS = {
 }
 
 
-def leaves(group: click.Group, name: str = "") -> Iterator[tuple[str, list[click.Command]]]:
-    """Every command, by what is typed, with the groups above it."""
-    for child, command in subcommands(group):
+def list_commands(group: click.Group, name: str = "") -> Iterator[tuple[str, list[click.Command]]]:
+    """Every command with its groups, by its words."""
+    for child, command in list_subcommands(group):
         typed = f"{name} {child}".strip()
         if isinstance(command, click.Group):
-            yield from ((below, [command, *path]) for below, path in leaves(command, typed))
+            yield from ((below, [command, *path]) for below, path in list_commands(command, typed))
         else:
             yield typed, [command]
 
 
-def is_told(command: click.Command) -> bool:
-    """Whether it has the option."""
+def has_config_option(command: click.Command) -> bool:
     return any({"-c", "--config"} <= {*one.opts} for one in command.params)
 
 
-READERS = {name for name, path in leaves(cli) if is_told(path[-1])}
+READERS = {name for name, path in list_commands(cli) if has_config_option(path[-1])}
 
 
-def positions(command: str, config: str) -> Iterator[tuple[str, ...]]:
-    """The arguments with the configuration wherever it may stand."""
+def place_option(command: str, config: str) -> Iterator[tuple[str, ...]]:
+    """The arguments with the option in each possible position."""
     words, rest = command.split(), COMMANDS[command]
     for place in range(len(words) + 1):
         yield (*words[:place], "-c", config, *words[place:], *rest)
@@ -72,40 +71,43 @@ def positions(command: str, config: str) -> Iterator[tuple[str, ...]]:
     yield (*words, *rest, "-c", config)
 
 
-def test_groups_take_what_their_commands_take() -> None:
-    """Each command that reads a configuration is told by every group above it, and has its arguments here."""
-    for name, path in leaves(cli):
-        if is_told(path[-1]):
-            assert [one.name for one in path if not is_told(one)] == [], name
+def test_groups_accept_options_of_their_commands() -> None:
+    """Each command that reads a configuration accepts it from every group above, and is tested here."""
+    for name, path in list_commands(cli):
+        if has_config_option(path[-1]):
+            assert [one.name for one in path if not has_config_option(one)] == [], name
     assert READERS - {"restore"} <= COMMANDS.keys()
 
 
 @pytest.mark.parametrize("command", sorted(READERS & COMMANDS.keys()))
-def test_before_and_after_the_command(command: str, tmp_path: Path, capsys: Capture) -> None:
-    """The option stands before the command, between its words, or after them; a file that is missing costs a line."""
+def test_option_is_accepted_in_any_position(command: str, tmp_path: Path, capsys: Capture) -> None:
+    """Before the command, between its words, or after them."""
     config = str(tmp_path / "nowhere.yaml")
-    for arguments in positions(command, config):
+    for arguments in place_option(command, config):
         assert call(*arguments) == 2, arguments
         assert one_line(capsys) == f"{config}: No such file or directory"
 
 
 @pytest.mark.parametrize("command", sorted(READERS & COMMANDS.keys()))
-def test_from_the_environment(command: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable names the file, unless the command line does."""
+def test_reads_environment_unless_option_is_given(
+    command: str, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MEDIATORD_CONFIG", str(tmp_path / "variable.yaml"))
     words, rest = command.split(), COMMANDS[command]
     assert call(*words, *rest) == 2
     assert one_line(capsys) == f"{tmp_path}/variable.yaml: No such file or directory"
-    for arguments in positions(command, "option.yaml"):
+    for arguments in place_option(command, "option.yaml"):
         assert call(*arguments) == 2
         assert one_line(capsys) == "option.yaml: No such file or directory"
 
 
-def test_restoring(made: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is written is named: by the option, by the variable, or by a directory, which goes before the variable."""
+def test_restore_requires_explicit_target(
+    config_path: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The option, the variable, or a directory, which takes precedence over the variable."""
     saved = str(tmp_path / "b.tar")
-    add_account(made.parent / "mediator.sqlite3", "did:a")
-    assert call("-c", str(made), "backup", "--to", saved) == 0
+    add_account(config_path.parent / "mediator.sqlite3", "did:a")
+    assert call("-c", str(config_path), "backup", "--to", saved) == 0
     monkeypatch.setenv("MEDIATORD_CONFIG", str(tmp_path / "variable" / "mediator.yaml"))
     assert call("restore", "--from", saved) == 0
     assert call("-c", str(tmp_path / "option" / "m.yaml"), "restore", "--from", saved) == 0
@@ -122,30 +124,28 @@ def test_restoring(made: Path, tmp_path: Path, capsys: Capture, monkeypatch: pyt
     assert one_line(capsys) == "expected either --config PATH or --dir DIR"
 
 
-def test_the_last_one_counts(made: Path, capsys: Capture) -> None:
-    """As with an option that is given twice."""
-    assert call("-c", "a.yaml", "keys", "-c", "b.yaml", "list", "-c", str(made), "--json") == 0
-    assert call("-c", "a.yaml", "keys", "-c", str(made), "list", "--json") == 0
-    assert call("-c", "a.yaml", "did", "-c", "b.yaml", "--config", str(made)) == 0
+def test_last_option_counts(config_path: Path, capsys: Capture) -> None:
+    assert call("-c", "a.yaml", "keys", "-c", "b.yaml", "list", "-c", str(config_path), "--json") == 0
+    assert call("-c", "a.yaml", "keys", "-c", str(config_path), "list", "--json") == 0
+    assert call("-c", "a.yaml", "did", "-c", "b.yaml", "--config", str(config_path)) == 0
     capsys.readouterr()
 
 
 @pytest.mark.parametrize("command", ["status", "init", "demo", "bench", "completion"])
-def test_whoever_reads_none_says_so(command: str, made: Path, capsys: Capture) -> None:
-    """A configuration before such a command is a mistake; a variable is not."""
-    assert call("-c", str(made), command) == 2
+def test_commands_without_configuration_refuse_option(command: str, config_path: Path, capsys: Capture) -> None:
+    """They ignore the variable."""
+    assert call("-c", str(config_path), command) == 2
     assert one_line(capsys) == f"{command} reads no configuration; omit --config"
 
 
-def test_a_variable_is_for_whoever_reads_it(made: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other commands do not mind it."""
-    monkeypatch.setenv("MEDIATORD_CONFIG", str(made))
+def test_other_commands_ignore_variable(config_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEDIATORD_CONFIG", str(config_path))
     assert call("completion", "bash") == call("did") == call("keys", "list") == 0
     capsys.readouterr()
 
 
-def test_nobody_says_which(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then it is that of the system's daemon; where there is none, the line says what to do."""
+def test_defaults_to_system_configuration(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without that file, one line names the alternatives."""
     monkeypatch.delenv("MEDIATORD_CONFIG", raising=False)
     assert call("queue", "list", "--help") == 0
     assert str(DEFAULT_CONFIG_PATH) in capsys.readouterr().out
@@ -162,25 +162,25 @@ def test_nobody_says_which(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> 
             )
 
 
-def test_twistd_reads_the_same(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plugin goes by the option, else by the variable."""
-    monkeypatch.setenv("MEDIATORD_CONFIG", str(made))
+def test_twistd_plugin_reads_same_configuration(config_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the option, otherwise from the variable."""
+    monkeypatch.setenv("MEDIATORD_CONFIG", str(config_path))
     options = Options()
     options.parseOptions([])
-    assert options.settings.identity.keys == made.parent / "keys.jwks"
+    assert options.settings.identity.keys == config_path.parent / "keys.jwks"
     monkeypatch.setenv("MEDIATORD_CONFIG", "nowhere.yaml")
     for option in ("-c", "--config"):
         options = Options()
-        options.parseOptions([option, str(made)])
-        assert options.settings.identity.keys == made.parent / "keys.jwks"
+        options.parseOptions([option, str(config_path)])
+        assert options.settings.identity.keys == config_path.parent / "keys.jwks"
     with pytest.raises(SystemExit) as caught:
         Options().parseOptions([])
     assert caught.value.code == 2
 
 
 @pytest.fixture
-def made(tmp_path: Path, capsys: Capture) -> Path:
-    """A configuration that init has made."""
+def config_path(tmp_path: Path, capsys: Capture) -> Path:
+    """A configuration written by init."""
     assert call("init", "--dir", str(tmp_path / "m")) == 0
     capsys.readouterr()
     return tmp_path / "m" / "mediator.yaml"

@@ -1,4 +1,4 @@
-"""`mediatord queue`: looking into queues and taking messages out, beside a store that is in use."""
+"""`mediatord queue`: list, show and purge queues while the daemon runs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class InProcessDaemon:
         self.operations = ControlOperations(store, lambda: None if self.events.pending else recorder)
 
     def call(self, operation: str, **arguments: Any) -> Any:
-        """As :meth:`ControlClient.call`, and what is sent is JSON both ways."""
+        """Like :meth:`ControlClient.call`, with the JSON conversion of both directions."""
         sent = json.loads(json.dumps(arguments))
         results: list[Any] = []
         running = Deferred.fromCoroutine(self.operations.run(operation, sent))
@@ -74,26 +74,26 @@ class InProcessDaemon:
         return json.loads(json.dumps(results[0]))
 
     def close(self) -> None:
-        """Nothing to close."""
+        """No-op."""
 
 
 @dataclass
 class ConfiguredStore:
     """
-    A configuration with its store, which a daemon in this process has open.
+    A configuration with its store, opened by a daemon in this process.
 
-    :ivar began: the store's time at first, seconds.
+    :ivar began: the store's initial time in seconds.
     """
 
     path: Path
     config: Config
     clock: Clock
     store: SQLiteStore
-    began: float
+    start_time: float
     daemon: InProcessDaemon
 
     def put(self, *ids: str, to: str = INBOX, size: int = 10, due_in: float | None = None) -> None:
-        """Deposit messages, now by the store's clock."""
+        """Enqueue messages at the time of the store's clock."""
         now = self.clock.seconds()
         payloads = [make_payload(id, id.encode().ljust(size)) for id in ids]
         due_at = None if due_in is None else now + due_in
@@ -105,30 +105,30 @@ class ConfiguredStore:
             event = PendingEvent(id, CAROL, DAVE, "secret", self.clock.seconds())
             assert result_of(self.store.decentrl.enqueue_event(CommandGuard(id.encode(), 9e9), event)) is None
 
-    def waiting(self) -> QueueTotals:
-        """As the store says it."""
+    def get_totals(self) -> QueueTotals:
+        """The store's totals of queued messages."""
         found: QueueTotals = result_of(self.store.get_queue_totals())
         return found
 
     def ids(self, did: str = INBOX) -> list[str]:
-        """What waits, as found by the command."""
-        return [one.id for one in StoreAccess(self.daemon.call, self.config).list_entries(did)]
+        """Ids of queued messages, as the command lists them."""
+        return [entry.id for entry in StoreAccess(self.daemon.call, self.config).list_entries(did)]
 
     @property
     def pseudonymizer(self) -> Pseudonymizer:
-        """As the daemon's log uses it."""
+        """The pseudonymizer of the daemon's log."""
         return self.daemon.pseudonymizer
 
     def lines(self) -> list[dict[str, Any]]:
-        """What the event log says was removed."""
+        """Removals in the event log."""
         return [line for line in read_lines(self.config.log.directory) if line["event"] == "msg.remove"]
 
 
 @pytest.fixture
-def office(
+def configured_store(
     request: pytest.FixtureRequest, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ConfiguredStore]:
-    """With pseudonyms in the log unless the parameter is another value of `log.dids`."""
+    """Logs keyed pseudonyms unless the parameter is another value of `log.dids`."""
     did_mode = getattr(request, "param", "keyed")
     assert call("init", "--dir", str(tmp_path / "m")) == 0
     capsys.readouterr()
@@ -138,8 +138,8 @@ def office(
     config = load_config(path)
     config.log.directory.mkdir()
     clock = ImmediateClock()
-    began = datetime.now(UTC).timestamp() - 10 * HOUR
-    clock.rightNow = began
+    start_time = datetime.now(UTC).timestamp() - 10 * HOUR
+    clock.rightNow = start_time
     store = make_sqlite_store(clock, config.storage.sqlite.path)
     result_of(store.open())
     result_of(store.grant(ALICE))
@@ -149,529 +149,536 @@ def office(
     daemon = InProcessDaemon(config, clock, store)
     daemon.events.startService()
     monkeypatch.setattr(store_access, "connect_daemon", lambda config: daemon)
-    yield ConfiguredStore(path, config, clock, store, began, daemon)
+    yield ConfiguredStore(path, config, clock, store, start_time, daemon)
     if daemon.events.running:
         daemon.events.stopService()
     result_of(store.close())
 
 
-def asked(office: ConfiguredStore, *arguments: str) -> Sequence[str]:
-    """The arguments for `mediatord queue`, with the configuration."""
-    return ("queue", *arguments, "--config", str(office.path))
+def make_arguments(configured_store: ConfiguredStore, *arguments: str) -> Sequence[str]:
+    """Arguments of `mediatord queue`, with the configuration."""
+    return ("queue", *arguments, "--config", str(configured_store.path))
 
 
-def printed(capture: Capture) -> Any:
-    """The one JSON document."""
+def read_json(capture: Capture) -> Any:
+    """The printed JSON document."""
     captured = capture.readouterr()
     assert captured.err == ""
     return json.loads(captured.out)
 
 
-def test_list(office: ConfiguredStore, capsys: Capture) -> None:
-    """The longest queues come first, those of both protocols, and the sum is of all."""
-    office.put("a", "b", "c", size=1000)
-    office.put("d", to=ALICE)
-    office.clock.advance(HOUR)
-    office.send("e", "f")
+def test_lists_queues_of_both_protocols(configured_store: ConfiguredStore, capsys: Capture) -> None:
+    """Longest first, with totals."""
+    configured_store.put("a", "b", "c", size=1000)
+    configured_store.put("d", to=ALICE)
+    configured_store.clock.advance(HOUR)
+    configured_store.send("e", "f")
 
-    assert call(*asked(office, "list", "--json")) == 0
-    shown = printed(capsys)
+    assert call(*make_arguments(configured_store, "list", "--json")) == 0
+    output = read_json(capsys)
     assert [
-        (one["protocol"], one["did"], one["account"], one["messages"], one["bytes"]) for one in shown["queues"]
+        (entry["protocol"], entry["did"], entry["account"], entry["messages"], entry["bytes"])
+        for entry in output["queues"]
     ] == [
         ("didcomm", INBOX, ALICE, 3, 3000),
         ("decentrl", CAROL, CAROL, 2, 12),
         ("didcomm", ALICE, ALICE, 1, 10),
     ]
-    assert [one["oldest_at"] for one in shown["queues"]] == [office.began, office.began + HOUR, office.began]
-    assert shown["totals"] == {"queues": 3, "messages": 6, "bytes": 3022}
+    assert [entry["oldest_at"] for entry in output["queues"]] == [
+        configured_store.start_time,
+        configured_store.start_time + HOUR,
+        configured_store.start_time,
+    ]
+    assert output["totals"] == {"queues": 3, "messages": 6, "bytes": 3022}
 
-    assert call(*asked(office, "list", "--top", "1")) == 0
+    assert call(*make_arguments(configured_store, "list", "--top", "1")) == 0
     head, row, end = capsys.readouterr().out.splitlines()
     assert head.split() == ["protocol", "recipient", "account", "messages", "size", "oldest"]
     assert row.split()[:8] == ["didcomm", INBOX, ALICE, "3", "2.9", "KiB", "10", "h"]
     assert end == "3 queues with 6 messages, 3.0 KiB; showing the longest 1"
 
-    assert call(*asked(office, "list", "--protocol", "decentrl", "--json")) == 0
-    assert [one["did"] for one in printed(capsys)["queues"]] == [CAROL]
-    assert call(*asked(office, "list", "--protocol", "decentrl")) == 0
+    assert call(*make_arguments(configured_store, "list", "--protocol", "decentrl", "--json")) == 0
+    assert [entry["did"] for entry in read_json(capsys)["queues"]] == [CAROL]
+    assert call(*make_arguments(configured_store, "list", "--protocol", "decentrl")) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "1 queue with 2 messages, 12 B"
 
 
-def test_list_of_nothing(office: ConfiguredStore, capsys: Capture) -> None:
-    """Empty queues are none."""
-    assert call(*asked(office, "list")) == 0
+def test_empty_queues_are_not_listed(configured_store: ConfiguredStore, capsys: Capture) -> None:
+    assert call(*make_arguments(configured_store, "list")) == 0
     assert capsys.readouterr().out == "0 queues with 0 messages, 0 B\n"
 
 
-def test_show(office: ConfiguredStore, capsys: Capture) -> None:
-    """Messages of a recipient are shown with all that is known of them but their payloads."""
-    office.put("pushed", "waiting")
-    result_of(office.store.mark_delivered(["pushed"]))
-    office.put("later", due_in=20 * HOUR)
-    office.send("event")
+def test_shows_messages_without_payloads(configured_store: ConfiguredStore, capsys: Capture) -> None:
+    configured_store.put("pushed", "waiting")
+    result_of(configured_store.store.mark_delivered(["pushed"]))
+    configured_store.put("later", due_in=20 * HOUR)
+    configured_store.send("event")
 
-    assert call(*asked(office, "show", INBOX, "--json")) == 0
-    shown = printed(capsys)
-    assert shown["messages"] == 3
+    assert call(*make_arguments(configured_store, "show", INBOX, "--json")) == 0
+    output = read_json(capsys)
+    assert output["messages"] == 3
     fields = ("id", "status", "pushes", "due_at")
-    assert [tuple(one[name] for name in fields) for one in shown["shown"]] == [
+    assert [tuple(entry[name] for name in fields) for entry in output["shown"]] == [
         ("pushed", "delivered", 1, None),
         ("waiting", "pending", 0, None),
-        ("later", "pending", 0, office.began + 20 * HOUR),
+        ("later", "pending", 0, configured_store.start_time + 20 * HOUR),
     ]
-    assert {one["expires_at"] for one in shown["shown"]} == {office.began + 72 * HOUR}
+    assert {entry["expires_at"] for entry in output["shown"]} == {configured_store.start_time + 72 * HOUR}
 
-    assert call(*asked(office, "show", CAROL)) == 0
+    assert call(*make_arguments(configured_store, "show", CAROL)) == 0
     text = capsys.readouterr().out
     assert "event" in text and "never" in text
     assert "secret" not in text
     assert text.endswith(f"1 messages, 6 B, for {CAROL}\n")
 
 
-def test_nothing_is_done_to_the_terminal(office: ConfiguredStore, capsys: Capture) -> None:
-    """DIDs and ids that an import has brought are shown, and their times, whatever they are."""
+def test_escapes_control_characters(configured_store: ConfiguredStore, capsys: Capture) -> None:
+    """In DIDs, ids and times that an import can have brought."""
     did = "did:example:\x1b[2Jtitle\x07"
-    result_of(office.store.update_recipients(ALICE, [(did, "add")], max_recipients=9))
-    office.clock.rightNow = 1e15  # of a year that no calendar has
-    office.put("\x9bid", to=did)
+    result_of(configured_store.store.update_recipients(ALICE, [(did, "add")], max_recipients=9))
+    configured_store.clock.rightNow = 1e15  # beyond the last year of datetime
+    configured_store.put("\x9bid", to=did)
     for arguments in (("list",), ("show", did), ("purge", did), ("purge", did, "--yes")):
-        assert call(*asked(office, *arguments)) == 0
-        shown = capsys.readouterr().out
-        assert "\x1b" not in shown and "\x9b" not in shown
-        assert "removed" in shown or "\\x1b[2Jtitle\\x07" in shown
-        assert arguments[0] != "show" or "\\x9bid" in shown
+        assert call(*make_arguments(configured_store, *arguments)) == 0
+        output = capsys.readouterr().out
+        assert "\x1b" not in output and "\x9b" not in output
+        assert "removed" in output or "\\x1b[2Jtitle\\x07" in output
+        assert arguments[0] != "show" or "\\x9bid" in output
 
 
 @pytest.mark.system
-def test_dids_on_a_terminal(office: ConfiguredStore) -> None:
-    """Are those that wait: `:key:` is no picture of one."""
-    office.put("a")
-    command = [sys.executable, "-m", "mediatord", *asked(office, "list")]
+def test_prints_dids_without_emoji_markup(configured_store: ConfiguredStore) -> None:
+    """`:key:` is not replaced by an emoji."""
+    configured_store.put("a")
+    command = [sys.executable, "-m", "mediatord", *make_arguments(configured_store, "list")]
     near, far = pty.openpty()
     with os.fdopen(near, "rb", buffering=0) as terminal:
         with subprocess.Popen(command, stdout=far, env={**os.environ, "TERM": "xterm", "COLUMNS": "200"}):
             os.close(far)
-        shown = b""
-        # What was written last may come in pieces; a terminal that nobody has any more is an error.
+        output = b""
+        # The last output can arrive in pieces; reading a closed terminal is an error.
         with suppress(OSError):
             while piece := terminal.read(65_536):
-                shown += piece
-        assert INBOX.encode() in shown
+                output += piece
+        assert INBOX.encode() in output
 
 
-def test_tags_stand_for_dids(office: ConfiguredStore, capsys: Capture) -> None:
-    """A long DID is shown short, and is found by that as well as by its pseudonym in the log."""
+def test_finds_queue_by_shortened_did_or_pseudonym(configured_store: ConfiguredStore, capsys: Capture) -> None:
     long = "did:peer:2." + "Ez6LS" * 40
-    result_of(office.store.update_recipients(ALICE, [(long, "add")], max_recipients=9))
-    office.put("a", to=long)
-    office.send("e")
-    assert call(*asked(office, "list")) == 0
-    shown = next(word for word in capsys.readouterr().out.split() if word.startswith("did:peer:2."))
-    assert shown == Pseudonymizer("plain", office.pseudonymizer.key).did(long)
-    assert len(shown) < 50
-    for name in (shown, office.pseudonymizer.did(long)):
-        assert call(*asked(office, "show", name, "--json")) == 0
-        assert [one["id"] for one in printed(capsys)["shown"]] == ["a"]
-    assert call(*asked(office, "purge", office.pseudonymizer.did(CAROL), "--yes", "--json")) == 0
-    assert printed(capsys)["protocols"] == {"decentrl": 1}
+    result_of(configured_store.store.update_recipients(ALICE, [(long, "add")], max_recipients=9))
+    configured_store.put("a", to=long)
+    configured_store.send("e")
+    assert call(*make_arguments(configured_store, "list")) == 0
+    output = next(word for word in capsys.readouterr().out.split() if word.startswith("did:peer:2."))
+    assert output == Pseudonymizer("plain", configured_store.pseudonymizer.key).did(long)
+    assert len(output) < 50
+    for name in (output, configured_store.pseudonymizer.did(long)):
+        assert call(*make_arguments(configured_store, "show", name, "--json")) == 0
+        assert [entry["id"] for entry in read_json(capsys)["shown"]] == ["a"]
+    assert (
+        call(*make_arguments(configured_store, "purge", configured_store.pseudonymizer.did(CAROL), "--yes", "--json"))
+        == 0
+    )
+    assert read_json(capsys)["protocols"] == {"decentrl": 1}
 
 
-def test_any_form_of_a_did(office: ConfiguredStore, capsys: Capture) -> None:
-    """Recipients, accounts and identities are found by all forms of their DIDs, also of one that is left over."""
+def test_finds_queue_by_any_form_of_did(configured_store: ConfiguredStore, capsys: Capture) -> None:
+    """Recipients, accounts and identities, also unregistered ones with messages."""
     bob = "did:web:bob.example"
-    result_of(office.store.grant(bob))
-    for given in (f"{bob}#k1", "did:web:Bob.example%3A443"):
-        assert call(*asked(office, "show", given, "--json")) == 0
-        assert printed(capsys)["did"] == bob
-    result_of(office.store.update_recipients(ALICE, [(f"{bob}#k1", "add")], max_recipients=9))
-    office.put("a", to=bob)
-    result_of(office.store.update_recipients(ALICE, [(f"{bob}#k1", "remove")], max_recipients=9))
-    office.send("e")
-    for given, kept, protocols in ((f"{bob}#k1", bob, {"didcomm": 1}), (f"{CAROL}#k1", CAROL, {"decentrl": 1})):
-        assert call(*asked(office, "show", given, "--json")) == 0
-        assert printed(capsys)["did"] == kept
-        assert call(*asked(office, "purge", given, "--yes", "--json")) == 0
-        assert printed(capsys)["protocols"] == protocols
+    result_of(configured_store.store.grant(bob))
+    for name in (f"{bob}#k1", "did:web:Bob.example%3A443"):
+        assert call(*make_arguments(configured_store, "show", name, "--json")) == 0
+        assert read_json(capsys)["did"] == bob
+    result_of(configured_store.store.update_recipients(ALICE, [(f"{bob}#k1", "add")], max_recipients=9))
+    configured_store.put("a", to=bob)
+    result_of(configured_store.store.update_recipients(ALICE, [(f"{bob}#k1", "remove")], max_recipients=9))
+    configured_store.send("e")
+    for name, kept, protocols in ((f"{bob}#k1", bob, {"didcomm": 1}), (f"{CAROL}#k1", CAROL, {"decentrl": 1})):
+        assert call(*make_arguments(configured_store, "show", name, "--json")) == 0
+        assert read_json(capsys)["did"] == kept
+        assert call(*make_arguments(configured_store, "purge", name, "--yes", "--json")) == 0
+        assert read_json(capsys)["protocols"] == protocols
 
 
 @pytest.mark.parametrize("json_too", [(), ("--json",)])
 @pytest.mark.parametrize(
     "did", ["did:example:nobody", "did:peer:2.Ez~1a2b", "~1a2b3c", "", "\udcff", f"{INBOX}x", "*", "did:example:%"]
 )
-def test_dids_that_nobody_has(did: str, json_too: tuple[str, ...], office: ConfiguredStore, capsys: Capture) -> None:
-    """Each costs a line and status 1, and nothing goes, wherever the mistake is."""
-    office.put("a")
-    office.send("b")
+def test_unknown_did_is_an_error(
+    did: str, json_too: tuple[str, ...], configured_store: ConfiguredStore, capsys: Capture
+) -> None:
+    """One line and exit status 1; nothing is removed."""
+    configured_store.put("a")
+    configured_store.send("b")
     for arguments in (
         ("show", did),
         ("purge", did),
         ("purge", did, "--yes"),
         ("show", did, "--protocol", "decentrl"),
     ):
-        assert call(*asked(office, *arguments, *json_too)) == 1
+        assert call(*make_arguments(configured_store, *arguments, *json_too)) == 1
         assert one_line(capsys).endswith("is not a registered DID")
-    assert (office.ids(), office.ids(CAROL)) == (["a"], ["b"])
+    assert (configured_store.ids(), configured_store.ids(CAROL)) == (["a"], ["b"])
 
 
-def test_dids_that_nothing_waits_for(office: ConfiguredStore, capsys: Capture) -> None:
-    """Whoever is registered has a queue, though it is empty; one that was given up has one while something waits."""
-    tag = office.pseudonymizer.did(ALICE)
+def test_registered_did_has_an_empty_queue(configured_store: ConfiguredStore, capsys: Capture) -> None:
+    """An unregistered DID has a queue while messages remain."""
+    tag = configured_store.pseudonymizer.did(ALICE)
     for did in (ALICE, INBOX, DAVE, tag):
         for command in ("show", "purge"):
-            assert call(*asked(office, command, did)) == 0
+            assert call(*make_arguments(configured_store, command, did)) == 0
             assert capsys.readouterr().out.startswith("0 messages, 0 B, for ")
-    office.put("a")
-    result_of(office.store.update_recipients(ALICE, [(INBOX, "remove")], max_recipients=9))
+    configured_store.put("a")
+    result_of(configured_store.store.update_recipients(ALICE, [(INBOX, "remove")], max_recipients=9))
     for command in ("show", "purge"):
-        assert call(*asked(office, command, INBOX, "--json")) == 0
-        assert printed(capsys)["messages"] == 1
+        assert call(*make_arguments(configured_store, command, INBOX, "--json")) == 0
+        assert read_json(capsys)["messages"] == 1
 
 
-def self_test(office: ConfiguredStore, *ids: str) -> str:
-    """The DID of the daemon's self-test, with an account for which something waits."""
-    did = ProbeIdentities(read_identity(office.config).root_secret).identity(NODE).did
-    result_of(office.store.grant(did))
-    result_of(office.store.update_recipients(did, [(did, "add")], max_recipients=9))
-    office.put(*ids, to=did)
+def probe_did(configured_store: ConfiguredStore, *ids: str) -> str:
+    """The DID of the daemon's probe, with an account and queued messages."""
+    did = ProbeIdentities(read_identity(configured_store.config).root_secret).identity(NODE).did
+    result_of(configured_store.store.grant(did))
+    result_of(configured_store.store.update_recipients(did, [(did, "add")], max_recipients=9))
+    configured_store.put(*ids, to=did)
     return did
 
 
-def test_the_self_test_is_marked(office: ConfiguredStore, capsys: Capture) -> None:
-    """What the daemon sends to itself is not taken for a wallet's, in tables and by programs."""
-    did = self_test(office, "a", "b")
-    office.put("c")
-    assert call(*asked(office, "list", "--json")) == 0
-    shown = printed(capsys)["queues"]
-    assert [(one["did"], one["self_test"]) for one in shown] == [(did, True), (INBOX, False)]
-    assert call(*asked(office, "list")) == 0
+def test_marks_probe_queue(configured_store: ConfiguredStore, capsys: Capture) -> None:
+    """In tables and in JSON."""
+    did = probe_did(configured_store, "a", "b")
+    configured_store.put("c")
+    assert call(*make_arguments(configured_store, "list", "--json")) == 0
+    output = read_json(capsys)["queues"]
+    assert [(entry["did"], entry["self_test"]) for entry in output] == [(did, True), (INBOX, False)]
+    assert call(*make_arguments(configured_store, "list")) == 0
     _, own, other, end = capsys.readouterr().out.splitlines()
     assert ("(self-test)" in own, "(self-test)" in other) == (True, False)
     assert end.startswith("2 queues with 3 messages")
-    for asked_for, marked in ((did, True), (INBOX, False)):
-        assert call(*asked(office, "show", asked_for, "--json")) == 0
-        assert printed(capsys)["self_test"] is marked
-        assert call(*asked(office, "show", asked_for)) == 0
+    for name, marked in ((did, True), (INBOX, False)):
+        assert call(*make_arguments(configured_store, "show", name, "--json")) == 0
+        assert read_json(capsys)["self_test"] is marked
+        assert call(*make_arguments(configured_store, "show", name)) == 0
         assert capsys.readouterr().out.rstrip("\n").endswith("(self-test)") is marked
 
 
-def test_the_self_test_is_not_purged(office: ConfiguredStore, capsys: Capture) -> None:
-    """By whatever name it is called, and however little is asked for."""
-    did = self_test(office, "a")
-    tags = office.pseudonymizer
+def test_refuses_to_purge_probe_queue(configured_store: ConfiguredStore, capsys: Capture) -> None:
+    """By any of its names."""
+    did = probe_did(configured_store, "a")
+    tags = configured_store.pseudonymizer
     for name in (did, f"{did}#k1", tags.did(did), Pseudonymizer("plain", tags.key).did(did)):
         for more in ((), ("--yes",), ("--yes", "--json"), ("--yes", "--id", "a"), ("--protocol", "decentrl")):
-            assert call(*asked(office, "purge", name, *more)) == 1
+            assert call(*make_arguments(configured_store, "purge", name, *more)) == 1
             assert one_line(capsys).endswith("belongs to the daemon's self-test (GET /ready), which purges it itself")
-    assert office.ids(did) == ["a"]
+    assert configured_store.ids(did) == ["a"]
 
 
-def test_who_only_looks_like_the_self_test(office: ConfiguredStore, capsys: Capture) -> None:
-    """Anybody can make such a DID, and fill its queue; without the mediator's keys it is one like any other."""
+def test_imitated_probe_did_is_a_normal_queue(configured_store: ConfiguredStore, capsys: Capture) -> None:
+    """Without the mediator's keys nobody can make a probe DID."""
     did = ProbeIdentities(b"of another").identity(NODE).did
-    result_of(office.store.update_recipients(ALICE, [(did, "add")], max_recipients=9))
-    office.put("a", to=did)
-    assert call(*asked(office, "list", "--json")) == 0
-    assert [one["self_test"] for one in printed(capsys)["queues"]] == [False]
-    assert call(*asked(office, "purge", did, "--yes")) == 0
-    assert office.ids(did) == []
+    result_of(configured_store.store.update_recipients(ALICE, [(did, "add")], max_recipients=9))
+    configured_store.put("a", to=did)
+    assert call(*make_arguments(configured_store, "list", "--json")) == 0
+    assert [entry["self_test"] for entry in read_json(capsys)["queues"]] == [False]
+    assert call(*make_arguments(configured_store, "purge", did, "--yes")) == 0
+    assert configured_store.ids(did) == []
 
 
-def test_the_self_test_without_keys(office: ConfiguredStore, capsys: Capture) -> None:
-    """Whoever may not read them sees the form of it, and removes nothing that may be it; other queues need none."""
-    did = self_test(office, "a")
-    office.put("b")
-    office.config.identity.keys.unlink()
-    assert call(*asked(office, "list", "--json")) == 0
-    assert {one["did"]: one["self_test"] for one in printed(capsys)["queues"]} == {did: True, INBOX: False}
-    assert call(*asked(office, "purge", did, "--yes")) == 1
-    assert one_line(capsys) == f"cannot read {office.config.identity.keys}: No such file or directory"
-    assert call(*asked(office, "purge", INBOX, "--yes")) == 0
-    assert (office.ids(did), office.ids()) == (["a"], [])
+def test_probe_queue_without_readable_keys(configured_store: ConfiguredStore, capsys: Capture) -> None:
+    """It is recognised by its form, and not purged; other queues need no keys."""
+    did = probe_did(configured_store, "a")
+    configured_store.put("b")
+    configured_store.config.identity.keys.unlink()
+    assert call(*make_arguments(configured_store, "list", "--json")) == 0
+    assert {entry["did"]: entry["self_test"] for entry in read_json(capsys)["queues"]} == {did: True, INBOX: False}
+    assert call(*make_arguments(configured_store, "purge", did, "--yes")) == 1
+    path = configured_store.config.identity.keys
+    assert one_line(capsys).startswith(f"cannot read {path}: No such file or directory; restore it from a backup, ")
+    assert call(*make_arguments(configured_store, "purge", INBOX, "--yes")) == 0
+    assert (configured_store.ids(did), configured_store.ids()) == (["a"], [])
 
 
-def test_looking_changes_nothing(office: ConfiguredStore) -> None:
-    """What a daemon has pushed stays pushed: the store is not opened as a daemon opens it."""
-    office.put("pushed")
-    result_of(office.store.mark_delivered(["pushed"]))
-    assert call(*asked(office, "list")) == call(*asked(office, "show", INBOX)) == 0
-    assert call(*asked(office, "purge", INBOX, "--id", "another", "--yes")) == 0
-    (found,) = result_of(office.store.find_messages(["pushed"]))
+def test_reading_keeps_delivery_marks(configured_store: ConfiguredStore) -> None:
+    """The store is not opened as by a daemon."""
+    configured_store.put("pushed")
+    result_of(configured_store.store.mark_delivered(["pushed"]))
+    assert (
+        call(*make_arguments(configured_store, "list")) == call(*make_arguments(configured_store, "show", INBOX)) == 0
+    )
+    assert call(*make_arguments(configured_store, "purge", INBOX, "--id", "another", "--yes")) == 0
+    (found,) = result_of(configured_store.store.find_messages(["pushed"]))
     assert found.status == "delivered"
 
 
-def test_purge_shows_first(office: ConfiguredStore, capsys: Capture) -> None:
-    """Without --yes nothing is removed and nothing is logged; it is shown what would be."""
-    office.put(*(f"m{number}" for number in range(12)))
-    before = sorted(office.config.log.directory.iterdir())
-    assert call(*asked(office, "purge", INBOX)) == 0
-    shown = capsys.readouterr().out
-    assert "m0" in shown and "m9 " in shown and "m10" not in shown
-    assert shown.splitlines()[-2:] == [
+def test_purge_without_confirmation_removes_nothing(configured_store: ConfiguredStore, capsys: Capture) -> None:
+    """It lists what would be removed, and logs nothing."""
+    configured_store.put(*(f"m{number}" for number in range(12)))
+    before = sorted(configured_store.config.log.directory.iterdir())
+    assert call(*make_arguments(configured_store, "purge", INBOX)) == 0
+    output = capsys.readouterr().out
+    assert "m0" in output and "m9 " in output and "m10" not in output
+    assert output.splitlines()[-2:] == [
         f"12 messages, 120 B, for {INBOX} would be removed; showing the first 10",
         "nothing was removed; add --yes to remove them",
     ]
-    assert len(office.ids()) == 12
-    assert sorted(office.config.log.directory.iterdir()) == before
+    assert len(configured_store.ids()) == 12
+    assert sorted(configured_store.config.log.directory.iterdir()) == before
 
 
-def test_purge(office: ConfiguredStore, capsys: Capture) -> None:
-    """What is meant is removed from the store that the daemon has open, counted off, and told."""
-    office.put("old", "older", size=100)
-    office.send("event")
-    office.clock.advance(9 * HOUR)
-    office.put("new")
+def test_purges_messages_of_running_daemon(configured_store: ConfiguredStore, capsys: Capture) -> None:
+    """The ledger counts them, and the log has their lines."""
+    configured_store.put("old", "older", size=100)
+    configured_store.send("event")
+    configured_store.clock.advance(9 * HOUR)
+    configured_store.put("new")
     chosen = ("purge", INBOX, "--older-than", "2h", "--yes")
-    assert call(*asked(office, *chosen)) == 0
+    assert call(*make_arguments(configured_store, *chosen)) == 0
     assert capsys.readouterr().out == "2 messages, 200 B, removed\n"
-    assert office.ids() == ["new"]
-    assert office.waiting().messages == 2
-    assert (office.waiting().bytes, office.waiting().recipients) == (16, 2)
+    assert configured_store.ids() == ["new"]
+    assert configured_store.get_totals().messages == 2
+    assert (configured_store.get_totals().bytes, configured_store.get_totals().recipients) == (16, 2)
     messages = MessageLedger(accepted=3, removed=2, waiting=1)
-    assert result_of(office.store.read_ledger()) == interface.StoreLedger(
+    assert result_of(configured_store.store.read_ledger()) == interface.StoreLedger(
         messages, MessageLedger(accepted=1, waiting=1)
     )
-    assert call(*asked(office, "purge", CAROL, "--protocol", "decentrl", "--yes", "--json")) == 0
-    assert printed(capsys) == {
+    assert call(*make_arguments(configured_store, "purge", CAROL, "--protocol", "decentrl", "--yes", "--json")) == 0
+    assert read_json(capsys) == {
         "dry_run": False,
         "messages": 1,
         "bytes": 6,
         "protocols": {"decentrl": 1},
         "gone_before": 0,
     }
-    assert office.waiting().messages == 1
-    assert result_of(office.store.read_ledger()) == interface.StoreLedger(
+    assert configured_store.get_totals().messages == 1
+    assert result_of(configured_store.store.read_ledger()) == interface.StoreLedger(
         messages, MessageLedger(accepted=1, removed=1)
     )
 
 
-def test_purge_by_id(office: ConfiguredStore) -> None:
-    """Only those named go, and only if they are for this recipient."""
-    office.put("a", "b", "c")
-    office.put("d", to=ALICE)
-    assert call(*asked(office, "purge", INBOX, "--id", "a", "--id", "c", "--id", "d", "--yes")) == 0
-    assert office.ids() == ["b"]
-    assert office.ids(ALICE) == ["d"]
+def test_purges_only_given_ids_of_recipient(configured_store: ConfiguredStore) -> None:
+    configured_store.put("a", "b", "c")
+    configured_store.put("d", to=ALICE)
+    assert (
+        call(*make_arguments(configured_store, "purge", INBOX, "--id", "a", "--id", "c", "--id", "d", "--yes")) == 0
+    )
+    assert configured_store.ids() == ["b"]
+    assert configured_store.ids(ALICE) == ["d"]
 
 
-@pytest.mark.parametrize("office", ["plain", "keyed"], indirect=True)
-def test_purged_messages_are_logged(office: ConfiguredStore) -> None:
-    """Each removal has its line in the daemon's own log, whose counters agree with it."""
-    office.put("a", "b")
-    result_of(office.store.mark_delivered(["a"]))
-    office.send("e")
+@pytest.mark.parametrize("configured_store", ["plain", "keyed"], indirect=True)
+def test_logs_each_purged_message(configured_store: ConfiguredStore) -> None:
+    """In the daemon's log, whose counters agree."""
+    configured_store.put("a", "b")
+    result_of(configured_store.store.mark_delivered(["a"]))
+    configured_store.send("e")
     for did in (INBOX, CAROL):
-        assert call(*asked(office, "purge", did, "--yes")) == 0
-    office.daemon.events.rotate()
-    check_purge_lines(office)
-    assert {line["node"] for line in office.lines()} == {NODE}
+        assert call(*make_arguments(configured_store, "purge", did, "--yes")) == 0
+    configured_store.daemon.events.rotate()
+    check_purge_lines(configured_store)
+    assert {line["node"] for line in configured_store.lines()} == {NODE}
 
 
-def check_purge_lines(office: ConfiguredStore) -> None:
-    """Three removals have been logged."""
-    tags = office.pseudonymizer
-    named = {(line["msg"], line["rcpt"]) for line in office.lines()}
-    if office.config.log.dids == "plain":
+def check_purge_lines(configured_store: ConfiguredStore) -> None:
+    """Assert that three removals have been logged."""
+    tags = configured_store.pseudonymizer
+    named = {(line["msg"], line["rcpt"]) for line in configured_store.lines()}
+    if configured_store.config.log.dids == "plain":
         assert named == {("a", INBOX), ("b", INBOX), ("e", CAROL)}
     else:
         assert not {text for pair in named for text in pair} & {"a", "b", "e", INBOX, CAROL}
-    told = [(line["msg"], line["rcpt"], line["proto"], line["reason"]) for line in office.lines()]
-    assert sorted(told) == sorted(
+    logged = [(line["msg"], line["rcpt"], line["proto"], line["reason"]) for line in configured_store.lines()]
+    assert sorted(logged) == sorted(
         [
             (tags.message("a"), tags.did(INBOX), "didcomm", "purged"),
             (tags.message("b"), tags.did(INBOX), "didcomm", "purged"),
             (tags.message("e"), tags.did(CAROL), "decentrl", "purged"),
         ]
     )
-    assert wrong_counter_lines(read_lines(office.config.log.directory)) == []
+    assert wrong_counter_lines(read_lines(configured_store.config.log.directory)) == []
 
 
-def test_nothing_is_removed_that_the_daemon_cannot_log(
-    office: ConfiguredStore, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+def test_removes_nothing_while_log_is_blocked(
+    configured_store: ConfiguredStore, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the daemon's log takes no lines, messages stay."""
-    office.put("a")
+    configured_store.put("a")
     monkeypatch.setattr(BufferedLineFile, "flush", lambda self: False)
-    office.daemon.events.emit("proc.start", version="1", reason="test")
-    assert call(*asked(office, "purge", INBOX, "--yes")) == 1
+    configured_store.daemon.events.emit("proc.start", version="1", reason="test")
+    assert call(*make_arguments(configured_store, "purge", INBOX, "--yes")) == 1
     assert one_line(capsys) == "nothing was removed: the event log cannot be written"
-    assert office.ids() == ["a"]
+    assert configured_store.ids() == ["a"]
 
 
-def test_many_entries(office: ConfiguredStore, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More entries than a page or a transaction has are all listed and removed, but not one that goes meanwhile."""
+def test_lists_and_purges_many_messages(
+    configured_store: ConfiguredStore, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More than a page or a transaction; messages that disappear meanwhile are skipped."""
     ids = [f"m{number:03}" for number in range(250)]
-    office.put(*ids)
+    configured_store.put(*ids)
     monkeypatch.setattr(store_access, "MAX_ROWS", 100)
-    assert call(*asked(office, "show", INBOX, "--top", "1000", "--json")) == 0
-    assert [one["id"] for one in printed(capsys)["shown"]] == ids
-    access = StoreAccess(office.daemon.call, office.config)
+    assert call(*make_arguments(configured_store, "show", INBOX, "--top", "1000", "--json")) == 0
+    assert [entry["id"] for entry in read_json(capsys)["shown"]] == ids
+    access = StoreAccess(configured_store.daemon.call, configured_store.config)
     entries = access.list_entries(INBOX)
-    result_of(office.store.acknowledge(ALICE, ids[:1]))
+    result_of(configured_store.store.acknowledge(ALICE, ids[:1]))
     assert access.purge(entries) == entries[1:]
-    assert office.ids() == []
-    assert len(office.lines()) == 249
+    assert configured_store.ids() == []
+    assert len(configured_store.lines()) == 249
 
 
 @pytest.fixture
-def stopped(office: ConfiguredStore, monkeypatch: pytest.MonkeyPatch) -> ConfiguredStore:
-    """The office without its daemon; the store is open in it until :func:`close` is called."""
+def offline_store(configured_store: ConfiguredStore, monkeypatch: pytest.MonkeyPatch) -> ConfiguredStore:
+    """The store without its daemon; :func:`close` must be called before a command."""
     monkeypatch.undo()
-    return office
+    return configured_store
 
 
-def close(office: ConfiguredStore) -> None:
+def close(configured_store: ConfiguredStore) -> None:
     """End the daemon and its store."""
-    office.daemon.events.stopService()
-    for path in office.config.log.directory.glob("events-*"):
+    configured_store.daemon.events.stopService()
+    for path in configured_store.config.log.directory.glob("events-*"):
         path.unlink()
-    result_of(office.store.close())
+    result_of(configured_store.store.close())
 
 
-def reopen(office: ConfiguredStore) -> None:
+def reopen(configured_store: ConfiguredStore) -> None:
     """Open the store again."""
-    result_of(office.store.open())
-    office.daemon.events.startService()
+    result_of(configured_store.store.open())
+    configured_store.daemon.events.startService()
 
 
-@pytest.mark.parametrize("office", ["plain", "keyed"], indirect=True)
-def test_without_a_daemon(stopped: ConfiguredStore, capsys: Capture) -> None:
-    """A store that no daemon uses is read and changed directly, and counted off as by a daemon."""
-    stopped.put("a", "b")
-    stopped.send("e")
-    close(stopped)
-    assert call(*asked(stopped, "list", "--json")) == 0
-    assert printed(capsys)["totals"] == {"queues": 2, "messages": 3, "bytes": 26}
-    assert call(*asked(stopped, "show", stopped.pseudonymizer.did(INBOX), "--json")) == 0
-    assert [one["id"] for one in printed(capsys)["shown"]] == ["a", "b"]
+@pytest.mark.parametrize("configured_store", ["plain", "keyed"], indirect=True)
+def test_works_without_daemon(offline_store: ConfiguredStore, capsys: Capture) -> None:
+    """The store is changed directly; ledger and log agree."""
+    offline_store.put("a", "b")
+    offline_store.send("e")
+    close(offline_store)
+    assert call(*make_arguments(offline_store, "list", "--json")) == 0
+    assert read_json(capsys)["totals"] == {"queues": 2, "messages": 3, "bytes": 26}
+    assert call(*make_arguments(offline_store, "show", offline_store.pseudonymizer.did(INBOX), "--json")) == 0
+    assert [entry["id"] for entry in read_json(capsys)["shown"]] == ["a", "b"]
     for did in (INBOX, CAROL):
-        assert call(*asked(stopped, "purge", did, "--yes")) == 0
-    check_purge_lines(stopped)
-    lines = read_lines(stopped.config.log.directory)
+        assert call(*make_arguments(offline_store, "purge", did, "--yes")) == 0
+    check_purge_lines(offline_store)
+    lines = read_lines(offline_store.config.log.directory)
     assert {line["node"] for line in lines} == {f"{NODE}-operator"}
     for boot in {line["boot"] for line in lines}:
         own = [line for line in lines if line["boot"] == boot]
         events = [line["event"] for line in own]
         assert events[:2] == ["log.open", "proc.start"]
         assert events[-3:] == ["proc.stop", "counters", "log.close"]
-    reopen(stopped)
+    reopen(offline_store)
     ledgers = MessageLedger(accepted=2, removed=2), MessageLedger(accepted=1, removed=1)
-    assert result_of(stopped.store.read_ledger()) == interface.StoreLedger(*ledgers)
+    assert result_of(offline_store.store.read_ledger()) == interface.StoreLedger(*ledgers)
 
 
-def test_a_daemon_that_does_not_listen(stopped: ConfiguredStore, capsys: Capture) -> None:
-    """While a daemon has the store, nobody else opens it."""
-    stopped.put("a")
-    lock = DatabaseFileLock(stopped.config.storage.sqlite.path)
+def test_refuses_database_of_unreachable_daemon(offline_store: ConfiguredStore, capsys: Capture) -> None:
+    offline_store.put("a")
+    lock = DatabaseFileLock(offline_store.config.storage.sqlite.path)
     lock.take()
     for command in (("list",), ("purge", INBOX, "--yes")):
-        assert call(*asked(stopped, *command)) == 1
+        assert call(*make_arguments(offline_store, *command)) == 1
         assert one_line(capsys) == (
-            f"a daemon uses {stopped.config.storage.sqlite.path}; no daemon listens on "
-            f"{stopped.config.control_socket}: if one runs with this configuration, see its log, set "
+            f"a daemon uses {offline_store.config.storage.sqlite.path}; no daemon listens on "
+            f"{offline_store.config.control_socket}: if one runs with this configuration, see its log, set "
             "control_socket to a path that it can write, and restart it"
         )
-    text = stopped.path.read_text("utf-8")
-    stopped.path.write_text(text.replace("control_socket: control.sock", "control_socket: null"), "utf-8")
-    assert call(*asked(stopped, "list")) == 1
+    text = offline_store.path.read_text("utf-8")
+    offline_store.path.write_text(text.replace("control_socket: control.sock", "control_socket: null"), "utf-8")
+    assert call(*make_arguments(offline_store, "list")) == 1
     assert one_line(capsys).endswith(
         "; control_socket is null: set it to a path that the daemon can write, and restart the daemon"
     )
     lock.release()
-    assert stopped.ids() == ["a"]
+    assert offline_store.ids() == ["a"]
 
 
-def test_nothing_is_removed_without_a_log(stopped: ConfiguredStore, capsys: Capture) -> None:
-    """Where no daemon writes a log, its lines would be lost."""
-    stopped.put("a")
-    log = stopped.config.log.directory
-    close(stopped)
+def test_removes_nothing_without_log_directory(offline_store: ConfiguredStore, capsys: Capture) -> None:
+    offline_store.put("a")
+    log = offline_store.config.log.directory
+    close(offline_store)
     shutil.rmtree(log)
-    assert call(*asked(stopped, "purge", INBOX, "--yes")) == 1
+    assert call(*make_arguments(offline_store, "purge", INBOX, "--yes")) == 1
     assert one_line(capsys) == f"nothing was removed: the log directory {log} does not exist"
-    reopen(stopped)
-    assert stopped.ids() == ["a"]
+    reopen(offline_store)
+    assert offline_store.ids() == ["a"]
 
 
 @pytest.mark.system
 @pytest.mark.parametrize("room", [0, 100])
-def test_nothing_is_removed_that_cannot_be_logged(room: int, stopped: ConfiguredStore) -> None:
-    """Without room for lines a message stays."""
-    stopped.put("a", "b")
-    close(stopped)
+def test_removes_nothing_if_log_is_full(room: int, offline_store: ConfiguredStore) -> None:
+    offline_store.put("a", "b")
+    close(offline_store)
     script = (
         "import resource, sys; from mediatord.cli.store_access import PurgeEventLog; opened = PurgeEventLog._open; "
         f"limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, ({room}, {room})); "
         "PurgeEventLog._open = lambda self: (limit(), opened(self))[1]; "
         "from mediatord.cli import main; main(sys.argv[1:])"
     )
-    # -B: nor for compiled modules, which others would find torn.
-    command = [sys.executable, "-B", "-c", script, *asked(stopped, "purge", INBOX, "--yes")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "mediatord: nothing was removed: the event log cannot be written\n"
-    reopen(stopped)
-    assert stopped.ids() == ["a", "b"]
+    # -B: no compiled modules either; truncated ones would affect other processes.
+    command = [sys.executable, "-B", "-c", script, *make_arguments(offline_store, "purge", INBOX, "--yes")]
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stdout) == (1, "")
+    assert completed.stderr == "mediatord: nothing was removed: the event log cannot be written\n"
+    reopen(offline_store)
+    assert offline_store.ids() == ["a", "b"]
 
 
 @pytest.mark.system
-def test_killed_for_real(stopped: ConfiguredStore) -> None:
-    """Wherever a removal is killed, another one removes the rest, and no message has two lines."""
+def test_killed_purge_can_be_repeated(offline_store: ConfiguredStore) -> None:
+    """The next one removes the rest, and no message has two lines."""
     ids = [f"m{number:03}" for number in range(999)]
-    stopped.put(*ids)
-    close(stopped)
-    log = stopped.config.log.directory
-    command = [sys.executable, "-m", "mediatord", *asked(stopped, "purge", INBOX, "--yes")]
+    offline_store.put(*ids)
+    close(offline_store)
+    log = offline_store.config.log.directory
+    command = [sys.executable, "-m", "mediatord", *make_arguments(offline_store, "purge", INBOX, "--yes")]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         while process.poll() is None and not list(log.glob("events.jsonl")):
             pass
         process.kill()
     subprocess.run(command, check=True, stdout=subprocess.PIPE)
-    told = [line["msg"] for line in stopped.lines()]
-    assert len(set(told)) == len(told) >= 999 - MAX_PURGE_BATCH
-    reopen(stopped)
-    assert stopped.ids() == []
-    assert result_of(stopped.store.read_ledger()).didcomm == MessageLedger(accepted=999, removed=999)
+    logged = [line["msg"] for line in offline_store.lines()]
+    assert len(set(logged)) == len(logged) >= 999 - MAX_PURGE_BATCH
+    reopen(offline_store)
+    assert offline_store.ids() == []
+    assert result_of(offline_store.store.read_ledger()).didcomm == MessageLedger(accepted=999, removed=999)
 
 
-def test_the_log_belongs_to_the_daemon(stopped: ConfiguredStore) -> None:
-    """A segment that root writes is given to the owner of the directory."""
+def test_segment_gets_owner_of_log_directory(offline_store: ConfiguredStore) -> None:
+    """Even if root purges."""
     if os.geteuid() != 0:
         pytest.skip("only root can give files away")
-    stopped.put("a")
-    close(stopped)
-    log = stopped.config.log.directory
+    offline_store.put("a")
+    close(offline_store)
+    log = offline_store.config.log.directory
     os.chown(log, 12345, 12345)
-    assert call(*asked(stopped, "purge", INBOX, "--yes")) == 0
+    assert call(*make_arguments(offline_store, "purge", INBOX, "--yes")) == 0
     (segment,) = log.glob("events-*")
     assert (segment.stat().st_uid, segment.stat().st_gid) == (12345, 12345)
 
 
 @pytest.mark.parametrize("command", ["list", "show", "purge"])
-def test_memory(command: str, stopped: ConfiguredStore, capsys: Capture) -> None:
-    """Nobody can look into the memory of a daemon that does not run."""
-    stopped.path.write_text(stopped.path.read_text().replace("backend: sqlite", "backend: memory"))
+def test_refuses_memory_store(command: str, offline_store: ConfiguredStore, capsys: Capture) -> None:
+    offline_store.path.write_text(offline_store.path.read_text().replace("backend: sqlite", "backend: memory"))
     arguments = [command] if command == "list" else [command, INBOX]
-    assert call(*asked(stopped, *arguments)) == 1
+    assert call(*make_arguments(offline_store, *arguments)) == 1
     line = one_line(capsys)
     assert line.startswith("storage.backend memory: only a running daemon can read this store; ")
-    assert f"no daemon listens on {stopped.config.control_socket}: " in line
+    assert f"no daemon listens on {offline_store.config.control_socket}: " in line
 
 
-def test_no_database(stopped: ConfiguredStore, capsys: Capture) -> None:
-    """Where no daemon has run there is nothing to look into, and none is made."""
-    path = stopped.config.storage.sqlite.path
-    text = stopped.path.read_text()
-    stopped.path.write_text(text.replace(f"path: {path.name}", "path: other.sqlite3"))
-    assert call(*asked(stopped, "list")) == 1
+def test_missing_database_is_an_error(offline_store: ConfiguredStore, capsys: Capture) -> None:
+    """None is created."""
+    path = offline_store.config.storage.sqlite.path
+    text = offline_store.path.read_text()
+    offline_store.path.write_text(text.replace(f"path: {path.name}", "path: other.sqlite3"))
+    assert call(*make_arguments(offline_store, "list")) == 1
     assert one_line(capsys).endswith("other.sqlite3 does not exist; a daemon creates it at its first start")
     assert not path.with_name("other.sqlite3").exists()
     path.with_name("other.sqlite3").write_bytes(b"not a database at all, but long enough to be read as one" * 20)
-    assert call(*asked(stopped, "list")) == 1
+    assert call(*make_arguments(offline_store, "list")) == 1
     assert "other.sqlite3: file is not a database" in one_line(capsys)
 
 
-def test_wrong_usage(office: ConfiguredStore, capsys: Capture) -> None:
-    """A time that is none costs a line."""
-    assert call(*asked(office, "purge", INBOX, "--older-than", "soon")) == 2
+def test_invalid_duration_is_usage_error(configured_store: ConfiguredStore, capsys: Capture) -> None:
+    assert call(*make_arguments(configured_store, "purge", INBOX, "--older-than", "soon")) == 2
     assert "--older-than: expected a duration such as 72h" in one_line(capsys)

@@ -1,4 +1,4 @@
-"""`mediatord store`: checking the database, making it smaller, making a new one."""
+"""`mediatord store`: check, vacuum and create the database."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ ROWS = 500
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """A configuration as `init` writes it."""
+    """A configuration written by `init`."""
     _, path = write_initial_files(tmp_path / "m", "http://127.0.0.1:8080")
     return path
 
 
 @pytest.fixture
 def database(config: Path) -> Path:
-    """The database of that, with something in it."""
+    """Its database, with some contents."""
     path = config.with_name("mediator.sqlite3")
     create_database(path)
     with closing(connect(path)) as connection:
@@ -34,7 +34,7 @@ def database(config: Path) -> Path:
     return path
 
 
-def run(*arguments: str | Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+def run_command(*arguments: str | Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     """Exit status, standard output and standard error of a command."""
     with pytest.raises(SystemExit) as caught:
         main([str(argument) for argument in arguments])
@@ -43,56 +43,56 @@ def run(*arguments: str | Path, capsys: pytest.CaptureFixture[str]) -> tuple[int
 
 
 @pytest.mark.parametrize("deep", [(), ("--deep",)])
-def test_check(deep: tuple[str, ...], config: Path, database: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A whole database is ok; of one that is damaged each problem has a line, and the status is 1."""
+def test_checks_database(
+    deep: tuple[str, ...], config: Path, database: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each problem of a damaged database has a line; exit status 1."""
     command: tuple[str | Path, ...] = ("store", "check", *deep, "--config", config)
-    assert run(*command, capsys=capsys) == (0, f"{database}: ok", "")
+    assert run_command(*command, capsys=capsys) == (0, f"{database}: ok", "")
     with database.open("r+b") as file:
         file.seek(database.stat().st_size // 2)
         file.write(b"\xa5" * 65_536)
-    status, out, _ = run(*command, capsys=capsys)
+    status, out, _ = run_command(*command, capsys=capsys)
     assert status == 1
     assert all(line.startswith(f"{database}: ") for line in out.splitlines())
-    status, out, _ = run(*command, "--json", capsys=capsys)
-    told = json.loads(out)
-    assert (status, told["ok"], bool(told["problems"])) == (1, False, True)
+    status, out, _ = run_command(*command, "--json", capsys=capsys)
+    output = json.loads(out)
+    assert (status, output["ok"], bool(output["problems"])) == (1, False, True)
 
 
-def test_vacuum(config: Path, database: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The file is smaller afterwards; beside a daemon it is not touched."""
+def test_vacuum_shrinks_file(config: Path, database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Refused while a daemon runs."""
     with closing(connect(database)) as connection:
         connection.execute("DELETE FROM did_document")
     before = database.stat().st_size
     command = ("store", "vacuum", "--config", config, "--json")
     use = DatabaseFileLock(database)
     use.take()
-    status, _, err = run(*command, capsys=capsys)
+    status, _, err = run_command(*command, capsys=capsys)
     assert (status, database.stat().st_size) == (1, before)
     assert err.endswith("another daemon uses it")
     use.release()
-    status, out, _ = run(*command, capsys=capsys)
-    told = json.loads(out)
-    assert (status, told["before"], told["after"]) == (0, before, database.stat().st_size)
-    assert told["after"] < before / 2
+    status, out, _ = run_command(*command, capsys=capsys)
+    output = json.loads(out)
+    assert (status, output["before"], output["after"]) == (0, before, database.stat().st_size)
+    assert output["after"] < before / 2
 
 
-def test_create(config: Path, database: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A new one is made where there is none, and only there."""
+def test_creates_missing_database_only(config: Path, database: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ("store", "create", "--config", config)
-    assert run(*command, capsys=capsys)[0] == 1
+    assert run_command(*command, capsys=capsys)[0] == 1
     for end in ("", "-wal", "-shm"):
         database.with_name(database.name + end).unlink(missing_ok=True)
     assert (
-        run("store", "check", "--config", config, capsys=capsys)[2]
+        run_command("store", "check", "--config", config, capsys=capsys)[2]
         == f"mediatord: the database {database} does not exist"
     )
-    assert run(*command, capsys=capsys)[0] == 0
-    assert run("store", "check", "--config", config, capsys=capsys)[0] == 0
+    assert run_command(*command, capsys=capsys)[0] == 0
+    assert run_command("store", "check", "--config", config, capsys=capsys)[0] == 0
 
 
-def test_other_backends(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They are for SQLite."""
+def test_refuses_other_backends(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config.write_text(config.read_text("utf-8").replace("backend: sqlite", "backend: memory"))
     for command in ("check", "vacuum", "create"):
-        status, _, err = run("store", command, "--config", config, capsys=capsys)
+        status, _, err = run_command("store", command, "--config", config, capsys=capsys)
         assert (status, err) == (1, "mediatord: storage.backend is memory: expected sqlite")

@@ -1,4 +1,4 @@
-"""`mediatord status`: what it makes of health, readiness and figures, once and again and again."""
+"""`mediatord status`: display of health, readiness and figures, once and repeatedly."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from mediatord.cli.status import HealthState, MetricsSnapshot, StatusReport, StatusSample
 from mediatord.observability.metrics import Metrics
-from tests.cli.test_commands import METRICS, Capture, answering, call, one_line
+from tests.cli.test_commands import METRICS, Capture, call, one_line, serve_pages
 
 WELL = HealthState(True, "ok")
 HEALTHY = (200, '{"status":"ok"}')
 
 
-def figures(at: float, text: str) -> MetricsSnapshot:
-    """What a scrape finds, at a time."""
+def make_figures(at: float, text: str) -> MetricsSnapshot:
+    """Result of a scrape at a time."""
     families = text_string_to_metric_families(text)
     return MetricsSnapshot(at, tuple(sample for family in families for sample in family.samples))
 
 
-def measured(at: float, metrics: Metrics) -> StatusSample:
-    """What is seen of a daemon with these metrics."""
-    return StatusSample(WELL, None, figures(at, metrics.render().decode()))
+def make_measurement(at: float, metrics: Metrics) -> StatusSample:
+    """Measurement of a daemon with these metrics."""
+    return StatusSample(WELL, None, make_figures(at, metrics.render().decode()))
 
 
-def test_rates() -> None:
-    """A rate is by how much a counter grew between two looks."""
+def test_rates_are_counter_differences() -> None:
+    """Between two scrapes."""
     metrics = Metrics(CollectorRegistry(), version="9.9")
     metrics.forwarded.inc(by=5)
-    before = measured(100.0, metrics)
+    before = make_measurement(100.0, metrics)
     metrics.forwarded.inc(by=30)
     metrics.rejected.inc("recipient_unknown")
-    now = measured(104.0, metrics)
+    now = make_measurement(104.0, metrics)
     found = StatusReport(now, before).values()
     assert found["messages"]["forwarded"] == {"total": 35, "per_second": 7.5}
     assert found["messages"]["expired"] == {"total": 0, "per_second": 0.0}
@@ -48,56 +48,55 @@ def test_rates() -> None:
     assert dict(StatusReport(now, before).rows())["forwarded"] == "35, 7.5/s"
 
 
-def test_no_rates() -> None:
-    """None are made up where there was no look before, or another daemon has begun to count since."""
+def test_no_rates_without_earlier_scrape() -> None:
+    """Nor across a restart of the daemon."""
     metrics = Metrics(CollectorRegistry(), version="9.9")
     metrics.forwarded.inc(by=5)
-    old = measured(100.0, metrics)
-    new = measured(104.0, Metrics(CollectorRegistry(), version="9.9"))
+    old = make_measurement(100.0, metrics)
+    new = make_measurement(104.0, Metrics(CollectorRegistry(), version="9.9"))
     assert StatusReport(old).values()["messages"]["forwarded"] == {"total": 5}
     assert StatusReport(new, old).values()["messages"]["forwarded"] == {"total": 0}
     unseen = StatusSample(WELL, None, "invalid response")
     assert StatusReport(old, unseen).values()["messages"]["forwarded"] == {"total": 5}
 
 
-def test_latencies() -> None:
-    """Medians and 95th percentiles come from the buckets, by the way a message took."""
+def test_latency_percentiles_by_path() -> None:
+    """From the histogram's buckets."""
     metrics = Metrics(CollectorRegistry(), version="9.9")
     for _ in range(90):
         metrics.delivery_latency.observe(0.02, "live")  # between 0.01 and 0.025
     for _ in range(10):
         metrics.delivery_latency.observe(0.4, "live")  # between 0.25 and 0.5
     metrics.delivery_latency.observe(1e9, "pickup")  # beyond the last bucket
-    found = StatusReport(measured(0.0, metrics)).values()["delivery_seconds"]
+    found = StatusReport(make_measurement(0.0, metrics)).values()["delivery_seconds"]
     assert found == {
         "live": {"p50": pytest.approx(0.01 + 0.015 * 50 / 90, abs=1e-6), "p95": pytest.approx(0.375)},
         "pickup": {"p50": 259_200.0, "p95": 259_200.0},
     }
-    rows = dict(StatusReport(measured(0.0, metrics)).rows())
+    rows = dict(StatusReport(make_measurement(0.0, metrics)).rows())
     assert rows["delivery live"] == "p50 18.3 ms, p95 375.0 ms"
     assert rows["delivery pickup"] == "p50 72.0 h, p95 72.0 h"
 
 
-def test_the_most_frequent_refusals_are_shown() -> None:
-    """Of many reasons only the first few stand in the table; programs get all."""
+def test_table_shows_most_frequent_refusals() -> None:
+    """JSON has all."""
     metrics = Metrics(CollectorRegistry(), version="9.9")
     for number in range(9):
         for _ in range(number + 1):
             metrics.rejected.inc(f"reason_{number}")
-    report = StatusReport(measured(0.0, metrics))
+    report = StatusReport(make_measurement(0.0, metrics))
     shown = [name for name, _ in report.rows() if name.startswith("  ")]
     assert shown == [f"  reason_{number}" for number in (8, 7, 6, 5, 4, 3)]
     assert len(report.values()["refused"]["reasons"]) == 9
 
 
-def test_other_queues_are_no_queue() -> None:
-    """What is summed up of all other queues is no long one."""
+def test_sum_of_other_queues_is_not_a_queue() -> None:
     text = 'mediator_message_queue_size{did="a"} 4.0\nmediator_message_queue_size{did="other"} 90.0\n'
-    waiting = StatusReport(StatusSample(WELL, None, figures(0.0, text))).values()["waiting"]
+    waiting = StatusReport(StatusSample(WELL, None, make_figures(0.0, text))).values()["waiting"]
     assert waiting == {"messages": 94, "longest_queue": 4}
 
 
-def kept(difference: int | None = 0, waiting: int | None = 4) -> str:
+def make_ledger(difference: int | None = 0, waiting: int | None = 4) -> str:
     """What the page with the figures has of the books."""
     metrics = Metrics(CollectorRegistry(), version="9.9")
     became = {"acknowledged": 3, "waiting": waiting, "expired": 2, "evicted": 1, "removed": 1, "withdrawn": 1}
@@ -109,18 +108,18 @@ def kept(difference: int | None = 0, waiting: int | None = 4) -> str:
 @pytest.mark.parametrize(
     ("page", "status", "shown"),
     [
-        (kept(), 0, "4 waiting + 2 expired + 1 evicted + 1 removed + 1 withdrawn, difference 0"),
-        (kept(-3), 1, "4 waiting + 2 expired + 1 evicted + 1 removed + 1 withdrawn, difference -3"),
+        (make_ledger(), 0, "4 waiting + 2 expired + 1 evicted + 1 removed + 1 withdrawn, difference 0"),
+        (make_ledger(-3), 1, "4 waiting + 2 expired + 1 evicted + 1 removed + 1 withdrawn, difference -3"),
         (
-            kept(None, None),
+            make_ledger(None, None),
             0,
             "unknown waiting + 2 expired + 1 evicted + 1 removed + 1 withdrawn, difference unknown",
         ),
     ],
 )
-def test_ledger(page: str, status: int, shown: str, capsys: Capture) -> None:
-    """The store's own books stand there as an equation for each protocol; one that does not hold is not well."""
-    with answering({"/health": HEALTHY, "/metrics": (200, page)}) as url:
+def test_shows_ledger_as_equation(page: str, status: int, shown: str, capsys: Capture) -> None:
+    """One for each protocol; a difference is unhealthy."""
+    with serve_pages({"/health": HEALTHY, "/metrics": (200, page)}) as url:
         assert call("status", "--url", url, "--over", "0") == status
         lines = capsys.readouterr().out.splitlines()
         assert f"ledger didcomm   12 accepted = 3 acknowledged + {shown}" in lines
@@ -133,11 +132,11 @@ def test_ledger(page: str, status: int, shown: str, capsys: Capture) -> None:
     assert (found["ledger"]["didcomm"]["accepted"], found["healthy"]) == (12, status == 0)
 
 
-def test_ages() -> None:
-    """It is said of when the figures are, and how old those of the store are, by the clock of the mediator's host."""
+def test_shows_age_of_figures() -> None:
+    """By the clock of the mediator's host."""
     metrics = Metrics(CollectorRegistry(), version="9.9")
     metrics.set_store_read_time(1_795_457_400.7, 4)
-    samples = figures(0.0, metrics.render().decode()).samples
+    samples = make_figures(0.0, metrics.render().decode()).samples
     for date, age in ((1_795_457_400.0, 0), (1_795_457_403.0, 2), (1_795_457_500.0, 99)):
         report = StatusReport(StatusSample(WELL, HealthState(True, "ok", 0.25), MetricsSnapshot(0.0, samples, date)))
         values, rows = report.values(), dict(report.rows())
@@ -147,15 +146,14 @@ def test_ages() -> None:
     assert rows["as of"] == "18:11:40 UTC"
 
 
-def test_no_ages() -> None:
-    """A mediator that does not say when it has read the store is asked all the same."""
-    report = StatusReport(measured(0.0, Metrics(CollectorRegistry(), version="9.9")))
+def test_figures_without_time_of_store() -> None:
+    """A mediator may not report when the store was read."""
+    report = StatusReport(make_measurement(0.0, Metrics(CollectorRegistry(), version="9.9")))
     assert "store_at" not in report.values() and "store as of" not in dict(report.rows())
 
 
-def test_no_ledger() -> None:
-    """Before the books were read for the first time nothing is said of them."""
-    report = StatusReport(measured(0.0, Metrics(CollectorRegistry(), version="9.9")))
+def test_omits_ledger_before_first_reading() -> None:
+    report = StatusReport(make_measurement(0.0, Metrics(CollectorRegistry(), version="9.9")))
     assert report.healthy and "ledger" not in report.values()
 
 
@@ -168,10 +166,10 @@ def test_no_ledger() -> None:
         (None, 0, None),
     ],
 )
-def test_ready(page: tuple[int, str] | None, status: int, shown: str | None, capsys: Capture) -> None:
-    """Whether a message would get through counts, if it can be asked."""
+def test_readiness_counts(page: tuple[int, str] | None, status: int, shown: str | None, capsys: Capture) -> None:
+    """If it can be requested."""
     pages = {"/health": HEALTHY, "/metrics": (200, METRICS), **({"/ready": page} if page else {})}
-    with answering(pages) as url:
+    with serve_pages(pages) as url:
         assert call("status", "--url", url, "--over", "0", "--json") == status
     found = json.loads(capsys.readouterr().out)
     assert found.get("ready") == shown
@@ -179,17 +177,16 @@ def test_ready(page: tuple[int, str] | None, status: int, shown: str | None, cap
     assert found["healthy"] is (status == 0)
 
 
-def test_two_looks(capsys: Capture) -> None:
-    """Without being told otherwise it looks twice, so that there are rates."""
-    with answering({"/health": HEALTHY, "/metrics": (200, METRICS)}) as url:
+def test_scrapes_twice_for_rates_by_default(capsys: Capture) -> None:
+    with serve_pages({"/health": HEALTHY, "/metrics": (200, METRICS)}) as url:
         assert call("status", "--url", url, "--over", "0.05", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["messages"]["forwarded"] == {"total": 12, "per_second": 0.0}
 
 
-def test_without_figures(capsys: Capture) -> None:
-    """Whoever may not see figures sees the state, and programs the same."""
-    with answering({"/health": HEALTHY, "/metrics": (403, "")}) as url:
+def test_shows_state_without_access_to_figures(capsys: Capture) -> None:
+    """In JSON as well."""
+    with serve_pages({"/health": HEALTHY, "/metrics": (403, "")}) as url:
         assert call("status", "--url", url, "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found == {
@@ -207,41 +204,40 @@ main()
 """
 
 
-def watching(url: str, *options: str) -> subprocess.Popen[str]:
-    """The command, in a process that can be interrupted, also where whoever began the tests is not to be."""
+def watch_status(url: str, *options: str) -> subprocess.Popen[str]:
+    """Run the command in a process that can be interrupted, even if the test runner ignores the signal."""
     command = [sys.executable, "-c", _INTERRUPTIBLE, "status", "--url", url, "--watch", "0.1", *options]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.system
-def test_watch() -> None:
-    """It looks until it is interrupted, which is no failure, through a daemon that goes and comes back."""
+def test_watch_until_interrupted() -> None:
+    """Through a restart of the daemon; exit status 0."""
     pages = {"/health": HEALTHY, "/metrics": (200, METRICS)}
-    with answering(pages) as url:
-        process = watching(url, "--json")
+    with serve_pages(pages) as url:
+        process = watch_status(url, "--json")
         assert process.stdout is not None
-        looks: list[dict[str, Any]] = [json.loads(process.stdout.readline()) for _ in range(3)]
+        scrapes: list[dict[str, Any]] = [json.loads(process.stdout.readline()) for _ in range(3)]
         pages["/health"] = (404, "")
-        while looks[-1]["healthy"]:
-            looks.append(json.loads(process.stdout.readline()))
+        while scrapes[-1]["healthy"]:
+            scrapes.append(json.loads(process.stdout.readline()))
         pages["/health"] = HEALTHY
-        while not looks[-1]["healthy"]:
-            looks.append(json.loads(process.stdout.readline()))
+        while not scrapes[-1]["healthy"]:
+            scrapes.append(json.loads(process.stdout.readline()))
         process.send_signal(signal.SIGINT)
         _, complaint = process.communicate()
     assert (process.returncode, complaint) == (0, "")
-    assert "per_second" not in looks[0]["messages"]["forwarded"]
-    assert looks[2]["messages"]["forwarded"] == {"total": 12, "per_second": 0.0}
-    assert [one["status"] for one in looks if not one["healthy"]][0] == (
+    assert "per_second" not in scrapes[0]["messages"]["forwarded"]
+    assert scrapes[2]["messages"]["forwarded"] == {"total": 12, "per_second": 0.0}
+    assert [one["status"] for one in scrapes if not one["healthy"]][0] == (
         f"unreachable: {url}/health: not a mediatord response (HTTP 404)"
     )
 
 
 @pytest.mark.system
-def test_watch_as_text() -> None:
-    """Where there is no terminal one table follows the other, without any drawing."""
-    with answering({"/health": HEALTHY, "/metrics": (200, METRICS)}) as url:
-        process = watching(url)
+def test_watch_without_terminal_prints_tables() -> None:
+    with serve_pages({"/health": HEALTHY, "/metrics": (200, METRICS)}) as url:
+        process = watch_status(url)
         assert process.stdout is not None
         lines: list[str] = []
         while lines.count("status       ok\n") < 2:
@@ -252,16 +248,17 @@ def test_watch_as_text() -> None:
     assert "\x1b" not in "".join(lines)
 
 
-@pytest.mark.parametrize("said", [b"SSH-2.0-\x1b]0;title\x07\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"])
-def test_somebody_else_answers(said: bytes, capsys: Capture) -> None:
-    """One line, whatever it is."""
+@pytest.mark.parametrize(
+    "output", [b"SSH-2.0-\x1b]0;title\x07\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"]
+)
+def test_invalid_response_is_one_line(output: bytes, capsys: Capture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def answer() -> None:
             peer, _ = listening.accept()
             with peer:
                 peer.recv(4096)
-                peer.sendall(said)
+                peer.sendall(output)
 
         thread = Thread(target=answer)
         thread.start()

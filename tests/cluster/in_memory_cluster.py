@@ -182,7 +182,7 @@ class InMemoryNode(InMemoryMediator):
         self.sockets.append(socket)
         return socket
 
-    def done(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Result of a coroutine, after all calls that are due."""
         return self.test_case.result_of(work)
 

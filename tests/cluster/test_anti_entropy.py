@@ -360,8 +360,8 @@ class LapsedNodeSweepTests(SynchronousTestCase):
         self.assertEqual(
             log_lines,
             [
-                "dropped lapsed node DEAD (boot dead); requeued 3 messages",
-                "dropped lapsed node LATE (boot late); requeued 3 messages",
+                "removed node DEAD (boot dead), whose lease has expired; requeued 3 messages",
+                "removed node LATE (boot late), whose lease has expired; requeued 3 messages",
             ],
         )
 

@@ -194,7 +194,7 @@ class BacklogTests(CatchUpTestCase):
             self.advance(seconds)
         socket = self.open_live_socket(self.b)
         self.advance(2 * SCAN_WINDOW)
-        self.assertEqual((self.read_texts(socket), self.bob.waiting()), ([], 6))
+        self.assertEqual((self.read_texts(socket), self.bob.count_queued()), ([], 6))
 
     def test_backlog_with_skewed_clocks(self) -> None:
         """The same at a node whose clock is fast; later messages are pushed though a clock is slow."""
@@ -315,7 +315,7 @@ class LostPushTests(CatchUpTestCase):
         self.assertEqual(len(socket.frames), 1)
         new_socket = self.open_live_socket(self.a)
         self.advance(2 * SCAN_WINDOW)
-        self.assertEqual((self.read_texts(new_socket), self.bob.waiting()), ([], 1))
+        self.assertEqual((self.read_texts(new_socket), self.bob.count_queued()), ([], 1))
         (delivered,) = self.bob.fetch()
         self.assertEqual(self.bob.open(delivered.payload).text, "hello")
 
@@ -368,7 +368,7 @@ class PickupTests(CatchUpTestCase):
         self.advance(ANTI_ENTROPY_INTERVAL + 1)
         self.assertEqual(self.read_texts(self.socket), ["hello"])
         self.advance(2 * SCAN_WINDOW)
-        self.assertEqual((self.read_texts(self.socket), self.bob.waiting()), ([], 1))
+        self.assertEqual((self.read_texts(self.socket), self.bob.count_queued()), ([], 1))
 
     def test_unrecorded_pickup_is_pushed(self) -> None:
         """If the pickup cannot be recorded the message is pushed as well; nobody waits for the record."""

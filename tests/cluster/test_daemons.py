@@ -11,15 +11,10 @@ from twisted.internet.task import deferLater
 from twisted.web.client import Agent
 
 from mediatord.cluster import anti_entropy
-from mediatord.cluster.membership import IDENTITY_DIFFERS, NODE_LEASE, SECRET_DIFFERS
+from mediatord.cluster.membership import IDENTITY_DIFFERS, SECRET_DIFFERS
 from mediatord.errors import StoreUnavailable
-from mediatord.identity.key_file import create_keys
 from mediatord.runtime.secret_files import create_secret_file
-from mediatord.store.interfaces.cluster_and_quotas import ClockSkewError
 from mediatord.store.interfaces.store import StoreUnusable
-from mediatord.wallet.decentrl_client import DecentrlWallet
-from mediatord.wallet.decentrl_client import connect_decentrl_socket as connect_decentrl
-from mediatord.wallet.decentrl_client import discover_decentrl_mediator as discover_decentrl
 from mediatord.wallet.didcomm_client import DIDCommWallet, discover_mediator, open_http
 from mediatord.wallet.didcomm_messages import anoncrypt, build_forward
 from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socket
@@ -30,7 +25,6 @@ from tests.cluster.in_process_daemons import (
     InProcessNode,
     reactor,
 )
-from tests.decentrl_contracts import make_contract
 from tests.integration.message_load import read_marker
 
 
@@ -102,42 +96,6 @@ class PushTests(TwoNodeTestCase):
                 return found
             await deferLater(reactor, POLL_INTERVAL, lambda: None)
 
-    async def test_unreachable_node_catches_up(self) -> None:
-        """A node that cannot be notified finds the message itself, and no response waits for it."""
-        socket = await self.open_live_socket(self.b)
-        await self.forward(self.a, "first")
-        self.assertEqual(await self.read_text(socket), "first")
-        await self.b.stop_services(f"listener {self.b.config.cluster.listen}")
-        await self.forward(self.a, "second")
-        self.assertEqual(await self.read_text(socket), "second")
-
-    async def test_recovers_after_all_leases_lapsed(self) -> None:
-        """If all leases lapse, as after a long outage of the store, all nodes return with all sockets."""
-        socket = await self.open_live_socket(self.b)
-        self.wall_clock.ahead += NODE_LEASE + 1
-        self.assertEqual(self.list_live_names(), [])
-        await self.wait_until(lambda: self.list_live_names() == ["a", "b"] and self.has_presence("b"))
-        await self.forward(self.a, "hello")
-        self.assertEqual(await self.read_text(socket), "hello")
-
-    def has_presence(self, name: str) -> bool:
-        """Whether the store has presence of Bob at this node."""
-        records = self.successResultOf(self.store.cluster.find_presence([self.bob.did]))
-        return name in [record.node.name for record in records if record.node]
-
-    async def test_pushes_events(self) -> None:
-        """Decentrl events are pushed too."""
-        mediator = await discover_decentrl(self.http, self.url)
-        alice, bob = (DecentrlWallet.generate(name, mediator, self.http, reactor) for name in ("alice", "bob"))
-        for wallet in (alice, bob):
-            await wallet.register()
-        await make_contract(alice, bob)
-        socket = await connect_decentrl(reactor, bob, endpoint=self.b.make_endpoint())
-        self.addCleanup(socket.close)
-        await alice.send(bob.did, "hello")
-        frame = await socket.pushed.get().addTimeout(WAIT_TIMEOUT, reactor)
-        self.assertEqual(frame["type"], "PENDING_EVENTS")
-
 
 class RefusalTests(TwoNodeTestCase):
     async def test_another_secret(self) -> None:
@@ -147,47 +105,11 @@ class RefusalTests(TwoNodeTestCase):
         await self.wait_until(lambda: refused_node.fatal_errors)
         self.assertEqual((refused_node.fatal_errors, self.list_live_names()), ([SECRET_DIFFERS], ["a", "b"]))
 
-    async def test_other_keys(self) -> None:
-        """A node with keys of its own, as `mediatord init` creates them, ends with one line that says what to do."""
-        create_keys(self.directory / "other.jwks")
-        refused_node = self.start_node("c", identity={"keys": str(self.directory / "other.jwks")})
-        await self.wait_until(lambda: refused_node.fatal_errors)
-        self.assertEqual((refused_node.fatal_errors, self.list_live_names()), ([IDENTITY_DIFFERS], ["a", "b"]))
-
     async def test_another_public_url(self) -> None:
         """A node with another public URL, to which its DIDs lead, ends with one line."""
         refused_node = self.start_node("c", public_url="http://127.0.0.1:1")
         await self.wait_until(lambda: refused_node.fatal_errors)
         self.assertEqual((refused_node.fatal_errors, self.list_live_names()), ([IDENTITY_DIFFERS], ["a", "b"]))
-
-    async def test_same_name(self) -> None:
-        """A node with the name of another ends with one line that names the holder."""
-        refused_node = self.start_node("b")
-        await self.wait_until(lambda: refused_node.fatal_errors)
-        (line,) = refused_node.fatal_errors
-        self.assertEqual(
-            line,
-            f"node: the name b is in use by the node at {self.b.config.cluster.address}; "
-            "give every node its own name",
-        )
-        self.assertEqual(self.list_live_names(), ["a", "b"])
-
-    async def test_name_of_crashed_node(self) -> None:
-        """The name of a crashed node is free at once, as nobody answers at its address."""
-        await self.b.stop_services("membership", f"listener {self.b.config.cluster.listen}")
-        await self.store.cluster.join(self.make_crashed_node(self.b), NODE_LEASE)
-        new_node = self.start_node("b")
-        await self.wait_until(lambda: new_node.fatal_errors or self.list_boots("b") != ["dead"])
-        self.assertEqual((new_node.fatal_errors, len(self.list_boots("b"))), ([], 1))
-
-    def make_crashed_node(self, node: InProcessNode) -> Any:
-        """The record that such a daemon left in the store."""
-        (other,) = [item for item in self.successResultOf(self.store.cluster.list_nodes()) if item.name == "a"]
-        return type(other)(node.name, "dead", node.config.cluster.address or "", other.seal)
-
-    def list_boots(self, name: str) -> list[str]:
-        """Boots of the live nodes of this name."""
-        return [item.boot for item in self.successResultOf(self.store.cluster.list_nodes()) if item.name == name]
 
 
 class StoreOutageTests(TwoNodeTestCase):
@@ -258,19 +180,6 @@ class HealthTests(TwoNodeTestCase):
         del store.cluster.join
         await self.wait_for_detail(node, "")
         self.assertIn("c", self.list_live_names())
-
-    async def test_unhealthy_with_wrong_clock(self) -> None:
-        """A node reports a wrong clock as long as that lasts, and recovers by itself."""
-        store: Any = self.store
-        error = ClockSkewError(4320)
-        store.cluster.renew = store.cluster.join = lambda *_: fail(error)
-        await self.wait_for_detail(self.a, str(error))
-        self.assertNotIn("a", self.list_live_names())
-        del store.cluster.renew
-        del store.cluster.join
-        await self.wait_for_detail(self.a, "")
-        self.assertIn("a", self.list_live_names())
-        self.assertEqual((self.a.fatal_errors, self.b.fatal_errors), ([], []))
 
 
 class UnixSocketTests(TwoNodeTestCase):

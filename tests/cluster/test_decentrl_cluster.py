@@ -25,17 +25,17 @@ class DecentrlClusterTests(InMemoryClusterTestCase):
         self.alice, self.bob = self.new_identity(self.a, "alice"), self.new_identity(self.b, "bob")
         self.alice.register()
         self.bob.register()
-        self.bob.befriend(self.alice)
+        self.bob.save_contract_with(self.alice)
 
     def send_event(self, text: str = "sealed") -> str:
         """Alice sends Bob an event; returns its id."""
-        reply = self.alice.tell(self.bob, text)
+        reply = self.alice.send_event(self.bob, text)
         self.assertEqual(reply.status, 200)
         return str(json.loads(reply.body)["pendingEventId"])
 
     def read_frames(self, dialogue: InMemoryDecentrlSocket) -> list[dict[str, Any]]:
         """Frames since the last call, without pings."""
-        return [frame for frame in dialogue.heard() if frame["type"] != "PING"]
+        return [frame for frame in dialogue.take_frames() if frame["type"] != "PING"]
 
     def read_payloads(self, dialogue: InMemoryDecentrlSocket) -> list[str]:
         """Payloads pushed since the last call."""
@@ -61,11 +61,11 @@ class DecentrlClusterTests(InMemoryClusterTestCase):
         """CONTRACTS_UPDATED is sent across nodes: for a request, its answer, and a contract of one's own."""
         dialogue = self.bob.connect()
         expected = {"type": "CONTRACTS_UPDATED"}
-        self.alice.answer("REQUEST_COMMUNICATION_CONTRACT", to=self.bob.did, **self.alice.sealed_registration({}))
-        self.assertEqual(dialogue.heard(), [expected])
+        self.alice.answer("REQUEST_COMMUNICATION_CONTRACT", to=self.bob.did, **self.alice.encrypt_registration({}))
+        self.assertEqual(dialogue.take_frames(), [expected])
         self.bob.in_memory = self.a
-        self.bob.befriend(self.alice)
-        self.assertEqual(dialogue.heard(), [expected])
+        self.bob.save_contract_with(self.alice)
+        self.assertEqual(dialogue.take_frames(), [expected])
 
     def test_sockets_at_both_nodes(self) -> None:
         """Sockets at both nodes get the event, each once."""
@@ -94,8 +94,8 @@ class DecentrlClusterTests(InMemoryClusterTestCase):
         dialogue = self.bob.connect()
         self.network.cut = lambda node: True
         self.bob.in_memory = self.a
-        self.bob.befriend(self.alice)
-        self.bob.befriend(self.alice)
+        self.bob.save_contract_with(self.alice)
+        self.bob.save_contract_with(self.alice)
         self.advance(60)
         self.assertEqual(self.read_frames(dialogue), [])
         self.network.cut = lambda node: False
@@ -110,7 +110,7 @@ class DecentrlClusterTests(InMemoryClusterTestCase):
         cluster: Any = self.store.cluster
         cluster.find_presence = lambda dids: fail(StoreUnavailable())
         self.bob.in_memory = self.a
-        self.bob.befriend(self.alice)
+        self.bob.save_contract_with(self.alice)
         self.advance(1)
         self.assertEqual(self.read_frames(dialogue), [])
         del cluster.find_presence
@@ -125,7 +125,7 @@ class DecentrlClusterTests(InMemoryClusterTestCase):
         local_socket = self.bob.connect()
         self.network.cut = lambda node: node.boot == self.b.boot
         self.bob.in_memory = self.a
-        self.bob.befriend(self.alice)
+        self.bob.save_contract_with(self.alice)
         self.advance(5)
         self.assertEqual((len(self.read_frames(remote_socket)), len(self.read_frames(local_socket))), (0, 1))
         self.network.cut = lambda node: False
@@ -183,11 +183,11 @@ class DecentrlClusterTests(InMemoryClusterTestCase):
         self.bob.in_memory = self.b
         brief = self.new_identity(self.b, "brief")
         brief.register(expires_at=int(self.clock.seconds()) + 5)
-        brief.befriend(self.alice)
+        brief.save_contract_with(self.alice)
         dialogue = brief.connect()
         self.network.cut = lambda node: True
-        self.assertEqual(self.alice.tell(brief).status, 200)
-        self.alice.answer("REQUEST_COMMUNICATION_CONTRACT", to=brief.did, **self.alice.sealed_registration({}))
+        self.assertEqual(self.alice.send_event(brief).status, 200)
+        self.alice.answer("REQUEST_COMMUNICATION_CONTRACT", to=brief.did, **self.alice.encrypt_registration({}))
         self.advance(5)
         self.network.cut = lambda node: False
         self.advance(SCAN_WINDOW)
@@ -198,7 +198,7 @@ class DecentrlClusterTests(InMemoryClusterTestCase):
         dialogue = self.bob.connect()
         self.network.cut = lambda node: True
         self.send_event()
-        self.alice.answer("REQUEST_COMMUNICATION_CONTRACT", to=self.bob.did, **self.alice.sealed_registration({}))
+        self.alice.answer("REQUEST_COMMUNICATION_CONTRACT", to=self.bob.did, **self.alice.encrypt_registration({}))
         self.advance(5)
         self.network.cut = lambda node: False
         self.advance(SCAN_WINDOW)
@@ -213,34 +213,36 @@ class DecentrlClusterTests(InMemoryClusterTestCase):
         announce = cluster.add_presence
         cluster.add_presence = lambda boot, dids: held.addCallback(lambda _: announce(boot, dids))
         dialogue = InMemoryDecentrlSocket(self.b)
-        authenticated = Deferred.fromCoroutine(dialogue.conversation.handle_message(self.bob.greeting(), False))
+        authenticated = Deferred.fromCoroutine(
+            dialogue.protocol.handle_message(self.bob.authentication_frame(), False)
+        )
         self.settle()
         self.send_event("before")
         self.advance(0.5)
-        self.assertEqual(dialogue.heard(), [])
+        self.assertEqual(dialogue.take_frames(), [])
         held.callback(None)
         self.settle()
         self.successResultOf(authenticated)
-        self.assertEqual(dialogue.heard(), [{"type": "AUTH_SUCCESS"}])
+        self.assertEqual(dialogue.take_frames(), [{"type": "AUTH_SUCCESS"}])
         (before,) = self.bob.pending()
         self.assertEqual(before["payload"], "before")
         self.bob.answer("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[before["id"]])
         self.send_event("after")
         self.assertEqual(self.read_payloads(dialogue), ["after"])
         self.advance(NEXT_ROUND)
-        self.assertEqual(dialogue.heard(), [])
+        self.assertEqual(dialogue.take_frames(), [])
 
     def test_store_outage(self) -> None:
         """A socket that cannot be announced is told to retry, and leaves no presence."""
         cluster: Any = self.store.cluster
         cluster.add_presence = lambda boot, dids: fail(StoreUnavailable())
         dialogue = InMemoryDecentrlSocket(self.b)
-        dialogue.say(self.bob.greeting())
-        (reply,) = dialogue.heard()
+        dialogue.send(self.bob.authentication_frame())
+        (reply,) = dialogue.take_frames()
         self.assertEqual(reply["type"], "AUTH_FAILED")
         self.assertEqual(dialogue.socket.codes, [1013])
         del cluster.add_presence
-        dialogue.hang_up()
+        dialogue.disconnect()
         self.advance(2)
         self.assertEqual(self.successResultOf(cluster.find_presence([self.bob.did])), [])
 
@@ -251,11 +253,13 @@ class DecentrlClusterTests(InMemoryClusterTestCase):
         announce = cluster.add_presence
         cluster.add_presence = lambda boot, dids: held.addCallback(lambda _: announce(boot, dids))
         dialogue = InMemoryDecentrlSocket(self.b)
-        authenticated = Deferred.fromCoroutine(dialogue.conversation.handle_message(self.bob.greeting(), False))
+        authenticated = Deferred.fromCoroutine(
+            dialogue.protocol.handle_message(self.bob.authentication_frame(), False)
+        )
         self.settle()
-        dialogue.hang_up()
+        dialogue.disconnect()
         held.callback(None)
         self.settle()
         self.successResultOf(authenticated)
-        self.assertEqual(dialogue.heard(), [])
+        self.assertEqual(dialogue.take_frames(), [])
         self.assertEqual(self.successResultOf(cluster.find_presence([self.bob.did])), [])

@@ -49,7 +49,7 @@ class DIDCommClusterTestCase(InMemoryClusterTestCase):
 
     def forward(self, in_memory: InMemoryNode, text: str = "hello", **headers: Any) -> None:
         """Forward an anonymous message to Bob at this node."""
-        raw = pack_forward(in_memory, self.bob.did, self.bob.letter(text), **headers)
+        raw = pack_forward(in_memory, self.bob.did, self.bob.make_payload(text), **headers)
         self.assertEqual(in_memory.receive(raw).status, 202)
 
     def read_texts(self, socket: FakeSocket) -> list[str]:
@@ -84,9 +84,9 @@ class PushTests(DIDCommClusterTestCase):
             socket = self.open_live_socket(self.b)
             self.forward(self.a)
             (delivered,) = read_delivery(self.bob.open(socket.frames.pop()).message)
-            self.assertEqual(self.bob.waiting(), 1)
+            self.assertEqual(self.bob.count_queued(), 1)
             acknowledging.answer(f"{MP}/messages-received", {"message_id_list": [delivered.id]})
-            self.assertEqual(self.bob_at_b.waiting(), 0)
+            self.assertEqual(self.bob_at_b.count_queued(), 0)
             self.b.base.connections.closed(socket)
             self.settle()
         self.assertEqual(self.list_methods(self.a), ["live", "live"])
@@ -119,7 +119,7 @@ class PushTests(DIDCommClusterTestCase):
     def test_notifications_are_batched_in_order(self) -> None:
         """Many messages are pushed in order, with fewer requests than messages."""
         socket = self.open_live_socket(self.b)
-        raws = [pack_forward(self.a, self.bob.did, self.bob.letter(str(number))) for number in range(20)]
+        raws = [pack_forward(self.a, self.bob.did, self.bob.make_payload(str(number))) for number in range(20)]
         replies = [
             Deferred.fromCoroutine(self.a.didcomm.dispatcher.receive(raw, MessageOrigin("192.0.2.1", None)))
             for raw in raws
@@ -191,7 +191,7 @@ class LostNotificationTests(DIDCommClusterTestCase):
         self.assertEqual(self.read_texts(socket), ["hello"])
         self.advance(3 * SCAN_WINDOW)
         self.assertEqual(self.read_texts(socket), [])
-        self.assertEqual(self.bob.waiting(), 1)
+        self.assertEqual(self.bob.count_queued(), 1)
 
     def test_lost_response(self) -> None:
         """The notification is repeated and the message is not pushed again."""
@@ -516,14 +516,6 @@ class NodeDeathTests(DIDCommClusterTestCase):
         found = self.successResultOf(self.a.store.fetch_messages(self.bob.did, None, limit=9, max_bytes=99_999))
         self.assertEqual([item.status for item in found], ["pending"])
 
-    def test_same_name(self) -> None:
-        """A second node of the same name is refused with one line; the first one is not affected."""
-        refused_node = self.make_node("b").start()
-        (line,) = refused_node.fatal_errors
-        self.assertTrue(line.startswith("node: the name b is in use"))
-        self.advance(NODE_LEASE)
-        self.assertEqual((self.list_live_names(), self.b.fatal_errors), (["a", "b"], []))
-
     def test_three_nodes(self) -> None:
         """It works with any accepting node and any node of the socket."""
         third = self.make_node("c").start()
@@ -545,7 +537,7 @@ class OverdueTests(DIDCommClusterTestCase):
         self.advance(42)
         self.assertEqual(self.b.counter("mediator_messages_stored_total"), 1)
         self.assertEqual(self.a.counter("mediator_messages_stored_total"), 0)
-        self.assertEqual(self.bob.waiting(), 1)
+        self.assertEqual(self.bob.count_queued(), 1)
 
     def test_acknowledged_at_other_node(self) -> None:
         """Then nothing is requeued."""
@@ -555,4 +547,4 @@ class OverdueTests(DIDCommClusterTestCase):
         self.bob.answer(f"{MP}/messages-received", {"message_id_list": [delivered.id]})
         self.advance(42)
         self.assertEqual(self.b.counter("mediator_messages_stored_total"), 0)
-        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.bob.count_queued(), 0)

@@ -47,7 +47,7 @@ class MediatorScenario:
     def forward(self, at: int, text: str) -> None:
         """Forward a message."""
         in_memory = self._houses[at % len(self._houses)]
-        forward = self._wallets[0].letter(text)
+        forward = self._wallets[0].make_payload(text)
         in_memory.test.assertEqual(
             in_memory.receive(pack_forward(in_memory, self._wallets[0].did, forward)).status, 202
         )
@@ -99,7 +99,7 @@ class MediatorScenario:
 
     def count_waiting(self) -> int:
         """Number of queued messages."""
-        return self._wallets[0].waiting()
+        return self._wallets[0].count_queued()
 
     def _read(self, delivered: list[DeliveredMessage]) -> list[str]:
         for message in delivered:

@@ -1,4 +1,4 @@
-"""The configuration: its defaults, what is refused and in which words (contract section 4)."""
+"""The configuration: defaults, validation and messages (contract section 4)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from mediatord.config.value_types import find_value_kind
 from mediatord.errors import StartupError
 
 ETC = Path(__file__).parents[2] / "etc" / "mediator.yaml"
-# A file without any key is refused.
+# A file without keys is refused.
 SOME_KEY = "workers: 1"
 
 
-def problems(text: str, tmp_path: Path, environ: dict[str, str] | None = None) -> list[str]:
-    """What is wrong with a file `m.yaml` of this content; its directory is left out."""
+def read_problems(text: str, tmp_path: Path, environ: dict[str, str] | None = None) -> list[str]:
+    """Problems of a file `m.yaml` with this content, without its directory."""
     path = tmp_path / "m.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -35,53 +35,50 @@ def problems(text: str, tmp_path: Path, environ: dict[str, str] | None = None) -
     return [problem.removeprefix(f"{tmp_path}/") for problem in caught.value.problems]
 
 
-def read(text: str, tmp_path: Path, environ: dict[str, str] | None = None) -> Config:
-    """The configuration in a file of this content."""
+def read_config(text: str, tmp_path: Path, environ: dict[str, str] | None = None) -> Config:
+    """The configuration of a file with this content."""
     path = tmp_path / "m.yaml"
     path.write_text(text)
     return load_config(path, environ or {})
 
 
-def keys_of(model: type[BaseModel]) -> Iterator[tuple[str, ...]]:
-    """The path of every key that is no section."""
+def list_setting_paths(model: type[BaseModel]) -> Iterator[tuple[str, ...]]:
+    """Paths of all settings of a model, without sections."""
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
-            yield from ((name, *rest) for rest in keys_of(kind))
+            yield from ((name, *rest) for rest in list_setting_paths(kind))
         else:
             yield (name,)
 
 
-def keys_in(tree: object) -> Iterator[tuple[str, ...]]:
-    """The path of every key of a YAML tree below which there are no further keys."""
+def list_yaml_paths(tree: object) -> Iterator[tuple[str, ...]]:
+    """Paths of all leaf keys of a YAML tree."""
     if isinstance(tree, dict) and tree:
         for name, below in tree.items():
-            yield from ((name, *rest) for rest in keys_in(below))
+            yield from ((name, *rest) for rest in list_yaml_paths(below))
     else:
         yield ()
 
 
-def test_example_is_all_defaults() -> None:
-    """etc/mediator.yaml shows every key at its default."""
+def test_example_has_defaults() -> None:
     assert load_config(ETC, {}) == Config().resolved(ETC.parent.absolute())
 
 
-def test_example_shows_every_key() -> None:
-    """etc/mediator.yaml has every key that the models have, and no other, each under a line of explanation."""
-    assert set(keys_in(yaml.safe_load(ETC.read_text()))) == set(keys_of(Config))
+def test_example_has_every_key_with_comment() -> None:
+    """And no other keys."""
+    assert set(list_yaml_paths(yaml.safe_load(ETC.read_text()))) == set(list_setting_paths(Config))
     lines = ETC.read_text().splitlines()
     for above, line in zip(lines, lines[1:], strict=False):
         if ":" in line and not line.lstrip().startswith("#"):
             assert above.lstrip().startswith("# "), line
 
 
-def test_example_is_what_the_models_render() -> None:
-    """The example is written from the models by mediatord.config.file.render_config."""
+def test_example_is_rendered_from_models() -> None:
     assert ETC.read_text() == render_config()
 
 
-def test_contract_defaults() -> None:
-    """The defaults are those of the contract."""
+def test_defaults_of_contract() -> None:
     config = Config()
     assert config.queue.ttl == 72 * 3600
     assert (config.queue.max_messages, config.queue.max_bytes) == (1000, 67_108_864)
@@ -92,48 +89,47 @@ def test_contract_defaults() -> None:
     assert config.decentrl.contract_lifetime == 365 * 86400
 
 
-def test_empty_sections(tmp_path: Path) -> None:
-    """Every key has a default, so that a file with sections emptied by comments will do."""
-    assert read("queue:\nlog:\n  rotate:\n", tmp_path) == Config().resolved(tmp_path)
+def test_accepts_empty_sections(tmp_path: Path) -> None:
+    """Such as sections with all keys commented out."""
+    assert read_config("queue:\nlog:\n  rotate:\n", tmp_path) == Config().resolved(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "\n\n", "{}\n", "---\n"])
-def test_empty_file(text: str, tmp_path: Path) -> None:
-    """A file without any key is refused: it would be another mediator. The environment may say which it is."""
+def test_refuses_file_without_keys(text: str, tmp_path: Path) -> None:
+    """It would configure another mediator. Environment variables may set the keys."""
     refused = ["the file contains no settings; restore it, or write one for a new mediator"]
     for environ in ({}, {"MEDIATORD_LISTEN": '["tcp:8080"]'}):
-        (line,) = problems(text, tmp_path, environ)
+        (line,) = read_problems(text, tmp_path, environ)
         assert refused[0] in line
     environ = {"MEDIATORD_PUBLIC_URL": "https://m.example"}
-    assert read(text, tmp_path, environ).public_url == "https://m.example"
+    assert read_config(text, tmp_path, environ).public_url == "https://m.example"
 
 
-def test_cut_short(tmp_path: Path) -> None:
-    """What `init` has written is refused without its end, wherever it was cut; what others write has no such end."""
+def test_refuses_truncated_file(tmp_path: Path) -> None:
+    """If `init` wrote it, wherever it was truncated; other files have no end marker."""
     whole = render_config(Config(public_url="https://m.example"))
-    assert read(whole, tmp_path).public_url == "https://m.example"
-    assert read(whole + "\n", tmp_path).public_url == "https://m.example"
+    assert read_config(whole, tmp_path).public_url == "https://m.example"
+    assert read_config(whole + "\n", tmp_path).public_url == "https://m.example"
     for left in range(60, len(whole) - 2, 97):
-        assert problems(whole[:left], tmp_path), left
+        assert read_problems(whole[:left], tmp_path), left
     lines = whole.splitlines(keepends=True)
     for left in range(1, len(lines)):
-        assert problems("".join(lines[:left]), tmp_path), left
-    (line,) = problems("".join(lines[:20]), tmp_path)
+        assert read_problems("".join(lines[:left]), tmp_path), left
+    (line,) = read_problems("".join(lines[:20]), tmp_path)
     assert ":21: the file is truncated: its last line is not '# end of mediator.yaml'; restore it" in line
-    assert read("".join(lines[1:20]), tmp_path).public_url == "https://m.example"
+    assert read_config("".join(lines[1:20]), tmp_path).public_url == "https://m.example"
 
 
-def test_written_before_there_was_an_end(tmp_path: Path) -> None:
-    """A file from the time when `init` wrote no end is whole without one."""
+def test_accepts_older_file_without_end_marker(tmp_path: Path) -> None:
     old = (
         "# mediatord: every setting, at its default unless changed. Unknown keys and impossible values are refused "
         "at start;\n# `mediatord check-config --config FILE` tells which.\n\npublic_url: https://m.example\n"
     )
-    assert read(old, tmp_path).public_url == "https://m.example"
+    assert read_config(old, tmp_path).public_url == "https://m.example"
 
 
-def test_changed_around(tmp_path: Path) -> None:
-    """Lines added after the end or before the beginning leave a file whole; its end is missed all the same."""
+def test_end_marker_may_be_surrounded(tmp_path: Path) -> None:
+    """Lines before the beginning or after the marker are valid; a missing marker is still detected."""
     whole = render_config(Config(public_url="https://m.example"))
     for text in (
         f"{whole}node: b-2\n",
@@ -141,14 +137,13 @@ def test_changed_around(tmp_path: Path) -> None:
         f"# by hand\n{whole}node: b-2",
     ):
         text = text.replace("node: null", "# node: null", 1)
-        assert read(text, tmp_path).node == "b-2"
+        assert read_config(text, tmp_path).node == "b-2"
     cut = whole.replace("# end of mediator.yaml\n", "")
     for text in (cut, f"# by hand\n{cut}", f"{cut}# end of\n"):
-        assert "the file is truncated" in problems(text, tmp_path)[0]
+        assert "the file is truncated" in read_problems(text, tmp_path)[0]
 
 
-def test_what_is_rendered_is_read(tmp_path: Path) -> None:
-    """A configuration that differs from the defaults comes back from its file as it was."""
+def test_rendered_configuration_round_trip(tmp_path: Path) -> None:
     config = Config.model_validate(
         {
             "public_url": "https://m.example/path",
@@ -163,7 +158,7 @@ def test_what_is_rendered_is_read(tmp_path: Path) -> None:
             },
         }
     )
-    assert read(render_config(config), tmp_path) == config.resolved(tmp_path)
+    assert read_config(render_config(config), tmp_path) == config.resolved(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -185,43 +180,42 @@ def test_what_is_rendered_is_read(tmp_path: Path) -> None:
         ("7B", 7),
     ],
 )
-def test_sizes(text: str, size: int, tmp_path: Path) -> None:
-    """A size is a number with a unit, or a number of bytes, in the file and in the environment."""
-    assert read(f"queue: {{max_bytes: {text}}}", tmp_path).queue.max_bytes == size
+def test_parses_sizes(text: str, size: int, tmp_path: Path) -> None:
+    """A number with a unit, or a number of bytes, in file and environment."""
+    assert read_config(f"queue: {{max_bytes: {text}}}", tmp_path).queue.max_bytes == size
     environ = {"MEDIATORD_QUEUE__MAX_BYTES": text.strip("'").replace("_", "")}
-    assert read(SOME_KEY, tmp_path, environ).queue.max_bytes == size
+    assert read_config(SOME_KEY, tmp_path, environ).queue.max_bytes == size
 
 
 @pytest.mark.parametrize("size", [1, 1000, 1024, 65_536, 1_048_577, 5 * 2**29, 2**40, 2**63 - 1])
-def test_sizes_are_written_exactly(size: int, tmp_path: Path) -> None:
-    """What is written for a size reads as the same size."""
-    assert read(f"queue: {{max_bytes: {format_size(size)}}}", tmp_path).queue.max_bytes == size
+def test_formatted_size_round_trip(size: int, tmp_path: Path) -> None:
+    assert read_config(f"queue: {{max_bytes: {format_size(size)}}}", tmp_path).queue.max_bytes == size
     assert [format_size(one) for one in (67_108_864, 2**30, 5 * 2**29, 1000)] == ["64MiB", "1GiB", "2560MiB", "1000"]
 
 
 @pytest.mark.parametrize(
     "text", ["-1", "big", "true", "1.5", ".inf", "10 bushels", "[1]", "1MiB2", "64 Mi", "MiB", "null", "9" * 5000]
 )
-def test_bad_sizes(text: str, tmp_path: Path) -> None:
-    """Anything else is refused in one line with file, line and key."""
-    (only,) = problems(f"queue:\n  max_bytes: {text}\n", tmp_path)
-    assert only.startswith("m.yaml:2: queue.max_bytes: expected ") or only.startswith("m.yaml:1: invalid YAML")
+def test_refuses_invalid_sizes(text: str, tmp_path: Path) -> None:
+    """In one line with file, line and key."""
+    (only,) = read_problems(f"queue:\n  max_bytes: {text}\n", tmp_path)
+    assert only.startswith(("m.yaml:2: queue.max_bytes: expected ", "m.yaml:2: invalid YAML"))
 
 
 def test_bounds_of_sizes(tmp_path: Path) -> None:
-    """A size is more than nothing and can be counted by a database; log segments have a bound of their own."""
-    assert problems("queue: {max_bytes: 0}", tmp_path) == ["m.yaml:1: queue.max_bytes: expected at least 1"]
-    assert problems("queue: {max_bytes: 9999999999TiB}", tmp_path) == [
+    """Positive, and small enough for a database; log segments have another bound."""
+    assert read_problems("queue: {max_bytes: 0}", tmp_path) == ["m.yaml:1: queue.max_bytes: expected at least 1"]
+    assert read_problems("queue: {max_bytes: 9999999999TiB}", tmp_path) == [
         "m.yaml:1: queue.max_bytes: expected at most 9223372036854775807 bytes"
     ]
-    assert problems("log: {rotate: {bytes: 63KiB}}", tmp_path) == [
-        "m.yaml:1: log.rotate.bytes: expected at least 65536"
+    assert read_problems("log: {rotate: {bytes: 63KiB}}", tmp_path) == [
+        "m.yaml:1: log.rotate.bytes: expected at least 64KiB"
     ]
 
 
-def test_every_number_of_bytes_is_a_size() -> None:
-    """Each key that counts bytes takes units, and the example shows them."""
-    found = {key: default for key, default in keys_of_bytes(Config(), "")}
+def test_every_byte_setting_accepts_units() -> None:
+    """And the example uses them."""
+    found = {key: default for key, default in list_byte_settings(Config(), "")}
     assert {"queue.max_bytes", "limits.max_message_bytes", "log.rotate.bytes"} <= found.keys()
     assert [key for key, (is_size, _) in found.items() if not is_size] == []
     lines = [line.strip() for line in ETC.read_text().splitlines()]
@@ -230,12 +224,12 @@ def test_every_number_of_bytes_is_a_size() -> None:
         assert f"{key.rpartition('.')[2]}: {shown}" in lines
 
 
-def keys_of_bytes(section: BaseModel, prefix: str) -> Iterator[tuple[str, tuple[bool, int | None]]]:
-    """Keys whose names say bytes; for each, whether it is a size, and its default."""
+def list_byte_settings(section: BaseModel, prefix: str) -> Iterator[tuple[str, tuple[bool, int | None]]]:
+    """Settings whose names contain bytes; whether each is a size, and its default."""
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, BaseModel):
-            yield from keys_of_bytes(value, f"{prefix}{name}.")
+            yield from list_byte_settings(value, f"{prefix}{name}.")
         elif name.endswith("bytes"):
             kind = find_value_kind(field.annotation, field.metadata)
             yield prefix + name, (kind is not None and kind.words == "size", value)
@@ -253,26 +247,25 @@ def keys_of_bytes(section: BaseModel, prefix: str) -> Iterator[tuple[str, tuple[
         ("7", 7),
     ],
 )
-def test_durations(text: str, seconds: float, tmp_path: Path) -> None:
-    """A duration is a number with a unit, or a number of seconds."""
-    assert read(f"queue: {{ttl: {text}}}", tmp_path).queue.ttl == seconds
+def test_parses_durations(text: str, seconds: float, tmp_path: Path) -> None:
+    """A number with a unit, or a number of seconds."""
+    assert read_config(f"queue: {{ttl: {text}}}", tmp_path).queue.ttl == seconds
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.25, 1.0, 90.0, 600.0, 3600.0, 86400.0, 259200.0, 31536000.0])
-def test_durations_are_written_exactly(seconds: float, tmp_path: Path) -> None:
-    """What is written for a duration reads as the same duration."""
-    assert read(f"didcomm: {{max_delay: {format_duration(seconds)}}}", tmp_path).didcomm.max_delay == seconds
+def test_formatted_duration_round_trip(seconds: float, tmp_path: Path) -> None:
+    assert read_config(f"didcomm: {{max_delay: {format_duration(seconds)}}}", tmp_path).didcomm.max_delay == seconds
 
 
 @pytest.mark.parametrize("text", ["-1", "forever", "true", ".nan", ".inf", "10 parsecs", "[1]", "1h30m"])
-def test_bad_durations(text: str, tmp_path: Path) -> None:
-    """Anything else is refused in one line with file, line and key."""
+def test_refuses_invalid_durations(text: str, tmp_path: Path) -> None:
+    """In one line with file, line and key."""
     expected = "m.yaml:2: queue.ttl: expected a duration such as 72h, 60s, 500ms or a number of seconds"
-    assert problems(f"queue:\n  ttl: {text}\n", tmp_path) == [expected]
+    assert read_problems(f"queue:\n  ttl: {text}\n", tmp_path) == [expected]
 
 
-def test_all_problems_at_once(tmp_path: Path) -> None:
-    """All mistakes are reported together, in the order of the file."""
+def test_reports_all_problems(tmp_path: Path) -> None:
+    """In the order of the file."""
     text = """\
 public_url: ftp://x
 listen: tcp:8080
@@ -293,9 +286,9 @@ metrics:
 storage: memory
 drain_timeout: 20
 """
-    assert problems(text, tmp_path) == [
+    assert read_problems(text, tmp_path) == [
         "m.yaml:1: public_url: expected an http:// or https:// URL with a host, without query, fragment or user name",
-        "m.yaml:2: listen: expected a list",
+        "m.yaml:2: listen: expected a list, such as ['tcp:8080:interface=127.0.0.1']",
         "m.yaml:3: listne: unknown key; did you mean listen?",
         "m.yaml:5: queue.max_mesages: unknown key; did you mean max_messages?",
         "m.yaml:7: queue.max_bytes: duplicate key, already set in line 6; remove one",
@@ -303,11 +296,11 @@ drain_timeout: 20
         "m.yaml:10: limits.ip_per_minute: expected at least 1",
         "m.yaml:12: didcomm.delivery_form: expected one of 'as-received', 'json' or 'base64'",
         "m.yaml:13: didcomm.endpoints.did:web:a: expected text",
-        "m.yaml:13: didcomm.endpoints.nope: expected a DID such as did:web:example.com",
+        "m.yaml:13: didcomm.endpoints.nope: expected a DID such as did:web:example.com as the key",
         "m.yaml:14: didcomm.live_default_on: expected true or false",
-        "m.yaml:16: metrics.allow[0]: expected an address or a network such as 10.0.0.0/8 or ::1/128",
-        "m.yaml:17: storage: expected a mapping of keys to values",
-        "m.yaml:18: drain_timeout: expected less than 10",
+        "m.yaml:16: metrics.allow[0]: expected a network without host bits: 127.0.0.0/8",
+        "m.yaml:17: storage: expected a mapping of keys to values, such as backend: sqlite",
+        "m.yaml:18: drain_timeout: expected less than 10s",
     ]
 
 
@@ -316,34 +309,36 @@ drain_timeout: 20
     [
         ("0", "expected more than 0"),
         ("1.01", "expected at most 1"),
-        (".nan", "expected at most 1.0"),
+        (".nan", "expected at most 1"),
         ("true", "expected a number"),
         ("'0.5'", "expected a number"),
         ("half", "expected a number"),
     ],
 )
-def test_no_share(text: str, expected: str, tmp_path: Path) -> None:
-    """A share is more than nothing, and all of it at most."""
-    (problem,) = problems(f"queue:\n  sender_share: {text}\n", tmp_path)
+def test_refuses_invalid_shares(text: str, expected: str, tmp_path: Path) -> None:
+    """Above 0 and at most 1."""
+    (problem,) = read_problems(f"queue:\n  sender_share: {text}\n", tmp_path)
     assert problem.startswith(f"m.yaml:2: queue.sender_share: {expected}")
-    assert [read(f"queue: {{sender_share: {good}}}", tmp_path).queue.sender_share for good in ("1", "0.25")] == [
+    assert [
+        read_config(f"queue: {{sender_share: {good}}}", tmp_path).queue.sender_share for good in ("1", "0.25")
+    ] == [
         1.0,
         0.25,
     ]
 
 
-def test_no_part_to_reserve(tmp_path: Path) -> None:
-    """What is reserved three times is a third at most, and may be nothing."""
+def test_refuses_invalid_reserved_share(tmp_path: Path) -> None:
+    """From 0 to a third, as it is reserved three times."""
     for text in ("0.34", "-0.1", "'0.1'"):
-        (problem,) = problems(f"queue:\n  reserved_for_known: {text}\n", tmp_path)
+        (problem,) = read_problems(f"queue:\n  reserved_for_known: {text}\n", tmp_path)
         assert problem.startswith("m.yaml:2: queue.reserved_for_known: expected")
-    found = [read(f"queue: {{reserved_for_known: {good}}}", tmp_path).queue for good in ("0", "0.33")]
+    found = [read_config(f"queue: {{reserved_for_known: {good}}}", tmp_path).queue for good in ("0", "0.33")]
     assert [one.reserved_for_known for one in found] == [0.0, 0.33]
 
 
-def test_unlike_any_key(tmp_path: Path) -> None:
-    """A key that is nothing like a known one is answered with the known ones."""
-    assert problems("queue:\n  zzz: 1\n", tmp_path) == [
+def test_unknown_key_names_valid_keys(tmp_path: Path) -> None:
+    """If no key is similar."""
+    assert read_problems("queue:\n  zzz: 1\n", tmp_path) == [
         "m.yaml:2: queue.zzz: unknown key; expected one of max_messages, max_bytes, when_full, sender_share, "
         "reserved_for_known, ttl, delivered_timeout"
     ]
@@ -353,9 +348,9 @@ def test_unlike_any_key(tmp_path: Path) -> None:
     ("text", "line"),
     [("a: b: c", 1), ("queue:\n  ttl: [1", 2), ("queue:\n\tttl: 1", 2), ("a: &x [*x]", 1), ("a: \x01", 1)],
 )
-def test_not_yaml(text: str, line: int, tmp_path: Path) -> None:
-    """What is no YAML is one line with file and line, not a traceback."""
-    (only,) = problems(text, tmp_path)
+def test_invalid_yaml_is_one_line(text: str, line: int, tmp_path: Path) -> None:
+    """With file and line."""
+    (only,) = read_problems(text, tmp_path)
     assert only.startswith(f"m.yaml:{line}: invalid YAML: ")
     assert "\n" not in only
 
@@ -370,24 +365,21 @@ def test_not_yaml(text: str, line: int, tmp_path: Path) -> None:
     ],
     ids=["itself", "nested", "unended", "aliases"],
 )
-def test_depth_of_yaml_is_bounded(text: str, line: int, tmp_path: Path) -> None:
-    """Deep nesting is refused before it costs as many calls as it has levels."""
-    assert problems(text, tmp_path) == [f"m.yaml:{line}: invalid YAML: nesting is deeper than 20 levels"]
+def test_refuses_deeply_nested_yaml(text: str, line: int, tmp_path: Path) -> None:
+    """Before the recursion."""
+    assert read_problems(text, tmp_path) == [f"m.yaml:{line}: invalid YAML: nesting is deeper than 20 levels"]
 
 
-def test_nothing_is_executed(tmp_path: Path) -> None:
-    """A tag that would make another loader run code is only an unknown key."""
-    (only,) = problems("x: !!python/object/apply:os.system [true]", tmp_path)
+def test_executes_no_yaml_tags(tmp_path: Path) -> None:
+    (only,) = read_problems("x: !!python/object/apply:os.system [true]", tmp_path)
     assert only.startswith("m.yaml:1: x: unknown key")
 
 
-def test_not_a_mapping(tmp_path: Path) -> None:
-    """A file that is a list is refused."""
-    assert problems("- 1\n", tmp_path) == ["m.yaml:1: expected a mapping of keys to values"]
+def test_refuses_list(tmp_path: Path) -> None:
+    assert read_problems("- 1\n", tmp_path) == ["m.yaml:1: expected a mapping of keys to values"]
 
 
-def test_missing_file(tmp_path: Path) -> None:
-    """A file that is not there is a problem like any other."""
+def test_missing_file_is_a_problem(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(tmp_path / "no.yaml", {})
     assert caught.value.problems == [f"{tmp_path}/no.yaml: No such file or directory"]
@@ -404,49 +396,46 @@ def test_missing_file(tmp_path: Path) -> None:
         "haproxy:ssl:443:privateKey=/no",
     ],
 )
-def test_endpoints(endpoint: str, tmp_path: Path) -> None:
-    """Every kind of Twisted endpoint can be listened on; certificates and sockets are looked for only at start."""
-    assert read(f"listen: ['{endpoint}']", tmp_path).listen == (endpoint,)
+def test_accepts_all_endpoint_types(endpoint: str, tmp_path: Path) -> None:
+    """Certificates and sockets are opened at start only."""
+    assert read_config(f"listen: ['{endpoint}']", tmp_path).listen == (endpoint,)
 
 
 @pytest.mark.parametrize(
     "endpoint", ["8080", "tcp", "tcp:http", "tcp:8080:interfce=1", "carrier-pigeon:1", "tcp:70000"]
 )
-def test_bad_endpoints(endpoint: str, tmp_path: Path) -> None:
-    """A mistake in an endpoint string is found before the daemon starts."""
-    (only,) = problems(f"listen:\n- tcp:1\n- '{endpoint}'", tmp_path)
+def test_refuses_invalid_endpoints(endpoint: str, tmp_path: Path) -> None:
+    (only,) = read_problems(f"listen:\n- tcp:1\n- '{endpoint}'", tmp_path)
     assert only.startswith("m.yaml:3: listen[1]: expected a ")
-    # The only one is no second mistake: that there is none.
-    (only,) = problems(f"listen: ['{endpoint}']", tmp_path)
+    # An invalid only listener does not also count as a missing one.
+    (only,) = read_problems(f"listen: ['{endpoint}']", tmp_path)
     assert only.startswith("m.yaml:1: listen[0]: expected a ")
 
 
-def test_nothing_to_listen_on(tmp_path: Path) -> None:
-    """A daemon without a listener is impossible."""
-    assert problems("listen: []", tmp_path) == ["m.yaml:1: listen: expected a list of at least 1"]
+def test_requires_a_listener(tmp_path: Path) -> None:
+    assert read_problems("listen: []", tmp_path) == ["m.yaml:1: listen: expected at least 1 item"]
 
 
 @pytest.mark.parametrize(
     "url",
     ["https://m.example?x=1", "https://m.example#a", "https://u:p@m.example", "m.example", "https://", "http://[::1"],
 )
-def test_bad_public_url(url: str, tmp_path: Path) -> None:
-    """The public URL is http or https with a host, and has neither query nor fragment."""
-    (only,) = problems(f"public_url: '{url}'", tmp_path)
+def test_refuses_invalid_public_url(url: str, tmp_path: Path) -> None:
+    """It needs http or https and a host, without query or fragment."""
+    (only,) = read_problems(f"public_url: '{url}'", tmp_path)
     assert only.startswith("m.yaml:1: public_url: expected an http:// or https:// URL")
 
 
-def test_public_url_without_slash(tmp_path: Path) -> None:
-    """Paths are appended to the public URL, so a slash at its end is dropped."""
-    assert read("public_url: https://m.example/", tmp_path).public_url == "https://m.example"
+def test_removes_trailing_slash_of_public_url(tmp_path: Path) -> None:
+    assert read_config("public_url: https://m.example/", tmp_path).public_url == "https://m.example"
 
 
-def test_impossible_together(tmp_path: Path) -> None:
-    """Values that exclude each other are refused at one of them."""
+def test_refuses_contradictory_settings(tmp_path: Path) -> None:
+    """The problem is reported at one of them."""
     text = "storage: {backend: memory}\nworkers: 2\ncluster:\n  listen: tcp:9000\n"
-    assert problems(text, tmp_path) == [
-        "m.yaml:2: workers: expected 1 with storage.backend memory, which processes cannot share",
-        "m.yaml:3: cluster: expected a secret_file beside listen",
+    assert read_problems(text, tmp_path) == [
+        "m.yaml:2: workers: expected 1, because processes cannot share storage.backend: memory",
+        "m.yaml:3: cluster: expected secret_file to be set, because listen is",
     ]
 
 
@@ -463,10 +452,12 @@ def test_impossible_together(tmp_path: Path) -> None:
         ("systemd:domain=INET:index=0", "10.0.0.5:7070", "tcp:host=10.0.0.5:port=7070"),
     ],
 )
-def test_address_for_other_nodes(listen: str, advertise: str | None, address: str, tmp_path: Path) -> None:
-    """It follows from where a node listens, unless something else is advertised; it is one that Twisted takes."""
+def test_advertised_address_of_peer_listener(
+    listen: str, advertise: str | None, address: str, tmp_path: Path
+) -> None:
+    """Derived from the peer listener unless configured; Twisted can parse it."""
     told = f"advertise: '{advertise}', " if advertise else ""
-    config = read(f"cluster: {{listen: '{listen}', {told}secret_file: s}}", tmp_path)
+    config = read_config(f"cluster: {{listen: '{listen}', {told}secret_file: s}}", tmp_path)
     assert config.cluster.address == address
     clientFromString(MemoryReactor(), address)
 
@@ -476,26 +467,25 @@ def test_address_for_other_nodes(listen: str, advertise: str | None, address: st
     ["tcp:7070", "tcp:7070:interface=", "tcp:7070:interface=0.0.0.0", r"tcp6:7070:interface=\:\:", "tcp6:7070"]
     + ["tcp:0:interface=10.0.0.5", "systemd:domain=INET:index=0"],
 )
-def test_no_address_for_other_nodes(listen: str, tmp_path: Path) -> None:
-    """Where others cannot know where to connect to, it has to be said."""
-    (only,) = problems(f"cluster:\n  listen: '{listen}'\n  secret_file: s", tmp_path)
-    assert (
-        only
-        == "m.yaml:1: cluster: expected an interface in listen that other nodes can reach, or advertise beside it"
+def test_requires_advertised_address(listen: str, tmp_path: Path) -> None:
+    """If it cannot be derived."""
+    (only,) = read_problems(f"cluster:\n  listen: '{listen}'\n  secret_file: s", tmp_path)
+    assert only == (
+        "m.yaml:1: cluster: expected an address in listen that other nodes can reach, such as "
+        "tcp:7070:interface=10.0.0.5, or advertise to be set"
     )
 
 
 @pytest.mark.parametrize(
     "advertise", ["a.example", "a.example:0", "a.example:70000", ":7070", "a b:1", "fe80::1:7070"]
 )
-def test_bad_advertise(advertise: str, tmp_path: Path) -> None:
-    """A host and a port, IPv6 in brackets."""
-    (only,) = problems(f"cluster:\n  advertise: '{advertise}'", tmp_path)
+def test_refuses_invalid_advertised_address(advertise: str, tmp_path: Path) -> None:
+    (only,) = read_problems(f"cluster:\n  advertise: '{advertise}'", tmp_path)
     assert only == "m.yaml:2: cluster.advertise: expected host:port such as 10.0.0.5:7070"
 
 
-def test_a_cluster_needs_a_store_to_share() -> None:
-    """One line that names both settings."""
+def test_cluster_requires_shared_store() -> None:
+    """One line names both settings."""
     cluster = {"listen": "tcp:7070:interface=10.0.0.5", "secret_file": "s"}
     for backend in ("memory", "sqlite"):
         config = Config.model_validate({"cluster": cluster, "storage": {"backend": backend}})
@@ -504,17 +494,17 @@ def test_a_cluster_needs_a_store_to_share() -> None:
     check_setting_combinations(Config.model_validate({"cluster": cluster, "storage": {"backend": "mongodb"}}))
 
 
-def test_mongodb_is_a_backend(tmp_path: Path) -> None:
-    """MongoDB can be configured, and its URI, which may hold a password, is in no representation."""
-    config = read("storage: {backend: mongodb, mongodb: {uri: 'mongodb://u:s3cret@h/d'}}", tmp_path)
+def test_accepts_mongodb_and_hides_uri(tmp_path: Path) -> None:
+    """The URI can hold a password, and is in no representation."""
+    config = read_config("storage: {backend: mongodb, mongodb: {uri: 'mongodb://u:s3cret@h/d'}}", tmp_path)
     assert config.storage.mongodb.uri == "mongodb://u:s3cret@h/d"
     assert "s3cret" not in repr(config)
-    assert "s3cret" not in "".join(problems("storage: {mongodb: {uri: 's3cret'}}", tmp_path))
+    assert "s3cret" not in "".join(read_problems("storage: {mongodb: {uri: 's3cret'}}", tmp_path))
 
 
-def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
-    """Relative paths start at the directory of the file, absolute ones stay."""
-    config = read("log: {directory: /var/log/m}\ncluster: {secret_file: s}\n", tmp_path)
+def test_paths_are_relative_to_file(tmp_path: Path) -> None:
+    """Absolute paths stay."""
+    config = read_config("log: {directory: /var/log/m}\ncluster: {secret_file: s}\n", tmp_path)
     assert config.identity.keys == tmp_path / "keys.jwks"
     assert config.storage.sqlite.path == tmp_path / "mediator.sqlite3"
     assert config.cluster.secret_file == tmp_path / "s"
@@ -540,34 +530,31 @@ def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
         ("systemd:domain=INET:index=0", "systemd:domain=INET:index=0"),
     ],
 )
-def test_paths_in_endpoints_are_relative_to_the_file(endpoint: str, resolved: str, tmp_path: Path) -> None:
-    """What a listener names is found where every other file is, whatever directory the daemon was started in."""
+def test_endpoint_paths_are_relative_to_file(endpoint: str, resolved: str, tmp_path: Path) -> None:
     expected = resolved.format(tmp_path)
-    assert read(f"listen: ['{endpoint}']", tmp_path).listen == (expected,)
-    assert read(SOME_KEY, tmp_path, {"MEDIATORD_LISTEN": json.dumps([endpoint])}).listen == (expected,)
-    assert read(f"admin: {{listen: '{endpoint}', token_file: t}}", tmp_path).admin.listen == expected
+    assert read_config(f"listen: ['{endpoint}']", tmp_path).listen == (expected,)
+    assert read_config(SOME_KEY, tmp_path, {"MEDIATORD_LISTEN": json.dumps([endpoint])}).listen == (expected,)
+    assert read_config(f"admin: {{listen: '{endpoint}', token_file: t}}", tmp_path).admin.listen == expected
 
 
-def test_paths_of_nodes_are_relative_to_the_file(tmp_path: Path) -> None:
-    """Likewise the socket of a node, which the others connect to."""
-    config = read("cluster: {listen: 'unix:node.sock', secret_file: s}", tmp_path)
+def test_peer_socket_paths_are_relative_to_file(tmp_path: Path) -> None:
+    config = read_config("cluster: {listen: 'unix:node.sock', secret_file: s}", tmp_path)
     assert config.cluster.listen == f"unix:{tmp_path}/node.sock"
     assert config.cluster.address == f"unix:{tmp_path}/node.sock"
 
 
-def test_directories_of_any_name(tmp_path: Path) -> None:
-    """What Twisted opens is the file beside the configuration, though its directory has colons in its name."""
+def test_endpoint_paths_may_contain_colons(tmp_path: Path) -> None:
     directory = tmp_path / "a:b=c\\d"
     directory.mkdir()
-    (listen,) = read("listen: ['unix:m.sock']", directory).listen
+    (listen,) = read_config("listen: ['unix:m.sock']", directory).listen
     reactor = MemoryReactor()
     serverFromString(reactor, listen).listen(Factory())
     assert [address for address, *_ in reactor.unixServers] == [f"{directory}/m.sock"]
 
 
-def test_environment_overrides(tmp_path: Path) -> None:
-    """MEDIATORD_A__B overrides a.b; text stays text, lists and mappings are JSON, null is null."""
-    config = read(
+def test_environment_overrides_file(tmp_path: Path) -> None:
+    """MEDIATORD_A__B overrides a.b; lists and mappings are JSON, null is null, other text stays."""
+    config = read_config(
         "storage: {backend: sqlite}\nnode: x\n",
         tmp_path,
         {
@@ -595,17 +582,17 @@ def test_environment_overrides(tmp_path: Path) -> None:
     assert config.log.rotate.keep == 7
 
 
-def test_environment_problems(tmp_path: Path) -> None:
-    """What is wrong in the environment is reported with the variable, after the file."""
+def test_environment_problems_name_variable(tmp_path: Path) -> None:
+    """After those of the file."""
     environ = {
         "MEDIATORD_QUEUE__MAX_BYTES": "abc",
         "MEDIATORD_STORAGE__BACKEN": "x",
         "MEDIATORD_NODE": "a b",
         "MEDIATORD_LISTEN": "tcp:1",
     }
-    assert problems("queue: {ttl: x, max_bytes: 1}", tmp_path, environ) == [
+    assert read_problems("queue: {ttl: x, max_bytes: 1}", tmp_path, environ) == [
         "m.yaml:1: queue.ttl: expected a duration such as 72h, 60s, 500ms or a number of seconds",
-        "environment MEDIATORD_LISTEN: listen: expected a list, as JSON, such as "
+        "environment MEDIATORD_LISTEN: listen: expected a list in JSON, such as "
         """MEDIATORD_LISTEN='["tcp:8080:interface=127.0.0.1"]'""",
         "environment MEDIATORD_NODE: node: expected 1 to 63 letters, digits, dots, hyphens or underscores, "
         "with a letter or digit at both ends",
@@ -628,41 +615,84 @@ def test_environment_problems(tmp_path: Path) -> None:
         ("DIDCOMM__ROUTING_KEYS", "[]", '{"did:web:example.com": ["did:web:example.com#key-1"]}'),
     ],
 )
-def test_lists_in_the_environment(key: str, value: str, example: str, tmp_path: Path) -> None:
-    """A list or mapping that is not JSON is answered with an example that is taken."""
+def test_environment_list_error_has_example(key: str, value: str, example: str, tmp_path: Path) -> None:
     name = f"MEDIATORD_{key}"
-    (only,) = problems(SOME_KEY, tmp_path, {name: value})
+    (only,) = read_problems(SOME_KEY, tmp_path, {name: value})
     assert only.startswith(f"environment {name}: {key.lower().replace('__', '.')}: expected ")
-    assert only.endswith(f", as JSON, such as {name}='{example}'")
-    assert read(SOME_KEY, tmp_path, {name: example})
+    assert only.endswith(f" in JSON, such as {name}='{example}'")
+    assert read_config(SOME_KEY, tmp_path, {name: example})
 
 
-def test_sections_in_the_environment(tmp_path: Path) -> None:
-    """What stands for a whole section is answered with a variable of one of its keys."""
-    assert problems(SOME_KEY, tmp_path, {"MEDIATORD_QUEUE": "5"}) == [
-        "environment MEDIATORD_QUEUE: queue: expected a mapping of keys to values, one variable per key, such as "
-        "MEDIATORD_QUEUE__MAX_MESSAGES, or JSON"
+def test_environment_section_error_names_variable_of_key(tmp_path: Path) -> None:
+    assert read_problems(SOME_KEY, tmp_path, {"MEDIATORD_QUEUE": "5"}) == [
+        "environment MEDIATORD_QUEUE: queue: expected a mapping of keys to values; set one variable per key, such as "
+        "MEDIATORD_QUEUE__MAX_MESSAGES, or write JSON"
     ]
 
 
-def test_where_the_configuration_is_counts_as_no_key(tmp_path: Path) -> None:
-    """MEDIATORD_CONFIG names the file; a variable that only begins like it is a mistake."""
-    assert read(SOME_KEY, tmp_path, {"MEDIATORD_CONFIG": "/x", "MEDIATORD_JAVA": "/java"}) == Config().resolved(
-        tmp_path
-    )
-    (only,) = problems(SOME_KEY, tmp_path, {"MEDIATORD_CONFIGS": "/x"})
+def test_ignores_variable_of_configuration_path(tmp_path: Path) -> None:
+    """MEDIATORD_CONFIG; similar names are errors."""
+    assert read_config(
+        SOME_KEY, tmp_path, {"MEDIATORD_CONFIG": "/x", "MEDIATORD_JAVA": "/java"}
+    ) == Config().resolved(tmp_path)
+    (only,) = read_problems(SOME_KEY, tmp_path, {"MEDIATORD_CONFIGS": "/x"})
     assert only.startswith("environment MEDIATORD_CONFIGS: configs: unknown key")
     assert get_default_config_path({}) == get_default_config_path({"MEDIATORD_CONFIG": ""}) == DEFAULT_CONFIG_PATH
     assert get_default_config_path({"MEDIATORD_CONFIG": "here.yaml"}) == Path("here.yaml")
 
 
-def test_environment_mends_the_file(tmp_path: Path) -> None:
-    """A variable replaces a value of the file before it is checked."""
-    assert read("workers: none", tmp_path, {"MEDIATORD_WORKERS": "1"}).workers == 1
+def test_environment_replaces_invalid_value(tmp_path: Path) -> None:
+    assert read_config("workers: none", tmp_path, {"MEDIATORD_WORKERS": "1"}).workers == 1
 
 
-def test_node_name() -> None:
-    """The node has a name that can stand in a file name, even if none is configured."""
+def test_default_node_name_is_valid_in_file_names() -> None:
     assert Config(node="a.b-c_1").node_name == "a.b-c_1"
     assert set(Config().node_name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
     assert Config().node_name
+
+
+def test_suggests_variable_with_double_underscore(tmp_path: Path) -> None:
+    """The variable that is meant is suggested."""
+    assert read_problems(SOME_KEY, tmp_path, {"MEDIATORD_QUEUE_MAX_MESSAGES": "5"}) == [
+        "environment MEDIATORD_QUEUE_MAX_MESSAGES: queue_max_messages: unknown key; did you mean "
+        "MEDIATORD_QUEUE__MAX_MESSAGES?"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "node: b\ndrain_timeout: 2026-13-45",
+            "m.yaml:2: invalid YAML: the value is not what its tag or form says; put",
+        ),
+        (
+            "node: a\nlisten: b: c",
+            "m.yaml:2: invalid YAML: mapping values are not allowed here; check the indentation",
+        ),
+        ("node: a\n\tlisten: b", "m.yaml:2: invalid YAML: found character '\\t' that cannot start any token; indent"),
+        ("node: a\nlisten: \0", "m.yaml:2: invalid YAML: control characters, or characters that are not UTF-8"),
+    ],
+    ids=["date", "colon", "tab", "control"],
+)
+def test_syntax_errors_have_line_and_hint(text: str, expected: str, tmp_path: Path) -> None:
+    """Errors of the parser say in which line they are, and what to write instead."""
+    (only,) = read_problems(text, tmp_path)
+    assert only.startswith(expected)
+
+
+def test_suggests_network_without_host_bits(tmp_path: Path) -> None:
+    """The network that is meant is suggested."""
+    assert read_problems("trusted_proxies: [10.1.2.3/8]", tmp_path) == [
+        "m.yaml:1: trusted_proxies[0]: expected a network without host bits: 10.0.0.0/8"
+    ]
+
+
+def test_allow_list_requires_allow_and_vice_versa(tmp_path: Path) -> None:
+    """Both halves of the setting are asked for by themselves."""
+    assert read_problems("decentrl: {registration: allow-list}", tmp_path) == [
+        "m.yaml:1: decentrl: expected at least one DID in allow, because registration is allow-list"
+    ]
+    assert read_problems("decentrl: {allow: ['did:web:a.example']}", tmp_path) == [
+        "m.yaml:1: decentrl: expected registration: allow-list, because allow is set; or remove allow"
+    ]

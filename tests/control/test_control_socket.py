@@ -438,7 +438,7 @@ class BoundsTests(ControlSocketTestCase):
         with capturedLogs() as logged:
             self.assertEqual(await run_as_other_user(connect), "b''")
         (line,) = [formatEvent(event) for event in logged]
-        self.assertRegex(line, f"^control socket: refused a connection of user {OTHER_USER}, process [0-9]+$")
+        self.assertRegex(line, f"^control socket: refused a connection from user {OTHER_USER}, process [0-9]+$")
         self.assertEqual(await self.ask(lambda client: client.call("count_accounts")), 1)
 
     async def test_peer_credentials(self) -> None:

@@ -76,6 +76,9 @@ class ChannelTests(SynchronousTestCase):
             {name: value for name, value in four.items() if name != "channel_id"},
             {**three, "tags": ["added"]},
             {**three, "timestamp": 2},
+            {**three, "event": "y"},
+            {**three, "event_signature": ""},
+            {**self.sign_event(self.alice, "x", 1, "a", "b"), "tags": ["b", "a"]},
             self.sign_event(self.bob, "x", 1),
         ):
             reply = self.alice.ask(PUBLISH, channel=PUBLIC, **members)
@@ -114,8 +117,9 @@ class ChannelTests(SynchronousTestCase):
         deleted = self.alice.ask(DELETE, channel=PUBLIC, public_event_id=id_, channel_id="ignored")
         self.assertEqual(json.loads(deleted.body), {"type": "SUCCESS"})
         self.assertEqual(self.events(), [])
-        again = self.alice.ask(DELETE, channel=PUBLIC, public_event_id=id_)
-        self.assertEqual(code_of(again), (404, "PUBLIC_EVENT_NOT_FOUND"))
+        for missing in (id_, "nothing", "", "\0"):
+            again = self.alice.ask(DELETE, channel=PUBLIC, public_event_id=missing)
+            self.assertEqual(code_of(again), (404, "PUBLIC_EVENT_NOT_FOUND"))
 
     def test_publishing_needs_registration(self) -> None:
         """So does deleting; published events stay."""
@@ -132,6 +136,17 @@ class ChannelTests(SynchronousTestCase):
         members = self.sign_event(self.alice, "x", 1)
         self.assertEqual(code_of(self.alice.ask(PUBLISH, **members)), (400, "INVALID_COMMAND"))
         self.assertEqual(code_of(self.alice.ask("QUERY_EVENTS", channel=PUBLIC)), (400, "INVALID_COMMAND"))
+
+    def test_addressed_to_other_mediator(self) -> None:
+        """Events are published and deleted at the addressed mediator only."""
+        id_ = self.publish("stays", 1)
+        for to in (self.bob.did, "did:web:elsewhere.example", "nobody"):
+            members = self.sign_event(self.alice, "x", 2)
+            reply = self.alice.ask(PUBLISH, to=to, channel=PUBLIC, **members)
+            self.assertEqual(code_of(reply), (401, "UNAUTHORIZED_COMMAND"))
+            reply = self.alice.ask(DELETE, to=to, channel=PUBLIC, public_event_id=id_)
+            self.assertEqual(code_of(reply), (401, "UNAUTHORIZED_COMMAND"))
+        self.assertEqual(self.events(), ["stays"])
 
     def test_reads_are_limited_per_address(self) -> None:
         """Each address has its limit of reads per minute."""

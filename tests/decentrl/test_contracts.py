@@ -37,7 +37,7 @@ class RequestTests(SynchronousTestCase):
         self.assertEqual(body, {"type": "SUCCESS", "code": "REQUESTED"})
         (request,) = self.pending_requests(self.bob)
         self.assertEqual({**request, "id": ""}, {"id": "", "sender_did": self.carol.did, **SEALED})
-        self.assertEqual(socket.heard(), UPDATED)
+        self.assertEqual(socket.take_frames(), UPDATED)
 
     def test_request_to_unregistered_recipient(self) -> None:
         """Valid and invalid DIDs alike are not registered."""
@@ -66,8 +66,12 @@ class RequestTests(SynchronousTestCase):
         self.assertEqual(code_of(asked[2]), (429, "RATE_LIMITED"))
         self.assertIsNotNone(asked[2].retry_after)
         self.assertEqual([dave.ask(REQUEST, to=bob.did, **SEALED).status for _ in range(2)], [200, 429])
-        senders = [request["sender_did"] for request in self.pending_requests(bob)]
-        self.assertEqual(senders, [carol.did, carol.did, dave.did])
+        requests = self.pending_requests(bob)
+        self.assertEqual([request["sender_did"] for request in requests], [carol.did, carol.did, dave.did])
+        bob.answer(
+            "ACKNOWLEDGE_PENDING_COMMUNICATION_CONTRACT_REQUESTS", communication_contract_ids=[requests[0]["id"]]
+        )
+        self.assertEqual(dave.ask(REQUEST, to=bob.did, **SEALED).status, 200)
 
 
 class StoredContractTests(SynchronousTestCase):
@@ -91,8 +95,8 @@ class StoredContractTests(SynchronousTestCase):
         self.assertEqual(self.alice.save(signed), {"type": "SUCCESS"})
         self.assertEqual(self.stored_contracts(self.alice), [signed])
         self.assertEqual(self.stored_contracts(self.bob), [])
-        self.assertEqual([socket.heard() for socket in sockets], [UPDATED, UPDATED])
-        self.assertEqual(other.heard(), [])
+        self.assertEqual([socket.take_frames() for socket in sockets], [UPDATED, UPDATED])
+        self.assertEqual(other.take_frames(), [])
 
     def test_saved_twice(self) -> None:
         """The same contract is stored once, whatever its notation and surrounding members."""
@@ -112,7 +116,7 @@ class StoredContractTests(SynchronousTestCase):
             self.assertEqual(text.count(note), 2)
             payload = {"type": type_, "signed_communication_contract": {**signed, "more": json.loads(note)}}
             raw = sender.command(payload).replace(written.encode(), text.encode())
-            self.assertEqual(self.in_memory.obey(raw).status, 200)
+            self.assertEqual(self.in_memory.receive_command(raw).status, 200)
             found = owner.ask("QUERY_COMMUNICATION_CONTRACTS").body
             self.assertIn(b'"signed_communication_contract":' + text.encode() + b"}", found)
 
@@ -129,7 +133,7 @@ class StoredContractTests(SynchronousTestCase):
         signed = {**self.alice.contract_with(self.carol), "note": "NOTE"}
         raw = self.alice.command({"type": SAVE, "signed_communication_contract": signed})
         for bad in (*UNREADABLE, *NO_JSON, '{"a":1,"a":2}', '{"a":1,"\\u0061":1}'):
-            reply = self.in_memory.obey(raw.replace(b'"NOTE"', bad.encode()))
+            reply = self.in_memory.receive_command(raw.replace(b'"NOTE"', bad.encode()))
             self.assertEqual(code_of(reply), (400, "INVALID_COMMAND"), bad)
         self.assertEqual(self.stored_contracts(self.alice), [])
 
@@ -153,7 +157,7 @@ class StoredContractTests(SynchronousTestCase):
         socket = self.alice.connect()
         self.assertEqual(self.respond(self.carol, signed, to=self.alice.did), (200, ""))
         self.assertEqual(self.stored_contracts(self.alice), [signed])
-        self.assertEqual(socket.heard(), UPDATED)
+        self.assertEqual(socket.take_frames(), UPDATED)
         self.assertEqual(
             self.respond(self.carol, self.alice.contract_with(self.carol), self.alice.mediator), (200, "")
         )
@@ -179,11 +183,17 @@ class StoredContractTests(SynchronousTestCase):
         """Each participant must have signed these terms."""
         signed = self.bob.contract_with(self.alice)
         terms = signed["communication_contract"]
+        other_key = self.carol.contract_with(self.alice)["communication_contract"]["requestor_encryption_public_key"]
         for changes in (
             {"requestor_signature": signed["recipient_signature"]},
             {"recipient_signature": signed["requestor_signature"]},
             {"requestor_signature": ""},
+            {"recipient_signature": "AAAA"},
             {"communication_contract": {**terms, "expires_at": terms["expires_at"] + 1}},
+            {"communication_contract": {**terms, "timestamp": terms["timestamp"] + 1}},
+            {"communication_contract": {**terms, "requestor_encryption_public_key": other_key}},
+            {"communication_contract": {**terms, "unknown": 1}},
+            {"communication_contract": {**terms, "requestor_signing_key_id": self.carol.key_id}},
             {"communication_contract": {**terms, "requestor_signing_key_id": f"{self.bob.did}#other"}},
             {"communication_contract": {**terms, "recipient_signing_key_id": self.bob.key_id}},
         ):
@@ -212,7 +222,7 @@ class StoredContractTests(SynchronousTestCase):
     def test_expired_contract(self) -> None:
         """An expired contract may be stored and permits nothing."""
         self.alice.save(self.bob.contract_with(self.alice, expires_at=1))
-        self.assertEqual(code_of(self.bob.tell(self.alice)), (404, "COMMUNICATION_CONTRACT_NOT_FOUND"))
+        self.assertEqual(code_of(self.bob.send_event(self.alice)), (404, "COMMUNICATION_CONTRACT_NOT_FOUND"))
 
     def test_filters(self) -> None:
         """By either participant, and by expiry with inclusive bounds."""
@@ -240,7 +250,7 @@ class StoredContractTests(SynchronousTestCase):
             self, decentrl={"max_contracts": 3, "max_contracts_per_peer": 2}
         )
         statuses = [
-            bob.in_memory.obey(
+            bob.in_memory.receive_command(
                 bob.command(
                     {"type": RESPONSE, "signed_communication_contract": alice.contract_with(bob)},
                     to=alice.did,
@@ -250,6 +260,10 @@ class StoredContractTests(SynchronousTestCase):
             for _ in range(3)
         ]
         self.assertEqual(statuses, [200, 200, 429])
-        alice.save(alice.contract_with(InMemoryIdentity(in_memory, "carol")))
-        over = alice.ask(SAVE, signed_communication_contract=alice.contract_with(InMemoryIdentity(in_memory, "dave")))
-        self.assertEqual(code_of(over), (429, "RATE_LIMITED"))
+        third = alice.contract_with(InMemoryIdentity(in_memory, "carol"))
+        alice.save(third)
+        dave = InMemoryIdentity(in_memory, "dave")
+        over: dict[str, Any] = {"signed_communication_contract": alice.contract_with(dave)}
+        self.assertEqual(code_of(alice.ask(SAVE, **over)), (429, "RATE_LIMITED"))
+        self.assertEqual(code_of(dave.ask(RESPONSE, to=alice.did, **over)), (429, "RATE_LIMITED"))
+        alice.save(third)  # the same one does not count again

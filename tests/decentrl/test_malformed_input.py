@@ -80,8 +80,8 @@ class FuzzTestCase(SynchronousTestCase):
         self.alice, self.bob = InMemoryIdentity(self.in_memory, "alice"), InMemoryIdentity(self.in_memory, "bob")
         for item in (self.alice, self.bob):
             item.register()
-        self.alice.befriend(self.bob)
-        self.bob.befriend(self.alice)
+        self.alice.save_contract_with(self.bob)
+        self.bob.save_contract_with(self.alice)
 
     def build(self) -> InMemoryMediator:
         """Build the mediator."""
@@ -102,10 +102,10 @@ class FuzzTestCase(SynchronousTestCase):
         try:
             parse_command(raw)
         except InvalidCommand:
-            reply = self.check(self.in_memory.obey(raw))
+            reply = self.check(self.in_memory.receive_command(raw))
             self.assertEqual((reply.status, json.loads(reply.body)["code"]), (400, "INVALID_COMMAND"))
             return reply
-        return self.check(self.in_memory.obey(raw))
+        return self.check(self.in_memory.receive_command(raw))
 
     def commands(self) -> list[dict[str, Any]]:
         """All commands, valid, by Alice."""
@@ -126,7 +126,7 @@ class FuzzTestCase(SynchronousTestCase):
         asked = "COMMUNICATION_CONTRACT"
         direct: list[tuple[str, dict[str, Any], str | None]] = [
             (f"REQUEST_{asked}", request, bob.did),
-            (f"REQUEST_{asked}", alice.registration(), None),
+            (f"REQUEST_{asked}", alice.registration_request(), None),
             (f"{asked}_RESPONSE", contract, bob.did),
             (f"QUERY_PENDING_{asked}_REQUESTS", {"pagination": pages}, None),
             (f"ACKNOWLEDGE_PENDING_{asked}_REQUESTS", {"communication_contract_ids": ["a", "b"]}, None),
@@ -330,7 +330,7 @@ class BodyTests(FuzzTestCase):
     def test_registrations(self) -> None:
         """Every oddity inside a request for registration, encrypted and signed correctly."""
         carol = InMemoryIdentity(self.in_memory, "carol")
-        plain = {"communication_contract": carol.terms(carol.mediator), "requestor_signature": ""}
+        plain = {"communication_contract": carol.contract_terms(carol.mediator), "requestor_signature": ""}
         granted = 0
         for variant in variants(plain):
             terms = variant.get("communication_contract")
@@ -341,7 +341,7 @@ class BodyTests(FuzzTestCase):
                 granted += self.send(command).status == 200
         self.assertGreater(granted, 5)
         for garbage in (b"", b"\xff", b"[" * 10_000, b"null", b'{"a":1,"a":2}', b"x" * MEBIBYTE):
-            sealed = carol.sealed_registration(garbage.decode("latin-1"))
+            sealed = carol.encrypt_registration(garbage.decode("latin-1"))
             command = carol.command({"type": "REQUEST_COMMUNICATION_CONTRACT", **sealed})
             self.assertEqual(self.send(command).status, 400)
 
@@ -353,7 +353,7 @@ class BodyTests(FuzzTestCase):
 
     def encrypt(self, new_identity: InMemoryIdentity, plaintext: Any) -> dict[str, Any] | None:
         try:
-            return new_identity.sealed_registration(plaintext)
+            return new_identity.encrypt_registration(plaintext)
         except ValueError:
             return None  # orjson cannot write it
 
@@ -403,15 +403,15 @@ class SocketTests(FuzzTestCase):
     def reply_to_first_frame(self, frame: bytes, *, binary: bool = False) -> str:
         """Return the reply to a first frame."""
         dialogue = InMemoryDecentrlSocket(self.in_memory)
-        dialogue.say(frame, binary=binary)
-        (outcomes,) = dialogue.heard()
+        dialogue.send(frame, binary=binary)
+        (outcomes,) = dialogue.take_frames()
         self.assertEqual(self.flushLoggedErrors(), [])
         if outcomes == {"type": "AUTH_SUCCESS"}:
             self.assertEqual(dialogue.socket.codes, [])
         else:
             self.assertEqual((set(outcomes), outcomes["type"]), ({"type", "code"}, "AUTH_FAILED"))
             self.assertEqual(dialogue.socket.codes, [self.close_code(outcomes["code"])])
-        dialogue.hang_up()
+        dialogue.disconnect()
         return str(outcomes.get("code", outcomes["type"]))
 
     def close_code(self, code: str) -> int:
@@ -422,7 +422,7 @@ class SocketTests(FuzzTestCase):
 
     def authentication(self) -> dict[str, Any]:
         """A valid authentication."""
-        return dict(json.loads(self.alice.greeting()))
+        return dict(json.loads(self.alice.authentication_frame()))
 
     def sign(self, message: Any) -> bytes:
         """Sign the message as it is."""
@@ -476,11 +476,11 @@ class SocketTests(FuzzTestCase):
         """Further frames get no reply, and pushes continue."""
         dialogue = self.alice.connect()
         for frame in frames:
-            dialogue.say(frame)
-        self.assertEqual(dialogue.heard(), [])
-        self.check(self.bob.tell(self.alice, "sealed"))
-        self.assertEqual([outcomes["type"] for outcomes in dialogue.heard()], ["PENDING_EVENTS"])
-        dialogue.hang_up()
+            dialogue.send(frame)
+        self.assertEqual(dialogue.take_frames(), [])
+        self.check(self.bob.send_event(self.alice, "sealed"))
+        self.assertEqual([outcomes["type"] for outcomes in dialogue.take_frames()], ["PENDING_EVENTS"])
+        dialogue.disconnect()
 
 
 class PublicTests(FuzzTestCase):

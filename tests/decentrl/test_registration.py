@@ -35,7 +35,7 @@ class RegistrationTests(SynchronousTestCase):
 
     def test_signed_by_both(self) -> None:
         """The mediator adds its key and signature and returns the whole contract."""
-        body = self.alice.answer(REQUEST, **self.alice.registration())
+        body = self.alice.answer(REQUEST, **self.alice.registration_request())
         self.assertEqual(body["code"], "MEDIATOR_REGISTRATION_SUCCESS")
         signed = body["payload"]["signed_communication_contract"]
         self.assertEqual(set(signed), {"communication_contract", "requestor_signature", "recipient_signature"})
@@ -74,7 +74,7 @@ class RegistrationTests(SynchronousTestCase):
 
     def test_plaintext_forms(self) -> None:
         """Wrapped under either name, or flat with either name of the signature."""
-        terms = self.alice.terms(self.alice.mediator)
+        terms = self.alice.contract_terms(self.alice.mediator)
         signature = self.alice.request(terms)
         for plaintext in (
             {"communication_contract": terms, "requestor_signature": signature},
@@ -82,12 +82,12 @@ class RegistrationTests(SynchronousTestCase):
             {**terms, "requestor_signature": signature},
             {**terms, "signature": signature},
         ):
-            self.alice.answer(REQUEST, **self.alice.sealed_registration(plaintext))
+            self.alice.answer(REQUEST, **self.alice.encrypt_registration(plaintext))
 
     def test_terms_are_returned_unchanged(self) -> None:
         """The mediator adds its own members and changes no other, in every form of the request."""
         note = f'{{ "n" : [{", ".join(NUMBERS)}],\t"\\u0061":"\\ud834\\udd1e \\/" }}'
-        terms = self.alice.terms(self.alice.mediator, note=json.loads(note))
+        terms = self.alice.contract_terms(self.alice.mediator, note=json.loads(note))
         written = json.dumps(terms).replace(json.dumps(json.loads(note)), note)
         signature = self.alice.request(terms)
         for plaintext in (
@@ -96,7 +96,7 @@ class RegistrationTests(SynchronousTestCase):
         ):
             self.assertIn(note, plaintext)
             reply = self.alice.ask(
-                REQUEST, **self.alice.sealed_registration(encoding.wrap_json_fragment(plaintext.encode()))
+                REQUEST, **self.alice.encrypt_registration(encoding.wrap_json_fragment(plaintext.encode()))
             )
             signed = json.loads(reply.body)["payload"]["signed_communication_contract"]
             self.assertIn(f'"note":{note}'.encode(), reply.body)
@@ -106,17 +106,17 @@ class RegistrationTests(SynchronousTestCase):
 
     def test_missing_key_id_of_mediator(self) -> None:
         """The key id is added; the requestor's signature covers the terms without it."""
-        terms = self.alice.terms(self.alice.mediator)
+        terms = self.alice.contract_terms(self.alice.mediator)
         del terms["recipient_signing_key_id"]
         plaintext = {"communication_contract": terms, "requestor_signature": self.alice.request(terms)}
-        body = self.alice.answer(REQUEST, **self.alice.sealed_registration(plaintext))
+        body = self.alice.answer(REQUEST, **self.alice.encrypt_registration(plaintext))
         signed = body["payload"]["signed_communication_contract"]
         self.assertTrue(verify_contract_signatures(signed, self.key_of))
 
     def test_undecryptable_requests(self) -> None:
         """Garbage, another secret, a low-order key: one response."""
-        good = self.alice.registration()
-        other = self.alice.registration()
+        good = self.alice.registration_request()
+        other = self.alice.registration_request()
         for changes in (
             {"encrypted_contract_request": "AAAA"},
             {"encrypted_contract_request": "not base64!"},
@@ -130,11 +130,11 @@ class RegistrationTests(SynchronousTestCase):
         """Plaintext that is no contract is refused."""
         plaintexts: list[Any] = [[], "text", {}, {"communication_contract": 1}, {"communication_contract": {}}]
         for plaintext in plaintexts:
-            self.assertEqual(self.refusal_of(self.alice.sealed_registration(plaintext)), (400, "INVALID_COMMAND"))
+            self.assertEqual(self.refusal_of(self.alice.encrypt_registration(plaintext)), (400, "INVALID_COMMAND"))
 
     def test_oversized_contract(self) -> None:
         """The mediator signs and stores contracts of bounded size only."""
-        members = self.alice.registration(more="x" * 13_000)
+        members = self.alice.registration_request(more="x" * 13_000)
         self.assertEqual(self.refusal_of(members), (400, "INVALID_COMMAND"))
 
     def test_invalid_terms(self) -> None:
@@ -151,16 +151,16 @@ class RegistrationTests(SynchronousTestCase):
             {"expires_at": str(now + 100)},
             {"requestor_encryption_public_key": 7},
         ):
-            members = self.alice.registration(**changes)
+            members = self.alice.registration_request(**changes)
             self.assertEqual(self.refusal_of(members), (400, "INVALID_COMMAND"), changes)
 
     def test_not_signed_by_sender(self) -> None:
         """A wrong signature, and one by a key that is not the sender's."""
-        terms = self.alice.terms(self.alice.mediator)
+        terms = self.alice.contract_terms(self.alice.mediator)
         other = {**terms, "expires_at": terms["expires_at"] + 1}
         forged = {"communication_contract": other, "requestor_signature": self.alice.request(terms)}
-        self.assertEqual(self.refusal_of(self.alice.sealed_registration(forged)), (401, "INVALID_SIGNATURES"))
-        strange = self.alice.registration(requestor_signing_key_id=f"{self.alice.did}#prekey")
+        self.assertEqual(self.refusal_of(self.alice.encrypt_registration(forged)), (401, "INVALID_SIGNATURES"))
+        strange = self.alice.registration_request(requestor_signing_key_id=f"{self.alice.did}#prekey")
         self.assertEqual(self.refusal_of(strange), (401, "INVALID_SIGNATURES"))
 
     def test_did_of_other_mediator(self) -> None:
@@ -169,14 +169,16 @@ class RegistrationTests(SynchronousTestCase):
         strict = InMemoryMediator(self, decentrl={"registration": "own"})
         InMemoryIdentity(strict, "native").register()
         guest = InMemoryIdentity(strict, "guest", mediator_did="did:web:elsewhere.example")
-        self.assertEqual(code_of(guest.ask(REQUEST, **guest.registration())), (401, "UNAUTHORIZED_COMMAND"))
+        self.assertEqual(code_of(guest.ask(REQUEST, **guest.registration_request())), (401, "UNAUTHORIZED_COMMAND"))
         self.assertEqual(len(strict.events("acct.deny")), 1)
 
     def test_allow_list(self) -> None:
         """With an allow-list nobody else can register."""
         strict = InMemoryMediator(self, decentrl={"registration": "allow-list", "allow": [self.alice.did]})
         mallory = InMemoryIdentity(strict, "mallory")
-        self.assertEqual(code_of(mallory.ask(REQUEST, **mallory.registration())), (401, "UNAUTHORIZED_COMMAND"))
+        self.assertEqual(
+            code_of(mallory.ask(REQUEST, **mallory.registration_request())), (401, "UNAUTHORIZED_COMMAND")
+        )
 
     def test_longer_than_maximum(self) -> None:
         """A registration is signed as requested and counts for the maximum."""
@@ -194,11 +196,11 @@ class LapsedRegistrationTests(SynchronousTestCase):
     def test_queue_survives_lapse(self) -> None:
         """Queued events survive the end of a registration."""
         in_memory, alice, bob = register_two_identities(self)
-        bob.befriend(alice)
-        alice.tell(bob, "patience")
+        bob.save_contract_with(alice)
+        alice.send_event(bob, "patience")
         in_memory.clock.advance(YEAR)
         self.assertEqual(code_of(bob.ask("QUERY_PENDING_EVENTS")), (401, "UNAUTHORIZED_COMMAND"))
-        self.assertEqual(code_of(alice.tell(bob)), (404, "RECIPIENT_NOT_REGISTERED"))
+        self.assertEqual(code_of(alice.send_event(bob)), (404, "RECIPIENT_NOT_REGISTERED"))
         bob.register()
         self.assertEqual([event["payload"] for event in bob.pending()], ["patience"])
-        self.assertEqual(json.loads(alice.tell(bob).body)["code"], "COMMUNICATION_CONTRACT_NOT_FOUND")
+        self.assertEqual(json.loads(alice.send_event(bob).body)["code"], "COMMUNICATION_CONTRACT_NOT_FOUND")

@@ -6,7 +6,8 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from tests.in_memory_identities import InMemoryIdentity, code_of, register_two_identities
+from mediatord.protocol.decentrl.crypto import sign_event
+from tests.in_memory_identities import PUBLIC, InMemoryIdentity, code_of, register_two_identities
 
 
 class StoredEventTests(SynchronousTestCase):
@@ -116,6 +117,19 @@ class StoredEventTests(SynchronousTestCase):
         self.assertEqual(code_of(alice.ask("SAVE_EVENTS", events=events)), (429, "RATE_LIMITED"))
         self.assertEqual(alice.query("EVENTS", "events"), [])
 
+    def test_quota_of_bytes(self) -> None:
+        """Saved events, replaced tags and public events count."""
+        _, alice, _ = register_two_identities(self, decentrl={"max_stored_bytes": 1000})
+        alice.answer("SAVE_EVENTS", events=[self.event("x" * 100, 1, "t" * 10)])
+        too_much = alice.ask("SAVE_EVENTS", events=[self.event("x" * 1000, 1)])
+        self.assertEqual(code_of(too_much), (429, "RATE_LIMITED"))
+        public: dict[str, Any] = {"event": "x" * 1000, "tags": [], "timestamp": 1}
+        signed = {**public, "event_signature": sign_event("x" * 1000, [], 1, alice.seed)}
+        self.assertEqual(code_of(alice.ask("PUBLISH_PUBLIC_EVENT", channel=PUBLIC, **signed)), (429, "RATE_LIMITED"))
+        (stored,) = alice.query("EVENTS", "events")
+        update = [{"event_id": stored["id"], "encrypted_tags": ["t" * 1000]}]
+        self.assertEqual(code_of(alice.ask("UPDATE_EVENT_TAGS", events=update)), (429, "RATE_LIMITED"))
+
     def test_addressed_to_other_mediator(self) -> None:
         """A command to another mediator is not executed."""
         for command in (
@@ -132,8 +146,8 @@ class StoredEventTests(SynchronousTestCase):
                 "signed_communication_contract": self.alice.contract_with(self.bob),
             },
         ):
-            for to in (self.bob.did, "did:web:elsewhere.example"):
-                reply = self.in_memory.obey(self.alice.command(command, to=to))
+            for to in (self.bob.did, "did:web:elsewhere.example", "nobody"):
+                reply = self.in_memory.receive_command(self.alice.command(command, to=to))
                 self.assertEqual(code_of(reply), (401, "UNAUTHORIZED_COMMAND"), command["type"])
 
     def test_not_registered(self) -> None:

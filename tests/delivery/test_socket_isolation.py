@@ -48,7 +48,7 @@ class DIDCommTests(SynchronousTestCase):
     def forward(self) -> None:
         """Forward a message to Bob."""
         self.assertEqual(
-            self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, self.bob.letter())).status, 202
+            self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, self.bob.make_payload())).status, 202
         )
 
     def assert_pushed_once(self, socket: FakeSocket) -> None:
@@ -97,7 +97,7 @@ class DIDCommTests(SynchronousTestCase):
         self.open_live_socket(FailingSocket)
         self.forward()
         self.assertEqual(self.in_memory.events("msg.accept")[0]["method"], "queue")
-        self.assertEqual(self.bob.waiting(), 1)
+        self.assertEqual(self.bob.count_queued(), 1)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
     def test_socket_of_other_protocol(self) -> None:
@@ -113,7 +113,7 @@ class DIDCommTests(SynchronousTestCase):
 class DecentrlTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.in_memory, self.alice, self.bob = register_two_identities(self)
-        self.bob.befriend(self.alice)
+        self.bob.save_contract_with(self.alice)
 
     def open_live_socket(self, make: Callable[[], FakeSocket] = FakeSocket, reader: Any = None) -> FakeSocket:
         """A socket of Bob's."""
@@ -125,7 +125,7 @@ class DecentrlTests(SynchronousTestCase):
     def test_failing_socket(self) -> None:
         """As above; the command that brings the event succeeds."""
         working, failing = self.open_live_socket(), self.open_live_socket(FailingSocket)
-        reply = self.alice.tell(self.bob, "hello")
+        reply = self.alice.send_event(self.bob, "hello")
         self.assertEqual(reply.status, 200)
         id_ = json.loads(reply.body)["pendingEventId"]
         self.assertEqual([event["method"] for event in self.in_memory.events("msg.accept")], ["live"])
@@ -138,7 +138,7 @@ class DecentrlTests(SynchronousTestCase):
     def test_socket_of_other_protocol(self) -> None:
         """A DIDComm socket of the same DID gets no events."""
         other = self.open_live_socket(reader=object())
-        self.assertEqual(self.alice.tell(self.bob, "hello").status, 200)
+        self.assertEqual(self.alice.send_event(self.bob, "hello").status, 200)
         self.assertEqual([event["method"] for event in self.in_memory.events("msg.accept")], ["queue"])
         self.assertFalse(self.in_memory.decentrl.event_pusher.push_contracts_updated(self.bob.did))
         self.assertEqual(other.frames, [])

@@ -115,10 +115,12 @@ class FailoverTests(SynchronousTestCase):
         values = self.in_memory.config.model_dump()
         new = Config.model_validate({**values, "didcomm": {**values["didcomm"], "deny": [bob.did]}})
         self.in_memory.base.reloader.reload(lambda: new)
-        self.assertEqual(self.in_memory.receive(pack_forward(self.in_memory, bob.did, bob.letter())).status, 202)
+        self.assertEqual(
+            self.in_memory.receive(pack_forward(self.in_memory, bob.did, bob.make_payload())).status, 202
+        )
         self.assertEqual(self.poster.take_posts(), [])
         self.in_memory.base.reloader.reload(lambda: self.in_memory.config)
-        self.assertEqual(bob.waiting(), 1)
+        self.assertEqual(bob.count_queued(), 1)
 
     def forward(self, next_: str, payload: bytes, **headers: Any) -> bytes:
         """Send an anonymous forward, which must be accepted."""
@@ -129,7 +131,7 @@ class FailoverTests(SynchronousTestCase):
     def test_disabled_by_default(self) -> None:
         """Without `failover` nothing is posted, whatever else is configured."""
         bob = self.start(failover="none")
-        self.forward(bob.did, bob.letter())
+        self.forward(bob.did, bob.make_payload())
         self.assertEqual(self.poster.take_posts(), [])
 
     def test_posts_payload_and_removes_it(self) -> None:
@@ -138,14 +140,14 @@ class FailoverTests(SynchronousTestCase):
         then it is delivered and removed.
         """
         bob = self.start()
-        payload = self.forward(bob.did, bob.letter())
+        payload = self.forward(bob.did, bob.make_payload())
         posted = self.poster.take_post()
         self.assertEqual((posted.url, posted.body), (INBOX, payload))
         self.assertEqual((posted.content_type, posted.timeout), (b"application/didcomm-encrypted+json", 10.0))
-        self.assertEqual(bob.waiting(), 1)
+        self.assertEqual(bob.count_queued(), 1)
         self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 1)
         respond(posted, 200)
-        self.assertEqual(bob.waiting(), 0)
+        self.assertEqual(bob.count_queued(), 0)
         self.assertEqual(self.in_memory.counter("mediator_messages_delivered_total"), 1)
         (event,) = self.in_memory.events("msg.ack")
         self.assertEqual(event["path"], "http")
@@ -154,24 +156,24 @@ class FailoverTests(SynchronousTestCase):
         """Every 2xx is a delivery, nothing else: the outbound client has followed redirects."""
         for status in (200, 202, 204, 299, 301, 307, 400, 404, 500):
             bob = self.start()
-            self.forward(bob.did, bob.letter())
+            self.forward(bob.did, bob.make_payload())
             respond(self.poster.take_post(), status)
-            self.assertEqual(bob.waiting(), 0 if status < 300 else 1, status)
+            self.assertEqual(bob.count_queued(), 0 if status < 300 else 1, status)
 
     def test_socket_is_preferred(self) -> None:
         """Nothing is posted while a live socket accepts pushes; a socket that does not is ignored."""
         bob = self.start()
         socket = bob.go_live()
-        self.forward(bob.did, bob.letter())
+        self.forward(bob.did, bob.make_payload())
         self.assertEqual(self.poster.take_posts(), [])
         socket.takes = False
-        self.forward(bob.did, bob.letter())
+        self.forward(bob.did, bob.make_payload())
         self.assertEqual(self.poster.take_post().url, INBOX)
 
     def test_five_attempts_with_backoff(self) -> None:
         """Pauses grow from 1 s to 60 s; after the fifth failure the message stays queued."""
         bob = self.start()
-        payload = self.forward(bob.did, bob.letter())
+        payload = self.forward(bob.did, bob.make_payload())
         for pause in (1, 4, 16, 60):
             respond(self.poster.take_post(), 503)
             self.in_memory.clock.advance(pause - 0.1)
@@ -186,11 +188,11 @@ class FailoverTests(SynchronousTestCase):
     def test_retry_delivers(self) -> None:
         """One 2xx is enough, and nothing follows it."""
         bob = self.start()
-        self.forward(bob.did, bob.letter())
+        self.forward(bob.did, bob.make_payload())
         respond(self.poster.take_post(), 500)
         self.in_memory.clock.advance(1)
         respond(self.poster.take_post(), 202)
-        self.assertEqual(bob.waiting(), 0)
+        self.assertEqual(bob.count_queued(), 0)
         self.in_memory.clock.advance(3600)
         self.assertEqual(self.poster.take_posts(), [])
 
@@ -198,11 +200,11 @@ class FailoverTests(SynchronousTestCase):
         """Connection failures and guarded addresses are retried like others, without logged errors."""
         for failure in (OutboundRequestError("TimeoutError"), OutboundAddressError("PrivateAddress")):
             bob = self.start()
-            self.forward(bob.did, bob.letter())
+            self.forward(bob.did, bob.make_payload())
             self.poster.take_post().response.errback(failure)
             self.in_memory.clock.advance(1)
             respond(self.poster.take_post(), 200)
-            self.assertEqual(bob.waiting(), 0)
+            self.assertEqual(bob.count_queued(), 0)
 
     def test_tries_all_endpoints_before_backoff(self) -> None:
         """The endpoints of the account's document are tried in order before backing off (reference 4.7)."""
@@ -211,7 +213,7 @@ class FailoverTests(SynchronousTestCase):
             failover="account-did",
             endpoints={},
         )
-        self.forward(bob.did, bob.letter())
+        self.forward(bob.did, bob.make_payload())
         for _ in range(2):
             first = self.poster.take_post()
             self.assertEqual(first.url, "https://a.example/")
@@ -222,13 +224,13 @@ class FailoverTests(SynchronousTestCase):
             self.assertEqual(self.poster.take_posts(), [])
             self.in_memory.clock.advance(4)
         respond(self.poster.take_post(), 200)
-        self.assertEqual(bob.waiting(), 0)
+        self.assertEqual(bob.count_queued(), 0)
 
     def test_configured_endpoints_override_document(self) -> None:
         """Configured endpoints are used in place of those of the document."""
         identity = identity_with_services({"uri": "https://document.example/"})
         bob = self.start(identity, failover="account-did", endpoints={identity.did: INBOX})
-        self.forward(bob.did, bob.letter())
+        self.forward(bob.did, bob.make_payload())
         self.assertEqual(self.poster.take_post().url, INBOX)
 
     def test_ignores_document_of_recipient_did(self) -> None:
@@ -236,7 +238,7 @@ class FailoverTests(SynchronousTestCase):
         other = identity_with_services({"uri": "https://recipient.example/"})
         bob = self.start(failover="account-did", endpoints={})
         bob.enrol(other.did)
-        self.forward(other.did, bob.letter())
+        self.forward(other.did, bob.make_payload())
         self.assertEqual(self.poster.take_posts(), [])
 
     def test_never_posts_to_itself(self) -> None:
@@ -249,13 +251,13 @@ class FailoverTests(SynchronousTestCase):
                 self, public_url=url, didcomm={"failover": "configured", "endpoints": {identity.did: uri}}
             )
             bob = InMemoryWallet(self.in_memory, identity).enrol()
-            self.forward(bob.did, bob.letter())
+            self.forward(bob.did, bob.make_payload())
             self.assertEqual(self.in_memory.poster.take_posts(), [], uri)
         self.in_memory = EndpointMediator(self, public_url=url, didcomm={"failover": "account-did"})
         did, web = self.in_memory.did, self.in_memory.base.identity.now.web_did
         services = [{"uri": uri} for uri in (*ours, did, web, "wss://x.example/ws", "didcomm:transport/queue", INBOX)]
         bob = InMemoryWallet(self.in_memory, identity_with_services(*services)).enrol()
-        self.forward(bob.did, bob.letter())
+        self.forward(bob.did, bob.make_payload())
         posted = self.in_memory.poster.take_post()
         self.assertEqual(posted.url, INBOX)
         respond(posted, 500)
@@ -271,7 +273,7 @@ class FailoverTests(SynchronousTestCase):
             if source == "configured":
                 identity = WalletIdentity.generate()
                 bob = self.start(identity, endpoints={identity.did: mediator.did})
-            payload = self.forward(bob.did, bob.letter())
+            payload = self.forward(bob.did, bob.make_payload())
             posted = self.poster.take_post()
             self.assertEqual(posted.url, "https://other.example/didcomm")
             opened = unpack_message(posted.body, mediator, DIDDocumentCache().resolve)
@@ -279,7 +281,7 @@ class FailoverTests(SynchronousTestCase):
             self.assertIsNone(opened.sender)
             self.assertEqual(payload_of(opened, bob.did), payload)
             respond(posted, 202)
-            self.assertEqual(bob.waiting(), 0)
+            self.assertEqual(bob.count_queued(), 0)
 
     def test_did_endpoint_takes_one_hop_only(self) -> None:
         """A DID that leads to another DID, or nowhere, is no endpoint (Routing 2.0, "Using a DID as an endpoint")."""
@@ -290,16 +292,16 @@ class FailoverTests(SynchronousTestCase):
             "did:example:unknown",
         ):
             bob = self.start(identity_with_services({"uri": did}), failover="account-did", endpoints={})
-            self.forward(bob.did, bob.letter())
+            self.forward(bob.did, bob.make_payload())
             self.assertEqual(self.poster.take_posts(), [])
-            self.assertEqual(bob.waiting(), 1)
+            self.assertEqual(bob.count_queued(), 1)
 
     def test_endpoint_with_routing_keys(self) -> None:
         """An endpoint behind routing keys gets what they can unwrap, the first one first."""
         outer, inner = WalletIdentity.generate(), WalletIdentity.generate()
         endpoint = {"uri": INBOX, "routing_keys": [outer.did, inner.did], "routingKeys": [outer.did, inner.did]}
         bob = self.start(identity_with_services(endpoint), failover="account-did", endpoints={})
-        payload = self.forward(bob.did, bob.letter())
+        payload = self.forward(bob.did, bob.make_payload())
         documents = DIDDocumentCache()
         layer = payload_of(unpack_message(self.poster.take_post().body, outer, documents.resolve), inner.did)
         self.assertEqual(payload_of(unpack_message(layer, inner, documents.resolve), bob.did), payload)
@@ -308,18 +310,18 @@ class FailoverTests(SynchronousTestCase):
         """Beyond the bound messages stay queued; a finished POST makes room."""
         bob = self.start()
         for _ in range(MAX_CONCURRENT_POSTS + 5):
-            self.forward(bob.did, bob.letter())
+            self.forward(bob.did, bob.make_payload())
         posted = self.poster.take_posts()
         self.assertEqual(len(posted), MAX_CONCURRENT_POSTS)
-        self.assertEqual(bob.waiting(), MAX_CONCURRENT_POSTS + 5)
+        self.assertEqual(bob.count_queued(), MAX_CONCURRENT_POSTS + 5)
         respond(posted[0], 200)
-        self.forward(bob.did, bob.letter())
+        self.forward(bob.did, bob.make_payload())
         self.assertEqual(len(self.poster.take_posts()), 1)
 
     def test_delayed_message_is_posted_when_due(self) -> None:
         """A delayed message is posted when it is due, not before (reference 4.5)."""
         bob = self.start()
-        self.forward(bob.did, bob.letter(), delay_milli=30_000)
+        self.forward(bob.did, bob.make_payload(), delay_milli=30_000)
         self.in_memory.clock.advance(29)
         self.assertEqual(self.poster.take_posts(), [])
         self.in_memory.clock.advance(2)
@@ -330,18 +332,18 @@ class FailoverTests(SynchronousTestCase):
         bob = self.start()
         self.in_memory.clock.advance(0)
         timers = len(self.in_memory.clock.getDelayedCalls())
-        self.forward(bob.did, bob.letter("one"))
-        self.forward(bob.did, bob.letter("two"))
+        self.forward(bob.did, bob.make_payload("one"))
+        self.forward(bob.did, bob.make_payload("two"))
         respond(self.poster.take_posts()[0], 500)
         self.in_memory.didcomm.endpoints.stop()
         self.in_memory.clock.advance(0)
         self.assertEqual(len(self.in_memory.clock.getDelayedCalls()), timers)
-        self.assertEqual(bob.waiting(), 2)
+        self.assertEqual(bob.count_queued(), 2)
 
     def test_stop_waits_for_removal(self) -> None:
         """A delivered message is removed by the store; stopping waits for that."""
         bob = self.start()
-        self.forward(bob.did, bob.letter())
+        self.forward(bob.did, bob.make_payload())
         remove, removing = self.in_memory.store.remove_messages, Deferred[None]()
 
         async def remove_slowly(ids: list[str]) -> Any:
@@ -357,7 +359,7 @@ class FailoverTests(SynchronousTestCase):
         self.successResultOf(stopped)
         self.assertEqual(len(self.in_memory.events("msg.ack")), 1)
         self.assertEqual(self.in_memory.counter("mediator_messages_delivered_total"), 1)
-        self.assertEqual(bob.waiting(), 0)
+        self.assertEqual(bob.count_queued(), 0)
 
 
 class WrappingTests(SynchronousTestCase):
@@ -367,7 +369,7 @@ class WrappingTests(SynchronousTestCase):
         """Forward a message to an identity, and fetch it."""
         in_memory = InMemoryMediator(self, didcomm=didcomm)
         guest = InMemoryWallet(in_memory, identity).enrol()
-        payload = guest.letter("inside")
+        payload = guest.make_payload("inside")
         self.assertEqual(in_memory.receive(pack_forward(in_memory, guest.did, payload)).status, 202)
         (delivered,) = guest.fetch()
         self.assertEqual(delivered.form, "json")
@@ -421,7 +423,7 @@ class WrappingTests(SynchronousTestCase):
         """Messages for a recipient DID without a key are stored unchanged."""
         in_memory = InMemoryMediator(self, didcomm={"rewrap": True})
         guest = InMemoryWallet(in_memory).enrol("did:example:bob")
-        payload = guest.letter()
+        payload = guest.make_payload()
         self.assertEqual(in_memory.receive(pack_forward(in_memory, "did:example:bob", payload)).status, 202)
         self.assertEqual([delivered.payload for delivered in guest.fetch()], [payload])
 

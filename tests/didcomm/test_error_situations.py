@@ -62,11 +62,11 @@ class SituationTests(SynchronousTestCase):
         self.assertEqual(self.in_memory.counter("mediator_rejected_total", reason=reason), 1)
         self.assertEqual(self.in_memory.events("req.done")[-1]["code"], code)
         self.assertEqual(self.in_memory.counter("mediator_messages_forwarded_total"), 0)
-        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.bob.count_queued(), 0)
 
     def pack_authenticated_forward(self, **headers: Any) -> RequestReply:
         """Pack an authenticated forward by Alice; `headers` replace the valid ones."""
-        attachments = [{"data": {"json": json.loads(self.bob.letter())}}]
+        attachments = [{"data": {"json": json.loads(self.bob.make_payload())}}]
         body = headers.pop("body", {"next": self.bob.did})
         return self.alice.ask(FORWARD, body, **{"attachments": attachments, **headers})
 
@@ -90,7 +90,7 @@ class SituationTests(SynchronousTestCase):
     def test_row_5_anonymous_forward_to_unknown_recipient(self) -> None:
         """The same, signed, for an anonymous sender; the report names the thread."""
         reply = self.in_memory.receive(
-            pack_forward(self.in_memory, "did:example:nobody", self.bob.letter(), id="f-1")
+            pack_forward(self.in_memory, "did:example:nobody", self.bob.make_payload(), id="f-1")
         )
         report = read_problem_report(reply)
         self.assertEqual((report["pthid"], report["from"]), ("f-1", self.in_memory.did))
@@ -99,12 +99,12 @@ class SituationTests(SynchronousTestCase):
     def test_row_5_prefix_of_recipient(self) -> None:
         """`next` is compared as a whole."""
         for next_ in (self.bob.did[:-1], self.bob.did + "x", self.bob.did.upper()):
-            reply = self.in_memory.receive(pack_forward(self.in_memory, next_, self.bob.letter()))
+            reply = self.in_memory.receive(pack_forward(self.in_memory, next_, self.bob.make_payload()))
             self.assertEqual((reply.status, code_of(reply)), (400, "e.p.me.res.not-found"))
 
     def test_row_7_undecryptable(self) -> None:
         """One text for every cause, without a thread: no oracle (UC-021 AF-3)."""
-        good = json.loads(pack_forward(self.in_memory, self.bob.did, self.bob.letter()))
+        good = json.loads(pack_forward(self.in_memory, self.bob.did, self.bob.make_payload()))
         stranger = WalletIdentity.generate()
         texts = set()
         for broken in (
@@ -123,7 +123,7 @@ class SituationTests(SynchronousTestCase):
             texts.add(json.dumps(report["body"]))
         self.assertEqual(len(texts), 1)
         self.assertEqual(self.in_memory.counter("mediator_rejected_total", reason="undecryptable"), 7)
-        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.bob.count_queued(), 0)
 
     def test_row_8_not_an_envelope(self) -> None:
         """400, or 415 if the Content-Type is no envelope's either."""
@@ -193,7 +193,7 @@ class SituationTests(SynchronousTestCase):
 
     def nested_forward(self, depth: int) -> bytes:
         """Pack a forward to Bob inside `depth` forwards to the mediator."""
-        raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter("deep"))
+        raw = pack_forward(self.in_memory, self.bob.did, self.bob.make_payload("deep"))
         for _ in range(depth):
             raw = anoncrypt(build_forward(self.in_memory.did, [raw]), self.in_memory.document)
         return raw
@@ -221,18 +221,18 @@ class SituationTests(SynchronousTestCase):
         """413 in place of a 202 for a message that would be evicted at once."""
         in_memory = InMemoryMediator(self, queue={"max_bytes": 1000})
         bob = InMemoryWallet(in_memory).enrol()
-        reply = in_memory.receive(pack_forward(in_memory, bob.did, bob.letter("x" * 2000)))
+        reply = in_memory.receive(pack_forward(in_memory, bob.did, bob.make_payload("x" * 2000)))
         self.assertEqual((reply.status, code_of(reply)), (413, "e.p.me.res.storage.message_too_big"))
 
     def test_full_queue_refuses(self) -> None:
         """429 with Retry-After, in the clear or encrypted; nothing is stored, nothing evicted."""
         in_memory = InMemoryMediator(self, queue={"max_messages": 2, "when_full": "refuse", "sender_share": 1})
         bob, alice = InMemoryWallet(in_memory).enrol(), InMemoryWallet(in_memory)
-        messages = [pack_forward(in_memory, bob.did, bob.letter(text)) for text in ("1", "2", "3")]
+        messages = [pack_forward(in_memory, bob.did, bob.make_payload(text)) for text in ("1", "2", "3")]
         replies = [in_memory.receive(raw) for raw in messages]
         self.assertEqual([reply.status for reply in replies], [202, 202, 429])
         self.assertEqual((code_of(replies[2]), replies[2].retry_after), ("e.m.me.res.storage", 600))
-        attachments = [{"data": {"json": json.loads(bob.letter("4"))}}]
+        attachments = [{"data": {"json": json.loads(bob.make_payload("4"))}}]
         packed = alice.ask(FORWARD, {"next": bob.did}, attachments=attachments)
         self.assertEqual((packed.status, packed.media_type, packed.retry_after), (429, PACKED, 600))
         self.assertEqual(code_of(packed, alice), "e.m.me.res.storage")
@@ -247,7 +247,9 @@ class SituationTests(SynchronousTestCase):
 
     def test_nested_forwards_are_atomic(self) -> None:
         """If one inner recipient is unknown, nothing is stored."""
-        inner = [pack_forward(self.in_memory, next_, self.bob.letter()) for next_ in (self.bob.did, "did:example:x")]
+        inner = [
+            pack_forward(self.in_memory, next_, self.bob.make_payload()) for next_ in (self.bob.did, "did:example:x")
+        ]
         raw = pack_forward(self.in_memory, self.in_memory.did, *inner)
         self.assert_refused(
             self.in_memory.receive(raw), 400, "e.p.me.res.not-found", "recipient_unknown", form=SIGNED
@@ -258,14 +260,14 @@ class SituationTests(SynchronousTestCase):
         socket = self.bob.go_live()
         socket.send = _broken  # type: ignore[method-assign]  # a fault of ours
         self.assertEqual(
-            self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, self.bob.letter())).status, 202
+            self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, self.bob.make_payload())).status, 202
         )
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
-        self.assertEqual(self.bob.waiting(), 1)
+        self.assertEqual(self.bob.count_queued(), 1)
 
     def test_row_17_store_unavailable(self) -> None:
         """503 with Retry-After, never a 202; the same bytes are accepted once the store is back."""
-        raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter())
+        raw = pack_forward(self.in_memory, self.bob.did, self.bob.make_payload())
         with self.in_memory.failing("enqueue_each", StoreUnavailable()):
             reply = self.in_memory.receive(raw)
         self.assertEqual((reply.status, code_of(reply), reply.retry_after), (503, "e.p.me.res.storage", 5))
@@ -352,15 +354,16 @@ class SituationTests(SynchronousTestCase):
 
     def test_row_22_malformed_bodies(self) -> None:
         """200 with an encrypted report, whose code names the invalid part."""
-        for type_, body, code in (
+        cases: tuple[tuple[str, dict[str, Any], str], ...] = (
             (f"{MP}/delivery-request", {}, "e.p.msg.bad-limit"),
-            (f"{MP}/delivery-request", {"limit": 0}, "e.p.msg.bad-limit"),
+            *((f"{MP}/delivery-request", {"limit": bad}, "e.p.msg.bad-limit") for bad in (0, -1, "2", True, 1.5)),
             (f"{MP}/messages-received", {"message_id_list": "x"}, "e.p.msg.bad-body"),
             (f"{MP}/live-delivery-change", {}, "e.p.msg.bad-body"),
             (f"{CM3}/recipient-update", {}, "e.p.msg.bad-updates"),
             (f"{CM2}/keylist-query", {"paginate": {"limit": 1}}, "e.p.msg.bad-paginate"),
             ("https://didcomm.org/discover-features/2.0/queries", {}, "e.p.msg.bad-body"),
-        ):
+        )
+        for type_, body, code in cases:
             reply = self.bob.ask(type_, body)
             self.assertEqual((reply.status, code_of(reply, self.bob)), (200, code))
 
@@ -385,7 +388,7 @@ class SituationTests(SynchronousTestCase):
             reply = self.alice.ask(type_, body)
             self.assertEqual((reply.status, code_of(reply, self.alice)), (200, "e.p.req.not_enroll"))
         carol = InMemoryWallet(self.in_memory).enrol()
-        for did in (carol.did, "did:example:unknown"):
+        for did in (carol.did, "did:example:unknown", self.bob.did[:-1], self.bob.did + "x"):
             reply = self.bob.ask(f"{MP}/delivery-request", {"limit": 1, "recipient_did": did})
             self.assertEqual((reply.status, code_of(reply, self.bob)), (200, "e.p.req.not_enroll"))
 
@@ -396,7 +399,7 @@ class SituationTests(SynchronousTestCase):
         reply = self.in_memory.receive(raw)
         self.assertEqual((reply.status, code_of(reply, self.bob)), (200, "e.p.crypto.message.dejavu"))
         self.assertEqual(len(self.in_memory.events("replay.drop")), 1)
-        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.bob.count_queued(), 0)
 
     def test_row_24_modified_replays(self) -> None:
         """Whitespace, entries of other recipients and an anonymous envelope around it do not make a new request."""
@@ -455,7 +458,7 @@ class SituationTests(SynchronousTestCase):
         self.assertEqual((reply.status, code_of(reply, self.bob)), (200, "e.p.msg.misaddressed"))
         self.assertEqual(self.bob.ask(f"{MP}/status-request", to=self.in_memory.did).status, 200)
         self.assertEqual(self.bob.ask(f"{MP}/status-request", to=None).status, 200)
-        raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter(), to=["did:example:other"])
+        raw = pack_forward(self.in_memory, self.bob.did, self.bob.make_payload(), to=["did:example:other"])
         self.assertEqual(self.in_memory.receive(raw).status, 202)
 
     def test_internal_error(self) -> None:
@@ -464,7 +467,7 @@ class SituationTests(SynchronousTestCase):
             reply = self.bob.ask(f"{MP}/status-request")
         self.assertEqual((reply.status, code_of(reply)), (500, "e.p.me.fault"))
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
-        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.bob.count_queued(), 0)
 
     def test_other_content_types(self) -> None:
         """Row 8: 415 only if the body is no envelope either."""
@@ -495,7 +498,7 @@ class RotationTests(SynchronousTestCase):
 
     def test_account_moves_to_new_did(self) -> None:
         """Queue and registrations move, and the old DID is refused from then on."""
-        self.in_memory.receive(pack_forward(self.in_memory, self.old.did, self.old.letter("moved")))
+        self.in_memory.receive(pack_forward(self.in_memory, self.old.did, self.old.make_payload("moved")))
         status = self.new.answer(f"{MP}/status-request", from_prior=self.token())
         self.assertEqual(status.body["message_count"], 1)
         dids = self.new.answer(f"{CM3}/recipient-query").body["dids"]
@@ -509,7 +512,7 @@ class RotationTests(SynchronousTestCase):
         """The socket of the rotation is pushed to under the new DID; older sockets are not."""
         other, socket = self.old.go_live(), self.old.go_live()
         self.new.answer(f"{MP}/status-request", from_prior=self.token(), socket=socket)
-        self.in_memory.receive(pack_forward(self.in_memory, self.old.did, self.old.letter("still here")))
+        self.in_memory.receive(pack_forward(self.in_memory, self.old.did, self.old.make_payload("still here")))
         (delivered,) = read_delivery(self.new.open(socket.frames[-1]).message)
         self.assertEqual(self.old.open(delivered.payload).text, "still here")
         self.assertEqual(other.frames, [])
@@ -522,7 +525,7 @@ class RotationTests(SynchronousTestCase):
             (f"{MP}/status-request", {"to": ["did:example:other"]}),
         ):
             self.new.ask(type_, from_prior=self.token(), **headers)
-            self.assertEqual(self.old.waiting(), 0)
+            self.assertEqual(self.old.count_queued(), 0)
 
     def test_forged_rotations(self) -> None:
         """Tokens of another signer, for another DID, and invalid ones are refused and move nothing."""
@@ -536,7 +539,7 @@ class RotationTests(SynchronousTestCase):
         ):
             reply = self.new.ask(f"{MP}/status-request", from_prior=token)
             self.assertEqual((reply.status, code_of(reply)), (400, "e.p.trust.sender-mismatch"))
-        self.assertEqual(self.old.waiting(), 0)
+        self.assertEqual(self.old.count_queued(), 0)
 
 
 class LimitTests(SynchronousTestCase):
@@ -545,11 +548,11 @@ class LimitTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.in_memory = InMemoryMediator(self)
         self.bob = InMemoryWallet(self.in_memory).enrol()
-        self.letter = self.bob.letter()
+        self.payload = self.bob.make_payload()
 
     def test_120_forwards_per_minute_and_address(self) -> None:
         """Exactly, enrolment included. The next minute is fresh, and other addresses are not limited."""
-        raw = pack_forward(self.in_memory, self.bob.did, self.letter)
+        raw = pack_forward(self.in_memory, self.bob.did, self.payload)
         self.in_memory.clock.advance(61)
         statuses = [self.in_memory.receive(raw).status for _ in range(121)]
         self.assertEqual(statuses, [202] * 120 + [429])
@@ -575,7 +578,7 @@ class LimitTests(SynchronousTestCase):
             self.in_memory.clock.advance(61)
             statuses = [self.in_memory.receive(raw).status for _ in range(120)]
             self.assertEqual(statuses, [400] * 120)
-            anonymous = pack_forward(self.in_memory, self.bob.did, self.letter)
+            anonymous = pack_forward(self.in_memory, self.bob.did, self.payload)
             self.assertEqual(self.in_memory.receive(anonymous).status, 429)
 
     def test_replays_count(self) -> None:
@@ -590,19 +593,19 @@ class LimitTests(SynchronousTestCase):
         """Wallets behind one NAT are not locked out by a neighbour (reference section 12)."""
         for _ in range(130):
             self.in_memory.receive(b"{}")
-        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.bob.count_queued(), 0)
 
     def test_60_forwards_per_minute_and_sender(self) -> None:
         """From any address; other senders are not limited."""
         alice, carol = InMemoryWallet(self.in_memory), InMemoryWallet(self.in_memory)
         statuses = []
         for number in range(61):
-            message = build_forward(self.bob.did, [self.letter], **from_header(alice.did))
+            message = build_forward(self.bob.did, [self.payload], **from_header(alice.did))
             raw = authcrypt(message, alice.identity, self.in_memory.document)
             statuses.append(self.in_memory.receive(raw, peer=f"192.0.2.{number}").status)
         self.assertEqual(statuses, [202] * 60 + [429])
         raw = authcrypt(
-            build_forward(self.bob.did, [self.letter], **from_header(carol.did)),
+            build_forward(self.bob.did, [self.payload], **from_header(carol.did)),
             carol.identity,
             self.in_memory.document,
         )
@@ -612,23 +615,23 @@ class LimitTests(SynchronousTestCase):
         """Anonymous forwards in the name of a sender count for the address only (reference 4.2)."""
         self.in_memory.clock.advance(61)
         alice = InMemoryWallet(self.in_memory)
-        raws = [pack_forward(self.in_memory, self.bob.did, self.letter, **from_header(alice.did)) for _ in range(61)]
+        raws = [pack_forward(self.in_memory, self.bob.did, self.payload, **from_header(alice.did)) for _ in range(61)]
         self.assertEqual([self.in_memory.receive(raw).status for raw in raws], [202] * 60 + [429])
-        message = build_forward(self.bob.did, [self.letter], **from_header(alice.did))
+        message = build_forward(self.bob.did, [self.payload], **from_header(alice.did))
         genuine = authcrypt(message, alice.identity, self.in_memory.document)
         self.assertEqual(self.in_memory.receive(genuine, peer="198.51.100.7").status, 202)
 
     def test_repeated_forward_charges_sender_once(self) -> None:
         """Repetitions by somebody else count for their address only."""
         alice = InMemoryWallet(self.in_memory)
-        message = build_forward(self.bob.did, [self.letter], **from_header(alice.did))
+        message = build_forward(self.bob.did, [self.payload], **from_header(alice.did))
         raw = authcrypt(message, alice.identity, self.in_memory.document)
         for number in range(70):
             self.assertEqual(self.in_memory.receive(raw + b" " * number, peer=f"192.0.2.{number}").status, 202)
 
     def test_every_payload_counts(self) -> None:
         """Six forwards of ten payloads count like sixty of one; more than twenty payloads are refused (4.4)."""
-        alice, messages = InMemoryWallet(self.in_memory), [self.letter] * 10
+        alice, messages = InMemoryWallet(self.in_memory), [self.payload] * 10
         statuses = []
         for _ in range(7):
             message = build_forward(self.bob.did, messages, **from_header(alice.did))
@@ -636,17 +639,17 @@ class LimitTests(SynchronousTestCase):
             statuses.append(self.in_memory.receive(raw, peer="198.51.100.1").status)
         self.assertEqual(statuses, [202] * 6 + [429])
         reply = self.in_memory.receive(
-            pack_forward(self.in_memory, self.bob.did, *[self.letter] * 21), peer="198.51.100.2"
+            pack_forward(self.in_memory, self.bob.did, *[self.payload] * 21), peer="198.51.100.2"
         )
         self.assertEqual(code_of(reply), "e.p.msg.bad-attachment")
 
     def test_nested_forwards_count(self) -> None:
         """Nested payloads count by number and size, and nesting is limited."""
-        inner = [pack_forward(self.in_memory, self.bob.did, *[self.letter] * 18) for _ in range(6)]
+        inner = [pack_forward(self.in_memory, self.bob.did, *[self.payload] * 18) for _ in range(6)]
         raw = pack_forward(self.in_memory, self.in_memory.did, *inner)
         self.assertEqual(self.in_memory.receive(raw, peer="198.51.100.1").status, 202)
         self.assertEqual(self.in_memory.receive(raw, peer="198.51.100.1").status, 429)
-        small = [pack_forward(self.in_memory, self.bob.did, self.letter) for _ in range(9)]
+        small = [pack_forward(self.in_memory, self.bob.did, self.payload) for _ in range(9)]
         reply = self.in_memory.receive(pack_forward(self.in_memory, self.in_memory.did, *small), peer="198.51.100.2")
         self.assertEqual(code_of(reply), "e.p.msg.bad-attachment")
 
@@ -654,7 +657,7 @@ class LimitTests(SynchronousTestCase):
         """The registration is checked first (reference 4.1)."""
         alice = InMemoryWallet(self.in_memory)
         for number in range(70):
-            message = build_forward("did:example:nobody", [self.letter], **from_header(alice.did))
+            message = build_forward("did:example:nobody", [self.payload], **from_header(alice.did))
             raw = authcrypt(message, alice.identity, self.in_memory.document)
             self.assertEqual(self.in_memory.receive(raw, peer=f"192.0.2.{number}").status, 400)
 

@@ -65,7 +65,7 @@ class ForwardPath:
         if replies:
             self.fast_count += 1
             return replies[0]
-        return self.in_memory.done(self.in_memory.didcomm.dispatcher.receive(raw, MessageOrigin(peer)))
+        return self.in_memory.run(self.in_memory.didcomm.dispatcher.receive(raw, MessageOrigin(peer)))
 
     def normalized_events(self) -> list[dict[str, Any]]:
         """All events, with values that always differ replaced by their presence."""
@@ -78,7 +78,7 @@ Forward = Callable[[ForwardPath], bytes]
 
 
 def _pack_forward_by(path: ForwardPath, text: str = "hello", **headers: Any) -> bytes:
-    return pack_forward(path.in_memory, path.bob.did, path.bob.letter(text), **headers)
+    return pack_forward(path.in_memory, path.bob.did, path.bob.make_payload(text), **headers)
 
 
 COMMON_FORWARDS: dict[str, Forward] = {
@@ -87,19 +87,23 @@ COMMON_FORWARDS: dict[str, Forward] = {
     "to somebody else": lambda path: _pack_forward_by(path, to=["did:web:nobody.example"]),
     "will expire": lambda path: _pack_forward_by(path, expires_time=int(NOW) + 60),
     "nobody has registered it": lambda path: pack_forward(
-        path.in_memory, "did:web:nobody.example", path.bob.letter()
+        path.in_memory, "did:web:nobody.example", path.bob.make_payload()
     ),
     "it makes room": lambda path: _pack_forward_by(path, "x" * 8_000),
-    "to a key": lambda path: pack_forward(path.in_memory, f"{path.bob.did}#key-2", path.bob.letter()),
+    "to a key": lambda path: pack_forward(path.in_memory, f"{path.bob.did}#key-2", path.bob.make_payload()),
 }
 OTHER_FORWARDS: dict[str, Forward] = {
     "a claimed sender": lambda path: _pack_forward_by(path, **{"from": path.bob.did}),
     "delayed": lambda path: _pack_forward_by(path, delay_milli=5_000),
     "has expired": lambda path: _pack_forward_by(path, expires_time=int(NOW) - 60),
-    "two payloads": lambda path: pack_forward(path.in_memory, path.bob.did, path.bob.letter(), path.bob.letter()),
+    "two payloads": lambda path: pack_forward(
+        path.in_memory, path.bob.did, path.bob.make_payload(), path.bob.make_payload()
+    ),
     "none": lambda path: pack_forward(path.in_memory, path.bob.did),
     "not encrypted": lambda path: pack_forward(path.in_memory, path.bob.did, b"{}"),
-    "to a did:peer:3": lambda path: pack_forward(path.in_memory, derive_did_peer_3(path.bob.did), path.bob.letter()),
+    "to a did:peer:3": lambda path: pack_forward(
+        path.in_memory, derive_did_peer_3(path.bob.did), path.bob.make_payload()
+    ),
     "to ourselves": lambda path: pack_forward(path.in_memory, path.in_memory.did, _pack_forward_by(path)),
     "no queue could keep it": lambda path: _pack_forward_by(path, "x" * 20_000),
     "a request": lambda path: path.bob.pack(PING),
@@ -119,7 +123,7 @@ class EquivalenceTests(SynchronousTestCase):
         replies = [path.post(forward(path)) for _ in range(times)]
         others = [other.post(forward(other)) for _ in range(times)]
         self.assertEqual(list(map(_without_ids, replies)), list(map(_without_ids, others)))
-        self.assertEqual(path.bob.waiting(), other.bob.waiting())
+        self.assertEqual(path.bob.count_queued(), other.bob.count_queued())
         self.assertEqual(path.normalized_events(), other.normalized_events())
         self.assertEqual(
             path.in_memory.base.recorder.metrics.collect_totals(),
@@ -177,7 +181,7 @@ class EquivalenceTests(SynchronousTestCase):
         """Its payloads take the general path, those of others the fast path."""
         path = ForwardPath(self, is_fast=True, didcomm={"routing_keys": {"did:web:c.example": ["did:key:z6Mk#z6Mk"]}})
         path.post(_pack_forward_by(path))
-        path.post(pack_forward(path.in_memory, "did:web:c.example", path.bob.letter()))
+        path.post(pack_forward(path.in_memory, "did:web:c.example", path.bob.make_payload()))
         self.assertEqual(path.fast_count, 1)
 
 
@@ -201,7 +205,7 @@ class FaultTests(SynchronousTestCase):
         self.patch(self.in_memory.didcomm.forward_fast_path._router, "dispatch", _broken)
         self.assertEqual(self.path.post(_pack_forward_by(self.path)).status, 500)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
-        self.assertEqual(self.path.bob.waiting(), 1)
+        self.assertEqual(self.path.bob.count_queued(), 1)
 
     def test_no_reply_before_commit(self) -> None:
         """No reply precedes the commit; shutdown waits for commits in progress."""
@@ -357,7 +361,7 @@ class SameIterationTests(SynchronousTestCase):
 
         def post(raw: bytes) -> bool:
             def general_path() -> None:
-                statuses.append(in_memory.done(in_memory.didcomm.dispatcher.receive(raw, MessageOrigin(PEER))).status)
+                statuses.append(in_memory.run(in_memory.didcomm.dispatcher.receive(raw, MessageOrigin(PEER))).status)
 
             return in_memory.didcomm.forward_fast_path.take(
                 raw, PEER, lambda reply: statuses.append(reply.status), general_path
@@ -407,7 +411,7 @@ class HeldEnqueueTests(SynchronousTestCase):
         """Send forwards to these recipients."""
         for name in names:
             guest = self.eve if name.startswith("eve") else self.bob
-            raw = pack_forward(self.in_memory, guest.did, guest.letter(name))
+            raw = pack_forward(self.in_memory, guest.did, guest.make_payload(name))
             answer = partial(self.replies.__setitem__, name)
             self.assertTrue(self.in_memory.didcomm.forward_fast_path.take(raw, PEER, answer, self.fail))
         self.in_memory.clock.pump([0, 0])
@@ -425,7 +429,7 @@ class HeldEnqueueTests(SynchronousTestCase):
             self.in_memory.clock.pump([0, 0])
         self.assertEqual({reply.status for reply in self.replies.values()}, {202})
         self.assertEqual(len(self.replies), 4)
-        self.assertEqual((self.eve.waiting(), len(self.in_memory.events("msg.accept"))), (2, 4))
+        self.assertEqual((self.eve.count_queued(), len(self.in_memory.events("msg.accept"))), (2, 4))
         self.assertEqual(self.in_memory.base.gate._in_flight, 0)
 
     def test_forwards_stored_together_are_logged_together(self) -> None:

@@ -24,12 +24,12 @@ class FloodTests(SynchronousTestCase):
 
     def forward_anonymously(self, text: str, peer: str) -> None:
         """Forward a message anonymously."""
-        raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter(text))
+        raw = pack_forward(self.in_memory, self.bob.did, self.bob.make_payload(text))
         self.assertEqual(self.in_memory.receive(raw, peer=peer).status, 202)
 
     def forward_authenticated(self, text: str, sender: InMemoryWallet, peer: str) -> None:
         """Forward a message in an authenticated forward."""
-        attachments: Any = [{"data": {"base64": encoding.encode_base64url(self.bob.letter(text))}}]
+        attachments: Any = [{"data": {"base64": encoding.encode_base64url(self.bob.make_payload(text))}}]
         headers = {"from": sender.did, "to": [self.in_memory.did]}
         message = compose_message(FORWARD, {"next": self.bob.did}, attachments=attachments, **headers)
         raw = authcrypt(message, sender.identity, self.in_memory.document)
@@ -50,6 +50,16 @@ class FloodTests(SynchronousTestCase):
             self.forward_anonymously("real", REAL)
         self.flood(3)
         self.assertEqual(self.remaining(), 4)
+
+    def test_oldest_are_evicted_without_shares(self) -> None:
+        """With sender shares and ranks disabled, the oldest message of any sender makes room."""
+        queue = {"max_messages": FULL, "sender_share": 1, "reserved_for_known": 0}
+        self.in_memory = InMemoryMediator(self, limits=PLENTY["limits"], queue=queue)
+        self.bob = InMemoryWallet(self.in_memory).enrol()
+        for _ in range(4):
+            self.forward_anonymously("real", REAL)
+        self.flood(3, FULL - 1)
+        self.assertEqual(self.remaining(), 1)
 
     def test_authenticated_messages_survive(self) -> None:
         """Messages of an authenticated sender lose nothing to anonymous ones, from however many addresses."""

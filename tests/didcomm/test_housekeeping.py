@@ -25,7 +25,7 @@ class HousekeepingTestCase(SynchronousTestCase):
 
     def forward(self, **headers: Any) -> None:
         """Forward a message to Bob anonymously."""
-        raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter(), **headers)
+        raw = pack_forward(self.in_memory, self.bob.did, self.bob.make_payload(), **headers)
         self.assertEqual(self.in_memory.receive(raw).status, 202)
 
     def record_calls(self, operation: str) -> list[tuple[Any, ...]]:
@@ -308,17 +308,17 @@ class ClockStepTests(HousekeepingTestCase):
         """Messages that are now due are dispatched within a minute, new ones when due."""
         self.forward(delay_milli=600_000)
         self.assertEqual(self.pushes_within(10), 0)
-        self.clock.set_by(900)
+        self.clock.step_wall_clock(900)
         self.forward(delay_milli=3_000)
         self.assertEqual(self.pushes_within(3), 2)
         self.forward(delay_milli=600_000)
-        self.clock.set_by(900)
+        self.clock.step_wall_clock(900)
         self.assertEqual(self.pushes_within(MAX_TIMER_DELAY), 1)
 
     def test_delayed_messages_after_step_back(self) -> None:
         """Older messages are due by the new time, new ones when due."""
         self.forward(delay_milli=30_000)
-        self.clock.set_by(-600)
+        self.clock.step_wall_clock(-600)
         self.forward(delay_milli=3_000)
         self.assertEqual(self.pushes_within(3), 1)
         self.assertEqual(self.pushes_within(626), 0)
@@ -330,7 +330,7 @@ class ClockStepTests(HousekeepingTestCase):
         pending = partial(self.in_memory.counter, "mediator_messages_stored_total")
         self.forward()
         self.assertEqual((self.pushes_within(0), pending()), (1, 0))
-        self.clock.set_by(-86_400)
+        self.clock.step_wall_clock(-86_400)
         self.forward()
         self.clock.advance(1)
         self.assertEqual(pending(), 1)

@@ -24,7 +24,7 @@ class OfflineTests(SynchronousTestCase):
 
     def test_message_stays_until_acknowledged(self) -> None:
         """Stored, counted, delivered as often as requested, removed once acknowledged (UC-021 steps 8, 7)."""
-        message = self.bob.letter()
+        message = self.bob.make_payload()
         reply = self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, message))
         self.assertEqual((reply.status, reply.body), (202, b""))
         for _ in range(2):
@@ -44,42 +44,45 @@ class OfflineTests(SynchronousTestCase):
 
     def test_delivered_message_decrypts(self) -> None:
         """The recipient decrypts exactly what the sender wrote."""
-        self.forward(self.bob.letter("secret words"))
+        self.forward(self.bob.make_payload("secret words"))
         self.assertEqual(self.bob.open(self.bob.fetch()[0].payload).text, "secret words")
 
     def test_attachments_are_separate_messages_in_order(self) -> None:
         """Each attachment is queued as its own message (reference 4.4)."""
-        messages = [self.bob.letter(text) for text in "abc"]
+        messages = [self.bob.make_payload(text) for text in "abc"]
         self.assertEqual(self.forward(*messages), 202)
         self.assertEqual([delivered.payload for delivered in self.bob.fetch()], messages)
         self.assertEqual(self.in_memory.counter("mediator_messages_forwarded_total"), 3)
 
     def test_one_invalid_attachment_stores_none(self) -> None:
         """All or nothing (reference 4.4)."""
-        good = {"data": {"json": json.loads(self.bob.letter())}}
+        good = {"data": {"json": json.loads(self.bob.make_payload())}}
         attachments = [good, {"data": {"json": {"plain": 1}}}]
         message = compose_message(FORWARD, {"next": self.bob.did}, attachments=attachments)
         reply = self.in_memory.receive(anoncrypt(message, self.in_memory.document))
         self.assertEqual((reply.status, code_of(reply)), (400, "e.p.msg.bad-attachment"))
-        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.bob.count_queued(), 0)
 
     def test_base64_is_preserved(self) -> None:
         """Decision D10."""
-        message = self.bob.letter()
+        message = self.bob.make_payload()
         self.forward(message, form="base64")
         (delivered,) = self.bob.fetch()
         self.assertEqual((delivered.payload, delivered.form), (message, "base64"))
 
     def test_oldest_messages_first(self) -> None:
-        """Oldest first, at most `limit` (reference 6.1)."""
+        """Oldest first, at most `limit`; an acknowledgement removes only what it names (reference 6.1)."""
         for text in "abcd":
-            self.forward(self.bob.letter(text))
-        texts = [self.bob.open(delivered.payload).text for delivered in self.bob.fetch(3)]
-        self.assertEqual(texts, ["a", "b", "c"])
+            self.forward(self.bob.make_payload(text))
+        delivered = self.bob.fetch(3)
+        self.assertEqual([self.bob.open(one.payload).text for one in delivered], ["a", "b", "c"])
+        self.bob.answer(f"{MP}/messages-received", {"message_id_list": [delivered[1].id]})
+        texts = [self.bob.open(one.payload).text for one in self.bob.fetch(9)]
+        self.assertEqual(texts, ["a", "c", "d"])
 
     def test_acknowledges_by_digest(self) -> None:
         """The SHA-256 of a payload also names it (reference 6.1)."""
-        message = self.bob.letter()
+        message = self.bob.make_payload()
         self.forward(message)
         status = self.bob.answer(
             f"{MP}/messages-received", {"message_id_list": [hashlib.sha256(message).hexdigest()]}
@@ -88,34 +91,34 @@ class OfflineTests(SynchronousTestCase):
 
     def test_ignores_acknowledgement_of_foreign_messages(self) -> None:
         """Ids of other accounts' messages are ignored (reference 6.1)."""
-        self.forward(self.bob.letter())
+        self.forward(self.bob.make_payload())
         (delivered,) = self.bob.fetch()
         eve = InMemoryWallet(self.in_memory).enrol()
         eve.answer(f"{MP}/messages-received", {"message_id_list": [delivered.id]})
-        self.assertEqual(self.bob.waiting(), 1)
+        self.assertEqual(self.bob.count_queued(), 1)
 
     def test_messages_expire(self) -> None:
         """After the TTL a message is gone, for readers and for housekeeping (UC-021 AF-5)."""
-        self.forward(self.bob.letter())
+        self.forward(self.bob.make_payload())
         self.in_memory.clock.advance(72 * 3600 - 1)
-        self.assertEqual(self.bob.waiting(), 1)
+        self.assertEqual(self.bob.count_queued(), 1)
         self.in_memory.clock.advance(1)
-        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.bob.count_queued(), 0)
         self.in_memory.clock.pump([1] * 20)
         self.assertEqual(self.in_memory.counter("mediator_messages_expired_total"), 1)
         self.assertEqual([event["reason"] for event in self.in_memory.events("msg.expire")], ["ttl"])
 
     def test_expires_time_shortens_ttl(self) -> None:
         """A forward may ask for less than the TTL (reference 4.5)."""
-        self.forward(self.bob.letter(), expires_time=int(NOW) + 100)
+        self.forward(self.bob.make_payload(), expires_time=int(NOW) + 100)
         self.in_memory.clock.advance(99)
-        self.assertEqual(self.bob.waiting(), 1)
+        self.assertEqual(self.bob.count_queued(), 1)
         self.in_memory.clock.advance(2)
-        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.bob.count_queued(), 0)
 
     def test_status_has_ages_and_sizes(self) -> None:
         """Whole seconds, and bytes of payload (reference 6)."""
-        message = self.bob.letter()
+        message = self.bob.make_payload()
         self.forward(message)
         self.in_memory.clock.advance(10)
         self.forward(message)
@@ -132,20 +135,20 @@ class OfflineTests(SynchronousTestCase):
         """Decision D12: both encryptions, with or without `to`."""
         alice = InMemoryWallet(self.in_memory)
         body = {"next": self.bob.did}
-        attachments = [{"data": {"json": json.loads(self.bob.letter())}}]
+        attachments = [{"data": {"json": json.loads(self.bob.make_payload())}}]
         reply = alice.ask(FORWARD, body, attachments=attachments, to=None)
         self.assertEqual((reply.status, reply.body), (202, b""))
 
     def test_ignores_please_ack(self) -> None:
         """Mediators must not answer it (reference 4.5)."""
-        raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter(), please_ack=[""], id="f")
+        raw = pack_forward(self.in_memory, self.bob.did, self.bob.make_payload(), please_ack=[""], id="f")
         self.assertEqual(self.in_memory.receive(raw).body, b"")
 
     def test_repeated_forward_is_stored_twice(self) -> None:
         """A sender that lost its 202 sends the same bytes again (section 11, row 24)."""
-        raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter())
+        raw = pack_forward(self.in_memory, self.bob.did, self.bob.make_payload())
         self.assertEqual([self.in_memory.receive(raw).status for _ in range(2)], [202, 202])
-        self.assertEqual(self.bob.waiting(), 2)
+        self.assertEqual(self.bob.count_queued(), 2)
 
 
 class QueueLimitTests(SynchronousTestCase):
@@ -154,7 +157,7 @@ class QueueLimitTests(SynchronousTestCase):
         in_memory = InMemoryMediator(self, queue={"max_messages": 3})
         bob = InMemoryWallet(in_memory).enrol()
         for text in "abcd":
-            self.assertEqual(in_memory.receive(pack_forward(in_memory, bob.did, bob.letter(text))).status, 202)
+            self.assertEqual(in_memory.receive(pack_forward(in_memory, bob.did, bob.make_payload(text))).status, 202)
         texts = [bob.open(delivered.payload).text for delivered in bob.fetch()]
         self.assertEqual(texts, ["b", "c", "d"])
         self.assertEqual(in_memory.counter("mediator_messages_evicted_total"), 1)
@@ -167,7 +170,7 @@ class LiveTests(SynchronousTestCase):
         self.bob = InMemoryWallet(self.in_memory).enrol()
 
     def forward(self, text: str = "hello", **headers: object) -> None:
-        raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter(text), **headers)
+        raw = pack_forward(self.in_memory, self.bob.did, self.bob.make_payload(text), **headers)
         self.assertEqual(self.in_memory.receive(raw).status, 202)
 
     def read_push(self, frame: bytes) -> tuple[str, str]:
@@ -183,9 +186,9 @@ class LiveTests(SynchronousTestCase):
         self.forward()
         id_, text = self.read_push(socket.frames[-1])
         self.assertEqual(text, "hello")
-        self.assertEqual(self.bob.waiting(), 1)
+        self.assertEqual(self.bob.count_queued(), 1)
         self.bob.answer(f"{MP}/messages-received", {"message_id_list": [id_]})
-        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.bob.count_queued(), 0)
         self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 0)
         self.assertEqual(self.in_memory.counter("mediator_messages_delivered_total"), 1)
         self.assertEqual(self.in_memory.events("msg.ack")[0]["path"], "live")
@@ -210,7 +213,7 @@ class LiveTests(SynchronousTestCase):
         (first, _), (second, _) = (self.read_push(socket.frames[-1]) for socket in sockets)
         self.assertEqual(first, second)
         self.bob.answer(f"{MP}/messages-received", {"message_id_list": [first]}, socket=sockets[1])
-        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.bob.count_queued(), 0)
 
     def test_live_mode_is_per_socket(self) -> None:
         """Disabling it on one socket leaves the other live (reference 6.3)."""
@@ -225,7 +228,7 @@ class LiveTests(SynchronousTestCase):
         socket = self.bob.go_live()
         carol.answer(f"{MP}/live-delivery-change", {"live_delivery": True}, socket=socket)
         self.forward("for bob")
-        self.in_memory.receive(pack_forward(self.in_memory, carol.did, carol.letter("for carol")))
+        self.in_memory.receive(pack_forward(self.in_memory, carol.did, carol.make_payload("for carol")))
         self.assertEqual(self.read_push(socket.frames[0])[1], "for bob")
         (delivered,) = read_delivery(carol.open(socket.frames[1]).message)
         self.assertEqual(carol.open(delivered.payload).text, "for carol")
@@ -268,17 +271,17 @@ class LiveTests(SynchronousTestCase):
         socket.takes = False
         self.forward()
         self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 1)
-        self.assertEqual(self.bob.waiting(), 1)
+        self.assertEqual(self.bob.count_queued(), 1)
 
     def test_delayed_message_is_invisible_until_due(self) -> None:
         """To status, delivery and live push (reference 4.5)."""
         socket = self.bob.go_live()
         self.forward(delay_milli=5000)
         self.in_memory.clock.advance(4.9)
-        self.assertEqual((self.bob.waiting(), socket.frames), (0, []))
+        self.assertEqual((self.bob.count_queued(), socket.frames), (0, []))
         self.in_memory.clock.advance(0.2)
         self.assertEqual(self.read_push(socket.frames[-1])[1], "hello")
-        self.assertEqual(self.bob.waiting(), 1)
+        self.assertEqual(self.bob.count_queued(), 1)
 
     def test_delays_end_in_their_own_order(self) -> None:
         """The longer delay continues after the shorter one."""
@@ -295,18 +298,18 @@ class LiveTests(SynchronousTestCase):
         in_memory = InMemoryMediator(self, didcomm={"max_delay": "10s"})
         bob = InMemoryWallet(in_memory).enrol()
         for milli in (10**9, -(10**9), -1000):
-            in_memory.receive(pack_forward(in_memory, bob.did, bob.letter(), delay_milli=milli))
+            in_memory.receive(pack_forward(in_memory, bob.did, bob.make_payload(), delay_milli=milli))
         in_memory.clock.advance(1.01)
-        self.assertGreaterEqual(bob.waiting(), 1)
+        self.assertGreaterEqual(bob.count_queued(), 1)
         in_memory.clock.advance(9)
-        self.assertEqual(bob.waiting(), 3)
+        self.assertEqual(bob.count_queued(), 3)
 
     def test_raw_push(self) -> None:
         """`live_push: raw` pushes the inner envelope itself (reference 6.3)."""
         in_memory = InMemoryMediator(self, didcomm={"live_push": "raw"})
         bob = InMemoryWallet(in_memory).enrol()
         socket = bob.go_live()
-        message = bob.letter()
+        message = bob.make_payload()
         in_memory.receive(pack_forward(in_memory, bob.did, message))
         self.assertEqual(socket.frames, [message])
 
@@ -316,7 +319,7 @@ class LiveTests(SynchronousTestCase):
         bob = InMemoryWallet(in_memory).enrol()
         socket = in_memory.socket()
         bob.answer(f"{MP}/status-request", socket=socket)
-        in_memory.receive(pack_forward(in_memory, bob.did, bob.letter()))
+        in_memory.receive(pack_forward(in_memory, bob.did, bob.make_payload()))
         self.assertEqual(len(socket.frames), 1)
 
 
@@ -335,7 +338,7 @@ class CoordinationTests(SynchronousTestCase):
         """Only `add` does (reference 5.3)."""
         bob = InMemoryWallet(self.in_memory)
         bob.answer(f"{CM3}/mediate-request")
-        reply = self.in_memory.receive(pack_forward(self.in_memory, bob.did, bob.letter()))
+        reply = self.in_memory.receive(pack_forward(self.in_memory, bob.did, bob.make_payload()))
         self.assertEqual((reply.status, code_of(reply)), (400, "e.p.me.res.not-found"))
 
     def test_all_results_of_update(self) -> None:
@@ -382,11 +385,11 @@ class CoordinationTests(SynchronousTestCase):
     def test_removal_keeps_queued_messages(self) -> None:
         """Further forwards are refused, queued messages stay for the account (reference 5.3)."""
         bob = InMemoryWallet(self.in_memory).enrol()
-        raw = pack_forward(self.in_memory, bob.did, bob.letter())
+        raw = pack_forward(self.in_memory, bob.did, bob.make_payload())
         self.in_memory.receive(raw)
         bob.answer(f"{CM3}/recipient-update", {"updates": [{"recipient_did": bob.did, "action": "remove"}]})
         self.assertEqual(self.in_memory.receive(raw).status, 400)
-        self.assertEqual(bob.waiting(), 1)
+        self.assertEqual(bob.count_queued(), 1)
 
     def test_allow_list_denies_others(self) -> None:
         """Section 11, row 27."""
@@ -423,7 +426,9 @@ class CoordinationTests(SynchronousTestCase):
         bob = InMemoryWallet(self.in_memory, generate_identity("did:peer:4", endpoint=self.in_memory.did)).enrol()
         short = bob.did.rpartition(":")[0]
         for next_ in (bob.did, short, f"{bob.did}#key-1"):
-            self.assertEqual(self.in_memory.receive(pack_forward(self.in_memory, next_, bob.letter())).status, 202)
-        self.assertEqual(bob.waiting(), 3)
+            self.assertEqual(
+                self.in_memory.receive(pack_forward(self.in_memory, next_, bob.make_payload())).status, 202
+            )
+        self.assertEqual(bob.count_queued(), 3)
         narrowed = bob.answer(f"{MP}/status-request", {"recipient_did": short}).body
         self.assertEqual((narrowed["message_count"], narrowed["recipient_did"]), (3, short))

@@ -198,7 +198,7 @@ class OpaqueTests(SynchronousTestCase):
                 self.assertEqual((reply.status, code_of(reply)), (400, "e.p.msg"), bad)
                 reply = send(self.sender.anonymous(base64_of(text)))
                 self.assertEqual((reply.status, code_of(reply)), (400, "e.p.msg.bad-attachment"), bad)
-        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.bob.count_queued(), 0)
 
     def test_depth_limit(self) -> None:
         """The depth limit is the same in either form."""

@@ -63,12 +63,12 @@ class RequiredTests(OwnershipTestCase):
     def test_other_did_needs_proof(self) -> None:
         """With a proof, messages for another DID are accepted."""
         self.assertEqual(self.update(self.bob, self.alias.did), "client_error")
-        forward = pack_forward(self.in_memory, self.alias.did, self.bob.letter())
+        forward = pack_forward(self.in_memory, self.alias.did, self.bob.make_payload())
         self.assertEqual(self.in_memory.receive(forward).status, 400)
         self.assertEqual(self.update(self.bob, self.alias.did, self.proof()), "success")
-        again = pack_forward(self.in_memory, self.alias.did, self.bob.letter())
+        again = pack_forward(self.in_memory, self.alias.did, self.bob.make_payload())
         self.assertEqual(self.in_memory.receive(again).status, 202)
-        self.assertEqual(self.bob.waiting(), 1)
+        self.assertEqual(self.bob.count_queued(), 1)
 
     def test_proof_covers_all_spellings(self) -> None:
         """A proof is for a DID, under whichever spelling it is registered."""
@@ -184,11 +184,11 @@ class OwnershipTransferTests(OwnershipTestCase):
         """A proof takes the DID from the account that registered it, whose queued messages stay."""
         eve = InMemoryWallet(self.in_memory).enrol()
         self.assertEqual(self.update(eve, self.alias.did), "success")
-        self.in_memory.receive(pack_forward(self.in_memory, self.alias.did, self.bob.letter("before")))
+        self.in_memory.receive(pack_forward(self.in_memory, self.alias.did, self.bob.make_payload("before")))
         self.assertEqual(self.update(self.bob, self.alias.did), "client_error")
         self.assertEqual(self.update(self.bob, self.alias.did, self.proof()), "success")
-        self.in_memory.receive(pack_forward(self.in_memory, self.alias.did, self.bob.letter("after")))
-        self.assertEqual((eve.waiting(), self.bob.waiting()), (1, 1))
+        self.in_memory.receive(pack_forward(self.in_memory, self.alias.did, self.bob.make_payload("after")))
+        self.assertEqual((eve.count_queued(), self.bob.count_queued()), (1, 1))
         self.assertEqual(self.update(eve, self.alias.did), "client_error")
         self.assertEqual(eve.answer(f"{CM3}/recipient-query").body["dids"], [{"recipient_did": eve.did}])
         events = [(event["n_added"], event["n_removed"]) for event in self.in_memory.events("acct.update")]

@@ -59,7 +59,7 @@ class SignedReportTests(SynchronousTestCase):
 
     def test_all_paths(self) -> None:
         """On either path over HTTP, and as a frame on a socket."""
-        raw = pack_forward(self.in_memory, NOBODY, self.bob.letter(), id="f-1", thid="t-1")
+        raw = pack_forward(self.in_memory, NOBODY, self.bob.make_payload(), id="f-1", thid="t-1")
         socket = self.in_memory.socket()
         for reply in (
             self.in_memory.receive(raw),
@@ -72,7 +72,7 @@ class SignedReportTests(SynchronousTestCase):
 
     def test_form(self) -> None:
         """General JSON, one signature, the key id in the unprotected header alone: what all libraries read."""
-        jws = json.loads(self.in_memory.receive(pack_forward(self.in_memory, NOBODY, self.bob.letter())).body)
+        jws = json.loads(self.in_memory.receive(pack_forward(self.in_memory, NOBODY, self.bob.make_payload())).body)
         (signature,) = jws["signatures"]
         self.assertEqual(
             (set(jws), set(signature)), ({"payload", "signatures"}, {"protected", "signature", "header"})
@@ -81,20 +81,20 @@ class SignedReportTests(SynchronousTestCase):
 
     def test_refusals_of_a_forward(self) -> None:
         """All that the sender can act on."""
-        letter = self.bob.letter()
+        payload = self.bob.make_payload()
         linked = {"attachments": [{"data": {"links": ["https://x.example"], "hash": "x"}}]}
         for message, code in (
             (build_forward(self.bob.did, []), "e.p.msg.bad-attachment"),
-            ({**build_forward(self.bob.did, [letter]), "body": {}}, "e.p.msg.missing-next"),
-            ({**build_forward(self.bob.did, [letter]), "expires_time": 1}, "e.p.req.time.expired"),
-            ({**build_forward(self.bob.did, [letter]), **linked}, "e.p.xfer.attachment-links-not-supported"),
+            ({**build_forward(self.bob.did, [payload]), "body": {}}, "e.p.msg.missing-next"),
+            ({**build_forward(self.bob.did, [payload]), "expires_time": 1}, "e.p.req.time.expired"),
+            ({**build_forward(self.bob.did, [payload]), **linked}, "e.p.xfer.attachment-links-not-supported"),
             (compose_message("https://didcomm.org/x/1.0/y"), "e.p.msg.unsupported"),
         ):
             self.read_refusal(self.in_memory.receive(anoncrypt(message, self.in_memory.document)), code)
 
     def test_reports_in_the_clear(self) -> None:
         """Undecryptable messages, temporary failures, and requests that need a sender."""
-        raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter())
+        raw = pack_forward(self.in_memory, self.bob.did, self.bob.make_payload())
         cut = json.loads(raw)
         cut["tag"] = cut["tag"][::-1]
         for body in (b"{}", b"no JSON", json.dumps(cut).encode(), json.dumps(compose_message(PING)).encode()):
@@ -113,14 +113,14 @@ class SignedReportTests(SynchronousTestCase):
     def test_nothing_is_signed_over_the_limit(self) -> None:
         """An address over its limit has nothing signed."""
         in_memory = InMemoryMediator(self, limits={"ip_per_minute": 5})
-        raw = pack_forward(in_memory, NOBODY, self.bob.letter())
+        raw = pack_forward(in_memory, NOBODY, self.bob.make_payload())
         replies = [in_memory.receive(raw) for _ in range(8)]
         forms = [(reply.status, reply.media_type) for reply in replies]
         self.assertEqual(forms, [(400, json_web_signature.SIGNED_MEDIA_TYPE)] * 5 + [(429, PLAINTEXT_MEDIA_TYPE)] * 3)
 
     def test_authenticated_senders_get_encrypted_reports(self) -> None:
         """Authenticated senders get an encrypted report."""
-        attachments = [{"data": {"json": json.loads(self.bob.letter())}}]
+        attachments = [{"data": {"json": json.loads(self.bob.make_payload())}}]
         reply = self.bob.ask(FORWARD, {"next": NOBODY}, attachments=attachments)
         self.assertEqual((reply.status, reply.media_type), (400, ENCRYPTED_MEDIA_TYPE))
         self.assertEqual(code_of(reply, self.bob), NOT_FOUND)
@@ -147,7 +147,7 @@ class SignedReportTests(SynchronousTestCase):
                 self.assertEqual(report["from"], strip_did_url(expected))
 
     def encrypt_to_kid(self, kid: str, key: PublicKey) -> bytes:
-        plaintext = json.dumps(build_forward(NOBODY, [self.bob.letter()])).encode()
+        plaintext = json.dumps(build_forward(NOBODY, [self.bob.make_payload()])).encode()
         return encrypt_anoncrypt(plaintext, [(kid, key)])
 
 
@@ -159,14 +159,14 @@ class CodeTests(SynchronousTestCase):
         for setting, code in ((None, NOT_FOUND), ("uc021", NOT_FOUND), ("identus", NOT_ENROLLED)):
             in_memory = InMemoryMediator(self, didcomm={} if setting is None else {"problem_codes": setting})
             bob = InMemoryWallet(in_memory).enrol()
-            raw = pack_forward(in_memory, NOBODY, bob.letter())
+            raw = pack_forward(in_memory, NOBODY, bob.make_payload())
             anonymous = in_memory.receive(raw)
             self.assertEqual((anonymous.status, code_of(anonymous)), (400, code))
             slowly = self.successResultOf(
                 Deferred.fromCoroutine(in_memory.didcomm.dispatcher.receive(raw, MessageOrigin(PEER)))
             )
             self.assertEqual((slowly.status, code_of(slowly)), (400, code))
-            attachments = [{"data": {"json": json.loads(bob.letter())}}]
+            attachments = [{"data": {"json": json.loads(bob.make_payload())}}]
             authenticated = bob.ask(FORWARD, {"next": NOBODY}, attachments=attachments)
             self.assertEqual((authenticated.status, code_of(authenticated, bob)), (400, code))
             refused = [event for event in in_memory.events("req.done") if event["status"] == 400]
@@ -262,7 +262,7 @@ class HeaderTests(SynchronousTestCase):
         self.asked(PING, {})
         self.asked(f"{MP}/status-request")
         socket = self.bob.go_live()
-        self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, self.bob.letter()))
+        self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, self.bob.make_payload()))
         pushed = self.bob.open(socket.frames[-1])
         self.check(json.loads(pushed.plaintext))
         wrapped = json.dumps(json.loads(pushed.plaintext)["attachments"][0]["data"]["json"]).encode()
@@ -271,7 +271,7 @@ class HeaderTests(SynchronousTestCase):
         self.asked(f"{MP}/messages-received", {"message_id_list": []})
         self.asked("https://didcomm.org/unknown/1.0/message")
         self.asked(f"{MP}/live-delivery-change", {"live_delivery": True})
-        for raw in (b"{}", pack_forward(self.in_memory, NOBODY, self.bob.letter())):
+        for raw in (b"{}", pack_forward(self.in_memory, NOBODY, self.bob.make_payload())):
             self.check(read_problem_report(self.in_memory.receive(raw)))
         self.check(build_invitation("https://mediator.example", self.in_memory.did))
         denied = InMemoryMediator(self, didcomm={"registration": "allow-list"})
@@ -302,7 +302,7 @@ class HeaderTests(SynchronousTestCase):
         resolver = in_memory.didcomm.dispatcher._context.unpacker._resolver
         full = self.patch(resolver, "_remember", lambda short, long: fail(StoreUnavailable()))
         self.assertEqual(bob.ask(f"{CM3}/mediate-request").status, 503)
-        self.assertEqual(bob.waiting(), 0)
+        self.assertEqual(bob.count_queued(), 0)
         self.assertEqual(bob.answer(f"{MP}/delivery-request", {"limit": 9}).body["message_count"], 0)
         self.assertEqual(bob.ask(f"{MP}/messages-received", {"message_id_list": ["m"]}).status, 200)
         full.restore()
@@ -313,7 +313,9 @@ class HeaderTests(SynchronousTestCase):
         for setting, ack in ((False, None), (True, ["f-1"])):
             in_memory = InMemoryMediator(self, didcomm={"problem_report_ack": setting})
             bob = InMemoryWallet(in_memory).enrol()
-            report = read_problem_report(in_memory.receive(pack_forward(in_memory, NOBODY, bob.letter(), id="f-1")))
+            report = read_problem_report(
+                in_memory.receive(pack_forward(in_memory, NOBODY, bob.make_payload(), id="f-1"))
+            )
             self.assertEqual((report["pthid"], report.get("ack")), ("f-1", ack))
             packed = bob.open(bob.ask("https://didcomm.org/x/1.0/y", id="f-1").body)
             self.assertEqual(json.loads(packed.plaintext).get("ack"), ack)

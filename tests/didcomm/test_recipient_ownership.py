@@ -61,16 +61,16 @@ class OneOwnerTests(SynchronousTestCase):
         for did, names in self.names.items():
             for name in names:
                 self.update(self.eve, name)
-                forward = pack_forward(self.in_memory, name, self.bob.letter())
+                forward = pack_forward(self.in_memory, name, self.bob.make_payload())
                 self.assertEqual(self.in_memory.receive(forward).status, 202, name)
             status = self.bob.answer(f"{MP}/status-request", {"recipient_did": did})
             self.assertEqual(status.body["message_count"], len(names))
-        self.assertEqual(self.eve.waiting(), 0)
+        self.assertEqual(self.eve.count_queued(), 0)
 
     def test_pickup_by_any_spelling(self) -> None:
         """The owner can use any spelling, which the response repeats; no other account can."""
         for did, names in self.names.items():
-            self.in_memory.receive(pack_forward(self.in_memory, did, self.bob.letter()))
+            self.in_memory.receive(pack_forward(self.in_memory, did, self.bob.make_payload()))
             for name in names:
                 for kind, body in (("status-request", {}), ("delivery-request", {"limit": 5})):
                     asked = {"recipient_did": name, **body}
@@ -92,18 +92,20 @@ class OneOwnerTests(SynchronousTestCase):
         self.assertEqual(self.eve.answer(f"{CM3}/recipient-query").body["dids"], listed[2:])
         for name in (self.eve.did, *keys):
             self.assertEqual(
-                self.in_memory.receive(pack_forward(self.in_memory, name, self.eve.letter())).status, 202
+                self.in_memory.receive(pack_forward(self.in_memory, name, self.eve.make_payload())).status, 202
             )
-        self.assertEqual(self.eve.waiting(), 3)
+        self.assertEqual(self.eve.count_queued(), 3)
         self.assertEqual(self.update(self.eve, keys[1], "remove"), "success")
-        self.assertEqual(self.in_memory.receive(pack_forward(self.in_memory, keys[1], self.eve.letter())).status, 400)
+        self.assertEqual(
+            self.in_memory.receive(pack_forward(self.in_memory, keys[1], self.eve.make_payload())).status, 400
+        )
 
     def test_mediator_did(self) -> None:
         """No account can register a spelling of the mediator, and a forward to one is a forward to itself."""
         did = self.in_memory.did
         for name in (did, *spellings(did), derive_did_peer_3(did), "did:web:127.0.0.1%3a8080#key-1"):
             self.assertEqual(self.update(self.eve, name), "client_error", name)
-            inner = pack_forward(self.in_memory, self.bob.did, self.bob.letter())
+            inner = pack_forward(self.in_memory, self.bob.did, self.bob.make_payload())
             self.assertEqual(self.in_memory.receive(pack_forward(self.in_memory, name, inner)).status, 202, name)
 
 
@@ -134,8 +136,10 @@ class ProofTests(SynchronousTestCase):
         self.assertEqual(self.update(self.bob, self.alias.did), "client_error")
         self.assertEqual(self.update(self.bob, self.alias.did, keys[0]), "success")
         self.assertEqual(self.eve.answer(f"{CM3}/recipient-query").body["dids"], [{"recipient_did": self.eve.did}])
-        self.assertEqual(self.in_memory.receive(pack_forward(self.in_memory, keys[1], self.bob.letter())).status, 202)
-        self.assertEqual(self.bob.waiting(), 1)
+        self.assertEqual(
+            self.in_memory.receive(pack_forward(self.in_memory, keys[1], self.bob.make_payload())).status, 202
+        )
+        self.assertEqual(self.bob.count_queued(), 1)
 
     def test_own_did_needs_no_proof(self) -> None:
         """No spelling of an account's own DID needs a proof."""

@@ -118,7 +118,7 @@ class DatedTests(ReplayTestCase):
         there = "198.51.100.77"
         faults = [in_memory.receive(raw, peer=there).fault for _ in range(3)]
         self.assertEqual(faults, [ExpiredMessage] * 3)
-        sent = pack_forward(in_memory, bob.did, bob.letter())
+        sent = pack_forward(in_memory, bob.did, bob.make_payload())
         self.assertEqual([in_memory.receive(sent, peer=peer).status for peer in (there, "198.51.100.78")], [429, 202])
 
     def test_anonymous_messages_and_forwards_may_be_old(self) -> None:
@@ -126,7 +126,7 @@ class DatedTests(ReplayTestCase):
         made = self.now() - int(5 * DAY)
         ping = compose_message(PING, {"response_requested": False}, to=[self.in_memory.did], created_time=made)
         self.assertIsNone(self.refusal_of(anoncrypt(ping, self.in_memory.document)))
-        sent = pack_forward(self.in_memory, self.bob.did, self.bob.letter(), created_time=made)
+        sent = pack_forward(self.in_memory, self.bob.did, self.bob.make_payload(), created_time=made)
         self.assertEqual([self.refusal_of(sent) for _ in range(3)], [None] * 3)
 
 
@@ -162,7 +162,7 @@ class AcknowledgementTests(ReplayTestCase):
 
     def setUp(self) -> None:
         super().setUp()
-        self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, self.bob.letter()))
+        self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, self.bob.make_payload()))
         (self.delivered,) = self.bob.fetch()
         self.raw = self.acknowledgement()
 
@@ -203,9 +203,9 @@ class AcknowledgementTests(ReplayTestCase):
         for operation in operations:
             with self.in_memory.failing(operation, StoreUnavailable()):
                 self.assertEqual(self.in_memory.receive(self.raw).status, 503)
-            self.assertEqual(self.bob.waiting(), 1)
+            self.assertEqual(self.bob.count_queued(), 1)
         self.assertEqual(self.in_memory.receive(self.raw).status, 200)
-        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.bob.count_queued(), 0)
 
     def test_failed_removal_may_be_repeated(self) -> None:
         """The same bytes may be sent again, and remove the message."""
@@ -219,14 +219,14 @@ class AcknowledgementTests(ReplayTestCase):
         for raw, fault in ((expired, ExpiredMessage), (misaddressed, MisaddressedMessage), (malformed, InvalidBody)):
             self.assertEqual([self.refusal_of(raw) for _ in range(2)], [fault, ReplayedMessage])
         self.assertIs(self.refusal_of(self.acknowledgement(created_time=self.now() - 3601)), ExpiredMessage)
-        self.assertEqual(self.bob.waiting(), 1)
+        self.assertEqual(self.bob.count_queued(), 1)
 
     def test_no_status_without_reply(self) -> None:
         """Without a reply, no status is read."""
         raw = self.bob.pack(f"{MP}/messages-received", {"message_id_list": [self.delivered.id]}, return_route="none")
         with self.in_memory.failing("get_queue_status", StoreUnavailable()):
             self.assertEqual(self.in_memory.receive(raw).status, 202)
-        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.bob.count_queued(), 0)
 
 
 class AcknowledgementStepTests(AcknowledgementTests):
@@ -314,7 +314,7 @@ class FullTests(SynchronousTestCase):
         """Forwards, enrolment, pickup and acknowledgements are served nevertheless."""
         self.fill(FULL_SHARE)
         self.assertEqual(
-            self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, self.bob.letter())).status, 202
+            self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, self.bob.make_payload())).status, 202
         )
         (message,) = self.bob.fetch()
         for type_, body in (
@@ -325,7 +325,7 @@ class FullTests(SynchronousTestCase):
         ):
             raw = self.bob.pack(type_, body)
             self.assertEqual([self.in_memory.receive(raw).status for _ in range(2)], [200, 200], type_)
-        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.bob.count_queued(), 0)
         self.assertEqual(InMemoryWallet(self.in_memory).ask(f"{CM3}/mediate-request").status, 200)
 
     def test_optional_digests_use_a_quarter(self) -> None:
@@ -345,8 +345,8 @@ class FullTests(SynchronousTestCase):
         for _ in range(NONCE_CAPACITY):
             forged = json.loads(alice.command({"type": "QUERY_EVENTS"}))
             forged["header"]["timestamp"] += 1
-            self.assertEqual(self.in_memory.obey(json.dumps(forged).encode()).status, 401)
-        self.assertEqual(self.in_memory.obey(alice.command({"type": "QUERY_EVENTS"})).status, 200)
+            self.assertEqual(self.in_memory.receive_command(json.dumps(forged).encode()).status, 401)
+        self.assertEqual(self.in_memory.receive_command(alice.command({"type": "QUERY_EVENTS"})).status, 200)
         self.assertEqual(self.in_memory.receive(self.dated()).status, 200)
 
     def test_commands(self) -> None:
@@ -354,16 +354,16 @@ class FullTests(SynchronousTestCase):
         alice, bob = InMemoryIdentity(self.in_memory, "alice"), InMemoryIdentity(self.in_memory, "bob")
         alice.register()
         bob.register()
-        bob.befriend(alice)
+        bob.save_contract_with(alice)
         self.fill(1)
         command = alice.command("hello", to=bob.did, channel=PRIVATE)
         for _ in range(3):
-            reply = self.in_memory.obey(command)
+            reply = self.in_memory.receive_command(command)
             self.assertEqual((reply.status, json.loads(reply.body)["code"]), (503, "UNAVAILABLE"))
         forged = json.loads(alice.command({"type": "QUERY_EVENTS"}))
         forged["header"]["timestamp"] += 1
-        self.assertEqual(self.in_memory.obey(json.dumps(forged).encode()).status, 401)
+        self.assertEqual(self.in_memory.receive_command(json.dumps(forged).encode()).status, 401)
         self.in_memory.clock.advance(1)
         self.successResultOf(self.in_memory.store.release_nonce(b"1"))
-        self.assertEqual(self.in_memory.obey(command).status, 200)
-        self.assertEqual(json.loads(self.in_memory.obey(command).body)["code"], "DUPLICATE_NONCE")
+        self.assertEqual(self.in_memory.receive_command(command).status, 200)
+        self.assertEqual(json.loads(self.in_memory.receive_command(command).body)["code"], "DUPLICATE_NONCE")

@@ -97,7 +97,7 @@ class ReplyRoutingTests(SynchronousTestCase):
             ),
             "nowhere",
         )
-        self.assertEqual(self.bare.enrol().waiting(), 0)
+        self.assertEqual(self.bare.enrol().count_queued(), 0)
 
     def test_socket(self) -> None:
         """On the socket, whatever the route but `none`, with or without an endpoint."""

@@ -1,4 +1,4 @@
-"""The documents: what they name exists, and what operators and wallets rely on is in them."""
+"""The documents agree with the code: commands, settings, protocols, metrics, events, links."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mediatord.observability.metrics import Metrics
 from mediatord.protocol.decentrl.commands import DirectPayload, PublicPayload
 from mediatord.protocol.error_codes import DECENTRL_CLOSE_CODES, DECENTRL_ERROR_CODES, DIDCOMM_ERROR_CODES
 from mediatord.workers.metrics_aggregator import MetricsAggregator
-from tests.cli.test_commands import subcommands
+from tests.cli.test_commands import list_subcommands
 
 PROJECT = Path(__file__).parents[2]
 DOCUMENTS = [
@@ -39,18 +39,18 @@ GENERATED = {"cli.md", "configuration.md"}
 each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 
 
-def text(name: str) -> str:
+def read_document(name: str) -> str:
     """A document of the project."""
     return (PROJECT / name).read_text("utf-8")
 
 
-def literals(document: str) -> list[str]:
-    """What stands between back quotes, single or double, on one line."""
+def find_literals(document: str) -> list[str]:
+    """Texts between back quotes, single or double, on one line."""
     return [found[2] for found in re.finditer(r"(?<!`)(``?)(?!`)([^`\n]+?)\1(?!`)", document)]
 
 
-def settings() -> dict[str, type[BaseModel] | None]:
-    """Every key of the configuration by its dotted name; sections with their models."""
+def list_settings() -> dict[str, type[BaseModel] | None]:
+    """Every setting by its dotted name; sections with their models."""
 
     def below(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, type[BaseModel] | None]]:
         for name, field in model.model_fields.items():
@@ -63,14 +63,14 @@ def settings() -> dict[str, type[BaseModel] | None]:
     return dict(below(Config, ""))
 
 
-def items(document: str, begin: str, end: str) -> list[str]:
-    """The items of the Markdown list between two comments, each on one line."""
+def read_list_items(document: str, begin: str, end: str) -> list[str]:
+    """Items of the Markdown list between two comments, each on one line."""
     body = document.partition(begin)[2].partition(end)[0]
     return [" ".join(item.split()) for item in re.split(r"^\* ", body, flags=re.MULTILINE)[1:]]
 
 
-def rows(document: str, begin: str, end: str) -> list[list[str]]:
-    """The cells of the Markdown table between two comments, without its head."""
+def read_table_rows(document: str, begin: str, end: str) -> list[list[str]]:
+    """Cells of the Markdown table between two comments, without its head."""
     body = document.partition(begin)[2].partition(end)[0]
     lines = [line for line in body.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
@@ -79,18 +79,18 @@ def rows(document: str, begin: str, end: str) -> list[list[str]]:
 # --- commands -----------------------------------------------------------------------------------------------------
 
 
-def shell_lines(document: str) -> list[str]:
-    """The commands of a document: lines after a dollar, continued or not; literals that begin with a command."""
+def find_commands(document: str) -> list[str]:
+    """Commands of a document: lines after a dollar, with continuations, and literals that begin with a command."""
     typed = re.findall(r"^\s*\$ ((?:.*[\\|]\n)*.+)$", document, re.MULTILINE)
-    named = [one for one in literals(document) if re.match(r"(?:make|mediatord|\.venv/bin/\S+|twistd) ", one)]
+    named = [item for item in find_literals(document) if re.match(r"(?:make|mediatord|\.venv/bin/\S+|twistd) ", item)]
     return typed + named
 
 
 def check_mediatord(words: list[str]) -> None:
-    """The subcommand is there and has these options."""
+    """Assert that the subcommand exists and has these options."""
     command: click.Command = cli
     if words and not words[0].startswith("-"):
-        command = dict(subcommands(cli))[words[0]]
+        command = dict(list_subcommands(cli))[words[0]]
         if isinstance(command, click.Group):
             command = command.commands[words[1]]
     known = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
@@ -98,8 +98,8 @@ def check_mediatord(words: list[str]) -> None:
 
 
 def check_make(words: list[str]) -> None:
-    """The targets are there; `NAME=value` sets a variable that the Makefile reads."""
-    makefile = text("Makefile")
+    """Assert that the targets exist, and that the Makefile reads the variables."""
+    makefile = read_document("Makefile")
     for word in words:
         if "=" in word:
             assert f"$({word.partition('=')[0]})" in makefile, word
@@ -109,8 +109,8 @@ def check_make(words: list[str]) -> None:
 
 @each_document
 def test_commands_exist(document: Path) -> None:
-    """Every make target, subcommand and option that a document tells to type is there."""
-    for line in shell_lines(document.read_text("utf-8")):
+    """Make targets, subcommands and options."""
+    for line in find_commands(document.read_text("utf-8")):
         program, *words = shlex.split(line)
         match program.removeprefix(".venv/bin/"):
             case "make":
@@ -119,16 +119,16 @@ def test_commands_exist(document: Path) -> None:
                 check_mediatord(words)
 
 
-def test_readme_leads_with_the_two_commands() -> None:
-    """`make run`, then `make test`, then `make demo` (contract section 1)."""
-    typed = re.findall(r"^\s*\$ (.+)$", text("README.rst"), re.MULTILINE)
+def test_readme_begins_with_make_run_test_and_demo() -> None:
+    """Contract section 1."""
+    typed = re.findall(r"^\s*\$ (.+)$", read_document("README.rst"), re.MULTILINE)
     assert typed[:3] == ["make run", "make test", "make demo"]
 
 
-def test_every_subcommand_is_mentioned() -> None:
-    """In the README or on a page that was written by hand."""
+def test_every_subcommand_is_documented() -> None:
+    """In the README or on a page written by hand."""
     said = "".join(path.read_text("utf-8") for path in DOCUMENTS if path.name not in GENERATED)
-    shown = [name for name, command in subcommands(cli) if not command.hidden]
+    shown = [name for name, command in list_subcommands(cli) if not command.hidden]
     assert [name for name in shown if not re.search(rf"(?:mediatord|make) {name}\b", said)] == []
 
 
@@ -137,10 +137,10 @@ def test_every_subcommand_is_mentioned() -> None:
 
 @each_document
 def test_settings_exist(document: Path) -> None:
-    """Every dotted key that a document names is a key of the configuration."""
-    known = settings()
+    """Every dotted key in a document is a setting."""
+    known = list_settings()
     sections = {name for name, model in known.items() if model is not None and "." not in name}
-    for literal in literals(document.read_text("utf-8")):
+    for literal in find_literals(document.read_text("utf-8")):
         name = literal.partition(":")[0]
         if not re.fullmatch(r"[a-z_0-9]+(?:\.(?!py$)[a-z_0-9]+)+", name) or name.partition(".")[0] not in sections:
             continue
@@ -149,18 +149,18 @@ def test_settings_exist(document: Path) -> None:
 
 @each_document
 def test_variables_exist(document: Path) -> None:
-    """Every MEDIATORD_ variable stands for a key."""
+    """Every MEDIATORD_ variable stands for a setting."""
     for name in re.findall(r"MEDIATORD_([A-Z_0-9]+)=", document.read_text("utf-8")):
-        assert name.lower().replace("__", ".") in settings(), name
+        assert name.lower().replace("__", ".") in list_settings(), name
 
 
-def test_keys_of_the_readme() -> None:
-    """The keys in the README's table are keys, and stand in etc/mediator.yaml."""
-    table = text("README.rst").partition("Configuration\n---")[2].partition("Where to read on\n---")[0]
+def test_settings_of_readme_exist() -> None:
+    """Also in etc/mediator.yaml."""
+    table = read_document("README.rst").partition("Configuration\n---")[2].partition("Where to read on\n---")[0]
     names = re.findall(r"^``([a-z_.]+)``", table, re.MULTILINE)
     assert len(names) == 5
     for name in names:
-        value = yaml.safe_load(text("etc/mediator.yaml"))
+        value = yaml.safe_load(read_document("etc/mediator.yaml"))
         for part in name.split("."):
             assert part in value, name
             value = value[part]
@@ -169,9 +169,9 @@ def test_keys_of_the_readme() -> None:
 # --- situations and protocols -------------------------------------------------------------------------------------
 
 
-def test_situations() -> None:
-    """The table of problem reports is DIDCOMM_ERROR_CODES, row by row; the last column is free text."""
-    found = rows(text("docs/reference/protocols.md"), "<!-- situations", "<!-- end of situations")
+def test_problem_report_table_agrees() -> None:
+    """Row by row with DIDCOMM_ERROR_CODES; the last column is free text."""
+    found = read_table_rows(read_document("docs/reference/protocols.md"), "<!-- situations", "<!-- end of situations")
     assert [row[:-1] for row in found] == [
         [
             f"`{kind.reason}`",
@@ -183,50 +183,54 @@ def test_situations() -> None:
     assert {len(row) for row in found} == {4}
 
 
-def test_decentrl_refusals() -> None:
-    """The two Decentrl tables match mediatord.protocol.error_codes row by row; the last column is free text."""
-    document = text("docs/reference/protocols.md")
-    found = rows(document, "<!-- decentrl", "<!-- end of decentrl")
+def test_decentrl_error_tables_agree() -> None:
+    """Row by row with mediatord.protocol.error_codes; the last column is free text."""
+    document = read_document("docs/reference/protocols.md")
+    found = read_table_rows(document, "<!-- decentrl", "<!-- end of decentrl")
     assert [row[:3] for row in found] == [
         [f"`{kind.reason}`", str(wire.status), f"`{wire.code}`"] for kind, wire in DECENTRL_ERROR_CODES.items()
     ]
-    sockets = rows(document, "<!-- socket", "<!-- end of socket")
+    sockets = read_table_rows(document, "<!-- socket", "<!-- end of socket")
     assert [row[:2] for row in sockets] == [
         [f"`{wire.code}`", str(wire.close_code)] for wire in DECENTRL_CLOSE_CODES.values()
     ]
 
 
-def test_commands_are_described() -> None:
-    """Every command that is served has its row, and no other."""
-    described = rows(text("docs/reference/protocols.md"), "<!-- commands", "<!-- end of commands")
+def test_decentrl_commands_have_rows() -> None:
+    """Exactly those that are served."""
+    described = read_table_rows(read_document("docs/reference/protocols.md"), "<!-- commands", "<!-- end of commands")
     named = {re.findall(r"`([A-Z_]+)`", row[0])[0] for row in described}
     models = [*get_args(DirectPayload), *get_args(PublicPayload)]
     assert named == {get_args(model.model_fields["type"].annotation)[0] for model in models} | {"TWO_WAY_PRIVATE"}
 
 
 @each_document
-def test_codes_exist(document: Path) -> None:
-    """A problem code that a document names is one of DIDCOMM_ERROR_CODES."""
+def test_problem_codes_exist(document: Path) -> None:
+    """Every code in a document is one of DIDCOMM_ERROR_CODES."""
     codes = {wire.code for wire in DIDCOMM_ERROR_CODES.values()}
-    named = {one for one in literals(document.read_text("utf-8")) if re.fullmatch(r"[ew]\.[pm]\.[a-z._-]+", one)}
+    named = {
+        item for item in find_literals(document.read_text("utf-8")) if re.fullmatch(r"[ew]\.[pm]\.[a-z._-]+", item)
+    }
     assert named <= codes
 
 
-def test_disclosed_protocols_are_described() -> None:
-    """What discover-features discloses has its place in the wallet developers' document, and nothing else has."""
+def test_disclosed_protocols_have_rows() -> None:
+    """Exactly those that discover-features discloses."""
     disclosed = {feature["id"] for feature in select_features([("protocol", "*")], 1)}
-    named = re.findall(r"`(https://didcomm\.org/[a-z-]+/\d\.\d)(?:/[a-z-]+)?`", text("docs/reference/protocols.md"))
+    named = re.findall(
+        r"`(https://didcomm\.org/[a-z-]+/\d\.\d)(?:/[a-z-]+)?`", read_document("docs/reference/protocols.md")
+    )
     assert set(named) == disclosed
 
 
 # --- metrics and events -------------------------------------------------------------------------------------------
 
 
-def test_metrics() -> None:
-    """The operators' page lists every metric with its kind and labels, and no other."""
+def test_metrics_page_agrees() -> None:
+    """Every metric with kind and labels, and no other."""
     registry = CollectorRegistry()
     metrics = Metrics(registry, version="0")
-    # A family shows its labels only once it has a series.
+    # A family has labels only after its first series.
     metrics.requests.inc("didcomm", "accepted")
     metrics.request_duration.observe(1.0, "didcomm")
     metrics.rejected.inc("undecryptable")
@@ -250,10 +254,10 @@ def test_metrics() -> None:
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
         name = family.name + ("_total" if family.type == "counter" else "")
         real[name], texts[name] = (family.type, labels), family.documentation.rstrip(".")
-    document = text("docs/reference/metrics.md")
+    document = read_document("docs/reference/metrics.md")
     found = (
         re.fullmatch(r"`(\w+)` \((\w+)(.*?)\): (.+)", item)
-        for item in items(document, "<!-- metrics", "<!-- end of metrics")
+        for item in read_list_items(document, "<!-- metrics", "<!-- end of metrics")
     )
     listed = [item for item in found if item]
     assert {item[1]: (item[2], set(re.findall(r"`(\w+)`", item[3]))) for item in listed} == real
@@ -262,10 +266,10 @@ def test_metrics() -> None:
     assert said <= set(real)
 
 
-def test_events() -> None:
-    """The operators' page lists every event with its level, fields and meaning, and no other."""
+def test_events_page_agrees() -> None:
+    """Every event with level, fields and meaning, and no other."""
     levels = {"info": "", "warn": ", warn"}
-    assert items(text("docs/reference/log-events.md"), "<!-- events", "<!-- end of events") == [
+    assert read_list_items(read_document("docs/reference/log-events.md"), "<!-- events", "<!-- end of events") == [
         f"`{name}`{levels[event.level]}: {event.meaning}. {', '.join(f'`{field}`' for field in event.fields)}"
         for name, event in EVENTS.items()
     ]
@@ -273,9 +277,9 @@ def test_events() -> None:
 
 @each_document
 def test_events_exist(document: Path) -> None:
-    """An event that a document names is declared."""
+    """Every event named in a document is declared."""
     families = {name.partition(".")[0] for name in EVENTS if "." in name}
-    for literal in literals(document.read_text("utf-8")):
+    for literal in find_literals(document.read_text("utf-8")):
         if re.fullmatch(r"[a-z]+\.[a-z]+", literal) and literal.partition(".")[0] in families - {"log"}:
             assert literal in EVENTS, literal
 
@@ -283,8 +287,8 @@ def test_events_exist(document: Path) -> None:
 # --- links --------------------------------------------------------------------------------------------------------
 
 
-def headings(path: Path) -> set[str]:
-    """The anchors of a document, as they are made from headings: lower case, hyphens, no punctuation."""
+def list_anchors(path: Path) -> set[str]:
+    """Anchors of a document, derived from its headings: lower case, hyphens, no punctuation."""
     document = path.read_text("utf-8")
     if path.suffix == ".md":
         titles = re.findall(r"^#+ (.+)$", document, re.MULTILINE)
@@ -293,8 +297,8 @@ def headings(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-def links(document: Path) -> list[str]:
-    """The targets of a document's links that lead into the project."""
+def list_links(document: Path) -> list[str]:
+    """Targets of a document's links within the project."""
     pattern = r"\]\(([^)\s]+)\)" if document.suffix == ".md" else r"`[^`<]*<([^>`\s]+)>`__?"
     found = re.findall(pattern, document.read_text("utf-8"))
     return [target for target in found if "://" not in target]
@@ -302,33 +306,33 @@ def links(document: Path) -> list[str]:
 
 @each_document
 def test_links_resolve(document: Path) -> None:
-    """A link within the project leads to a file, and its anchor to a heading there."""
-    for target in links(document):
+    """To a file, and an anchor to a heading."""
+    for target in list_links(document):
         name, _, anchor = target.partition("#")
         path = document.parent / name if name else document
         assert path.exists(), target
-        assert not anchor or anchor in headings(path), target
+        assert not anchor or anchor in list_anchors(path), target
 
 
 @each_document
 def test_named_files_exist(document: Path) -> None:
-    """Paths to files of the project that stand in literals are there."""
-    for literal in literals(document.read_text("utf-8")):
+    """Paths in literals exist."""
+    for literal in find_literals(document.read_text("utf-8")):
         if re.fullmatch(r"(?:tests|docs|etc|systemd|mediatord)/[\w./-]+", literal):
             assert (PROJECT / literal).exists(), literal
 
 
 @each_document
 def test_dotted_names_exist(document: Path) -> None:
-    """Modules, classes and functions that a document names by their full name can be imported."""
-    for literal in literals(document.read_text("utf-8")):
+    """Modules, classes and functions with full names can be imported."""
+    for literal in find_literals(document.read_text("utf-8")):
         found = re.match(r"mediatord(?:\.[A-Za-z_]\w*)+(?=$|\()", literal)
         if found and found[0] not in SYSTEMD_UNITS:
             assert pydoc.locate(found[0]) is not None, found[0]
 
 
-def test_news_fragments() -> None:
-    """Each is of a type that towncrier knows, and one sentence."""
+def test_news_fragments_are_one_sentence() -> None:
+    """And of a type that towncrier knows."""
     for fragment in (PROJECT / "newsfragments").glob("*.*.rst"):
         assert fragment.name.split(".")[1] in ("feature", "bugfix", "doc", "removal", "misc"), fragment.name
         sentence = fragment.read_text("utf-8").strip()

@@ -6,9 +6,9 @@ import ast
 import re
 from pathlib import Path
 
-from tests.docs.test_documents import PROJECT, text
+from tests.docs.test_documents import PROJECT, read_document
 
-GLOSSARY = text("docs/reference/glossary.md")
+GLOSSARY = read_document("docs/reference/glossary.md")
 
 
 def sections() -> dict[str, list[tuple[str, str, str]]]:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.console_blocks import PROJECT
-from tests.docs.test_documents import settings
+from tests.docs.test_documents import list_settings
 
 PAGES = sorted(
     (
@@ -74,7 +74,7 @@ def render(node: ast.AST) -> str | None:
 def quotes(page: str) -> Iterator[str]:
     """The messages that a page quotes."""
     page = re.sub(r"^ *```.*?^ *```$", "", page, flags=re.MULTILINE | re.DOTALL)
-    names = {name.partition(".")[0] for name in settings()}
+    names = {name.partition(".")[0] for name in list_settings()}
     for found in re.finditer(r"(?<!`)`([^`]+)`(?!`)", page):
         literal = " ".join(found[1].split())
         name, colon, value = literal.partition(": ")

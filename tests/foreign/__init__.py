@@ -1,1 +1,1 @@
-"""Wallets of other authors: drivers that run in environments of their own, and what is checked against them."""
+"""Drivers for third-party wallets, which run in their own environments, and the checks against them."""

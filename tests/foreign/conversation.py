@@ -1,7 +1,7 @@
 """
-The seam that each library fills in, and the conversation of one of its wallets with a mediator.
+Interface that each library implements, and the session of one of its wallets with a mediator.
 
-The requests are plain dicts; packing, unpacking, resolution and forward wrapping are the library's.
+Requests are plain dicts; packing, unpacking, resolution and forward wrapping are the library's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from steps import ENCRYPTED, Answer, get, post
+from steps import ENCRYPTED, Response, get, post
 
 PING = "https://didcomm.org/trust-ping/2.0/ping"
 DISCOVER = "https://didcomm.org/discover-features/2.0/"
@@ -26,8 +26,8 @@ CHAT = "https://didcomm.org/basicmessage/2.0/message"
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A message as the library gave it, and the key ids of the sender and the signer it vouches for."""
+class OpenedMessage:
+    """An unpacked message, with the key ids of sender and signer that the library reports."""
 
     message: dict[str, Any]
     sender_kid: str | None
@@ -45,30 +45,30 @@ class Wallet(Protocol):
     async def anoncrypt(self, message: dict[str, Any], to: str) -> str | bytes: ...
 
     async def route(self, message: dict[str, Any], to: str, enc: str, *, anonymous: bool = False) -> str | bytes:
-        """Pack for `to` and let the library's routing wrap it for the mediator that the document of `to` names."""
+        """Pack for `to`, wrapped by the library's routing for the mediator in the document of `to`."""
         ...
 
-    async def open(self, packed: str | bytes) -> Opened: ...
+    async def open(self, packed: str | bytes) -> OpenedMessage: ...
 
 
 class Library(Protocol):
-    """What a library can do."""
+    """Interface of a library."""
 
     media_type: str
     encs: Sequence[str]
 
     async def wallet(self, mediator: str) -> Wallet:
-        """A wallet with fresh keys and a DID that names the DID `mediator` as its endpoint."""
+        """A wallet with new keys and a DID whose endpoint is the DID `mediator`."""
         ...
 
     async def endpoints(self, did: str) -> list[str]:
-        """The service addresses of `did`, in order, by the library's resolver."""
+        """Service URIs of `did`, in order, from the library's resolver."""
         ...
 
 
 @dataclass(frozen=True)
 class Mediator:
-    """The mediator as a wallet finds it."""
+    """The mediator as discovered by a wallet."""
 
     url: str
     did: str
@@ -82,102 +82,102 @@ class Mediator:
         return f"{self.url}/didcomm"
 
 
-def a_message(
+def compose_message(
     type_: str, wallet: Wallet, to: str, body: dict[str, Any] | None = None, **headers: Any
 ) -> dict[str, Any]:
-    """A plaintext with every header that some library insists on."""
+    """A plaintext message with every header that some library requires."""
     plain = {"id": str(uuid.uuid4()), "typ": "application/didcomm-plain+json", "type": type_}
     return {**plain, "from": wallet.did, "to": [to], "body": body or {}, "return_route": "all", **headers}
 
 
-def a_chat(wallet: Wallet, to: str, content: str) -> dict[str, Any]:
-    """A message to another wallet, not for the mediator's eyes."""
-    message = a_message(CHAT, wallet, to, {"content": content})
+def compose_chat(wallet: Wallet, to: str, content: str) -> dict[str, Any]:
+    """A message to another wallet."""
+    message = compose_message(CHAT, wallet, to, {"content": content})
     del message["return_route"]
     return message
 
 
 class Session:
-    """Requests of one wallet to one mediator over HTTP, and what is true of every answer."""
+    """HTTP requests of one wallet to one mediator, with checks that hold for every response."""
 
     def __init__(self, library: Library, wallet: Wallet, mediator: Mediator) -> None:
         self.library, self.wallet, self.mediator = library, wallet, mediator
 
-    async def ask(self, type_: str, body: dict[str, Any] | None = None, **headers: Any) -> dict[str, Any]:
-        """Send an authcrypted request, expect a packed reply on the same connection, return its plaintext."""
-        request = a_message(type_, self.wallet, self.mediator.did, body, **headers)
-        answer = await self.send(request)
-        assert answer.status == 200, (answer.status, answer.body[:300])
-        assert answer.media_type == ENCRYPTED, answer.media_type
-        reply = await self.read(answer.body)
+    async def request(self, type_: str, body: dict[str, Any] | None = None, **headers: Any) -> dict[str, Any]:
+        """Send an authcrypted request; return the plaintext of the reply, packed on the same connection."""
+        request = compose_message(type_, self.wallet, self.mediator.did, body, **headers)
+        response = await self.send(request)
+        assert response.status == 200, (response.status, response.body[:300])
+        assert response.media_type == ENCRYPTED, response.media_type
+        reply = await self.read(response.body)
         threads = (reply.get("thid"), reply.get("pthid"))
         assert request["id"] in threads, (request["id"], threads)
         return reply
 
-    async def send(self, request: dict[str, Any]) -> Answer:
+    async def send(self, request: dict[str, Any]) -> Response:
         return self.post(await self.wallet.authcrypt(request, self.mediator.did))
 
-    def post(self, packed: str | bytes) -> Answer:
+    def post(self, packed: str | bytes) -> Response:
         return post(self.mediator.http, packed, self.library.media_type)
 
     async def read(self, packed: str | bytes) -> dict[str, Any]:
-        """Open a message that must come from the mediator and be for this wallet."""
+        """Unpack a message, which must be from the mediator to this wallet."""
         opened = await self.wallet.open(packed)
-        assert opened.sender_kid, "the library saw no authenticated sender"
+        assert opened.sender_kid, "the library reports no authenticated sender"
         assert opened.sender_kid.partition("#")[0] == self.mediator.did, opened.sender_kid
         assert opened.message["from"] == self.mediator.did, opened.message["from"]
         assert opened.message["to"] == [self.wallet.did], opened.message["to"]
         return opened.message
 
     async def enrol(self) -> None:
-        """Ask for mediation and make the wallet's own DID routable."""
-        grant = await self.ask(CM3 + "mediate-request")
+        """Request mediation and register the wallet's DID."""
+        grant = await self.request(CM3 + "mediate-request")
         assert grant["type"] == CM3 + "mediate-grant", grant
         update = {"updates": [{"recipient_did": self.wallet.did, "action": "add"}]}
-        reply = await self.ask(CM3 + "recipient-update", update)
+        reply = await self.request(CM3 + "recipient-update", update)
         assert reply["body"]["updated"][0]["result"] == "success", reply
 
     async def count(self) -> int:
-        status = await self.ask(PICKUP + "status-request", {"recipient_did": self.wallet.did})
+        status = await self.request(PICKUP + "status-request", {"recipient_did": self.wallet.did})
         assert status["type"] == PICKUP + "status", status
         assert status["body"]["recipient_did"] == self.wallet.did, status
         return int(status["body"]["message_count"])
 
     async def acknowledge(self, ids: list[str]) -> int:
-        """Take messages off the queue; how many are left."""
-        status = await self.ask(PICKUP + "messages-received", {"message_id_list": ids})
+        """Acknowledge messages; return the number left."""
+        status = await self.request(PICKUP + "messages-received", {"message_id_list": ids})
         assert status["type"] == PICKUP + "status", status
         return int(status["body"]["message_count"])
 
-    async def attached(self, delivery: dict[str, Any]) -> list[Opened]:
-        """What the attachments of a delivery hold, opened by the library."""
+    async def attached(self, delivery: dict[str, Any]) -> list[OpenedMessage]:
+        """Unpacked attachments of a delivery."""
         opened = []
         for attachment in delivery["attachments"]:
-            (form,) = attachment["data"]  # one member, never two
-            assert form == "json", form  # the form in which the library's forward came
+            (form,) = attachment["data"]  # exactly one member
+            assert form == "json", form  # the form in which the library's forward was sent
             opened.append(await self.wallet.open(json.dumps(attachment["data"]["json"])))
         return opened
 
 
-async def a_session(library: Library, mediator: Mediator) -> Session:
-    """A session of a wallet that nobody has seen before."""
+async def open_session(library: Library, mediator: Mediator) -> Session:
+    """A session of a new wallet."""
     return Session(library, await library.wallet(mediator.did), mediator)
 
 
-async def send_chat(sender: Session, recipient: str, content: str, enc: str, *, anonymous: bool = False) -> Answer:
-    """One message from wallet to wallet through the mediator."""
-    message = a_chat(sender.wallet, recipient, content)
+async def send_chat(sender: Session, recipient: str, content: str, enc: str, *, anonymous: bool = False) -> Response:
+    """Send a message to another wallet through the mediator."""
+    message = compose_chat(sender.wallet, recipient, content)
     return sender.post(await sender.wallet.route(message, recipient, enc, anonymous=anonymous))
 
 
-async def signed_report(answer: Answer, session: Session) -> dict[str, Any]:
-    """The body of a problem report that is signed by the mediator and travels with status 400."""
-    assert answer.status == 400, (answer.status, answer.body[:300])
-    assert answer.media_type == "application/didcomm-signed+json", answer.media_type
+async def signed_report(response: Response, session: Session) -> dict[str, Any]:
+    """Body of a problem report that the mediator has signed, with status 400."""
+    assert response.status == 400, (response.status, response.body[:300])
+    assert response.media_type == "application/didcomm-signed+json", response.media_type
     wallet, mediator = session.wallet, session.mediator.did
-    message = answer.json
+    message = response.json
     if wallet.opens_signed:
-        opened = await wallet.open(answer.body.decode())
+        opened = await wallet.open(response.body.decode())
         assert opened.signer_kid and opened.signer_kid.partition("#")[0] == mediator, opened.signer_kid
         message = opened.message
     else:
@@ -189,9 +189,9 @@ async def signed_report(answer: Answer, session: Session) -> dict[str, Any]:
     return dict(message["body"])
 
 
-def plain_report(answer: Answer) -> dict[str, Any]:
-    """The body of a problem report that travels in the clear with status 400."""
-    assert answer.status == 400, (answer.status, answer.body[:300])
-    assert answer.media_type == "application/didcomm-plain+json", answer.media_type
-    assert answer.json["type"] == REPORT, answer.json
-    return dict(answer.json["body"])
+def plain_report(response: Response) -> dict[str, Any]:
+    """Body of a plaintext problem report with status 400."""
+    assert response.status == 400, (response.status, response.body[:300])
+    assert response.media_type == "application/didcomm-plain+json", response.media_type
+    assert response.json["type"] == REPORT, response.json
+    return dict(response.json["body"])

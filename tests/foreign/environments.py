@@ -1,4 +1,4 @@
-"""Running the drivers in the virtual environments of the foreign libraries, from the tests."""
+"""Runs drivers in the virtual environments of third-party libraries."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 
 PROJECT = Path(__file__).parents[2]
 
-# Bounds a driver as a whole; its own steps are bounded much tighter.
+# Time-out of a driver; its steps have shorter ones.
 DRIVER_SECONDS = 900
 
 
-def python_of(environment: str) -> Path:
-    """The interpreter of `environment`, ``.venv-sicpa`` or ``.venv-indicio``; skips the test if there is none."""
+def find_python(environment: str) -> Path:
+    """Interpreter of `environment`, ``.venv-sicpa`` or ``.venv-indicio``; skips the test if there is none."""
     python = PROJECT / environment / "bin" / "python"
     if not (PROJECT / environment / ".installed").exists():
         pytest.skip(f"{environment} is not installed; `make {environment}` does that")
@@ -28,10 +28,10 @@ def run_driver(environment: str, program: str, *arguments: str, given: str = "")
 
     :param given: its standard input.
     """
-    # The libraries would send requests for the loopback interface through a proxy.
+    # The libraries would send loopback requests through a proxy.
     variables = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
     return subprocess.run(
-        [python_of(environment), "-W", "ignore", Path(__file__).with_name(program), *arguments],
+        [find_python(environment), "-W", "ignore", Path(__file__).with_name(program), *arguments],
         input=given,
         capture_output=True,
         text=True,

@@ -1,8 +1,8 @@
 """
-Open and seal envelopes with the PyPI package `didcomm-messaging` (Indicio).
+Opens and seals envelopes with the PyPI package `didcomm-messaging` (Indicio).
 
-Usage: ``python indicio_envelopes.py askar|authlib < jobs.json > results.json``; the shape of both is described in
-test_envelopes.py.
+Usage: ``python indicio_envelopes.py askar|authlib < jobs.json > results.json``; see test_envelopes.py for both
+formats.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ IMPORTS = {"askar": Key.from_jwk, "authlib": OKPKey.import_key}
 
 
 class Documents(DIDResolver):
-    """Documents with the public halves of the parties' keys."""
+    """Documents with the public keys of the parties."""
 
     def __init__(self, parties: list[dict[str, Any]]) -> None:
         self._documents: dict[str, dict[str, Any]] = {}

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import did_peer_2
 from aries_askar import Key, KeyAlg
 from authlib.jose import OKPKey
-from conversation import PICKUP, Mediator, Opened, a_chat
+from conversation import PICKUP, Mediator, OpenedMessage, compose_chat
 from didcomm_messaging import DIDCommMessaging, UnpackResult, quickstart
 from didcomm_messaging.crypto.backend.askar import AskarCryptoService, AskarKey, AskarSecretKey
 from didcomm_messaging.crypto.backend.authlib import AuthlibCryptoService, AuthlibKey, AuthlibSecretKey
@@ -25,7 +25,7 @@ from didcomm_messaging.packaging import PackagingService
 from didcomm_messaging.resolver import PrefixResolver
 from didcomm_messaging.resolver.peer import Peer2, Peer4
 from didcomm_messaging.routing import RoutingService
-from steps import PATIENCE_SECONDS, Steps, Theme, post, run_themes
+from steps import TIMEOUT_SECONDS, Steps, Theme, post, run_themes
 from themes import COMMON
 
 
@@ -65,7 +65,7 @@ class Indicio:
     encs: tuple[str, ...] = ("XC20P",)  # the only one it emits
 
     async def wallet(self, mediator: str) -> Wallet:
-        """As the library's quickstart makes them: the signing key comes first, so the X25519 key is `#key-2`."""
+        """As in the library's quickstart: the signing key comes first, so the X25519 key is `#key-2`."""
         (signing, verification), (secret, agreement) = (self.backend.generate(c) for c in ("Ed25519", "X25519"))
         keys = [did_peer_2.KeySpec.verification(verification), did_peer_2.KeySpec.key_agreement(agreement)]
         endpoint = {"uri": mediator, "accept": ["didcomm/v2"]}
@@ -84,7 +84,7 @@ class Indicio:
 
 @dataclass(frozen=True)
 class Wallet:
-    """One DID of this library, which reads no JWS."""
+    """One DID of this library, which does not verify JWS."""
 
     opens_signed: ClassVar[bool] = False
     did: str
@@ -98,26 +98,28 @@ class Wallet:
 
     async def pack(self, message: dict[str, Any], to: str, frm: str | None) -> bytes:
         """Encrypt without routing."""
-        seams = self.messaging
-        parts = (seams.crypto, seams.resolver, seams.secrets, json.dumps(message).encode(), [to], frm)
-        return bytes(await seams.packaging.pack(*parts))
+        messaging = self.messaging
+        parts = (messaging.crypto, messaging.resolver, messaging.secrets, json.dumps(message).encode(), [to], frm)
+        return bytes(await messaging.packaging.pack(*parts))
 
     async def route(self, message: dict[str, Any], to: str, enc: str, *, anonymous: bool = False) -> bytes:
         assert enc == "XC20P", enc
         packed = await self.messaging.pack(message, to, None if anonymous else self.did)
-        assert packed.get_endpoint("http").startswith("http"), "its routing found no way to the mediator"
+        assert packed.get_endpoint("http").startswith("http"), "its routing found no endpoint of the mediator"
         return bytes(packed.message)
 
-    async def open(self, packed: str | bytes) -> Opened:
+    async def open(self, packed: str | bytes) -> OpenedMessage:
         result = await self.messaging.unpack(packed)
-        return Opened(result.message, result.sender_kid)
+        return OpenedMessage(result.message, result.sender_kid)
 
 
-class Watched(DIDCommMessaging):
-    """Messaging that keeps what it opened, which the quickstart tells its callback only in part."""
+class RecordingMessaging(DIDCommMessaging):
+    """Messaging that keeps unpacked messages, which the quickstart passes to its callback only in part."""
 
-    def __init__(self, like: DIDCommMessaging) -> None:
-        super().__init__(like.crypto, like.secrets, like.resolver, like.packaging, like.routing)
+    def __init__(self, messaging: DIDCommMessaging) -> None:
+        super().__init__(
+            messaging.crypto, messaging.secrets, messaging.resolver, messaging.packaging, messaging.routing
+        )
         self.opened: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
 
     async def unpack(self, encoded_message: bytes, **options: Any) -> UnpackResult:
@@ -127,49 +129,57 @@ class Watched(DIDCommMessaging):
 
 
 class Quickstart:
-    """The library's own client code, unchanged: a wallet behind a relay, and what reached its callback."""
+    """The library's own client code, unchanged: a wallet behind a relay, and what its callback received."""
 
-    def __init__(self, mediator: Mediator, messaging: Watched, did: str, relayed: str, alice: Wallet) -> None:
-        self.mediator, self.messaging, self.did, self.relayed, self.alice = mediator, messaging, did, relayed, alice
+    def __init__(
+        self, mediator: Mediator, messaging: RecordingMessaging, did: str, relay_did: str, alice: Wallet
+    ) -> None:
+        self.mediator, self.messaging, self.did, self.relay_did, self.alice = (
+            mediator,
+            messaging,
+            did,
+            relay_did,
+            alice,
+        )
         self.received: list[str] = []
 
     @classmethod
-    async def enrolled(cls, mediator: Mediator) -> Quickstart:
+    async def enrol(cls, mediator: Mediator) -> Quickstart:
         did, keys = quickstart.generate_did()
-        messaging = Watched(await quickstart.setup_default(did, keys))
-        relayed = await quickstart.setup_relay(messaging, did, mediator.did, *keys)
-        return cls(mediator, messaging, did, relayed, await Indicio(Askar).wallet(mediator.did))
+        messaging = RecordingMessaging(await quickstart.setup_default(did, keys))
+        relay_did = await quickstart.setup_relay(messaging, did, mediator.did, *keys)
+        return cls(mediator, messaging, did, relay_did, await Indicio(Askar).wallet(mediator.did))
 
     async def send(self, content: str) -> None:
-        """A message from somebody else, by the library's routing."""
-        packed = await self.alice.route(a_chat(self.alice, self.relayed, content), self.relayed, "XC20P")
-        answer = post(self.mediator.http, packed)
-        assert (answer.status, answer.body) == (202, b""), answer
+        """Send a message from another wallet, with the library's routing."""
+        packed = await self.alice.route(compose_chat(self.alice, self.relay_did, content), self.relay_did, "XC20P")
+        response = post(self.mediator.http, packed)
+        assert (response.status, response.body) == (202, b""), response
 
     async def fetch(self) -> Any:
         return await quickstart.fetch_relayed_messages(self.messaging, self.did, self.mediator.did, self._keep)
 
     async def listen(self) -> asyncio.Task[None]:
-        """Open the WebSocket and wait for the status that says that it is live."""
+        """Open the WebSocket and wait for the status that confirms live delivery."""
         self.messaging.opened = asyncio.Queue()
         arguments = (self.messaging, self.did, self.mediator.did, self._keep)
-        listening = await quickstart.activate_websocket(*arguments, create_task=True)
-        status = await self.heard()
+        listener = await quickstart.activate_websocket(*arguments, create_task=True)
+        status = await self.receive()
         assert status["body"]["live_delivery"] is True, status
-        return listening
+        return listener
 
-    async def heard(self) -> dict[str, Any]:
-        """The next message that the library opens."""
-        return await asyncio.wait_for(self.messaging.opened.get(), PATIENCE_SECONDS)
+    async def receive(self) -> dict[str, Any]:
+        """The next message that the library unpacks."""
+        return await asyncio.wait_for(self.messaging.opened.get(), TIMEOUT_SECONDS)
 
     async def _keep(self, message: dict[str, Any]) -> None:
         self.received.append(message["body"]["content"])
 
 
-async def the_quickstart(mediator: Mediator, steps: Steps) -> None:
-    """Enrol, fetch, listen. The callback is not told of deliveries, so what is pushed has to be fetched as well."""
+async def run_quickstart(mediator: Mediator, steps: Steps) -> None:
+    """Enrol, fetch and listen. The callback gets no deliveries, so pushes must be fetched as well."""
     with steps.step("setup_relay"):
-        bob = await Quickstart.enrolled(mediator)
+        bob = await Quickstart.enrol(mediator)
     with steps.step("fetch_relayed_messages"):
         await bob.send("one")
         await bob.send("two")
@@ -177,39 +187,39 @@ async def the_quickstart(mediator: Mediator, steps: Steps) -> None:
         assert bob.received == ["one", "two"], bob.received
         assert await bob.fetch() == []
     with steps.step("activate_websocket"):
-        listening = await bob.listen()
+        listener = await bob.listen()
     with steps.step("push"):
         await bob.send("three")
-        delivery = await bob.heard()
+        delivery = await bob.receive()
         assert delivery["type"] == PICKUP + "delivery", delivery
-        listening.cancel()
+        listener.cancel()
     with steps.step("nothing-lost"):
         await bob.fetch()
         assert bob.received == ["one", "two", "three"], bob.received
 
 
 async def raw_push(mediator: Mediator, steps: Steps) -> None:
-    """With ``live_push: raw`` the callback gets what is pushed; that is no acknowledgement, so it stays queued."""
-    bob = await Quickstart.enrolled(mediator)
+    """With ``live_push: raw`` the callback gets pushes; they stay queued, as nothing is acknowledged."""
+    bob = await Quickstart.enrol(mediator)
     with steps.step("push"):
-        listening = await bob.listen()
+        listener = await bob.listen()
         await bob.send("for your callback")
-        chat = await bob.heard()
+        chat = await bob.receive()
         assert chat["from"] == bob.alice.did, chat
-        listening.cancel()
+        listener.cancel()
     with steps.step("fetch_relayed_messages"):
         await bob.fetch()
         assert bob.received[-1] == "for your callback", bob.received
 
 
 def themes(backend: str, url: str) -> dict[str, Theme]:
-    """Everything this library can be put through, by name."""
+    """Themes of this library, by name."""
     mediator = Mediator.at(url)
     chosen: dict[str, Theme] = {
         name: partial(theme, Indicio(BACKENDS[backend]), mediator) for name, theme in COMMON.items()
     }
     # The quickstart is written for the Askar backend.
-    return {**chosen, "quickstart": partial(the_quickstart, mediator), "raw-push": partial(raw_push, mediator)}
+    return {**chosen, "quickstart": partial(run_quickstart, mediator), "raw-push": partial(raw_push, mediator)}
 
 
 if __name__ == "__main__":

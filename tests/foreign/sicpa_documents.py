@@ -1,9 +1,9 @@
 """
 Keys and DID documents for the PyPI package `didcomm` (SICPA), resolved by `peerdid` (SICPA) and `did-peer-2`.
 
-The library wants documents in a dialect of its own: key types of 2019 and 2020 or JWK, absolute ids, no embedded
-keys, no services but those of DIDComm, and these flat with sibling `routingKeys`. :func:`dialect` translates what the
-resolvers say; applications have to do the same.
+The library requires its own form of documents: key types of 2019 and 2020 or JWK, absolute ids, no embedded keys,
+only DIDComm services, with `routingKeys` beside the URI. :func:`dialect` converts what the resolvers return, as
+applications have to.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def old_key_ids(did: str) -> Document:
     """
     A did:peer:2 document by `peerdid`, whose key ids are the first eight characters of the key.
 
-    It refuses DIDs with more than one service, so it is shown the keys alone.
+    It refuses DIDs with several services, so only the keys are passed to it.
     """
     keys = ".".join(element for element in did.split(".") if not element.startswith("S"))
     document = resolve_peer_did(keys).serialize()
@@ -49,7 +49,7 @@ def old_key_ids(did: str) -> Document:
 
 
 def generate(curve: str) -> JWK:
-    """A private JWK of Authlib, which the library works with."""
+    """A private JWK of Authlib, which the library uses."""
     kind = OKPKey if curve in ("X25519", "Ed25519") else ECKey
     return dict(kind.generate_key(curve, is_private=True).as_dict(is_private=True))
 
@@ -59,7 +59,7 @@ def public(jwk: JWK) -> JWK:
 
 
 def multikey(jwk: JWK) -> str:
-    """The public half as did:peer writes it."""
+    """The public key as written in did:peer."""
     if jwk["kty"] == "OKP":
         raw = OKPKey.import_key(jwk).get_public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
     else:
@@ -85,10 +85,10 @@ def old_peer_did(agreement: str, authentication: str, mediator: str) -> tuple[st
 
 def dialect(document: Document, jwks: dict[str, JWK], routing_key: Callable[[str], str]) -> DIDDoc:
     """
-    `document` as the library reads it.
+    `document` in the library's form.
 
-    :param jwks: public JWKs of the keys for which the library knows no other form, by multikey.
-    :param routing_key: the key id for a mediator's DID that stands as an endpoint.
+    :param jwks: public JWKs of keys that the library supports in no other form, by multikey.
+    :param routing_key: the key id for a mediator's DID used as endpoint.
     """
     did = document["id"]
     relationships = {name: document.get(name, []) for name in ("authentication", "keyAgreement")}
@@ -125,14 +125,14 @@ def _method(did: str, method: Document, jwks: dict[str, JWK]) -> Document:
 
 
 def _flat(did: str, service: Document, routing_key: Callable[[str], str]) -> Document:
-    """One service in the shape that the library's forward understands: the mediator as a routing key."""
+    """A service in the form that the library's forward supports: the mediator as a routing key."""
     endpoint = service["serviceEndpoint"]
     uri = endpoint if isinstance(endpoint, str) else endpoint["uri"]
     hops = [routing_key(uri)] if uri.startswith("did:") else []
     return {
         "id": _absolute(did, service["id"]),
         "type": "DIDCommMessaging",
-        # Where that mediator listens is known to the application, which posts there itself.
+        # The application knows the mediator's URL, and posts there itself.
         "serviceEndpoint": "http://mediator.invalid" if hops else uri,
         "recipientKeys": [],
         "routingKeys": hops,

@@ -1,7 +1,7 @@
 """
-Open and seal envelopes with the PyPI package `didcomm` (SICPA).
+Opens and seals envelopes with the PyPI package `didcomm` (SICPA).
 
-Usage: ``python sicpa_envelopes.py < jobs.json > results.json``; the shape of both is described in test_envelopes.py.
+Usage: ``python sicpa_envelopes.py < jobs.json > results.json``; see test_envelopes.py for both formats.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sicpa_wallet import ENCS
 
 
 def resolvers(parties: list[dict[str, Any]]) -> ResolversConfig:
-    """Documents with the public halves, and a key store with the private ones."""
+    """Documents with the public keys, and a key store with the private ones."""
     documents: dict[str, dict[str, Any]] = {}
     for party in parties:
         did = party["kid"].partition("#")[0]

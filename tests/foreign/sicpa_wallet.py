@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar
 
-from conversation import CM3, PICKUP, PING, Mediator, Opened, a_message, a_session, send_chat
+from conversation import CM3, PICKUP, PING, Mediator, OpenedMessage, compose_message, open_session, send_chat
 from didcomm.common.algorithms import AnonCryptAlg
 from didcomm.common.resolvers import ResolversConfig
 from didcomm.did_doc.did_doc import DIDDoc
@@ -49,18 +49,18 @@ ENCS = {
 @dataclass
 class Sicpa:
     """
-    The library in one way of use.
+    One configuration of the library.
 
-    :param curve: key agreement curve of the wallets and of the mediator key they talk to.
-    :param create: what makes the wallets' DIDs.
-    :param own: what resolves them.
-    :param theirs: what resolves the mediator's DID.
+    :param curve: key agreement curve of the wallets and of the mediator's key.
+    :param create: creates the wallets' DIDs.
+    :param resolve_own: resolves them.
+    :param resolve_mediator: resolves the mediator's DID.
     """
 
     curve: str = "X25519"
     create: Callable[[str, str, str], tuple[str, list[str]]] = peer_did
-    own: Resolve = spec_key_ids
-    theirs: Resolve = spec_key_ids
+    resolve_own: Resolve = spec_key_ids
+    resolve_mediator: Resolve = spec_key_ids
     media_type: str = ENCRYPTED
     encs: tuple[str, ...] = tuple(ENCS)
     mediator: str = ""
@@ -77,11 +77,11 @@ class Sicpa:
         return Wallet(did, ResolversConfig(SecretsResolverInMemory(secrets), Resolver(self)))
 
     async def endpoints(self, did: str) -> list[str]:
-        return [str(service.service_endpoint) for service in dialect(self.theirs(did), {}, str).service]
+        return [str(service.service_endpoint) for service in dialect(self.resolve_mediator(did), {}, str).service]
 
     def routing_key(self, mediator: str) -> str:
-        """The key id of the mediator on our curve."""
-        document = dialect(self.theirs(mediator), {}, str)
+        """Key id of the mediator on this curve."""
+        document = dialect(self.resolve_mediator(mediator), {}, str)
         methods = [method for method in document.verification_method if method.id in document.key_agreement]
         curves = {
             (getattr(method, "public_key_jwk", None) or {"crv": "X25519"})["crv"]: method.id for method in methods
@@ -90,14 +90,14 @@ class Sicpa:
 
 
 class Resolver(DIDResolver):
-    """The resolver seam of the library."""
+    """Resolver passed to the library."""
 
     def __init__(self, library: Sicpa) -> None:
         self._library = library
 
     async def resolve(self, did: str) -> DIDDoc:
         library = self._library
-        document = library.theirs(did) if did == library.mediator else library.own(did)
+        document = library.resolve_mediator(did) if did == library.mediator else library.resolve_own(did)
         return dialect(document, library.jwks, library.routing_key)
 
 
@@ -124,16 +124,16 @@ class Wallet:
         result = await pack_encrypted(self.resolvers, message, to, pack_config=config, **options)
         return str(result.packed_msg)
 
-    async def open(self, packed: str | bytes) -> Opened:
+    async def open(self, packed: str | bytes) -> OpenedMessage:
         result = await unpack(self.resolvers, packed if isinstance(packed, str) else packed.decode())
         kid, signer = result.metadata.encrypted_from, result.metadata.sign_from
-        return Opened(result.message.as_dict(), str(kid) if kid else None, str(signer) if signer else None)
+        return OpenedMessage(result.message.as_dict(), str(kid) if kid else None, str(signer) if signer else None)
 
 
 async def nesting(mediator: Mediator, steps: Steps) -> None:
-    """Envelopes in envelopes: a protected sender, a signature inside."""
-    bob, alice = await a_session(Sicpa(), mediator), await a_session(Sicpa(), mediator)
-    ping = partial(a_message, PING, bob.wallet, mediator.did)
+    """Nested envelopes: a protected sender, a signature inside."""
+    bob, alice = await open_session(Sicpa(), mediator), await open_session(Sicpa(), mediator)
+    ping = partial(compose_message, PING, bob.wallet, mediator.did)
     for enc, algorithm in ENCS.items():
         with steps.step(f"anoncrypt-{enc}-of-authcrypt"):
             config = PackEncryptedConfig(forward=False, protect_sender_id=True, enc_alg_anon=algorithm)
@@ -145,23 +145,23 @@ async def nesting(mediator: Mediator, steps: Steps) -> None:
     with steps.step("forward-of-anoncrypt-of-authcrypt-of-signed"):
         await bob.enrol()
         config = PackEncryptedConfig(protect_sender_id=True)
-        message = a_message(PING, alice.wallet, bob.wallet.did)
+        message = compose_message(PING, alice.wallet, bob.wallet.did)
         options = {"frm": alice.wallet.did, "sign_frm": alice.wallet.did}
-        answer = alice.post(await alice.wallet.pack(message, bob.wallet.did, config, **options))
-        assert (answer.status, answer.body) == (202, b""), answer
-        delivery = await bob.ask(PICKUP + "delivery-request", {"limit": 1})
+        response = alice.post(await alice.wallet.pack(message, bob.wallet.did, config, **options))
+        assert (response.status, response.body) == (202, b""), response
+        delivery = await bob.request(PICKUP + "delivery-request", {"limit": 1})
         (opened,) = await bob.attached(delivery)
         assert opened.message["id"] == message["id"], opened
         assert opened.sender_kid == f"{alice.wallet.did}#key-1", opened
 
 
 async def rewrapped(mediator: Mediator, steps: Steps) -> None:
-    """With ``rewrap: true`` a message comes inside a forward to its recipient, which the library takes off itself."""
-    bob, alice = await a_session(Sicpa(), mediator), await a_session(Sicpa(), mediator)
+    """With ``rewrap: true`` a message arrives in a forward to its recipient, which the library unwraps."""
+    bob, alice = await open_session(Sicpa(), mediator), await open_session(Sicpa(), mediator)
     with steps.step("deliver"):
         await bob.enrol()
         await send_chat(alice, bob.wallet.did, "twice wrapped", "XC20P")
-        delivery = await bob.ask(PICKUP + "delivery-request", {"limit": 1})
+        delivery = await bob.request(PICKUP + "delivery-request", {"limit": 1})
     with steps.step("unwrap"):
         (attachment,) = delivery["attachments"]
         result = await unpack(bob.wallet.resolvers, json.dumps(attachment["data"]["json"]))
@@ -170,20 +170,20 @@ async def rewrapped(mediator: Mediator, steps: Steps) -> None:
 
 
 async def rotation(mediator: Mediator, steps: Steps) -> None:
-    """An account moves to a new DID that the old one vouches for (from_prior)."""
+    """An account moves to a new DID, proven by the old one (from_prior)."""
     library = Sicpa()
-    old, new = await a_session(library, mediator), await a_session(library, mediator)
+    old, new = await open_session(library, mediator), await open_session(library, mediator)
     with steps.step("enrol"):
         await old.enrol()
     with steps.step("from-prior"):
         prior = {"iss": old.wallet.did, "sub": new.wallet.did}
-        # The library signs the token itself, so it needs the old keys beside the new ones.
+        # The library signs the token itself, so it needs the old keys as well.
         both = CombinedSecrets(new.wallet.resolvers.secrets_resolver, old.wallet.resolvers.secrets_resolver)
         wallet = Wallet(new.wallet.did, ResolversConfig(both, new.wallet.resolvers.did_resolver))
-        packed = await wallet.authcrypt(a_message(PING, wallet, mediator.did, from_prior=prior), mediator.did)
+        packed = await wallet.authcrypt(compose_message(PING, wallet, mediator.did, from_prior=prior), mediator.did)
         assert (await new.read(new.post(packed).body))["type"].endswith("ping-response")
     with steps.step("recipients-moved"):
-        listed = await new.ask(CM3 + "recipient-query")
+        listed = await new.request(CM3 + "recipient-query")
         assert listed["body"] == {"dids": [{"recipient_did": old.wallet.did}]}, listed
 
 
@@ -194,21 +194,21 @@ class CombinedSecrets(SecretsResolver):
         self._resolvers = resolvers
 
     async def get_key(self, kid: str) -> Secret | None:
-        found = [await resolver.get_key(kid) for resolver in self._resolvers]
-        return next((secret for secret in found if secret), None)
+        secrets = [await resolver.get_key(kid) for resolver in self._resolvers]
+        return next((secret for secret in secrets if secret), None)
 
     async def get_keys(self, kids: list[str]) -> list[str]:
         return [kid for resolver in self._resolvers for kid in await resolver.get_keys(kids)]
 
 
 def themes(url: str) -> dict[str, Theme]:
-    """Everything this library is put through, by name."""
+    """Themes of this library, by name."""
     mediator = Mediator.at(url)
     document = get(f"{url}/.well-known/did.json").json
     web = Mediator(url, document["id"])
-    of_web = partial(Sicpa, theirs={web.did: document}.__getitem__)
+    of_web = partial(Sicpa, resolve_mediator={web.did: document}.__getitem__)
     chosen = {name: partial(theme, Sicpa(), mediator) for name, theme in COMMON.items()}
-    old = Sicpa(create=old_peer_did, own=old_key_ids, theirs=old_key_ids)
+    old = Sicpa(create=old_peer_did, resolve_own=old_key_ids, resolve_mediator=old_key_ids)
     chosen["pickup-old-key-ids"] = partial(pickup, old, mediator)
     chosen["nesting"] = partial(nesting, mediator)
     chosen["rewrapped"] = partial(rewrapped, mediator)

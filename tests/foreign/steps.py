@@ -1,8 +1,8 @@
 """
-What a driver reports, and the transports it uses.
+Step reports and transports of the drivers.
 
-A driver runs in the virtual environment of a foreign library and must not import mediatord; it says what happened as
-JSON lines on standard output, one object per step: ``{"theme", "name", "ok", "detail"}``.
+A driver runs in the virtual environment of a third-party library and must not import mediatord; it reports JSON
+lines on standard output, one object per step: ``{"theme", "name", "ok", "detail"}``.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from websockets.asyncio.client import ClientConnection, connect
 
 ENCRYPTED = "application/didcomm-encrypted+json"
 
-# The step that says that a theme got to its end.
+# Name of the last step of a theme.
 END = "end"
 
-# Bounds one request or one expected frame, so that a silent mediator is a failed step and not a hanging test run.
-PATIENCE_SECONDS = 120
+# Time-out of a request or an expected frame.
+TIMEOUT_SECONDS = 120
 
 
 class Steps:
-    """The steps of one theme, printed as they happen."""
+    """Steps of one theme, printed as they happen."""
 
     def __init__(self, theme: str) -> None:
         self.theme = theme
 
     @contextmanager
     def step(self, name: str) -> Iterator[dict[str, Any]]:
-        """Report `name` as done or failed; what the block puts into the given dict becomes the detail."""
+        """Report `name` as done or failed; the block may put details into the dict."""
         detail: dict[str, Any] = {}
         try:
             yield detail
@@ -55,7 +55,7 @@ Theme = Callable[[Steps], Awaitable[None]]
 
 
 async def run_themes(themes: dict[str, Theme], names: Sequence[str]) -> None:
-    """Run each theme of `names` to its end, which is a step of its own, or to its first failure; the others go on."""
+    """Run themes to their last step or first failure; the others continue."""
     for name in names:
         steps, theme = Steps(name), themes[name]
         try:
@@ -68,8 +68,8 @@ async def run_themes(themes: dict[str, Theme], names: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A HTTP response: status, media type as sent, body."""
+class Response:
+    """An HTTP response: status, media type as sent, body."""
 
     status: int
     media_type: str
@@ -80,28 +80,28 @@ class Answer:
         return json.loads(self.body)
 
 
-def get(url: str, accept: str = "application/json") -> Answer:
+def get(url: str, accept: str = "application/json") -> Response:
     """Fetch `url`."""
-    return _answer(urllib.request.Request(url, headers={"Accept": accept}))
+    return _send(urllib.request.Request(url, headers={"Accept": accept}))
 
 
-def post(url: str, packed: str | bytes, media_type: str = ENCRYPTED) -> Answer:
-    """Send one envelope; an error status is an answer too."""
+def post(url: str, packed: str | bytes, media_type: str = ENCRYPTED) -> Response:
+    """Send one envelope; error statuses are returned as well."""
     body = packed if isinstance(packed, bytes) else packed.encode()
-    return _answer(urllib.request.Request(url, data=body, headers={"Content-Type": media_type}, method="POST"))
+    return _send(urllib.request.Request(url, data=body, headers={"Content-Type": media_type}, method="POST"))
 
 
-def _answer(request: urllib.request.Request) -> Answer:
+def _send(request: urllib.request.Request) -> Response:
     try:
-        with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:
-            return Answer(response.status, response.headers.get("Content-Type", ""), response.read())
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+            return Response(response.status, response.headers.get("Content-Type", ""), response.read())
     except urllib.error.HTTPError as error:
-        return Answer(error.code, error.headers.get("Content-Type", ""), error.read())
+        return Response(error.code, error.headers.get("Content-Type", ""), error.read())
 
 
 def socket(url: str) -> connect:
     """A WebSocket to `url`, with the extensions that the `websockets` package offers by default."""
-    return connect(url, open_timeout=PATIENCE_SECONDS)
+    return connect(url, open_timeout=TIMEOUT_SECONDS)
 
 
-__all__ = ["Answer", "ClientConnection", "Steps", "Theme", "get", "post", "run_themes", "socket"]
+__all__ = ["Response", "ClientConnection", "Steps", "Theme", "get", "post", "run_themes", "socket"]

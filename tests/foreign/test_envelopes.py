@@ -1,8 +1,8 @@
 """
-Envelopes of mediatord opened by other people's libraries, and theirs opened by mediatord (reference 10.2).
+Envelopes of mediatord opened by third-party libraries, and the reverse (reference 10.2).
 
-A foreign program gets ``{"parties": [{"kid", "jwk", "multikey"}], "open": [envelope, …], "seal": [{"message", "to",
-"kids", "from", "enc"}, …]}`` and answers ``{"opened": [{"message", "sender"}, …], "sealed": [envelope, …]}``.
+A driver gets ``{"parties": [{"kid", "jwk", "multikey"}], "open": [envelope, …], "seal": [{"message", "to", "kids",
+"from", "enc"}, …]}`` and returns ``{"opened": [{"message", "sender"}, …], "sealed": [envelope, …]}``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CURVES: dict[str, tuple[Curve, ...]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of envelope: for Bob's only key on `curve`, or for both of Carol's."""
+    """A kind of envelope: for Bob's only key on `curve`, or for both keys of Carol."""
 
     curve: Curve
     enc: Enc
@@ -64,33 +64,33 @@ class Case:
         return f"{kind}-{self.curve}-{self.enc}-for-{self.recipients}"
 
 
-def cases(library: str, *, theirs: bool) -> Iterator[Case]:
+def cases(library: str, *, sealed_by_library: bool) -> Iterator[Case]:
     """
-    What `library` can read, or `theirs`: what it can write.
+    What `library` can read, or with `sealed_by_library` what it can write.
 
-    Indicio writes XC20P and no other enc for anoncrypt, and for one recipient only through its interface.
+    Indicio writes only XC20P for anoncrypt, and only for one recipient through its interface.
     """
     for curve in CURVES[library]:
         for recipients in (1, 2):
             yield Case(curve, "A256CBC-HS512", True, recipients)
             for enc in get_args(Enc):
-                if not theirs or library == "sicpa" or enc == "XC20P":
+                if not sealed_by_library or library == "sicpa" or enc == "XC20P":
                     yield Case(curve, enc, False, recipients)
 
 
 @cache
 def keys() -> dict[str, PrivateKey]:
-    """Alice's key, Bob's, and Carol's two, on every curve, by kid."""
-    found = {}
+    """Keys of Alice, Bob, and two of Carol, on every curve, by kid."""
+    keys_by_kid = {}
     for curve in CURVES["sicpa"]:
         kids = [Case(curve, "XC20P", True, n).kids for n in (1, 2)]
         for kid in [f"did:example:{curve.lower()}-alice#1", *kids[0], *kids[1]]:
-            found[kid] = PrivateKey.generate(curve)
-    return found
+            keys_by_kid[kid] = PrivateKey.generate(curve)
+    return keys_by_kid
 
 
 def seal(case: Case) -> str:
-    """An envelope of ours."""
+    """Seal the message of a case with mediatord."""
     plaintext = json.dumps(case.message).encode()
     recipients = [(kid, keys()[kid].public) for kid in case.kids]
     if case.sender:
@@ -99,13 +99,15 @@ def seal(case: Case) -> str:
 
 
 @cache
-def results(library: str) -> dict[str, Any]:
-    """What the foreign program made of all cases of `library`, in one run."""
-    mine = {kid: key for kid, key in keys().items() if key.curve in CURVES[library]}
-    parties = [{"kid": kid, "jwk": key.jwk(), "multikey": key.public.multibase()} for kid, key in mine.items()]
+def library_results(library: str) -> dict[str, Any]:
+    """Results of the driver for all cases of `library`, in one run."""
+    library_keys = {kid: key for kid, key in keys().items() if key.curve in CURVES[library]}
+    parties = [
+        {"kid": kid, "jwk": key.jwk(), "multikey": key.public.multibase()} for kid, key in library_keys.items()
+    ]
     jobs = {
         "parties": parties,
-        "open": [seal(case) for case in cases(library, theirs=False)],
+        "open": [seal(case) for case in cases(library, sealed_by_library=False)],
         "seal": [
             {
                 "message": case.message,
@@ -114,36 +116,36 @@ def results(library: str) -> dict[str, Any]:
                 "from": case.sender,
                 "enc": case.enc,
             }
-            for case in cases(library, theirs=True)
+            for case in cases(library, sealed_by_library=True)
         ],
     }
     environment, program, *arguments = LIBRARIES[library]
-    ran = run_driver(environment, program, *arguments, given=json.dumps(jobs))
-    assert ran.returncode == 0, ran.stderr
-    return dict(json.loads(ran.stdout))
+    result = run_driver(environment, program, *arguments, given=json.dumps(jobs))
+    assert result.returncode == 0, result.stderr
+    return dict(json.loads(result.stdout))
 
 
-def every(*, theirs: bool) -> Callable[..., Any]:
-    """Each library with each of its cases."""
-    pairs = [(library, case) for library in LIBRARIES for case in cases(library, theirs=theirs)]
+def parametrize_cases(*, sealed_by_library: bool) -> Callable[..., Any]:
+    """Run a test for each library and each of its cases."""
+    pairs = [(library, case) for library in LIBRARIES for case in cases(library, sealed_by_library=sealed_by_library)]
     return pytest.mark.parametrize(("library", "case"), pairs, ids=lambda value: str(value))
 
 
-@every(theirs=False)
-def test_they_open_ours(library: str, case: Case) -> None:
-    """An envelope of mediatord opens in the library, which sees the sender we named (reference 10.2)."""
-    opened = results(library)["opened"][list(cases(library, theirs=False)).index(case)]
+@parametrize_cases(sealed_by_library=False)
+def test_library_opens_our_envelopes(library: str, case: Case) -> None:
+    """The library opens envelopes of mediatord and reports their sender (reference 10.2)."""
+    opened = library_results(library)["opened"][list(cases(library, sealed_by_library=False)).index(case)]
     assert opened["sender"] == case.sender
     assert case.message.items() <= opened["message"].items()
 
 
-@every(theirs=True)
-def test_we_open_theirs(library: str, case: Case) -> None:
-    """An envelope of the library opens with every key it was sealed for (reference 10.3)."""
-    sealed = results(library)["sealed"][list(cases(library, theirs=True)).index(case)]
+@parametrize_cases(sealed_by_library=True)
+def test_opens_envelopes_of_library(library: str, case: Case) -> None:
+    """mediatord opens envelopes of the library with every key that they are encrypted for (reference 10.3)."""
+    sealed = library_results(library)["sealed"][list(cases(library, sealed_by_library=True)).index(case)]
     envelope = parse_envelope(sealed.encode())
-    found = (bool(envelope.sender_kid), envelope.header["enc"], envelope.curve)
-    assert found == (case.authenticated, case.enc, case.curve)
+    properties = (bool(envelope.sender_kid), envelope.header["enc"], envelope.curve)
+    assert properties == (case.authenticated, case.enc, case.curve)
     assert (envelope.sender_kid, sorted(envelope.encrypted_keys)) == (case.sender, sorted(case.kids))
     sender = keys()[case.sender].public if case.sender else None
     for kid in case.kids:

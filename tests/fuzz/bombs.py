@@ -68,10 +68,10 @@ class BombTestCase(SynchronousTestCase):
 
     def refusal_code(self, body: bytes, status: int = 400, **options: Any) -> str:
         """The code with which an envelope is refused in the clear."""
-        waiting = self.guest.waiting()
+        waiting = self.guest.count_queued()
         response = self.post(body, **options)
         self.assertEqual(response.status, status, response.body)
-        self.assertEqual(self.guest.waiting(), waiting)
+        self.assertEqual(self.guest.count_queued(), waiting)
         return problem_code(response.body)
 
     def statuses_of(self, *pieces: bytes, most_calls: int, most: int) -> tuple[list[int], InMemoryTransport]:

@@ -64,7 +64,7 @@ class ManyTests(BombTestCase):
             "e.p.msg.bad-attachment",
         )
         self.assertEqual(self.post(self.build_forward_of(20), most_calls=6_000).status, 202)
-        self.assertEqual(self.guest.waiting(), 20)
+        self.assertEqual(self.guest.count_queued(), 20)
 
     def build_forward_of(self, count: int) -> bytes:
         """To the wallet."""

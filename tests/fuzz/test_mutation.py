@@ -77,7 +77,7 @@ def test_store_content() -> None:
     before = fuzz_mediator.store_content()
     guest.answer(PING)
     assert fuzz_mediator.store_content() == before
-    assert site_fixture.receive(pack_forward(site_fixture, guest.did, guest.letter())).status == 202
+    assert site_fixture.receive(pack_forward(site_fixture, guest.did, guest.make_payload())).status == 202
     assert fuzz_mediator.store_content() != before
     fuzz_mediator.close()
 

@@ -455,10 +455,10 @@ class FastPathTests(SynchronousTestCase):
         """Setting the clock back at most doubles the time of a request or an idle client."""
         self.fixture.didcomm.answer = lambda body: Deferred()
         self.channel.dataReceived(post())
-        self.fixture.in_memory.clock.set_by(-3600)
+        self.fixture.in_memory.clock.step_wall_clock(-3600)
         self.fixture.in_memory.clock.pump([10, 10])
         self.assertEqual(self.status_lines(), [b"503"])
-        self.fixture.in_memory.clock.set_by(-3600)
+        self.fixture.in_memory.clock.step_wall_clock(-3600)
         self.fixture.in_memory.clock.pump([60, 60])
         self.assertEqual(self.transport.ended, "aborted")
 
@@ -625,7 +625,7 @@ class SlowRequestTests(SynchronousTestCase):
     def send_slowly(self, beginning: bytes, step: float = 0.0) -> str:
         channel, transport = self.fixture.connect()
         channel.dataReceived(beginning)
-        self.fixture.in_memory.clock.set_by(step)
+        self.fixture.in_memory.clock.step_wall_clock(step)
         channel.dataReceived(b"x")
         for _ in range(5):
             self.fixture.in_memory.clock.advance(15)

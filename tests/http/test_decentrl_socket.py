@@ -231,11 +231,12 @@ class AnswerTests(DecentrlSocketTestCase):
         """A sender of forwards may send, close and leave."""
         websocket_client, _ = self.websocket_client()
         forwards = [
-            encode_masked_frame(pack_forward(self.site_fixture, self.bob.did, self.bob.letter())) for _ in range(3)
+            encode_masked_frame(pack_forward(self.site_fixture, self.bob.did, self.bob.make_payload()))
+            for _ in range(3)
         ]
         websocket_client.transport.feed(b"".join(forwards) + encode_masked_frame(b"\x03\xe8", CLOSE))
         websocket_client.transport.disconnect()
-        self.assertEqual(self.bob.waiting(), 3)
+        self.assertEqual(self.bob.count_queued(), 3)
 
     def test_internal_error_keeps_socket(self) -> None:
         """After an internal error the next message is served."""

@@ -59,7 +59,7 @@ class ForwardCostTests(SynchronousTestCase):
         for channel, line in zip(self.channels, self.transports, strict=True):
             channel.makeConnection(line)
 
-        raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter())
+        raw = pack_forward(self.in_memory, self.bob.did, self.bob.make_payload())
         self.request = b"POST /didcomm HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(raw), raw)
 
     def post(self) -> None:

@@ -117,7 +117,7 @@ class ReadinessEndpointTests(SynchronousTestCase):
 
     def test_site_without_listeners_is_not_ready(self) -> None:
         """Without listeners there are no cycles, and the response says so."""
-        self.assertEqual((self.ready().status, self.ready().json["detail"]), (503, "not looked at"))
+        self.assertEqual((self.ready().status, self.ready().json["detail"]), (503, "no probe"))
 
     def test_is_documented(self) -> None:
         """The OpenAPI document has the endpoint."""
@@ -249,7 +249,7 @@ class ProbeTrafficTests(SynchronousTestCase):
         other = InMemoryWallet(self.site_fixture, WalletIdentity.generate())
         site_fixture = InMemorySite(self)
         bob = InMemoryWallet(site_fixture, other.identity).enrol()
-        packed = pack_forward(site_fixture, bob.did, bob.letter())
+        packed = pack_forward(site_fixture, bob.did, bob.make_payload())
         probe_headers = {PROBE_HEADER: site_fixture.base.probe_credentials.token.decode("ascii")}
         self.assertEqual(site_fixture.post(packed, **probe_headers).status, 202)
         self.assertEqual(len(site_fixture.events("msg.accept")), 1)

@@ -64,7 +64,7 @@ class RefusalMemoryTests(SynchronousTestCase):
 
     def test_unknown_recipient(self) -> None:
         """Refused by the store on the fast path."""
-        raw = pack_forward(self.site_fixture, "did:example:nobody", self.bob.letter(LARGE.decode()))
+        raw = pack_forward(self.site_fixture, "did:example:nobody", self.bob.make_payload(LARGE.decode()))
         self.assert_freed(lambda: self.post(raw))
 
     def test_unsupported_message_type(self) -> None:

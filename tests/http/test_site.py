@@ -45,7 +45,7 @@ class HTTPTestCase(SynchronousTestCase):
 
     def forward_to_bob(self, text: str = "hello") -> bytes:
         """Pack a forward to Bob."""
-        return pack_forward(self.site_fixture, self.bob.did, self.bob.letter(text))
+        return pack_forward(self.site_fixture, self.bob.did, self.bob.make_payload(text))
 
 
 class MessageTests(HTTPTestCase):
@@ -56,7 +56,7 @@ class MessageTests(HTTPTestCase):
             self.assertEqual((response.status, response.body), (202, b""))
             self.assertNotIn("content-type", response.headers)
             self.assertEqual(response.headers["content-length"], "0")
-        self.assertEqual(self.bob.waiting(), 3)
+        self.assertEqual(self.bob.count_queued(), 3)
 
     def test_answers_request(self) -> None:
         """200 with an envelope, and exactly the media type that clients compare with (reference 3.1, D5)."""
@@ -85,7 +85,7 @@ class MessageTests(HTTPTestCase):
             )
         bare = self.site_fixture.request("POST", "/didcomm", self.forward_to_bob())
         self.assertEqual(bare.status, 202)
-        self.assertEqual(self.bob.waiting(), 11)
+        self.assertEqual(self.bob.count_queued(), 11)
 
     def test_other_bodies(self) -> None:
         """Other bodies are 400, or 415 if the Content-Type is no envelope's either (reference section 11, row 8)."""
@@ -183,7 +183,7 @@ class MessageTests(HTTPTestCase):
         with self.site_fixture.failing("enqueue_each", StoreUnavailable()):
             response = self.site_fixture.post(self.forward_to_bob())
         self.assertEqual((response.status, response.headers["retry-after"]), (503, "5"))
-        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.bob.count_queued(), 0)
 
     def test_internal_error(self) -> None:
         """500 with a fixed text; the next request is served."""
@@ -200,7 +200,7 @@ class MessageTests(HTTPTestCase):
         response = self.site_fixture.post(self.forward_to_bob())
         self.assertEqual((response.status, response.headers["retry-after"]), (503, "5"))
         self.site_fixture.base.gate.startService()
-        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.bob.count_queued(), 0)
 
 
 class TimeoutTests(HTTPTestCase):
@@ -216,7 +216,7 @@ class TimeoutTests(HTTPTestCase):
             self.assertEqual((response.status, response.headers["retry-after"]), (503, "5"))
             held.release_all()
         self.assertEqual(transport.take_output(), b"")
-        self.assertEqual(self.bob.waiting(), 1)
+        self.assertEqual(self.bob.count_queued(), 1)
         transport.feed(encode_request("GET", "/did"))
         self.assertEqual([item.status for item in parse_responses(transport.take_output())], [200])
 
@@ -229,7 +229,7 @@ class TimeoutTests(HTTPTestCase):
             transport.disconnect(cleanly=False)
             held.release_all()
         self.site_fixture.clock.advance(0)
-        self.assertEqual(self.bob.waiting(), 1)
+        self.assertEqual(self.bob.count_queued(), 1)
         self.assertEqual(len(self.site_fixture.clock.getDelayedCalls()), timers)
 
     def test_client_disconnects_and_store_hangs(self) -> None:
@@ -248,7 +248,7 @@ class TimeoutTests(HTTPTestCase):
         self.site_fixture.clock.pump([1] * 90)
         self.assertTrue(transport.lost)
         self.assertEqual(transport.take_output(), b"")
-        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.bob.count_queued(), 0)
 
     def test_pauses_reading_from_client_that_does_not_read(self) -> None:
         """A client that does not read its responses is not read from either."""
@@ -298,7 +298,7 @@ class SizeTests(HTTPTestCase):
         self.assertEqual(response.headers["connection"], "close")
         self.assertEqual(response.headers["access-control-allow-origin"], "*")
         self.assertEqual(self.site_fixture.counter("mediator_rejected_total", reason="too_large"), 1)
-        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.bob.count_queued(), 0)
 
     def test_accepts_body_of_exactly_the_limit(self) -> None:
         """`max_message_bytes` are accepted, by length or in chunks (reference 3.1)."""
@@ -422,7 +422,17 @@ class PageTests(HTTPTestCase):
             self.assertEqual((short.status, short.body, short.headers), (200, long.body, long.headers))
         for unknown in ("/oob", "/oob?_oobid=", "/oob?_oobid=0", f"{url}&_oobid=0", "/oob?_oob=e30"):
             response = self.get(unknown, Accept="text/html")
-            self.assertEqual((response.status, response.json["detail"]), (404, "unknown invitation"))
+            self.assertEqual((response.status, response.json["detail"]), (404, "unknown or missing _oobid"))
+
+    def test_head_of_short_invitation_url(self) -> None:
+        """HEAD has status and headers of GET, and no body."""
+        url = f"/oob?_oobid={self.get('/invitation').json['id']}"
+        for path, accept in ((url, "application/json"), (url, "text/html"), ("/oob?_oobid=0", "text/html")):
+            got, transport = self.get(path, Accept=accept), self.site_fixture.connect(LOCAL)
+            transport.feed(encode_request("HEAD", path, None, {"Accept": accept}))
+            self.site_fixture.run_due_calls()
+            (head,) = parse_responses(transport.take_output(), head=True)
+            self.assertEqual((head.status, head.body, head.headers), (got.status, b"", got.headers))
 
     def test_openapi(self) -> None:
         """`/openapi.json` describes the commands."""
@@ -507,7 +517,9 @@ class PageTests(HTTPTestCase):
             ("PUT", "/didcomm", {"POST", "OPTIONS"}, b""),
             ("POST", "/health", page, error),
             ("PATCH", "/metrics", page, error),
+            ("PUT", "/", page | {"POST"}, error),
             ("DELETE", "/", page | {"POST"}, error),
+            ("PATCH", "/.well-known/did.json", page, error),
             ("POST", "/did", page, error),
             ("POST", "/public/did:example:a", page, error),
             ("POST", "/openapi.json", page, error),
@@ -547,10 +559,10 @@ class PageTests(HTTPTestCase):
 
     def test_socket_path_without_upgrade(self) -> None:
         """426 names the protocol (RFC 9110 section 15.5.22)."""
-        response = self.get("/ws")
-        self.assertEqual((response.status, response.headers["upgrade"]), (426, "websocket"))
-        self.assertEqual(response.headers["connection"], "Upgrade")
-        self.assertEqual(response.json, {"type": "ERROR", "code": "UPGRADE_REQUIRED"})
+        for response in (self.get("/ws"), self.get("/ws", Upgrade="h2c", Connection="Upgrade")):
+            self.assertEqual((response.status, response.headers["upgrade"]), (426, "websocket"))
+            self.assertEqual(response.headers["connection"], "Upgrade")
+            self.assertEqual(response.json, {"type": "ERROR", "code": "UPGRADE_REQUIRED"})
 
     def test_headers_reveal_nothing(self) -> None:
         """No response names software or version, or echoes the request."""
@@ -592,7 +604,7 @@ class MetricsTests(HTTPTestCase):
         self.assertNotIn(b"mediator_message_queue_size{", self.get("/metrics").body)
         for wallet, count in ((self.bob, 3), (carol, 2)):
             for _ in range(count):
-                self.site_fixture.post(pack_forward(self.site_fixture, wallet.did, wallet.letter()))
+                self.site_fixture.post(pack_forward(self.site_fixture, wallet.did, wallet.make_payload()))
         response = self.get("/metrics")
         self.assertTrue(response.headers["content-type"].startswith("text/plain; version="))
         bobs, carols = (self.site_fixture.pseudonym(wallet.did) for wallet in (self.bob, carol))
@@ -619,9 +631,9 @@ class MetricsTests(HTTPTestCase):
         payload = Payload("own", b"{}", "json")
         self.successResultOf(self.site_fixture.store.enqueue(own, [payload], expires_at=9e9))
         # Only the largest queue has a series here.
-        self.site_fixture.post(pack_forward(self.site_fixture, self.bob.did, self.bob.letter()))
+        self.site_fixture.post(pack_forward(self.site_fixture, self.bob.did, self.bob.make_payload()))
         for count in range(2, 5):
-            self.site_fixture.post(pack_forward(self.site_fixture, self.bob.did, self.bob.letter()))
+            self.site_fixture.post(pack_forward(self.site_fixture, self.bob.did, self.bob.make_payload()))
             sizes = self.series("mediator_message_queue_size")
             self.assertEqual(sizes, {(self.site_fixture.pseudonym(self.bob.did),): count, ("other",): 1})
             entries = self.series("mediator_ledger_messages")
@@ -662,7 +674,7 @@ class MetricsTests(HTTPTestCase):
 
     def test_slow_queue_count_keeps_last_values(self) -> None:
         """A count that times out does not mark the store as down; its last values stay."""
-        self.site_fixture.post(pack_forward(self.site_fixture, self.bob.did, self.bob.letter()))
+        self.site_fixture.post(pack_forward(self.site_fixture, self.bob.did, self.bob.make_payload()))
         sizes = f'mediator_message_queue_size{{did="{self.site_fixture.pseudonym(self.bob.did)}"}} 1.0\n'.encode()
         self.assertIn(sizes, self.get("/metrics").body)
         with self.site_fixture.failing("read_statistics", StoreUnavailable()):

@@ -44,7 +44,7 @@ class CostsTestCase(SynchronousTestCase):
 
     def push(self, websocket_client: InMemoryWebSocketClient, wallet: InMemoryWallet, text: str = "hello") -> str:
         """Forward a message to a wallet; return the id pushed to its socket."""
-        self.site_fixture.receive(pack_forward(self.site_fixture, wallet.did, wallet.letter(text)))
+        self.site_fixture.receive(pack_forward(self.site_fixture, wallet.did, wallet.make_payload(text)))
         (frame,) = websocket_client.texts()
         return read_delivery(wallet.open(frame).message)[0].id
 
@@ -253,7 +253,7 @@ class PushTests(CostsTestCase):
             websocket_client.send(wallet.pack(f"{MP}/messages-received", ids, return_route=route))
             self.assertEqual(len(websocket_client.texts()), len(response))
         self.assertEqual(response, ["status"])
-        self.assertEqual(wallet.waiting(), 0)
+        self.assertEqual(wallet.count_queued(), 0)
 
     def test_unmarked_failed_pushes(self) -> None:
         """Failed pushes are reported; the store is not asked about unmarked ones."""
@@ -263,7 +263,7 @@ class PushTests(CostsTestCase):
         websocket_client.transport.disconnect()
         failed = [event for event in self.site_fixture.events("msg.push") if event["ok"] is False]
         self.assertEqual(len(failed), 1)
-        self.assertEqual(wallet.waiting(), 1)
+        self.assertEqual(wallet.count_queued(), 1)
 
     def test_partly_marked_failed_pushes(self) -> None:
         """All failed pushes are reported once; the store is asked about marked ones only."""

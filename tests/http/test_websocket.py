@@ -74,7 +74,7 @@ class SocketTestCase(SynchronousTestCase):
 
     def forward(self, wallet: InMemoryWallet, text: str = "hello") -> None:
         """Forward an anonymous message to a wallet."""
-        raw = pack_forward(self.site_fixture, wallet.did, wallet.letter(text))
+        raw = pack_forward(self.site_fixture, wallet.did, wallet.make_payload(text))
         self.assertEqual(self.site_fixture.receive(raw, peer="203.0.113.7").status, 202)
 
     def delivered(self, frame: bytes, wallet: InMemoryWallet | None = None) -> DeliveredMessage:
@@ -286,24 +286,25 @@ class ExchangeTests(SocketTestCase):
     def test_accepted_forward_gets_no_response(self) -> None:
         """Success is silent, an error is a frame (reference 4.2)."""
         websocket_client = self.site_fixture.websocket_client()
-        websocket_client.send(pack_forward(self.site_fixture, self.bob.did, self.bob.letter()))
+        websocket_client.send(pack_forward(self.site_fixture, self.bob.did, self.bob.make_payload()))
         self.assertEqual(websocket_client.frames(), [])
-        websocket_client.send(pack_forward(self.site_fixture, "did:example:nobody", self.bob.letter()))
+        websocket_client.send(pack_forward(self.site_fixture, "did:example:nobody", self.bob.make_payload()))
         (report,) = websocket_client.texts()
         self.assertEqual(open_problem_report(report, resolve_local)["body"]["code"], "e.p.me.res.not-found")
-        self.assertEqual(self.bob.waiting(), 1)
+        self.assertEqual(self.bob.count_queued(), 1)
 
     def test_forwards_before_close_are_served(self) -> None:
         """A sender may send, close and disconnect; what has arrived is served."""
         websocket_client = self.site_fixture.websocket_client()
         frames = [
-            encode_masked_frame(pack_forward(self.site_fixture, self.bob.did, self.bob.letter())) for _ in range(3)
+            encode_masked_frame(pack_forward(self.site_fixture, self.bob.did, self.bob.make_payload()))
+            for _ in range(3)
         ]
         with HeldStoreOperation(self.site_fixture, "enqueue") as held:
             websocket_client.transport.feed(b"".join(frames) + encode_masked_frame(b"\x03\xe8", CLOSE))
             websocket_client.transport.disconnect()
             held.release_all()
-        self.assertEqual(self.bob.waiting(), 3)
+        self.assertEqual(self.bob.count_queued(), 3)
 
     def test_several_wallets_on_one_socket(self) -> None:
         """Each DID that authenticates on a socket gets its own messages there, encrypted to it (reference 3.2)."""
@@ -346,7 +347,7 @@ class ExchangeTests(SocketTestCase):
         site_fixture = InMemorySite(self, limits={**HIGH_LIMITS, "max_message_bytes": 8000})
         bob = InMemoryWallet(site_fixture).enrol()
         for _ in range(10):
-            site_fixture.receive(pack_forward(site_fixture, bob.did, bob.letter("x" * 200)))
+            site_fixture.receive(pack_forward(site_fixture, bob.did, bob.make_payload("x" * 200)))
         websocket_client = site_fixture.websocket_client()
         websocket_client.send(bob.pack(f"{MP}/delivery-request", {"limit": 10}))
         (response,) = websocket_client.texts()
@@ -457,7 +458,7 @@ class AbuseTests(SocketTestCase):
     def test_nothing_is_served_after_last_bad_frame(self) -> None:
         """Frames after the third bad one are not even counted, whether they came with it or later."""
         websocket_client = self.site_fixture.websocket_client()
-        good = encode_masked_frame(pack_forward(self.site_fixture, self.bob.did, self.bob.letter()))
+        good = encode_masked_frame(pack_forward(self.site_fixture, self.bob.did, self.bob.make_payload()))
         with HeldStoreOperation(self.site_fixture, "claim_nonce") as held:
             websocket_client.transport.feed(
                 encode_masked_frame(self.pings("wait")[0]) + encode_masked_frame(GARBAGE) * 3 + good
@@ -465,7 +466,7 @@ class AbuseTests(SocketTestCase):
             held.release_all()
         websocket_client.transport.feed(good)
         self.assert_closed_with(websocket_client, 1008)
-        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.bob.count_queued(), 0)
 
     def test_protocol_violations(self) -> None:
         """An unmasked frame, a reserved bit or an unknown opcode: 1002."""
@@ -492,13 +493,13 @@ class LifeTests(SocketTestCase):
         self.site_fixture.run_due_calls()
         self.assertTrue(websocket_client.transport.lost)
         self.assertEqual(len(self.site_fixture.base.connections), 0)
-        self.assertEqual(self.bob.waiting(), 1)
+        self.assertEqual(self.bob.count_queued(), 1)
 
     def test_keepalive_survives_clock_step(self) -> None:
         """Setting the clock back causes no early ping and drops no peer."""
         early = self.site_fixture.websocket_client()
         self.site_fixture.clock.advance(25)
-        self.site_fixture.clock.set_by(-25)
+        self.site_fixture.clock.step_wall_clock(-25)
         late = self.site_fixture.websocket_client()
         self.site_fixture.clock.pump([1] * 29)
         self.assertEqual([opcode for opcode, _ in early.frames()], [PING_FRAME])
@@ -558,10 +559,10 @@ class LifeTests(SocketTestCase):
         """The frame is not served, and the socket closes with 1001."""
         websocket_client = self.site_fixture.websocket_client()
         self.site_fixture.base.gate.stopService()
-        websocket_client.send(pack_forward(self.site_fixture, self.bob.did, self.bob.letter()))
+        websocket_client.send(pack_forward(self.site_fixture, self.bob.did, self.bob.make_payload()))
         self.assertEqual(websocket_client.close_code(), 1001)
         self.site_fixture.base.gate.startService()
-        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.bob.count_queued(), 0)
 
     def test_nothing_follows_close_frame(self) -> None:
         """Queued frames of a slow reader are dropped when the socket closes; the store has them (RFC 6455 5.5.1)."""
@@ -575,7 +576,7 @@ class LifeTests(SocketTestCase):
         opcodes = [opcode for opcode, _ in websocket_client.frames()]
         self.assertEqual(opcodes[-1], CLOSE)
         self.assertNotIn(CLOSE, opcodes[:-1])
-        self.assertEqual(self.bob.waiting(), 5)
+        self.assertEqual(self.bob.count_queued(), 5)
 
 
 class BackPressureTests(SocketTestCase):
@@ -595,13 +596,13 @@ class BackPressureTests(SocketTestCase):
         pushed = [self.bob.open(self.delivered(frame).payload).text for frame in websocket_client.texts()]
         self.assertLess(len(pushed), 60)
         self.assertEqual(pushed, [f"{number} " + "x" * 20_000 for number in range(len(pushed))])
-        self.assertEqual(self.bob.waiting(), 150)
+        self.assertEqual(self.bob.count_queued(), 150)
         fetched = set()
-        while one := self.bob.waiting():
+        while one := self.bob.count_queued():
             batch = self.bob.fetch(100)
             fetched |= {self.bob.open(delivered.payload).text.split()[0] for delivered in batch}
             self.bob.answer(f"{MP}/messages-received", {"message_id_list": [each.id for each in batch]})
-            self.assertLess(self.bob.waiting(), one)
+            self.assertLess(self.bob.count_queued(), one)
         self.assertEqual(fetched, {f"{number}" for number in range(150)})
 
     def test_pushes_continue_when_peer_reads(self) -> None:

@@ -378,7 +378,9 @@ def test_invalid_key_file(tmp_path: Path, content: bytes) -> None:
 
 def test_missing_key_file(tmp_path: Path) -> None:
     """The error is one line."""
-    with pytest.raises(SecretFileError, match=r"cannot read .*keys.jwks: No such file or directory$"):
+    with pytest.raises(
+        SecretFileError, match=r"cannot read .*keys.jwks: No such file or directory; restore it from "
+    ):
         load_keys(tmp_path / "keys.jwks")
 
 

@@ -352,7 +352,7 @@ class InProcessLeakTests(SynchronousTestCase):
         for dids in ("plain", "keyed"):
             self.open_mediator(dids)
             responses = self.send_everything()
-            self.assertGreater(self.bob.waiting(), 0)
+            self.assertGreater(self.bob.count_queued(), 0)
             self.assert_no_leak(responses)
             self.lines.clear()
 

@@ -11,23 +11,17 @@ from typing import Any
 import pytest
 from twisted.internet import reactor as _reactor  # noqa: TID251  the nodes are child processes, their sockets are real
 from twisted.internet.defer import Deferred
-from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 
 from mediatord.wallet.didcomm_client import DeliveredMessage, DIDCommWallet, discover_mediator, open_http
 from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socket
-from tests.integration.cluster import send_to_peer_listener, wallet_at_node
+from tests.integration.cluster import wallet_at_node
 from tests.integration.cluster_test_case import ClusterTestCase
-from tests.integration.daemon import Daemon
 from tests.integration.message_load import PATIENCE_SECONDS, PreparedForward, prepare_forwards, read_marker
 from tests.integration.raw_decentrl_client import DaemonClient, RawDecentrlClient, RawWebSocket
 
 reactor: Any = _reactor
-
-PICKUP = "https://didcomm.org/messagepickup/3.0"
 NODES = 3
-# Interval at which metrics are polled.
-POLL_SECONDS = 0.05
 
 
 class ChangeStreamRecorder:
@@ -92,16 +86,6 @@ class DIDCommTests(ClusterTestCase):
         )
         self.assertEqual((await socket.acknowledge(delivered)).message_count, 0)
 
-    async def test_pushes_to_sockets_at_several_nodes(self) -> None:
-        """Each gets the message; acknowledging it on one is enough."""
-        sockets = [await self.open_socket(bob) for bob in self.bobs]
-        (forward,) = prepare_forwards(self.bobs[0], "several", 1)
-        await self.post_forward(forward, 1)
-        delivered = [await self.next_push(socket) for socket in sockets]
-        self.assertEqual(len({message.id for message in delivered}), 1)
-        self.assertEqual((await sockets[0].acknowledge(delivered[:1])).message_count, 0)
-        self.assertEqual(await self.bobs[2].fetch(), [])
-
     async def test_nodes_share_queues(self) -> None:
         """Stored at one node, counted at another, fetched at a third, acknowledged at the first."""
         for node, forward in enumerate(prepare_forwards(self.bobs[0], "wait", 3)):
@@ -114,14 +98,6 @@ class DIDCommTests(ClusterTestCase):
             [[message.id for message in await bob.fetch()] for bob in self.bobs], [fetched[0][2:]] * NODES
         )
         await self.bobs[2].acknowledge(fetched[0][2:])
-
-    async def test_refuses_replay_at_another_node(self) -> None:
-        """The same envelope is a replay at any node (reference 8.2)."""
-        _, envelope = self.bobs[0].pack(f"{PICKUP}/status-request", {})
-        first, second = [await bob.post(envelope) for bob in self.bobs[:2]]
-        self.assertEqual(self.bobs[0].from_mediator(first.body).message.type.uri, f"{PICKUP}/status")
-        problem = self.bobs[1].from_mediator(second.body).message
-        self.assertEqual((problem.body or {})["code"], "e.p.crypto.message.dejavu")
 
     @pytest.mark.exhaustive
     async def test_requeues_pushes_of_killed_node(self) -> None:
@@ -151,32 +127,6 @@ class DIDCommTests(ClusterTestCase):
         messages = self.cluster.servers.client[self.cluster.database]["messages"]
         with messages.watch([{"$match": {"operationType": "update"}}], max_await_time_ms=500) as stream:
             yield ChangeStreamRecorder(stream)
-
-    async def test_counts_notifications(self) -> None:
-        """A push by another node than the accepting one is in the metrics."""
-        a, *_ = self.cluster.nodes
-        count_before = read_metric_sum(a, "mediator_cluster_hint_duration_seconds_count")
-        socket = await self.open_socket(self.bobs[1])
-        (forward,) = prepare_forwards(self.bobs[0], "counted", 1)
-        await self.post_forward(forward, 0)
-        delivered = await self.next_push(socket)
-        await socket.acknowledge([delivered])
-        # The wallet may get it before the accepting node gets the response of its peer.
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while read_metric_sum(a, "mediator_cluster_hint_duration_seconds_count") <= count_before:
-            self.assertLess(time.monotonic(), deadline)
-            await deferLater(reactor, POLL_SECONDS)
-        # The node may have reported a store time-out meanwhile.
-        while read_metric_sum(a, "mediator_storage_up") != 1.0:
-            self.assertLess(time.monotonic(), deadline)
-            await deferLater(reactor, POLL_SECONDS)
-
-    async def test_peer_listener_refuses_unauthenticated_clients(self) -> None:
-        """Without the cluster secret a client gets nothing from it."""
-        a, *_ = self.cluster.nodes
-        for data in (b"POST /hints HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}", bytes(4), b"\xff" * 1000):
-            response = await deferToThread(send_to_peer_listener, self.cluster.port_of(a), data)
-            self.assertEqual(response, bytes(4))
 
 
 class DecentrlTests(ClusterTestCase):
@@ -212,13 +162,6 @@ class DecentrlTests(ClusterTestCase):
         push = socket.receive()
         self.assertEqual([event["id"] for event in push["events"]], [response.json["pendingEventId"]])
 
-    def test_refuses_repeated_command_at_any_node(self) -> None:
-        """It is carried out once (DCTRL-0004 12.2)."""
-        raw = self.alice.command("sealed", to=self.bob.did, channel="TWO_WAY_PRIVATE")
-        self.assertEqual(self.daemon_clients[0].post_command(raw).status, 200)
-        for daemon_client in self.daemon_clients:
-            self.assertEqual(daemon_client.post_command(raw).json["code"], "DUPLICATE_NONCE")
-
     def test_only_one_node_accepts_concurrent_copies(self) -> None:
         """All nodes get the same command at the same time."""
         raw = self.alice.command("sealed", to=self.bob.did, channel="TWO_WAY_PRIVATE")
@@ -233,9 +176,3 @@ class DecentrlTests(ClusterTestCase):
             for connection in connections:
                 connection.close()
         self.assertEqual(statuses.count(200), 1, statuses)
-
-
-def read_metric_sum(node: Daemon, name: str) -> float:
-    """Value of a metric of a node, summed over its labels."""
-    lines = DaemonClient(node).request("GET", "/metrics").body.decode().splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0].partition(" ")[0] == name)

@@ -67,7 +67,7 @@ class FaultTests(TestCase):
         factory.noisy = False
         # The default time-out of one second is too short for a busy machine.
         factory.setProtocolOptions(openHandshakeTimeout=0, closeHandshakeTimeout=0, serverConnectionDropTimeout=0)
-        client = RecordingWebSocketClient(self.alice.greeting())
+        client = RecordingWebSocketClient(self.alice.authentication_frame())
         client.factory = factory
         with self.site_fixture.failing("check_guard", RuntimeError(MARK)):
             await connectProtocol(TCP4ClientEndpoint(_reactor, LOCAL, self.number), client)

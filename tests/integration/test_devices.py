@@ -64,28 +64,6 @@ class DIDCommTests(SharedDaemonTestCase):
         texts = [self.bob.read_text(read_delivery(one.message)[0]) for one in pushed]
         self.assertEqual(texts, ["0", "1", "2"])
 
-    def test_live_mode_can_end_on_one_device(self) -> None:
-        """The others keep getting pushes, and it is still answered."""
-        first, *others = self.open_live_devices(DEVICES)
-        first.set_live(on=False)
-        self.send_texts("a", "b")
-        self.assertEqual([read_next_pushes(others) for _ in "ab"], [["a"] * len(others), ["b"] * len(others)])
-        self.assertTrue(first.has_no_push())
-        first.set_live()
-        self.send_texts("c")
-        self.assertEqual(read_next_pushes([first, *others]), ["c"] * DEVICES)
-
-    def test_closed_device_does_not_affect_others(self) -> None:
-        """With or without a close frame; the others have all messages pushed to it."""
-        first, second, *others = self.open_live_devices(DEVICES)
-        self.send_texts("before")
-        self.assertEqual(read_next_pushes([first, second, *others]), ["before"] * DEVICES)
-        first.close()
-        second.socket.send(b"\x03\xe8", 8)
-        self.send_texts("after")
-        self.assertEqual(read_next_pushes(others), ["after"] * len(others))
-        self.assertEqual(self.bob.queued_texts(), ["before", "after"])
-
     def test_acknowledgement_on_one_device_removes_for_all(self) -> None:
         """And removes nothing else."""
         devices = self.open_live_devices(DEVICES)
@@ -149,20 +127,3 @@ class DecentrlTests(SharedDaemonTestCase):
         frames = [encoding.loads_object(raw) for raw in unread.receive(6)]
         pushes = [frame for frame in frames if frame["type"] != "PING"][:3]
         self.assertEqual([event["id"] for frame in pushes for event in frame["events"]], ids[:3])
-
-    def test_closed_socket_does_not_affect_others(self) -> None:
-        """The others keep getting pushes."""
-        first, second, *others = self.open_sockets(DEVICES)
-        first.close()
-        second.send(b"\x03\xe8", 8)
-        id_ = self.send_event("after")
-        self.assertEqual([self.next_event(socket) for socket in others], [(id_, "after")] * len(others))
-
-    def test_acknowledgement_removes_event_for_all_sockets(self) -> None:
-        """From any device; it removes nothing else."""
-        sockets = self.open_sockets(DEVICES)
-        ids = [self.send_event(payload) for payload in "ab"]
-        for socket in sockets:
-            self.assertEqual([self.next_event(socket)[0] for _ in ids], ids)
-        self.bob.execute("ACKNOWLEDGE_PENDING_EVENTS", event_ids=ids[:1])
-        self.assertEqual([one["id"] for one in self.bob.pending_events()], ids[1:])

@@ -9,7 +9,6 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
 from twisted.internet.task import deferLater
@@ -193,36 +192,3 @@ class KillTests(EventLogTestCase):
         # The lines of a reactor iteration are written before its responses.
         accepted = sum(line["event"] == "msg.accept" for line in lines)
         self.assertGreaterEqual(accepted, len(senders.markers(202)))
-
-
-# "configuration reloaded" or "configuration rejected".
-RELOADED = "configuration re"
-
-
-class ReloadTests(EventLogTestCase):
-    async def test_reload_applies_reloadable_settings(self) -> None:
-        """SIGHUP applies what can be reloaded and names the rest; an invalid file changes nothing."""
-        daemon = self.start_daemon({"log": {"rotate": {"compress": False}}})
-        values, self.directory = daemon.configuration(), daemon.log_directory
-        await self.reload(
-            daemon, yaml.safe_dump(merge_settings(values, {"log": {"level": "warn"}, "queue": {"ttl": "60s"}}))
-        )
-        await deferToThread(daemon.await_output, "restart to apply queue.ttl")
-        await self.reload(daemon, "log: [")
-        await deferToThread(daemon.await_output, "configuration rejected, keeping the previous settings")
-        await enrol_wallet(daemon, reactor)
-        await self.reload(daemon, yaml.safe_dump(values))
-        await deferToThread(daemon.stop)
-        lines = read_lines(self.directory)
-        self.assert_complete(lines)
-        # At level warn neither these reloads nor the enrolment between them is logged.
-        self.assertEqual([line["reason"] for line in lines if line["event"] == "proc.reload"], ["ok"])
-        self.assertEqual([line for line in lines if line["event"] == "acct.grant"], [])
-
-    async def reload(self, daemon: Daemon, text: str) -> None:
-        """Replace the configuration, send SIGHUP, and wait for the log line with the outcome."""
-        count_before = daemon.output().count(RELOADED)
-        daemon.config.write_text(text, encoding="utf-8")
-        os.kill(daemon.pid, signal.SIGHUP)
-        while daemon.output().count(RELOADED) == count_before:
-            await deferLater(reactor, POLL_SECONDS, lambda: None)

@@ -91,12 +91,6 @@ class FullQueueTests(TestCase):
         self.assertEqual((result.returncode, result.stderr), (0, ""), result.stdout)
         return status
 
-    async def test_single_sender_evicts_its_oldest(self) -> None:
-        """The oldest message makes room for the newest."""
-        await self.start_daemon()
-        self.assertEqual(await self.send("only", CAPACITY + 5, USUAL), [ACCEPTED] * (CAPACITY + 5))
-        await self.assert_queued([f"only-{n}" for n in range(5, CAPACITY + 5)], accepted=CAPACITY + 5, evicted=5)
-
     async def test_flood_from_address_evicts_its_own_messages(self) -> None:
         """Older messages from another address stay."""
         await self.start_daemon()
@@ -106,24 +100,6 @@ class FullQueueTests(TestCase):
         await self.assert_queued(
             [f"friend-{n}" for n in range(3)] + remaining, accepted=FLOOD + 3, evicted=FLOOD + 3 - CAPACITY
         )
-
-    async def test_flood_of_did_evicts_its_own_messages(self) -> None:
-        """The same from one address, if senders are authenticated."""
-        await self.start_daemon()
-        await self.send("friend", 3, USUAL, WalletIdentity.generate())
-        outcomes = await self.send("flood", FLOOD, USUAL, WalletIdentity.generate())
-        self.assertEqual({status for status, *_ in outcomes}, {202})
-        remaining = [f"flood-{n}" for n in range(FLOOD - CAPACITY + 3, FLOOD)]
-        await self.assert_queued(
-            [f"friend-{n}" for n in range(3)] + remaining, accepted=FLOOD + 3, evicted=FLOOD + 3 - CAPACITY
-        )
-
-    async def test_evicts_oldest_of_any_sender_without_shares(self) -> None:
-        """With sender shares and ranks disabled."""
-        await self.start_daemon(sender_share=1, reserved_for_known=0)
-        await self.send("friend", 3, USUAL)
-        await self.send("flood", FLOOD, FLOODER)
-        await self.assert_queued([f"flood-{n}" for n in range(FLOOD - CAPACITY, FLOOD)], evicted=FLOOD + 3 - CAPACITY)
 
     async def test_refuses_messages_when_configured(self) -> None:
         """429 beyond a sender's share, and for all when the queue is full; queued messages stay."""
@@ -136,10 +112,6 @@ class FullQueueTests(TestCase):
         self.assertEqual(outcome[:2], REFUSED[:2])
         expected = [f"friend-{n}" for n in range(3)] + [f"flood-{n}" for n in range(half)] + ["more-0", "more-1"]
         await self.assert_queued(expected, accepted=CAPACITY, evicted=0)
-
-
-class MemoryFullQueueTests(FullQueueTests):
-    backend = "memory"
 
 
 def pack_forward(recipient: DIDCommWallet, marker: str, sender: WalletIdentity | None) -> bytes:

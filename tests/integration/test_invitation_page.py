@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
-from urllib.request import Request, urlopen
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -131,18 +131,3 @@ def test_short_url_shows_the_page(browser: Browser, url: str) -> None:
         visit.page.get_by_role("link", name="web link").click()
         assert visit.page.url == short_url(url)
     assert policy.startswith("default-src 'none'; style-src 'sha256-") and "unsafe" not in policy
-
-
-@pytest.mark.parametrize(
-    ("accept", "kind"),
-    [
-        ("text/html,application/xhtml+xml,*/*;q=0.8", "text/html"),
-        ("application/json", "application/json"),
-        ("*/*", "application/json"),
-    ],
-)
-def test_programs_get_json(url: str, accept: str, kind: str) -> None:
-    for path in (f"{url}/invitation", short_url(url)):
-        with urlopen(Request(path, headers={"Accept": accept})) as response:
-            assert response.headers.get_content_type() == kind
-            assert response.headers["Vary"] == "Accept"

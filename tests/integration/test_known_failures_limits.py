@@ -12,13 +12,10 @@ from mediatord.wallet.didcomm_messages import authcrypt, build_forward
 from tests.in_memory_mediator import from_header
 from tests.integration.devices import DeviceWallet
 from tests.integration.message_load import ROOMY
-from tests.integration.raw_decentrl_client import PeerClosedSocket, RawDecentrlClient, RawWebSocket
+from tests.integration.raw_decentrl_client import RawDecentrlClient, RawWebSocket
 from tests.integration.shared_daemon import SharedDaemonTestCase
 
 FORWARDS, COMMANDS, REQUESTS = 7, 7, 9
-SMALL = 20_000
-SOCKETS = 3
-CAPACITY = 4
 
 # Sends one request from an address; returns whether it was admitted.
 Sender = Callable[[str], bool]
@@ -102,20 +99,6 @@ class AddressLimitTests(EntryPointTestCase):
         inner = self.bob.pack_forward(self.bob.pack_message("x"))
         nested = self.bob.pack_forward(inner, to=self.bob.mediator.did)
         self.assert_exact_limit(self.entry_points(lambda: inner, lambda: nested), FORWARDS)
-
-    def test_every_payload_is_charged(self) -> None:
-        """At any nesting depth."""
-        inner = self.bob.pack_forward(*[self.bob.pack_message("x")] * 3)
-        nested = self.bob.pack_forward(inner, to=self.bob.mediator.did)
-        many = self.bob.pack_forward(
-            *[self.bob.pack_forward(self.bob.pack_message("x"))] * 3, to=self.bob.mediator.did
-        )
-        for outer in (nested, many):
-            for name, send in self.entry_points(lambda: inner, lambda outer=outer: outer).items():  # type: ignore[misc]
-                source = next(_addresses)
-                self.assertEqual(
-                    [send(source) for _ in range(FORWARDS // 3 + 1)], [True] * (FORWARDS // 3) + [False], name
-                )
 
     def test_undecryptable_messages_are_charged(self) -> None:
         """As forwards, on each entry point; then no entry point admits a forward."""
@@ -216,66 +199,3 @@ class AccountLimitTests(EntryPointTestCase):
         self.addCleanup(socket.close)
         socket.send(dave.authentication())
         self.assertEqual(socket.receive()["code"], "RATE_LIMITED")
-
-
-class SizeLimitTests(EntryPointTestCase):
-    """`limits.max_message_bytes`, `limits.max_connections_per_ip` and the limits of queues."""
-
-    settings = {
-        "limits": {"max_message_bytes": SMALL, "max_connections_per_ip": SOCKETS},
-        "queue": {"max_messages": CAPACITY},
-        "decentrl": {"max_pending_events": CAPACITY},
-    }
-
-    def test_message_size_limit_is_exact(self) -> None:
-        """One byte too many is refused by POST in both protocols, and closes a socket; one byte less is read."""
-        for path in ("/didcomm", "/"):
-            for headers in ({}, {"X-Odd": "1"}, {"Content-Type": "application/json"}):
-                statuses = [
-                    self.daemon_client.request("POST", path, b"x" * size, headers).status
-                    for size in (SMALL, SMALL + 1)
-                ]
-                self.assertNotEqual(statuses[0], 413, (path, headers))
-                self.assertEqual(statuses[1], 413, (path, headers))
-        for path in ("/didcomm", "/ws"):
-            for size, code in ((SMALL + 1, 1009), (SMALL, None)):
-                socket = RawWebSocket(self.daemon_client, path, source=next(_addresses))
-                socket.send(b"x" * size)
-                if code:
-                    self.assertEqual(self.close_code(socket), code, path)
-                else:
-                    self.assertTrue(socket.receive_raw(), path)
-                socket.close()
-
-    def close_code(self, socket: RawWebSocket) -> int | None:
-        """Close code of a socket."""
-        return socket.read_until_close()[1].code
-
-    def test_socket_limit_covers_both_paths(self) -> None:
-        """On both paths together."""
-        source, paths = next(_addresses), cycle(("/didcomm", "/ws"))
-        for _ in range(SOCKETS):
-            self.addCleanup(RawWebSocket(self.daemon_client, next(paths), source=source).close)
-        for path in ("/didcomm", "/ws"):
-            with self.assertRaises((AssertionError, PeerClosedSocket)):
-                RawWebSocket(self.daemon_client, path, source=source)
-
-    def test_queue_limit_covers_every_entry_point(self) -> None:
-        """No more messages are queued, whichever way they come."""
-        for name in self.entry_points(lambda: b"", lambda: b""):
-            owner = DeviceWallet(self.daemon_client).enrol()
-            inner = owner.pack_forward(owner.pack_message("x"))
-            nested = owner.pack_forward(inner, to=owner.mediator.did)
-            send = self.entry_points(lambda inner=inner: inner, lambda nested=nested: nested)[name]  # type: ignore[misc]
-            source = next(_addresses)
-            for _ in range(CAPACITY + 2):
-                send(source)
-            self.assertEqual(owner.queued_count(), CAPACITY, name)
-
-    def test_pending_events_are_not_evicted(self) -> None:
-        """Further events are refused."""
-        alice, dave = RawDecentrlClient(self.daemon_client, "alice"), RawDecentrlClient(self.daemon_client, "dave")
-        dave.register()
-        dave.permit_sender(alice)
-        self.assertEqual([alice.send_event(dave, "x").status for _ in range(CAPACITY + 1)], [200] * CAPACITY + [429])
-        self.assertEqual(len(dave.pending_events()), CAPACITY)

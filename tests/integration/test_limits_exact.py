@@ -1,8 +1,7 @@
-"""Limits measured by clients: exact to one message on each entry point, and again after a minute."""
+"""Limits of trusted peers and of workers, measured by clients."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from itertools import cycle
@@ -17,51 +16,36 @@ from mediatord.wallet.didcomm_client import PICKUP
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import authcrypt, build_forward
 from tests.integration.daemon import Daemon
-from tests.integration.message_load import PATIENCE_SECONDS, prepare_daemon
+from tests.integration.message_load import prepare_daemon
 from tests.integration.raw_decentrl_client import DaemonClient, send_request_on
-from tests.integration.test_workers import POLL_SECONDS, await_workers
-from tests.skewed_clock import ClockedDaemon, SkewedClock
+from tests.integration.test_workers import await_workers
 
-ADDRESS, SENDER, ACCOUNT = 20, 7, 11
+ADDRESS, SENDER = 20, 7
 RATE_LIMITED = "e.m.req.rate-limited"
 # Messages sent beyond a limit.
 EXCESS = 3
 TRUSTED = "127.0.0.77"
 
 
-class LimitsTestCase(SynchronousTestCase):
-    """A daemon with a settable clock, and one wallet with an account."""
+class ExactTests(SynchronousTestCase):
+    """A daemon, and one wallet with an account."""
 
     settings: dict[str, Any] = {
         "limits": {
             "ip_per_minute": ADDRESS,
             "did_per_minute": SENDER,
-            "account_per_minute": ACCOUNT,
             "trusted_peers": [TRUSTED],
             "trusted_per_minute": 10 * SENDER,
         }
     }
 
     def setUp(self) -> None:
-        self.clock = SkewedClock()
-        self.addCleanup(self.clock.remove)
-        self.daemon = ClockedDaemon(self.clock, self.settings)
+        self.daemon = prepare_daemon(self.settings)
         self.addCleanup(self.daemon.clean)
         self.daemon.start()
         self.group = enrol_group(self.daemon.url, 1, short=True)
         (self.bob,) = self.group.wallets
         self.daemon_client = DaemonClient(self.daemon)
-        self.clock_offset = 0.0
-
-    def advance_one_minute(self) -> None:
-        """Advance the daemon's clock; return when the daemon has noticed."""
-        read_until = len(self.daemon.output())
-        self.clock_offset += 60.0
-        self.clock.set(self.clock_offset)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while "the system clock was set" not in self.daemon.output()[read_until:]:
-            assert time.monotonic() < deadline, self.daemon.output()
-            time.sleep(POLL_SECONDS)
 
     def anonymous_forwards(self, count: int) -> list[bytes]:
         """Anonymous forwards to Bob."""
@@ -95,69 +79,9 @@ class LimitsTestCase(SynchronousTestCase):
             self.assertEqual({problem_code(frame) for frame in frames[:-1]} or {RATE_LIMITED}, {RATE_LIMITED})
             return len(messages) - len(frames[:-1])
 
-    def count_admitted_requests(self, messages: Sequence[bytes], source: str) -> int:
-        """Number of requests admitted on a socket: each is answered."""
-        with self.open_socket(source) as socket:
-            replies = 0
-            for raw in messages:
-                socket.send(raw)
-                frame = socket.receive()
-                replies += is_envelope(frame)
-                self.assertTrue(is_envelope(frame) or problem_code(frame) == RATE_LIMITED)
-            return replies
-
     def open_socket(self, source: str) -> closing[WebSocketClient]:
         """An open socket."""
         return closing(WebSocketClient(f"ws://127.0.0.1:{self.daemon.port}/didcomm", source=source))
-
-
-def is_envelope(frame: bytes) -> bool:
-    """Whether a frame is an envelope."""
-    return "ciphertext" in encoding.loads_object(frame)
-
-
-def problem_code(frame: bytes) -> str:
-    """Code of a problem report."""
-    return str(encoding.loads_object(frame)["body"]["code"])
-
-
-class ExactTests(LimitsTestCase):
-    def test_address_limit_is_exact(self) -> None:
-        """On both entry points; after a minute the same number again."""
-        statuses = self.post(self.anonymous_forwards(ADDRESS + EXCESS), "127.0.0.2")
-        self.assertEqual(statuses, [202] * ADDRESS + [429] * EXCESS)
-        self.assertEqual(self.count_admitted_forwards(self.anonymous_forwards(EXCESS), "127.0.0.2"), 0)
-        self.advance_one_minute()
-        self.assertEqual(
-            self.count_admitted_forwards(self.anonymous_forwards(ADDRESS + EXCESS), "127.0.0.2"), ADDRESS
-        )
-        self.assertEqual(self.post(self.anonymous_forwards(EXCESS), "127.0.0.2"), [429] * EXCESS)
-        self.assertEqual(self.post(self.anonymous_forwards(1), "127.0.0.3"), [202])
-
-    def test_sender_limit_is_exact(self) -> None:
-        """From any address and on any entry point."""
-        carol = WalletIdentity.generate()
-        for _ in range(2):
-            self.assertEqual(
-                self.post(self.authcrypted_forwards(carol, SENDER - 2), "127.0.0.2"), [202] * (SENDER - 2)
-            )
-            self.assertEqual(
-                self.count_admitted_forwards(self.authcrypted_forwards(carol, 2 + EXCESS), "127.0.0.3"), 2
-            )
-            self.assertEqual(self.post(self.authcrypted_forwards(carol, EXCESS), "127.0.0.4"), [429] * EXCESS)
-            self.advance_one_minute()
-        self.assertEqual(self.post(self.authcrypted_forwards(WalletIdentity.generate(), 1), "127.0.0.4"), [202])
-
-    def test_account_limit_is_exact(self) -> None:
-        """Likewise."""
-        for _ in range(2):
-            self.advance_one_minute()
-            self.assertEqual(self.count_admitted_requests(self.status_requests(5), "127.0.0.2"), 5)
-            rest = ACCOUNT - 5
-            self.assertEqual(
-                self.post(self.status_requests(rest + EXCESS), "127.0.0.3"), [200] * rest + [429] * EXCESS
-            )
-            self.assertEqual(self.count_admitted_requests(self.status_requests(EXCESS), "127.0.0.4"), 0)
 
     def test_trusted_peer_limit_is_higher(self) -> None:
         """A trusted peer may send ten times as much, its own and others' messages; its neighbour may not."""
@@ -169,6 +93,16 @@ class ExactTests(LimitsTestCase):
         )
         rest = ADDRESS - SENDER - 1
         self.assertEqual(self.post(self.anonymous_forwards(rest + 1), "127.0.0.78"), [202] * rest + [429])
+
+
+def is_envelope(frame: bytes) -> bool:
+    """Whether a frame is an envelope."""
+    return "ciphertext" in encoding.loads_object(frame)
+
+
+def problem_code(frame: bytes) -> str:
+    """Code of a problem report."""
+    return str(encoding.loads_object(frame)["body"]["code"])
 
 
 class WorkersTests(SynchronousTestCase):

@@ -157,6 +157,32 @@ class _RotationTests(RotationTestCase):
         bob.permit_sender(alice)
         return alice, bob
 
+
+def common_name(connection: ssl.SSLSocket) -> str:
+    """Common name of the server's certificate."""
+    certificate: Any = connection.getpeercert()
+    return str(dict(pair for (pair,) in certificate["subject"])["commonName"])
+
+
+def health_over(connection: ssl.SSLSocket) -> int:
+    """Status of `GET /health` on a persistent connection."""
+    http = HTTPConnection("localhost")
+    http.sock = connection
+    http.request("GET", "/health")
+    response = http.getresponse()
+    response.read()
+    return response.status
+
+
+class OneProcessTests(_RotationTests):
+    """A daemon without workers, of which `tests/app/test_reloaded_settings.py` tests the rest."""
+
+
+class WorkersTests(_RotationTests):
+    """A daemon of two workers."""
+
+    settings = {"workers": 2, "node": "n"}
+
     async def test_former_web_keys_stay_valid(self) -> None:
         """
         Messages for the former `#prekey` are decrypted and answered with that key, registrations too. Contracts
@@ -192,7 +218,7 @@ class _RotationTests(RotationTestCase):
         await deferToThread(rotate_keys, daemon)
         new = await enrol_wallet(daemon, reactor)
         await deferToThread(run_keys, daemon, "retire", "prekey", "--yes")
-        await deferToThread(reload, daemon, f"no longer accepted: {old.mediator.did[:60]}")
+        await deferToThread(reload, daemon, f"DIDs no longer accepted: {old.mediator.did[:60]}")
         await deferToThread(wait_for, lambda: self.all_processes_refuse(daemon, old), daemon.output)
         await new.ping()
         self.assertIsNone(live.close_code)
@@ -311,32 +337,6 @@ class _RotationTests(RotationTestCase):
         """Common name of the certificate of a new connection."""
         with self.open_tls_connection(context, port) as connection:
             return common_name(connection)
-
-
-def common_name(connection: ssl.SSLSocket) -> str:
-    """Common name of the server's certificate."""
-    certificate: Any = connection.getpeercert()
-    return str(dict(pair for (pair,) in certificate["subject"])["commonName"])
-
-
-def health_over(connection: ssl.SSLSocket) -> int:
-    """Status of `GET /health` on a persistent connection."""
-    http = HTTPConnection("localhost")
-    http.sock = connection
-    http.request("GET", "/health")
-    response = http.getresponse()
-    response.read()
-    return response.status
-
-
-class OneProcessTests(_RotationTests):
-    """A daemon without workers."""
-
-
-class WorkersTests(_RotationTests):
-    """A daemon of two workers."""
-
-    settings = {"workers": 2, "node": "n"}
 
     def test_replacement_worker_uses_the_same_keys(self) -> None:
         """Neither the keys at start, nor those that were not reloaded yet."""

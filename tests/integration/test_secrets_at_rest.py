@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import stat
 import subprocess
 import sys
@@ -124,20 +123,3 @@ class EncryptedTests(SecretFilesTestCase):
         for process in (str(parent), *children):
             for name in ("cmdline", "environ"):
                 self.assertNotIn(PASSPHRASE.encode(), Path(f"/proc/{process}/{name}").read_bytes())
-
-    def test_wrong_passphrase_at_reload_changes_nothing(self) -> None:
-        """It is reported in one line."""
-        daemon = self.prepare_daemon({"identity": {"passphrase_file": "passphrase"}})
-        daemon.initialise()
-        passphrase = daemon.directory / "passphrase"
-        create_secret_file(passphrase, PASSPHRASE.encode())
-        self.assertEqual(_run_command(["keys", "encrypt", "--config", str(daemon.config)]), 0)
-        daemon.start()
-        first = read_did(daemon)
-        passphrase.write_text("something else entirely")
-        os.kill(daemon.pid, signal.SIGHUP)
-        daemon.await_output("the passphrase is wrong, or the file was modified")
-        self.assertEqual(read_did(daemon), first)
-        passphrase.write_text(PASSPHRASE)
-        self.assertNotEqual(rotate_keys(daemon), first)
-        daemon.stop()

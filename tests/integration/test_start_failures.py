@@ -154,29 +154,11 @@ def test_failing_daemon_reports_the_reason(
     assert "Traceback" not in result.stderr + initialized_mediator.log
 
 
-@pytest.mark.parametrize("failure", [port_in_use, store_in_use, bad_configuration])
-def test_failing_foreground_start_reports_the_reason(
-    failure: Callable[[InitializedMediator], AbstractContextManager[object]],
-    initialized_mediator: InitializedMediator,
-) -> None:
-    """Likewise, in one line on standard error."""
-    status, reason = FAILURES[failure]
-    with failure(initialized_mediator):
-        result = initialized_mediator.run_twistd("--nodaemon")
-    assert (result.returncode, initialized_mediator.pid.exists()) == (status, False), (
-        result.stderr + initialized_mediator.log
-    )
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("mediatord: ") and reason in line
-    assert reason in initialized_mediator.log
-    assert "Traceback" not in result.stdout + initialized_mediator.log
-
-
 def test_unusable_user_is_reported(initialized_mediator: InitializedMediator) -> None:
     """A user without access, or that it may not switch to, which Twisted notices after binding the ports."""
     result = initialized_mediator.run_twistd("--uid", "nobody")
     assert result.returncode == 1
-    reason = "Permission denied" if os.getuid() == 0 else "ended before it was up"
+    reason = "Permission denied" if os.getuid() == 0 else "ended during startup"
     assert result.stderr.startswith("mediatord: ")
     assert reason in result.stderr.splitlines()[0]
     assert reason in initialized_mediator.log

@@ -103,7 +103,7 @@ class FullDiskTests(TestCase):
         filler = disk / "filler"
         with filler.open("wb", buffering=0) as file:
             fill_disk(file)
-            await wait_for_detail(daemon, "store full: only reading and deleting")
+            await wait_for_detail(daemon, "store full: only reads and deletions succeed")
             self.assertIn('mediator_storage_fault{fault="full"} 1.0', read_metrics(daemon))
             self.assertIn("mediator_storage_up 0.0", read_metrics(daemon))
             # Take the daemon's reserve as well, if possible.
@@ -175,7 +175,7 @@ class MongoQuotaTests(TestCase):
         settings["storage"]["mongodb"]["min_free_bytes"] = 1 << 60
         daemon.config.write_text(yaml.safe_dump(settings), "utf-8")
         await deferToThread(daemon.start, 503)
-        await wait_for_detail(daemon, "store full: only reading and deleting")
+        await wait_for_detail(daemon, "store full: only reads and deletions succeed")
         self.assertIn('mediator_storage_fault{fault="full"} 1.0', read_metrics(daemon))
         self.assertEqual(send_request(daemon.port, "POST", "/didcomm", refused_forward.body)[0], 503)
         self.assertEqual(await fetch_and_acknowledge(bob), [queued_forward.marker])

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.foreign.environments import python_of, run_driver
+from tests.foreign.environments import find_python, run_driver
 from tests.integration.daemon import Daemon
 
 DRIVERS = {
@@ -83,19 +83,19 @@ def assert_complete(log: Log, theme: str) -> None:
 )
 def test_every_step_succeeds(library: str, theme: str, request: pytest.FixtureRequest) -> None:
     """With the library's own packing, unpacking, routing and resolution."""
-    python_of(DRIVERS[library][0])  # skips before a daemon is started
+    find_python(DRIVERS[library][0])  # skips before a daemon is started
     assert_complete(request.getfixturevalue("full_log")(library), theme)
 
 
 def test_raw_push_reaches_client_without_deliveries() -> None:
     """live_push: raw pushes the envelopes themselves (reference 6.3)."""
-    python_of(DRIVERS["indicio-askar"][0])
+    find_python(DRIVERS["indicio-askar"][0])
     with Daemon({"didcomm": {"live_push": "raw"}}) as daemon:
         assert_complete(step_log("indicio-askar", daemon.url, "raw-push"), "raw-push")
 
 
 def test_library_unwraps_rewrapped_forwards() -> None:
     """SICPA's library unwraps forwards to itself, sent with rewrap: true (reference 4.6)."""
-    python_of(DRIVERS["sicpa"][0])
+    find_python(DRIVERS["sicpa"][0])
     with Daemon({"didcomm": {"rewrap": True}}) as daemon:
         assert_complete(step_log("sicpa", daemon.url, "rewrapped"), "rewrapped")

@@ -408,13 +408,6 @@ def test_common_start_failure_is_reported_once(config_file: Path) -> None:
     assert line.startswith(f"mediatord: {config_file}/") and line.endswith(": Not a directory")
 
 
-def test_memory_backend_refuses_workers(config_file: Path) -> None:
-    """One line and status 2."""
-    status, (line,) = run_failing("run", with_two_workers(config_file, storage={"backend": "memory"}))
-    assert status == 2
-    assert line.endswith("workers: expected 1 with storage.backend memory, which processes cannot share")
-
-
 def test_supervisor_notifies_service_manager(config_file: Path, tmp_path: Path) -> None:
     """READY=1 once all serve, STOPPING=1 once, by the supervisor."""
     with NotifySocket(tmp_path, PATIENCE_SECONDS) as manager:

@@ -64,7 +64,9 @@ class DecentrlSteps(MirroredWallets):
         """Send a command to all; return status and reply."""
 
         def request(mediator_fixture: RestartableMediator) -> list[Any]:
-            reply = mediator_fixture.obey(raws if isinstance(raws, bytes) else raws[mediator_fixture.backend])
+            reply = mediator_fixture.receive_command(
+                raws if isinstance(raws, bytes) else raws[mediator_fixture.backend]
+            )
             return [reply.status, json.loads(reply.body)]
 
         status, reply = self.mediators.ask_all(request)
@@ -86,7 +88,7 @@ class DecentrlSteps(MirroredWallets):
 
     def register(self, name: str) -> None:
         """Register once or more often."""
-        members = self.decentrl_identities[name].registration()
+        members = self.decentrl_identities[name].registration_request()
         status, _ = self.make_commands(name, "REQUEST_COMMUNICATION_CONTRACT", **members)
         assert status == 200
         self.registered.add(name)
@@ -215,7 +217,7 @@ class DecentrlSteps(MirroredWallets):
         did = self.decentrl_identities[name].did
 
         def request(mediator_fixture: RestartableMediator) -> Any:
-            reply = mediator_fixture.done(
+            reply = mediator_fixture.run(
                 mediator_fixture.decentrl.dispatcher.public(did, {b"page_size": [b"100"]}, "192.0.2.1")
             )
             return json.loads(reply.body)
@@ -243,30 +245,30 @@ class DecentrlSteps(MirroredWallets):
     @rule(name=identity_names)
     def open_decentrl_socket(self, name: str) -> None:
         """Only a registered identity can open a socket."""
-        greeting = self.decentrl_identities[name].greeting()
+        greeting = self.decentrl_identities[name].authentication_frame()
         mirrored = MirroredDecentrlSocket(
             name,
             {mediator.backend: InMemoryDecentrlSocket(mediator) for mediator in self.mediators.mediator_fixtures},
         )
         for value in mirrored.ends.values():
-            value.say(greeting)
-        (answer,) = self.mediators.ask_all(lambda one: mirrored.ends[one.backend].heard())
+            value.send(greeting)
+        (answer,) = self.mediators.ask_all(lambda one: mirrored.ends[one.backend].take_frames())
         assert (answer["type"] == "AUTH_SUCCESS") == (name in self.registered)
         self.decentrl_sockets.append(mirrored)
         if name not in self.registered:
-            self.hang_up(mirrored)
+            self.disconnect(mirrored)
 
     @precondition(lambda self: self.decentrl_sockets)
     @rule(data=st.data())
     def close_decentrl_socket(self, data: st.DataObject) -> None:
-        self.hang_up(data.draw(st.sampled_from(self.decentrl_sockets)))
+        self.disconnect(data.draw(st.sampled_from(self.decentrl_sockets)))
 
-    def hang_up(self, mirrored: MirroredDecentrlSocket) -> None:
+    def disconnect(self, mirrored: MirroredDecentrlSocket) -> None:
         """Close a socket."""
         self.decentrl_sockets.remove(mirrored)
         for mediator in self.mediators.mediator_fixtures:
-            mirrored.ends[mediator.backend].conversation.stop()
-            mediator.hang_up(mirrored.ends[mediator.backend].socket)
+            mirrored.ends[mediator.backend].protocol.stop()
+            mediator.disconnect(mirrored.ends[mediator.backend].socket)
 
     def assert_events_pushed(self, events: list[ExpectedEvent]) -> None:
         """Each socket of a recipient got these events in order, and no other socket got any."""
@@ -291,4 +293,4 @@ class DecentrlSteps(MirroredWallets):
 
 
 def _read_frames(mirrored: MirroredDecentrlSocket, mediator_fixture: RestartableMediator) -> list[dict[str, Any]]:
-    return mirrored.ends[mediator_fixture.backend].heard()
+    return mirrored.ends[mediator_fixture.backend].take_frames()

@@ -151,7 +151,7 @@ class MirroredWallets(RuleBasedStateMachine):
         """Close a socket."""
         self.sockets.remove(socket)
         for mediator in self.mediators.mediator_fixtures:
-            mediator.hang_up(socket.ends[mediator.backend])
+            mediator.disconnect(socket.ends[mediator.backend])
 
     def _read(self, mediator_fixture: RestartableMediator, reply: RequestReply, name: str | None) -> Answer:
         fault = reply.fault.reason if reply.fault else None

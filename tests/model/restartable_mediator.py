@@ -115,7 +115,7 @@ class RestartableMediator(InMemoryMediator):
         """Stop in order, as the daemon does."""
         stopping: list[Any] = [self.base.connections.stopService()]
         for socket in tuple(self.sockets):
-            self.hang_up(socket)
+            self.disconnect(socket)
         for service in (self.didcomm.housekeeping, self.didcomm.lag, self.didcomm.due, self.base.gate):
             stopping.append(service.stopService())
         for item in stopping:
@@ -130,7 +130,7 @@ class RestartableMediator(InMemoryMediator):
         self.sockets.append(socket)
         return socket
 
-    def hang_up(self, socket: FakeSocket) -> None:
+    def disconnect(self, socket: FakeSocket) -> None:
         """Close a socket."""
         self.sockets.remove(socket)
         self.base.connections.closed(socket)
@@ -146,11 +146,11 @@ class RestartableMediator(InMemoryMediator):
             if replies:
                 (reply,) = replies
                 return reply
-        return self.done(
+        return self.run(
             self.didcomm.dispatcher.receive(raw, MessageOrigin(socket.client if socket else peer, socket))
         )
 
-    def done(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Result of a coroutine that takes no time, after all calls that are due."""
         return self.wait_for(Deferred.fromCoroutine(work))
 

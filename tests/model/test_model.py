@@ -46,7 +46,7 @@ class MediatorComparison(DIDCommSteps, DecentrlSteps):
         """Nothing is lost but sockets."""
         self.sockets.clear()
         for mirrored in tuple(self.decentrl_sockets):
-            self.hang_up(mirrored)
+            self.disconnect(mirrored)
         for mediator in self.mediators.mediator_fixtures:
             mediator.restart()
         self.expected.restart()

@@ -1,4 +1,4 @@
-"""A real Prometheus for one test, with our rules, that scrapes whom it is told to every two seconds."""
+"""A Prometheus server for one test, with the shipped rules and a scrape interval of two seconds."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from tests.external_programs import find_program
 
 ETC = Path(__file__).parents[2] / "etc"
 CONFIGURATION = ETC / "prometheus" / "prometheus.yml"
-_PATIENCE_SECONDS = 180.0
-_ASK_SECONDS = 0.2
+_TIMEOUT_SECONDS = 180.0
+_POLL_SECONDS = 0.2
 
 
 class Prometheus:
     """
-    Configured as `etc/prometheus/prometheus.yml` is, but for targets and pace; as a context manager it runs.
+    A server with the settings of `etc/prometheus/prometheus.yml`, except targets and intervals; runs as a context
+    manager.
 
-    Skips the test where there is none.
+    The test is skipped if Prometheus is not installed.
 
-    :param targets: by the name of the job, as `host:port`.
+    :param targets: `host:port` by name of the job.
     :param at_once: alerts fire as soon as their expression is true.
     """
 
@@ -45,7 +46,7 @@ class Prometheus:
             text = re.sub(r"(?m)^        for: .*$", "        for: 0s", text) if at_once else text
             (self._directory / rules.name).write_text(text, encoding="utf-8")
         settings: dict[str, Any] = yaml.safe_load(CONFIGURATION.read_text("utf-8"))
-        # A scrape may take as long as there is until the next one.
+        # The scrape timeout is the scrape interval.
         settings["global"] = {"scrape_interval": "2s", "evaluation_interval": "1s"}
         for job in settings["scrape_configs"]:
             job["static_configs"] = [{"targets": list(targets.get(job["job_name"], ()))}]
@@ -79,51 +80,51 @@ class Prometheus:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """
-        What it comes to now, as samples.
+        The present samples of an expression.
 
         :raise AssertionError: Prometheus cannot evaluate it.
         """
-        answer = self.ask("query", query=expression)
-        return list(answer["result"])
+        data = self.request_api("query", query=expression)
+        return list(data["result"])
 
     def values(self, expression: str) -> list[str]:
         """
-        The values of those samples. There are none after a scrape that has failed, as it may on a busy machine.
+        The values of the present samples of an expression; none after a failed scrape, as on a busy machine.
 
         :raise AssertionError: Prometheus cannot evaluate it.
         """
         return [sample["value"][1] for sample in self.query(expression)]
 
-    def ask(self, path: str, **arguments: str) -> Any:
+    def request_api(self, path: str, **arguments: str) -> Any:
         """
-        The `data` of an answer of its API.
+        The `data` of a response of the API.
 
         :raise AssertionError: it is an error.
         """
         try:
-            with urlopen(f"{self.url}/api/v1/{path}?{urlencode(arguments)}", timeout=_PATIENCE_SECONDS) as response:
+            with urlopen(f"{self.url}/api/v1/{path}?{urlencode(arguments)}", timeout=_TIMEOUT_SECONDS) as response:
                 return json.load(response)["data"]
         except URLError as error:
-            raise AssertionError(f"{error} of {path} with {arguments}:\n{self._said()}") from None
+            raise AssertionError(f"{error} of {path} with {arguments}:\n{self._read_output()}") from None
 
-    def await_true(self, reached: Any, what: str, seconds: float = _PATIENCE_SECONDS) -> None:
+    def await_true(self, is_reached: Any, condition: str, seconds: float = _TIMEOUT_SECONDS) -> None:
         """
-        Return when `reached()` is true.
+        Wait until `is_reached()` is true.
 
         :raise AssertionError: it was not in time.
         """
         deadline = time.monotonic() + seconds
-        while not reached():
-            assert time.monotonic() < deadline, f"not {what} after {seconds:.0f} s:\n{self._said()}"
-            time.sleep(_ASK_SECONDS)
+        while not is_reached():
+            assert time.monotonic() < deadline, f"not {condition} after {seconds:.0f} s:\n{self._read_output()}"
+            time.sleep(_POLL_SECONDS)
 
     def _is_ready(self) -> bool:
-        assert self._process is not None and self._process.poll() is None, self._said()
+        assert self._process is not None and self._process.poll() is None, self._read_output()
         try:
-            with urlopen(f"{self.url}/-/ready", timeout=_PATIENCE_SECONDS) as response:
+            with urlopen(f"{self.url}/-/ready", timeout=_TIMEOUT_SECONDS) as response:
                 return bool(response.status == 200)
         except OSError:
             return False
 
-    def _said(self) -> str:
+    def _read_output(self) -> str:
         return (self._directory / "output").read_text("utf-8", errors="replace")[-3000:]

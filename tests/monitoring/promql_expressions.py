@@ -1,4 +1,4 @@
-"""What the alert rules and the dashboard ask for."""
+"""Expressions of the alert rules and the dashboard."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ def load_alert_rules() -> dict[str, dict[str, Any]]:
 
 
 def load_dashboard() -> dict[str, Any]:
-    """What Grafana would load."""
-    found: dict[str, Any] = json.loads(DASHBOARD.read_text("utf-8"))
-    return found
+    """The dashboard as Grafana loads it."""
+    dashboard: dict[str, Any] = json.loads(DASHBOARD.read_text("utf-8"))
+    return dashboard
 
 
-def dashboard_panels() -> list[tuple[str, dict[str, Any]]]:
+def list_panels() -> list[tuple[str, dict[str, Any]]]:
     """Those that show something, with the title of their row, from top to bottom."""
-    row, found = "", []
+    row, dashboard = "", []
     for panel in load_dashboard()["panels"]:
         if panel["type"] == "row":
             row = panel["title"]
         else:
-            found.append((row, panel))
-    return found
+            dashboard.append((row, panel))
+    return dashboard
 
 
-def panel_queries(row: str | None = None) -> list[str]:
+def list_panel_queries(row: str | None = None) -> list[str]:
     """The expressions of panels, of one row or all, as Grafana would send them for all nodes and a short time."""
-    written = [
-        target["expr"] for title, panel in dashboard_panels() if row in (None, title) for target in panel["targets"]
+    expressions = [
+        target["expr"] for title, panel in list_panels() if row in (None, title) for target in panel["targets"]
     ]
-    return [each.replace("$__rate_interval", "1m").replace("$node", ".*") for each in written]
+    return [expression.replace("$__rate_interval", "1m").replace("$node", ".*") for expression in expressions]
 
 
-def metric_names(expression: str) -> set[str]:
+def find_metric_names(expression: str) -> set[str]:
     """The metrics that an expression is about, besides those of Prometheus itself."""
     return set(_NAME.findall(re.sub(r'"[^"]*"', '""', expression)))

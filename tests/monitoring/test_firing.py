@@ -1,4 +1,4 @@
-"""Alerts that a real Prometheus fires: on the night's figures as installed, and on a mediator that is gone."""
+"""Alerts fired by a Prometheus server: on results of the analysis as installed, and for an unreachable mediator."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from prometheus_client import generate_latest
 
 from analytics.report.outputs import make_registry, replace_textfile
 from mediatord.wallet.temporary_daemon import find_free_port
-from tests.analytics.busy_day import BUSY, known
-from tests.analytics.test_units import unit
+from tests.analytics.busy_day import BUSY_ROWS, make_report_data
+from tests.analytics.test_units import read_unit
 from tests.monitoring.prometheus import Prometheus
 
-# Where Debian's node exporter looks, by its default.
+# Debian's default directory for the node exporter's text files.
 COLLECTOR = "/var/lib/prometheus/node-exporter"
 READABLE_BY_ALL, LISTABLE_BY_ALL = 0o004, 0o005
 
 
-def installed(root: Path) -> Path:
-    """Run what the unit runs as root before a night, in `root`; the file that the night is told to write."""
-    service = unit("mediatord-analytics.service")
+def run_install_commands(root: Path) -> Path:
+    """Run the unit's root commands below `root`; the file that the analysis is configured to write."""
+    service = read_unit("mediatord-analytics.service")
     for command in service["ExecStartPre"]:
         if command.startswith("+-"):
-            here = command[2:].replace("/var/lib/", f"{root}/var/lib/")
-            here = here.replace("-o mediatord-analytics -g mediatord ", "")
-            subprocess.run(["/bin/sh", "-c", here], check=True)
-    (night,) = service["ExecStart"]
-    words = night.split()
+            local_command = command[2:].replace("/var/lib/", f"{root}/var/lib/")
+            local_command = local_command.replace("-o mediatord-analytics -g mediatord ", "")
+            subprocess.run(["/bin/sh", "-c", local_command], check=True)
+    (command_line,) = service["ExecStart"]
+    words = command_line.split()
     return root / words[words.index("--textfile") + 1].removeprefix("/")
 
 
-def write_night(path: Path) -> None:
-    """Write the figures of a bad day as the service does, with its umask."""
-    (umask,) = unit("mediatord-analytics.service")["UMask"]
+def write_metrics_file(path: Path) -> None:
+    """Write metrics of a day with errors, with the umask of the service."""
+    (umask,) = read_unit("mediatord-analytics.service")["UMask"]
     before = os.umask(int(umask, 8))
     try:
-        replace_textfile(path, generate_latest(make_registry(known(BUSY))))
+        replace_textfile(path, generate_latest(make_registry(make_report_data(BUSY_ROWS))))
     finally:
         os.umask(before)
 
 
 @contextmanager
-def node_exporter(directory: Path) -> Iterator[str]:
-    """What it shows of the directory of its textfile collector; its address."""
+def serve_text_files(directory: Path) -> Iterator[str]:
+    """Serve a directory as the node exporter's textfile collector. Yields the address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:  # noqa: N802  named by the base class
@@ -59,7 +59,7 @@ def node_exporter(directory: Path) -> Iterator[str]:
                 self.wfile.write(path.read_bytes())
 
         def log_message(self, format: str, *arguments: Any) -> None:
-            """Nobody reads it."""
+            """Ignore."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -70,25 +70,25 @@ def node_exporter(directory: Path) -> Iterator[str]:
         server.server_close()
 
 
-def test_alerts_fire(tmp_path: Path) -> None:
-    """The figures of the night reach Prometheus as installed; a mediator that nobody reaches is not ready."""
+def test_alerts_fire_for_errors_and_unreachable_mediator(tmp_path: Path) -> None:
+    """With the metrics file as installed."""
     collector = tmp_path / COLLECTOR.removeprefix("/")
     collector.mkdir(parents=True)
     for _ in range(2):
-        path = installed(tmp_path)
-        write_night(path)
-    (shown,) = collector.iterdir()
-    assert shown.resolve() == path
+        path = run_install_commands(tmp_path)
+        write_metrics_file(path)
+    (link,) = collector.iterdir()
+    assert link.resolve() == path
     assert path.stat().st_mode & READABLE_BY_ALL and path.parent.stat().st_mode & LISTABLE_BY_ALL
-    assert [each.name for each in path.parent.iterdir()] == ["mediatord-analytics.prom"]
-    wanted = {"MediatordLedgerBroken", "MediatordNotReady"}
+    assert [file.name for file in path.parent.iterdir()] == ["mediatord-analytics.prom"]
+    expected = {"MediatordLedgerBroken", "MediatordNotReady"}
     firing: set[str] = set()
 
     def all_fire() -> bool:
-        firing.update(each["metric"]["alertname"] for each in prometheus.query('ALERTS{alertstate="firing"}'))
-        return wanted <= firing
+        firing.update(file["metric"]["alertname"] for file in prometheus.query('ALERTS{alertstate="firing"}'))
+        return expected <= firing
 
-    with node_exporter(collector) as exporter:
+    with serve_text_files(collector) as exporter:
         targets = {"node": [exporter], "mediatord": [f"127.0.0.1:{find_free_port()}"]}
         with Prometheus(targets, at_once=True) as prometheus:
             prometheus.await_true(all_fire, "firing")
@@ -97,8 +97,7 @@ def test_alerts_fire(tmp_path: Path) -> None:
             prometheus.await_true(lambda: prometheus.values("mediatord_analytics_ledger_vanished") == ["1"], "there")
 
 
-def test_no_exporter_is_no_error(tmp_path: Path) -> None:
-    """Where Debian's exporter is not installed, the figures are written all the same."""
-    path = installed(tmp_path)
-    write_night(path)
+def test_writes_metrics_file_without_node_exporter(tmp_path: Path) -> None:
+    path = run_install_commands(tmp_path)
+    write_metrics_file(path)
     assert path.exists() and not (tmp_path / COLLECTOR.removeprefix("/")).exists()

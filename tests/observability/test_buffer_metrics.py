@@ -47,7 +47,7 @@ class BufferMetricsTests(SynchronousTestCase):
 
     def forward(self, text: str) -> None:
         """Forward a message to Bob."""
-        self.site_fixture.receive(pack_forward(self.site_fixture, self.bob.did, self.bob.letter(text)))
+        self.site_fixture.receive(pack_forward(self.site_fixture, self.bob.did, self.bob.make_payload(text)))
 
     def test_all_buffers_are_documented(self) -> None:
         """The documented list has exactly the buffers that exist."""
@@ -114,7 +114,7 @@ class BufferMetricsTests(SynchronousTestCase):
         for number in range(5):
             self.forward(f"{number}")
         self.assertEqual(self.gauges_of("live_pushes"), (3, None))
-        self.assertEqual(self.bob.waiting(), 5)
+        self.assertEqual(self.bob.count_queued(), 5)
 
     def test_other_buffers(self) -> None:
         """Subscriptions, rate limits and documents are counted."""

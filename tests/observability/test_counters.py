@@ -53,13 +53,13 @@ class CountersTests(SynchronousTestCase):
         """Queued, fetched, acknowledged, refused, evicted, expired; over HTTP, on either path."""
         self.start(queue={"max_messages": 3, "ttl": "600s"})
         now = self.check()
-        self.assertEqual(self.forward(self.bob.letter(), self.bob.letter()), 202)
+        self.assertEqual(self.forward(self.bob.make_payload(), self.bob.make_payload()), 202)
         now = self.growth_since(now, forwarded=2, stored=2)
         self.bob.answer(f"{MP}/messages-received", {"message_id_list": [self.bob.fetch()[0].id]})
         now = self.growth_since(now, delivered=1)
-        self.forward(self.bob.letter(), self.bob.letter(), self.bob.letter())
+        self.forward(self.bob.make_payload(), self.bob.make_payload(), self.bob.make_payload())
         now = self.growth_since(now, forwarded=3, stored=3, evicted=1)
-        self.forward(self.bob.letter(), delay_milli=5_000)
+        self.forward(self.bob.make_payload(), delay_milli=5_000)
         self.in_memory.clock.advance(6)
         now = self.growth_since(now, forwarded=1, stored=1, evicted=1)
         self.in_memory.clock.pump([15.0] * 45)
@@ -70,9 +70,9 @@ class CountersTests(SynchronousTestCase):
             self.in_memory.request("POST", "/didcomm", raw, {"Content-Type": "text/plain"})
         self.in_memory.request("POST", "/didcomm", b"x" * 2_000_000)
         with self.in_memory.failing("enqueue_each", StoreUnavailable()):
-            self.assertEqual(self.forward(self.bob.letter()), 503)
+            self.assertEqual(self.forward(self.bob.make_payload()), 503)
         with self.in_memory.failing("enqueue_each", RuntimeError("of ours")):
-            self.assertEqual(self.forward(self.bob.letter()), 500)
+            self.assertEqual(self.forward(self.bob.make_payload()), 500)
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
         after = self.growth_since(now)
         self.assertEqual(after["requests_failed"], 2)
@@ -83,18 +83,18 @@ class CountersTests(SynchronousTestCase):
         self.start(queue={"delivered_timeout": "60s"})
         now = self.check()
         sockets = [self.bob.go_live(), self.bob.go_live()]
-        self.forward(self.bob.letter())
+        self.forward(self.bob.make_payload())
         now = self.growth_since(now, forwarded=1)
         self.in_memory.clock.pump([1.0] * 61)
         now = self.growth_since(now, stored=1)
         self.in_memory.clock.pump([1.0] * 122)
         now = self.growth_since(now)
-        self.forward(self.bob.letter(), self.bob.letter())
+        self.forward(self.bob.make_payload(), self.bob.make_payload())
         for socket in sockets:
             self.in_memory.base.connections.closed(socket)
         now = self.growth_since(now, forwarded=2, stored=2)
         self.bob.go_live()
-        self.forward(self.bob.letter())
+        self.forward(self.bob.make_payload())
         with self.in_memory.failing("mark_pending", StoreUnavailable()):
             self.in_memory.clock.pump([1.0] * 61)
         now = self.growth_since(now, forwarded=1)
@@ -131,14 +131,14 @@ class CountersTests(SynchronousTestCase):
         now = self.check()
         for item in (alice, bob):
             item.register()
-        alice.befriend(bob)
-        self.assertEqual(bob.tell(alice).status, 200)
+        alice.save_contract_with(bob)
+        self.assertEqual(bob.send_event(alice).status, 200)
         now = self.growth_since(now, forwarded=1, stored=1)
         (event,) = alice.pending()
         alice.answer("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[event["id"]])
         now = self.growth_since(now, delivered=1)
         alice.connect()
-        bob.tell(alice)
+        bob.send_event(alice)
         now = self.growth_since(now, forwarded=1)
         alice.pending()
         pushes = [(line["path"], line["attempt"], line["proto"]) for line in self.lines("msg.push")]
@@ -146,12 +146,12 @@ class CountersTests(SynchronousTestCase):
         command = bob.command({"type": "QUERY_EVENTS"})
         for raw in (command, command, GARBAGE):
             self.in_memory.post(raw, "/")
-        InMemoryDecentrlSocket(self.in_memory).say(GARBAGE)
+        InMemoryDecentrlSocket(self.in_memory).send(GARBAGE)
         InMemoryDecentrlSocket(self.in_memory)
         self.in_memory.clock.advance(11)
         self.in_memory.request("GET", f"/public/{bob.did}")
         with self.in_memory.failing("enqueue_event", StoreUnavailable()):
-            self.assertEqual(bob.tell(alice).status, 503)
+            self.assertEqual(bob.send_event(alice).status, 503)
         after = self.growth_since(now)
         self.assertEqual(after["requests_failed"], 1)
         self.assertLessEqual({line["req"] for line in self.lines("msg.accept")}, self.requests())
@@ -171,7 +171,7 @@ class CountersTests(SynchronousTestCase):
         self.in_memory.base.events.limit(SegmentLimits(size=1), "info")
         socket = self.bob.go_live()
         for _ in range(8):
-            self.forward(*[self.bob.letter() for _ in range(32)])
+            self.forward(*[self.bob.make_payload() for _ in range(32)])
         self.in_memory.base.connections.closed(socket)
         self.check()
         self.assertGreater(len(self.lines("counters")), 8)
@@ -191,7 +191,7 @@ class CountersTests(SynchronousTestCase):
         self.start(log={"level": "warn"})
         for level in ("warn", "info", "debug"):
             self.in_memory.base.events.limit(SegmentLimits(), level)
-            self.forward(self.bob.letter())
+            self.forward(self.bob.make_payload())
             self.in_memory.clock.advance(60)
             self.in_memory.base.events.rotate()
         self.assertEqual(self.lines("counters"), [])
@@ -200,11 +200,11 @@ class CountersTests(SynchronousTestCase):
     def test_level_above_info_for_a_while(self) -> None:
         """Earlier `counters` lines stay correct."""
         self.start()
-        self.forward(self.bob.letter())
+        self.forward(self.bob.make_payload())
         self.in_memory.base.events.rotate()
         for level in ("warn", "info"):
             self.in_memory.base.events.limit(SegmentLimits(), level)
-            self.forward(self.bob.letter())
+            self.forward(self.bob.make_payload())
             self.in_memory.clock.advance(60)
         lines = read_lines(self.in_memory.config.log.directory)
         self.assertEqual(wrong_counter_lines(lines), [])
@@ -223,7 +223,7 @@ class CryptoTimeTests(SynchronousTestCase):
         in_memory.request("GET", f"/public/{new_identity.did}")
         in_memory.post(GARBAGE)
         bob.go_live()
-        in_memory.post(pack_forward(in_memory, bob.did, bob.letter()))
+        in_memory.post(pack_forward(in_memory, bob.did, bob.make_payload()))
         lines = in_memory.events("req.done")
         self.assertGreater(len([line for line in lines if line["proto"] == "didcomm" and "crypto_ms" in line]), 3)
         (registration,) = [line for line in lines if line.get("mtype") == "REQUEST_COMMUNICATION_CONTRACT"]

@@ -194,7 +194,7 @@ class KeyEpochTests(SynchronousTestCase):
     def test_metric_label(self) -> None:
         """The label of the queue size changes too."""
         bob = InMemoryWallet(self.in_memory).enrol()
-        self.in_memory.receive(pack_forward(self.in_memory, bob.did, bob.letter()))
+        self.in_memory.receive(pack_forward(self.in_memory, bob.did, bob.make_payload()))
         start_key_epoch(self.path, to_utc_day(NOW))
         self.epochs.rotate_if_due()
         self.in_memory.base.recorder.metrics.set_queue_sizes([(bob.did, 1)], 0)

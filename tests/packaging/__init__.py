@@ -1,1 +1,1 @@
-"""What is installed: the wheel, the Debian package, the units of systemd, container and compose file."""
+"""Packages and deployment files: wheel, Debian package, systemd units, container and compose files."""

@@ -1,4 +1,4 @@
-"""What tests of packages share."""
+"""Fixtures of the packaging tests."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ from deb.tree import build_wheel
 
 @pytest.fixture(scope="session")
 def wheel() -> Iterator[Path]:
-    """Built from a clean copy of this tree, by way of the sdist, which is beside it."""
+    """The wheel, built from a clean copy of this tree by way of the sdist, which is beside it."""
     with tempfile.TemporaryDirectory() as scratch:
         yield build_wheel(Path(scratch), Path(scratch) / "out")

@@ -1,4 +1,4 @@
-"""Debian on machines that are directories: one that commands are run on, and one that its own systemd has started."""
+"""Debian systems in directories: one to run commands in, and one booted by its own systemd."""
 
 from __future__ import annotations
 
@@ -10,61 +10,61 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# What the first installation writes in /etc/mediatord.
-MADE = ("keys.jwks", "mediator.yaml")
+# Files that the first installation writes in /etc/mediatord.
+GENERATED_FILES = ("keys.jwks", "mediator.yaml")
 PATIENCE_SECONDS = 120.0
 
 
 class DebianMachine:
-    """A Debian in a directory."""
+    """A Debian system in a directory."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     def run(self, *command: str, user: str = "root", **environ: str) -> subprocess.CompletedProcess[str]:
-        """Run a command there to its end, whatever that is."""
+        """Run a command in it, whatever its exit status."""
         return subprocess.run(
             self.command(user, *command), env=self.environ(environ), capture_output=True, text=True, check=False
         )
 
-    def do(self, *command: str, user: str = "root", **environ: str) -> str:
+    def run_checked(self, *command: str, user: str = "root", **environ: str) -> str:
         """
-        What a command there prints.
+        Output of a command.
 
         :raise AssertionError: it failed.
         """
-        done = self.run(*command, user=user, **environ)
-        assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
-        return done.stdout
+        result = self.run(*command, user=user, **environ)
+        assert result.returncode == 0, f"{command}: {result.returncode}\n{result.stdout}{result.stderr}"
+        return result.stdout
 
     def command(self, user: str, *command: str) -> Sequence[str]:
-        """How to run it from outside."""
+        """Command line that runs it from outside."""
         return ("chroot", f"--userspec={user}", str(self.root), *command)
 
     def environ(self, more: dict[str, str]) -> dict[str, str]:
-        """Nothing of ours but what is given."""
+        """Environment with nothing but these variables."""
         path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         return {"PATH": path, "LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive", **more}
 
     def path(self, name: str) -> Path:
-        """From outside."""
+        """Path of a file, from outside."""
         return self.root / name.lstrip("/")
 
-    def standing(self, name: str) -> tuple[str, str]:
+    def mode_and_owner(self, name: str) -> tuple[str, str]:
         """Mode, owner and group of a file."""
-        told = self.do("stat", "--format=%a %U:%G", name).split()
-        return told[0], told[1]
+        fields = self.run_checked("stat", "--format=%a %U:%G", name).split()
+        return fields[0], fields[1]
 
     def configuration(self) -> dict[str, bytes]:
-        """What the first installation wrote."""
-        return {name: self.path(f"/etc/mediatord/{name}").read_bytes() for name in MADE}
+        """Configuration written by the first installation."""
+        return {name: self.path(f"/etc/mediatord/{name}").read_bytes() for name in GENERATED_FILES}
 
 
 class BootedDebianMachine(DebianMachine):
     """
-    One whose own systemd runs, in namespaces of its own and with no network but its loopback.
+    A system booted by its systemd, in its own namespaces and with a loopback network only.
 
-    :param leader: the process that is its first one.
+    :param leader: its init process.
     """
 
     def __init__(self, root: Path, leader: int) -> None:
@@ -72,46 +72,46 @@ class BootedDebianMachine(DebianMachine):
         self._leader = leader
 
     def command(self, user: str, *command: str) -> Sequence[str]:
-        """How to run it from outside."""
+        """Command line that runs it from outside."""
         return ("nsenter", f"--target={self._leader}", "--all", "--", "runuser", "-u", user, "--", *command)
 
-    def shown(self, unit: str, name: str) -> str:
+    def unit_property(self, unit: str, name: str) -> str:
         """A property of a unit."""
-        return self.do("systemctl", "show", "--property", name, "--value", unit).strip()
+        return self.run_checked("systemctl", "show", "--property", name, "--value", unit).strip()
 
-    def told(self, unit: str) -> str:
-        """All that it has said."""
-        return self.do("journalctl", "--no-pager", "--output=cat", "--unit", unit)
+    def journal(self, unit: str) -> str:
+        """Journal of a unit."""
+        return self.run_checked("journalctl", "--no-pager", "--output=cat", "--unit", unit)
 
-    def until(self, unit: str, name: str, value: str) -> None:
+    def await_property(self, unit: str, name: str, value: str) -> None:
         """
-        Wait for a property to become something.
+        Wait until a property of a unit has this value.
 
-        :raise AssertionError: it did not; the text has what the unit said.
+        :raise AssertionError: it does not in time; the text has the unit's journal.
         """
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while (found := self.shown(unit, name)) != value:
-            assert time.monotonic() < deadline, f"{unit}: {name} is {found}\n{self.told(unit)[-4000:]}"
+        while (current := self.unit_property(unit, name)) != value:
+            assert time.monotonic() < deadline, f"{unit}: {name} is {current}\n{self.journal(unit)[-4000:]}"
             time.sleep(0.1)
 
-    def until_told(self, unit: str, text: str) -> None:
+    def await_journal(self, unit: str, text: str) -> None:
         """
-        Wait for a unit to say something.
+        Wait until the journal of a unit has this text.
 
-        :raise AssertionError: it did not.
+        :raise AssertionError: it does not in time.
         """
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while text not in self.told(unit):
-            assert time.monotonic() < deadline, self.told(unit)[-4000:]
+        while text not in self.journal(unit):
+            assert time.monotonic() < deadline, self.journal(unit)[-4000:]
             time.sleep(0.1)
 
 
 @contextmanager
 def boot_machine(root: Path) -> Iterator[BootedDebianMachine]:
-    """A Debian in a directory, with its systemd running, which is told to end afterwards."""
+    """Boot a Debian system in a directory, and shut it down afterwards."""
     command = ["systemd-nspawn", f"--directory={root}", "--machine=debian", "--boot", "--private-network"]
     command += ["--register=no", "--link-journal=no", "--console=pipe"]
-    # Without a systemd on this machine there is nobody to ask for a unit.
+    # Without systemd on this host there is no unit to create.
     command += [] if Path("/run/systemd/system").exists() else ["--keep-unit"]
     with (root / "console").open("wb") as console:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT)
@@ -120,7 +120,7 @@ def boot_machine(root: Path) -> Iterator[BootedDebianMachine]:
         _await_start(machine)
         yield machine
     finally:
-        # Its way of being told to shut down in order.
+        # systemd-nspawn shuts the machine down in order.
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(PATIENCE_SECONDS)
@@ -130,11 +130,11 @@ def boot_machine(root: Path) -> Iterator[BootedDebianMachine]:
 
 
 def _init_process(process: subprocess.Popen[bytes], root: Path) -> int:
-    """Its first process, once there is one."""
+    """Init process of the machine, once it exists."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-            # One that only starts it may be gone by now.
+            # A helper process may have ended.
             with suppress(OSError):
                 if os.readlink(f"/proc/{child}/ns/pid") != os.readlink("/proc/self/ns/pid"):
                     return int(child)
@@ -143,7 +143,7 @@ def _init_process(process: subprocess.Popen[bytes], root: Path) -> int:
 
 
 def _await_start(machine: BootedDebianMachine) -> None:
-    """Until it has started all that it is to start, of which not everything has to work."""
+    """Wait until the boot has finished, possibly with failed units."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while machine.run("systemctl", "is-system-running").stdout.strip() not in ("running", "degraded"):
         assert time.monotonic() < deadline, (machine.root / "console").read_text(errors="replace")[-2000:]

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.docs.console_blocks import PROJECT, read_blocks
 from tests.external_programs import find_program
 from tests.integration.daemon import Daemon
-from tests.packaging.health_checks import OTHERS, await_health, request_status
+from tests.packaging.health_checks import PRIVATE_PATHS, await_health, request_status
 
 PAGE = PROJECT / "docs/how-to/run-behind-a-proxy.md"
 
@@ -27,22 +27,22 @@ def caddy_environment(directory: Path) -> dict[str, str]:
 
 
 def test_caddy_accepts_the_site(tmp_path: Path) -> None:
-    """As it stands on the page."""
+    """Caddy accepts the site of the page."""
     path = tmp_path / "Caddyfile"
     path.write_text(read_site(), "utf-8")
     command = [str(find_program("caddy")), "adapt", "--config", str(path), "--adapter", "caddyfile"]
-    done = subprocess.run(command, env=caddy_environment(tmp_path), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run(command, env=caddy_environment(tmp_path), capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
 
 
-def test_wallets_behind_caddy(tmp_path: Path) -> None:
-    """Requests and sockets pass; what is for others is not there; the daemon answers others directly."""
+def test_wallets_connect_through_caddy(tmp_path: Path) -> None:
+    """Requests and sockets pass; private paths are served by the daemon only."""
     caddy = find_program("caddy")
     with Daemon({"trusted_proxies": ["127.0.0.1/32"]}) as daemon:
-        behind = Daemon()
+        proxy = Daemon()
         site = read_site()
         for name, other in {
-            "mediator.example.org {": f"http://:{behind.port} {{\n    bind 127.0.0.1",
+            "mediator.example.org {": f"http://:{proxy.port} {{\n    bind 127.0.0.1",
             "127.0.0.1:8080": f"127.0.0.1:{daemon.port}",
         }.items():
             assert name in site
@@ -55,14 +55,14 @@ def test_wallets_behind_caddy(tmp_path: Path) -> None:
             stderr=subprocess.DEVNULL,
         )
         try:
-            await_health(f"{behind.url}/health", process)
-            for place in OTHERS:
-                assert request_status(f"{behind.url}{place}") == 404, place
+            await_health(f"{proxy.url}/health", process)
+            for private_path in PRIVATE_PATHS:
+                assert request_status(f"{proxy.url}{private_path}") == 404, private_path
             assert request_status(f"{daemon.url}/metrics") == 200
-            command = [sys.executable, "-m", "mediatord", "demo", "--url", behind.url]
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            assert "All steps succeeded." in done.stdout, done.stdout
+            command = [sys.executable, "-m", "mediatord", "demo", "--url", proxy.url]
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert "All steps succeeded." in result.stdout, result.stdout
         finally:
             process.terminate()
             process.wait()
-            behind.clean()
+            proxy.clean()

@@ -1,4 +1,4 @@
-"""The units of systemd for the daemon: commands, fences, reload, and sockets that systemd hands over."""
+"""The systemd units of the daemon: commands, sandbox, reload and socket activation."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from mediatord.cli.init import write_initial_files
 from mediatord.config.file import load_config
 from mediatord.tap import Options
 from mediatord.wallet.temporary_daemon import find_free_port
-from tests.analytics.test_units import unit
+from tests.analytics.test_units import read_unit
 from tests.packaging.health_checks import await_health
 
 UNITS = Path(__file__).parents[2] / "systemd"
 PROGRAMS = Path(sys.executable).parent
 PREFIX = "/opt/mediatord/bin/"
-# In tenths: 2.0 is what systemd-analyze says of a service with hardly a way out.
+# In tenths: 2.0 is rated as "OK" by systemd-analyze.
 EXPOSURE = "20"
 needs_analyze = pytest.mark.skipif(
     not shutil.which("systemd-analyze"), reason="no systemd-analyze: apt-get install systemd"
@@ -35,9 +35,9 @@ needs_activate = pytest.mark.skipif(
 )
 
 
-def test_the_commands_of_the_service() -> None:
-    """The plugin takes the options that it is started with."""
-    service = unit("mediatord.service")
+def test_service_commands_are_valid() -> None:
+    """ExecStart runs the plugin with its options; ExecStartPre checks the same configuration."""
+    service = read_unit("mediatord.service")
     program, *arguments = service["ExecStart"][0].split()
     assert program == f"{PREFIX}twistd"
     assert arguments[:3] == ["-n", "--pidfile=", "mediatord"]
@@ -46,29 +46,29 @@ def test_the_commands_of_the_service() -> None:
     assert service["ExecReload"] == ["/bin/sh -c 'kill -HUP ${MAINPID}'"]
 
 
-def test_how_it_ends_and_begins_again() -> None:
-    """Long enough to stop in order, and to replace a worker that hangs; not again with a wrong configuration."""
-    service = unit("mediatord.service")
+def test_stop_and_restart_settings() -> None:
+    """Time-outs allow an orderly stop and replacing a hung worker; an invalid configuration is not retried."""
+    service = read_unit("mediatord.service")
     assert service["Type"] == ["notify"]
     assert int(service["WatchdogSec"][0]) >= 90
     assert int(service["TimeoutStopSec"][0]) >= 20
     assert (service["Restart"], service["RestartPreventExitStatus"]) == (["on-failure"], ["2"])
-    # To systemd that is the status of the daemon alone: what runs before it would be begun again and again.
+    # The exit status counts for ExecStart only: a failing ExecStartPre would be restarted again and again.
     assert all(command.startswith("-") for command in service["ExecStartPre"])
 
 
-def test_who_may_read_what() -> None:
-    """The analysis reads logs by the daemon's group, and not its database; the daemon reads reports by the same."""
-    daemon, night = unit("mediatord.service"), unit("mediatord-analytics.service")
-    assert night["Group"] == daemon["Group"] == ["mediatord"]
-    assert night["User"] != daemon["User"]
+def test_groups_give_required_access_only() -> None:
+    """The analysis reads logs and not the database; the daemon reads reports, both through the daemon's group."""
+    daemon, analytics = read_unit("mediatord.service"), read_unit("mediatord-analytics.service")
+    assert analytics["Group"] == daemon["Group"] == ["mediatord"]
+    assert analytics["User"] != daemon["User"]
     assert daemon["StateDirectoryMode"] == ["0700"]
-    assert daemon["LogsDirectoryMode"] == night["StateDirectoryMode"] == ["0750"]
-    assert daemon["UMask"] == night["UMask"] == ["0027"]
+    assert daemon["LogsDirectoryMode"] == analytics["StateDirectoryMode"] == ["0750"]
+    assert daemon["UMask"] == analytics["UMask"] == ["0027"]
 
 
-def test_the_package_configures_what_init_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first configuration of the Debian package has the daemon write where that of `init` does."""
+def test_package_and_init_configure_same_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Debian package's first configuration has the paths of `init`."""
     _, path = write_initial_files(tmp_path / "new", "http://127.0.0.1:8080")
     script = (UNITS.parent / "deb/postinst").read_text("utf-8")
     command = script[script.index("    sed -i") : script.index("    chown root:mediatord")]
@@ -81,8 +81,8 @@ def test_the_package_configures_what_init_does(tmp_path: Path, monkeypatch: pyte
 
 @needs_analyze
 @pytest.mark.parametrize("name", ["mediatord.service", "mediatord-analytics.service"])
-def test_it_is_fenced_in(name: str) -> None:
-    """`systemd-analyze security` rates it 2.0 or better."""
+def test_exposure_is_within_threshold(name: str) -> None:
+    """`systemd-analyze security` rates each unit 2.0 or better."""
     command = [
         "systemd-analyze",
         "security",
@@ -91,14 +91,14 @@ def test_it_is_fenced_in(name: str) -> None:
         f"--threshold={EXPOSURE}",
         str(UNITS / name),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    sys.stdout.write("".join(line for line in done.stdout.splitlines(True) if "exposure" in line))
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
+    sys.stdout.write("".join(line for line in result.stdout.splitlines(True) if "exposure" in line))
 
 
 @needs_analyze
-def test_the_threshold_is_one(tmp_path: Path) -> None:
-    """A service without its fences is over it."""
+def test_unsandboxed_service_exceeds_threshold(tmp_path: Path) -> None:
+    """systemd-analyze rejects a service without a sandbox."""
     bare = tmp_path / "mediatord.service"
     bare.write_text("[Service]\nExecStart=/bin/true\n")
     command = ["systemd-analyze", "security", "--offline=yes", f"--threshold={EXPOSURE}", str(bare)]
@@ -106,39 +106,39 @@ def test_the_threshold_is_one(tmp_path: Path) -> None:
 
 
 @needs_analyze
-def test_systemd_takes_the_units(tmp_path: Path) -> None:
-    """Every key and value of all of them together; programs that are not installed here stand for another."""
+def test_systemd_accepts_the_units(tmp_path: Path) -> None:
+    """systemd accepts all keys and values of all units; /bin/true stands in for missing programs."""
     for path in UNITS.iterdir():
         text = path.read_text("utf-8")
         for program in ("twistd", "mediatord-analytics", "mediatord"):
             text = text.replace(f"{PREFIX}{program} ", "/bin/true ")
         assert PREFIX not in "".join(line for line in text.splitlines() if not line.startswith("#"))
         (tmp_path / path.name).write_text(text, "utf-8")
-    done = subprocess.run(
+    result = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *sorted(tmp_path.iterdir())],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (result.returncode, result.stderr) == (0, "")
 
 
-def settings_of_the_socket() -> list[str]:
-    """What mediatord.socket says that `listen` has to be."""
+def read_documented_listen() -> list[str]:
+    """The value of `listen` in the comment of mediatord.socket."""
     text = (UNITS / "mediatord.socket").read_text("utf-8")
     line = next(line for line in text.splitlines() if line.startswith("#   listen:"))
     return list(yaml.safe_load(line.lstrip("# "))["listen"])
 
 
-def test_the_socket_and_what_it_says_of_listen() -> None:
-    """An endpoint for each address, in the order of the unit and of its kind."""
-    addresses = unit("mediatord.socket")["ListenStream"]
+def test_socket_comment_matches_its_addresses() -> None:
+    """An endpoint for each address, in the unit's order and of the same type."""
+    addresses = read_unit("mediatord.socket")["ListenStream"]
     kinds = ["INET6" if address.startswith("[") else "INET" for address in addresses]
-    assert settings_of_the_socket() == [f"systemd:domain={kind}:index={n}" for n, kind in enumerate(kinds)]
+    assert read_documented_listen() == [f"systemd:domain={kind}:index={n}" for n, kind in enumerate(kinds)]
 
 
-def configured(directory: Path, listen: list[str]) -> Path:
-    """A configuration that listens there."""
+def write_configuration(directory: Path, listen: list[str]) -> Path:
+    """Write a configuration with these listeners."""
     _, path = write_initial_files(directory, "http://127.0.0.1:8080")
     settings: dict[str, Any] = yaml.safe_load(path.read_text("utf-8"))
     path.write_text(yaml.safe_dump({**settings, "listen": listen}), "utf-8")
@@ -146,18 +146,18 @@ def configured(directory: Path, listen: list[str]) -> Path:
 
 
 @needs_activate
-def test_activation_by_sockets(tmp_path: Path) -> None:
-    """What systemd listens on is served, all addresses of the unit; the first connection starts the daemon."""
-    path = configured(tmp_path / "mine", settings_of_the_socket())
+def test_serves_activated_sockets(tmp_path: Path) -> None:
+    """The daemon serves all addresses of the unit; the first connection starts it."""
+    path = write_configuration(tmp_path / "mine", read_documented_listen())
     ports = [find_free_port(), find_free_port()]
     hosts = [f"127.0.0.1:{ports[0]}", f"[::1]:{ports[1]}"]
     listening = [option for host in hosts for option in ("-l", host)]
-    # As systemd names sockets after their unit, and Twisted wants names for all.
+    # systemd names sockets after their unit, and Twisted requires a name for each.
     named = f"--fdname={':'.join('mediatord.socket' for _ in hosts)}"
     daemon = [str(PROGRAMS / "twistd"), "-n", "--pidfile=", "mediatord", "--config", str(path)]
     output = tmp_path / "output"
     with output.open("wb") as written:
-        # The program that is started has the process id of the one that waited, as LISTEN_PID has to say.
+        # The program keeps the process id of the waiting process, as LISTEN_PID requires.
         process = subprocess.Popen(
             ["systemd-socket-activate", *listening, named, *daemon], cwd=tmp_path, stdout=written, stderr=written
         )
@@ -169,27 +169,27 @@ def test_activation_by_sockets(tmp_path: Path) -> None:
         assert process.wait(60) == 0, output.read_text("utf-8")
 
 
-def test_without_sockets(tmp_path: Path) -> None:
-    """Who starts the service without its socket is told in a line."""
-    path = configured(tmp_path / "mine", ["systemd:domain=INET:index=0"])
+def test_missing_sockets_are_reported_in_one_line(tmp_path: Path) -> None:
+    """A service started without its socket unit names the socket that it lacks."""
+    path = write_configuration(tmp_path / "mine", ["systemd:domain=INET:index=0"])
     daemon = [str(PROGRAMS / "twistd"), "-n", "--pidfile=", "mediatord", "--config", str(path)]
-    done = subprocess.run(daemon, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "mediatord: cannot listen on systemd:domain=INET:index=0: systemd passed no such" in done.stderr
+    result = subprocess.run(daemon, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "mediatord: cannot listen on systemd:domain=INET:index=0: systemd passed no such" in result.stderr
 
 
-def test_a_restart_refuses_nobody(tmp_path: Path) -> None:
-    """Who connects while there is no daemon is served by the next one."""
-    path = configured(tmp_path / "mine", ["systemd:domain=INET:index=0"])
-    with socket.create_server(("127.0.0.1", 0)) as ours:
-        url = f"http://127.0.0.1:{ours.getsockname()[1]}/health"
+def test_restart_refuses_no_connection(tmp_path: Path) -> None:
+    """Clients that connect without a daemon are served by the next one."""
+    path = write_configuration(tmp_path / "mine", ["systemd:domain=INET:index=0"])
+    with socket.create_server(("127.0.0.1", 0)) as listening_socket:
+        url = f"http://127.0.0.1:{listening_socket.getsockname()[1]}/health"
         for _ in range(2):
             with (
-                socket.create_connection(ours.getsockname(), timeout=120) as early,
+                socket.create_connection(listening_socket.getsockname(), timeout=120) as early,
                 (tmp_path / "output").open("ab") as output,
             ):
                 early.sendall(b"GET /did HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-                process = activated(path, ours, output)
+                process = start_activated(path, listening_socket, output)
                 try:
                     assert early.recv(12) == b"HTTP/1.1 200", (tmp_path / "output").read_text("utf-8")
                     await_health(url, process)
@@ -198,7 +198,7 @@ def test_a_restart_refuses_nobody(tmp_path: Path) -> None:
                     assert process.wait(60) == 0, (tmp_path / "output").read_text("utf-8")
 
 
-# What systemd does before it starts a service that has sockets, third descriptor first.
+# Does what systemd does before it starts a socket-activated service; descriptors begin at 3.
 ACTIVATE = """\
 import os, sys
 os.dup2(int(sys.argv[1]), 3)
@@ -208,12 +208,12 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-def activated(config: Path, ours: socket.socket, output: Any) -> subprocess.Popen[bytes]:
-    """A daemon that was handed a socket."""
+def start_activated(config: Path, listening_socket: socket.socket, output: Any) -> subprocess.Popen[bytes]:
+    """Start a daemon that inherits a socket."""
     daemon = [str(PROGRAMS / "twistd"), "-n", "--pidfile=", "mediatord", "--config", str(config)]
     return subprocess.Popen(
-        [sys.executable, "-c", ACTIVATE, str(ours.fileno()), *daemon],
-        pass_fds=[ours.fileno()],
+        [sys.executable, "-c", ACTIVATE, str(listening_socket.fileno()), *daemon],
+        pass_fds=[listening_socket.fileno()],
         cwd=config.parent,
         env={**os.environ},
         stdout=output,

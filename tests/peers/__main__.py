@@ -1,4 +1,4 @@
-"""Measure mediatord beside what is installable by name, all in one run: `make bench-peers`."""
+"""Compares mediatord with other software in one run: `make bench-peers`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCENARIOS: dict[str, Callable[[ComparisonOptions], ResultTable]] = {
     "post": http_benchmark.measure_http,
     "sockets": websocket_benchmark.measure_websockets,
 }
-# Who takes part in which scenario.
+# Peers of each scenario.
 PEERS: dict[str, tuple[str, ...]] = {
     "opening": tuple(envelope_benchmark.GOALS),
     "forward": tuple(forward_benchmark.GOALS),
@@ -36,12 +36,12 @@ _EVERYONE = sorted({peer for peers in PEERS.values() for peer in peers})
 
 def scenarios_with(peers: frozenset[str], wanted: tuple[str, ...] = ()) -> list[str]:
     """
-    The scenarios in which one of these peers takes part, in order; all of them without a peer.
+    Scenarios with one of these peers, in order; all without a peer.
 
-    :param wanted: none but these, if there are any.
+    :param wanted: limit to these, if any.
     """
-    asked = wanted or tuple(SCENARIOS)
-    return [name for name in SCENARIOS if name in asked and (not peers or peers & set(PEERS[name]))]
+    selected = wanted or tuple(SCENARIOS)
+    return [name for name in SCENARIOS if name in selected and (not peers or peers & set(PEERS[name]))]
 
 
 @click.command(context_settings={"show_default": True})

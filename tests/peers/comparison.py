@@ -1,4 +1,4 @@
-"""A scenario's frame: who takes part, who cannot, and what comes out."""
+"""Common parts of the scenarios: options, participants, rows and targets."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from mediatord.bench.results import Figures, InterleavedResults, PerformanceTarget
 
 OURS = "mediatord"
-# How many times as much as the peer: the figure that matters.
+# Ratio to the peer, which the targets refer to.
 TIMES = "mediatord is x"
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonOptions:
     """
-    How a run is to be done.
+    Options of a run.
 
-    :param peers: names of those that are asked for; all of them if there is none.
-    :param seconds: each contender is measured for so long, in each round.
-    :param sizes: bytes of the plaintext inside the innermost envelope.
-    :param sockets: how many idle ones are held, in the order of holding them.
+    :param peers: names of the requested peers; all if empty.
+    :param seconds: duration of one measurement of a contender in a round.
+    :param sizes: bytes of the plaintext in the innermost envelope.
+    :param sockets: numbers of idle sockets to hold, in this order.
     :param clients: connections that post.
     """
 
@@ -32,24 +32,24 @@ class ComparisonOptions:
     clients: int = 32
 
     def wants(self, peer: str) -> bool:
-        """Whether a peer is asked for."""
+        """Whether a peer is requested."""
         return not self.peers or peer in self.peers
 
 
 @dataclass(slots=True)
 class Participants:
     """
-    What is to be said about those that take part, and those that do not.
+    Contenders that took part, and peers that did not.
 
-    :ivar versions: of packages, by contender.
-    :ivar skipped: peers that were asked for and cannot be run here, with the reason.
+    :ivar versions: package versions, by contender.
+    :ivar skipped: requested peers that cannot run here, with the reason.
     """
 
     versions: dict[str, Mapping[str, str]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
 
     def notes(self) -> Iterable[str]:
-        """A sentence each."""
+        """One sentence each."""
         for name, versions in self.versions.items():
             yield f"{name}: {', '.join(f'{package} {version}' for package, version in versions.items())}."
         for name, reason in self.skipped.items():
@@ -58,9 +58,9 @@ class Participants:
 
 def compare_rows(rounds: InterleavedResults, prefix: str, figure: str) -> dict[str, Figures]:
     """
-    Rows of all contenders, each with how many times its figure ours is.
+    Rows of all contenders, each with the ratio of mediatord's figure to its own.
 
-    :param prefix: of their names, in the table.
+    :param prefix: prefix of their names in the table.
     """
     rows = {}
     for name in rounds.found:
@@ -72,7 +72,7 @@ def compare_rows(rounds: InterleavedResults, prefix: str, figure: str) -> dict[s
 def select_targets(
     rows: Mapping[str, Figures], prefix: str, goals: Mapping[str, float], what: str
 ) -> Sequence[PerformanceTarget]:
-    """Those of the goals, by contender, that this run can say something about."""
+    """Targets whose contenders were measured."""
     return [
         PerformanceTarget(f"{prefix.rstrip()} {what}, x {name}".strip(), goal, rows[f"{prefix}{name}"][TIMES])
         for name, goal in goals.items()

@@ -1,4 +1,4 @@
-"""The drivers as processes that are spoken to by lines, each in the environment of its packages."""
+"""Runs drivers as processes, each in the environment of its packages, and exchanges lines with them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from mediatord.wallet.temporary_daemon import stop_process
 
 PROJECT = Path(__file__).parents[2]
 DRIVERS = Path(__file__).parent / "drivers"
-# Packages of Node.
+# Directory of Node packages.
 NODE = ".node-peers"
 
 
 class DriverUnavailable(Exception):
-    """A peer cannot be run here; the text says why, and what would change it."""
+    """A peer cannot run here; the text says why, and how to install it."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverProgram:
     """
-    :param file: in the directory of drivers.
-    :param environment: the virtual environment it needs, or the directory with its `node_modules`; empty for ours.
+    :param file: name in the directory of drivers.
+    :param environment: its virtual environment, or the directory with its `node_modules`; empty for the project's.
     """
 
     file: str
@@ -40,15 +40,15 @@ class DriverProgram:
 
     def command(self) -> list[str]:
         """
-        What starts it.
+        Command that starts it.
 
-        :raise AbsentError: its environment was not made.
+        :raise DriverUnavailable: its environment is missing.
         """
         return [*self._interpreter(), str(DRIVERS / self.file), *self.arguments]
 
     @property
-    def place(self) -> Path:
-        """Where to start it."""
+    def working_directory(self) -> Path:
+        """Directory to start it in."""
         return PROJECT / self.environment if self._is_node else PROJECT
 
     @property
@@ -70,42 +70,42 @@ class DriverProgram:
 @dataclass(frozen=True, slots=True)
 class RunningDriver:
     """
-    A program that runs.
+    A running driver.
 
-    :param complaints: its standard error.
-    :ivar versions: of its packages, as soon as it has said them.
+    :param stderr: file with its standard error.
+    :ivar versions: versions of its packages, once reported.
     """
 
     process: subprocess.Popen[str]
-    complaints: IO[bytes]
+    stderr: IO[bytes]
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
     def pid(self) -> int:
-        """Of its process."""
+        """Process id."""
         return self.process.pid
 
-    def ask(self, line: str) -> Any:
+    def request(self, line: str) -> Any:
         """
-        Say a line, and hear the answer.
+        Send a line and return the response.
 
         :raise RuntimeError: it ended instead.
         """
         assert self.process.stdin is not None
         print(line, file=self.process.stdin, flush=True)
-        return self.hear()
+        return self.receive()
 
-    def hear(self) -> Any:
+    def receive(self) -> Any:
         """
-        The next thing it says.
+        The next value that it writes.
 
-        :raise RuntimeError: it ended instead; the text is the last line it wrote on standard error.
+        :raise RuntimeError: it ended instead; the text is the last line of its standard error.
         """
         try:
             value = json.loads(read_line(self.process))
         except RuntimeError as error:
-            self.complaints.seek(0)
-            lines = self.complaints.read().decode("utf-8", "replace").split("\n")
+            self.stderr.seek(0)
+            lines = self.stderr.read().decode("utf-8", "replace").split("\n")
             raise RuntimeError(next((line for line in reversed(lines) if line.strip()), str(error))) from None
         if isinstance(value, dict):
             self.versions.update(value.get("versions", {}))
@@ -115,25 +115,25 @@ class RunningDriver:
 @contextmanager
 def run_driver(program: DriverProgram) -> Iterator[RunningDriver]:
     """
-    The program, until the end of the `with`.
+    Run a driver within this context.
 
-    :raise AbsentError: it cannot be run here.
+    :raise DriverUnavailable: it cannot run here.
     """
-    # A library might send what goes to the loopback interface through a proxy.
+    # Libraries might send loopback requests through a proxy.
     variables = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-    # What libraries warn of, and what servers say when clients leave without a word, is of no interest.
-    complaints = tempfile.TemporaryFile()
+    # Warnings of libraries, and messages about closed connections, are discarded.
+    stderr = tempfile.TemporaryFile()
     process = subprocess.Popen(
         program.command(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=complaints,
-        cwd=program.place,
+        stderr=stderr,
+        cwd=program.working_directory,
         env=variables,
         encoding="utf-8",
     )
     try:
-        yield RunningDriver(process, complaints)
+        yield RunningDriver(process, stderr)
     finally:
         stop_process(process)
-        complaints.close()
+        stderr.close()

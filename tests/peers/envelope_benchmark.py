@@ -1,4 +1,4 @@
-"""Opening envelopes: every opener in a process and an environment of its own, on the same envelopes with one key."""
+"""Opening envelopes: each opener in its own process and environment, with the same envelopes and key."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from tests.peers.comparison import OURS, TIMES, ComparisonOptions, Participants,
 from tests.peers.driver_processes import NODE, DriverProgram, DriverUnavailable, RunningDriver, run_driver
 
 RATE = "msg/CPU-s"
-LONG = "mediatord, any message"
+GENERAL_PATH = "mediatord, any message"
 GOALS = {"jwcrypto": 3.3, "sicpa": 4.0, "indicio": 2.6, "didcomm-node": 9.0}
 OPENERS = {
-    OURS: DriverProgram("open_mediatord.py", arguments=("usual",)),
-    LONG: DriverProgram("open_mediatord.py", arguments=("long",)),
+    OURS: DriverProgram("open_mediatord.py", arguments=("fast",)),
+    GENERAL_PATH: DriverProgram("open_mediatord.py", arguments=("general",)),
     "jwcrypto": DriverProgram("open_jwcrypto.py"),
     "sicpa": DriverProgram("open_sicpa.py", ".venv-sicpa"),
     "indicio": DriverProgram("open_indicio.py", ".venv-indicio", ("authlib",)),
@@ -37,37 +37,37 @@ OPENERS = {
     "didcomm-node": DriverProgram("open_didcomm_node.mjs", NODE),
 }
 _US = "us each"
-# Turns are many and short: a neighbour then disturbs all alike.
+# Many short turns, so that disturbances affect all contenders alike.
 _TURNS_PER_SECOND = 4
 _WARM_UP_SECONDS = 0.5
 
 
-def measure_envelopes(terms: ComparisonOptions) -> ResultTable:
-    """One table for all sizes; every figure is messages per second of the CPU time of the opener's process."""
-    job = make_job(terms.sizes)
-    company, rows, found = Participants(), dict[str, Figures](), list[PerformanceTarget]()
+def measure_envelopes(options: ComparisonOptions) -> ResultTable:
+    """One table for all sizes; figures are messages per second of CPU time of the opener's process."""
+    job = make_job(options.sizes)
+    participants, rows, targets = Participants(), dict[str, Figures](), list[PerformanceTarget]()
     failures = []
     with ExitStack() as stack:
-        place = Path(stack.enter_context(TemporaryDirectory(prefix="mediatord-peers-"))) / "job.json"
-        place.write_text(json.dumps(job), "utf-8")
-        openers = start_openers(stack, terms, place, company)
-        for size in map(format_size, terms.sizes):
+        job_file = Path(stack.enter_context(TemporaryDirectory(prefix="mediatord-peers-"))) / "job.json"
+        job_file.write_text(json.dumps(job), "utf-8")
+        openers = start_openers(stack, options, job_file, participants)
+        for size in map(format_size, options.sizes):
             failures += find_disagreements(
-                size, {name: opener.ask(f"check {size}") for name, opener in openers.items()}
+                size, {name: opener.request(f"check {size}") for name, opener in openers.items()}
             )
-            rounds = _one_size(openers, size, terms)
+            rounds = _one_size(openers, size, options)
             rows |= compare_rows(rounds, f"{size}  ", RATE)
-            found += select_targets(rows, f"{size}  ", GOALS, "opened")
+            targets += select_targets(rows, f"{size}  ", GOALS, "opened")
     notes = (
         "From the envelope as posted to `next` and the forwarded envelope as text; A256CBC-HS512, "
         f"{DISTINCT_MESSAGES} envelopes of {_lengths(job)} bytes.",
-        *company.notes(),
+        *participants.notes(),
     )
-    return ResultTable("Opening an envelope", (RATE, _US, TIMES), rows, found, list(notes), failures)
+    return ResultTable("Opening an envelope", (RATE, _US, TIMES), rows, targets, list(notes), failures)
 
 
 def make_job(sizes: tuple[int, ...], count: int = DISTINCT_MESSAGES) -> dict[str, Any]:
-    """A mediator's key, and forwards to it from wallets whose DIDs are short."""
+    """A mediator's key, and forwards to it from wallets with short DIDs."""
     identity = WalletIdentity.generate(endpoint="http://127.0.0.1/didcomm")
     group = WalletGroup.generate(DIDCommMediator.from_document(identity.document), RECIPIENTS)
     key, public = identity.agreement, identity.agreement.private.public
@@ -80,51 +80,51 @@ def make_job(sizes: tuple[int, ...], count: int = DISTINCT_MESSAGES) -> dict[str
 
 
 def find_disagreements(size: str, opened: dict[str, Any]) -> list[str]:
-    """A sentence for each contender that read something else than we did."""
-    return [f"{name} reads {size} otherwise" for name, found in opened.items() if found != opened[OURS]]
+    """A sentence for each contender whose result differs from mediatord's."""
+    return [f"{name} reads {size} otherwise" for name, pairs in opened.items() if pairs != opened[OURS]]
 
 
 def start_openers(
     stack: ExitStack,
-    terms: ComparisonOptions,
+    options: ComparisonOptions,
     job: Path,
-    company: Participants,
+    participants: Participants,
     programs: Mapping[str, DriverProgram] = OPENERS,
 ) -> dict[str, RunningDriver]:
     """
-    Those openers that are asked for and can be run here, with their job in hand; the others are noted.
+    Openers that are requested and can run here, with the job loaded; the others are noted.
 
-    :param job: as :func:`make_job` makes it, as JSON.
+    :param job: file with the result of :func:`make_job` as JSON.
     """
     openers = {}
     for name, program in programs.items():
-        if not (name.startswith(OURS) or terms.wants(name.partition(",")[0])):
+        if not (name.startswith(OURS) or options.wants(name.partition(",")[0])):
             continue
         try:
             opener = stack.enter_context(run_driver(program))
-            opener.ask(str(job))
+            opener.request(str(job))
         except (DriverUnavailable, RuntimeError) as error:
-            company.skipped[name] = str(error)
+            participants.skipped[name] = str(error)
             continue
         openers[name] = opener
-        if name != LONG:
-            company.versions[name] = opener.versions
+        if name != GENERAL_PATH:
+            participants.versions[name] = opener.versions
     return openers
 
 
-def _one_size(openers: dict[str, RunningDriver], size: str, terms: ComparisonOptions) -> InterleavedResults:
+def _one_size(openers: dict[str, RunningDriver], size: str, options: ComparisonOptions) -> InterleavedResults:
     seconds = 1 / _TURNS_PER_SECOND
 
     def contender(opener: RunningDriver) -> Callable[[], Figures]:
-        opener.ask(f"run {size} {_WARM_UP_SECONDS}")
-        return lambda: read_rate(opener.ask(f"run {size} {seconds}"))
+        opener.request(f"run {size} {_WARM_UP_SECONDS}")
+        return lambda: read_rate(opener.request(f"run {size} {seconds}"))
 
-    rounds = max(1, round(terms.rounds * terms.seconds * _TURNS_PER_SECOND))
+    rounds = max(1, round(options.rounds * options.seconds * _TURNS_PER_SECOND))
     return run_interleaved({name: contender(opener) for name, opener in openers.items()}, rounds)
 
 
 def read_rate(outcome: dict[str, float]) -> Figures:
-    """What an opener says of a run, as figures."""
+    """Figures of an opener's run."""
     per_second = outcome["opened"] / outcome["cpu_seconds"]
     return {RATE: per_second, _US: 1e6 / per_second}
 

@@ -1,4 +1,4 @@
-"""Forwards that are stored and then answered 202: the daemon beside a mediator of Veramo's plugins."""
+"""Forwards that are stored and then answered 202: the daemon beside a mediator made of Veramo's plugins."""
 
 from __future__ import annotations
 
@@ -41,50 +41,50 @@ _WARM_UP_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True)
 class _RunningMediator:
-    """One that runs: where to write to, for whom, and the books that are kept of it."""
+    """A running mediator: its server, its wallets, and the check of stored messages."""
 
     server: TargetServer
     group: WalletGroup
     stored_check: StoredMessageCheck
 
 
-def measure_forwards(terms: ComparisonOptions) -> ResultTable:
-    """One table for all sizes; messages per second by the clock are compared."""
-    company, cores = Participants(), assign_cores()
-    rows, found, failures = dict[str, Figures](), list[PerformanceTarget](), list[str]()
+def measure_forwards(options: ComparisonOptions) -> ResultTable:
+    """One table for all sizes; messages per second of wall-clock time are compared."""
+    participants, cores = Participants(), assign_cores()
+    rows, targets, failures = dict[str, Figures](), list[PerformanceTarget](), list[str]()
     with ExitStack() as stack:
-        place = Path(stack.enter_context(TemporaryDirectory(prefix="mediatord-peers-")))
+        directory = Path(stack.enter_context(TemporaryDirectory(prefix="mediatord-peers-")))
         mediators = {OURS: _mediatord(stack, cores, failures)}
         try:
-            mediators[VERAMO] = _veramo(stack, cores, place, company, failures)
+            mediators[VERAMO] = _veramo(stack, cores, directory, participants, failures)
         except (DriverUnavailable, RuntimeError) as error:
-            company.skipped[VERAMO] = str(error)
-        for size in terms.sizes:
+            participants.skipped[VERAMO] = str(error)
+        for size in options.sizes:
             prefix = f"{format_size(size)}  "
-            rows |= compare_rows(_one_size(mediators, size, terms), prefix, PER_SECOND)
-            if size == min(terms.sizes):
-                found += select_targets(rows, prefix, GOALS, "forwards by the clock")
-    books = {name: mediator.stored_check for name, mediator in mediators.items()}
+            rows |= compare_rows(_one_size(mediators, size, options), prefix, PER_SECOND)
+            if size == min(options.sizes):
+                targets += select_targets(rows, prefix, GOALS, "forwards by the clock")
+    stored_checks = {name: mediator.stored_check for name, mediator in mediators.items()}
     notes = (
-        f"{terms.clients} connections. {cores.note} Ours commits with synchronous=FULL, Veramo's with NORMAL.",
-        *(f"{name}: {book.accepted} answers 202, {book.stored} rows." for name, book in books.items()),
-        *company.notes(),
+        f"{options.clients} connections. {cores.note} Ours commits with synchronous=FULL, Veramo's with NORMAL.",
+        *(f"{name}: {check.accepted} answers 202, {check.stored} rows." for name, check in stored_checks.items()),
+        *participants.notes(),
     )
-    return ResultTable("Forwards, stored and then answered", _COLUMNS, rows, found, list(notes), failures)
+    return ResultTable("Forwards, stored and then answered", _COLUMNS, rows, targets, list(notes), failures)
 
 
-def _one_size(mediators: dict[str, _RunningMediator], size: int, terms: ComparisonOptions) -> InterleavedResults:
+def _one_size(mediators: dict[str, _RunningMediator], size: int, options: ComparisonOptions) -> InterleavedResults:
     def contender(mediator: _RunningMediator) -> Callable[[], Figures]:
         bodies = [body for body, _ in mediator.group.forwards(size, DISTINCT_MESSAGES)]
 
         def run(seconds: float) -> Figures:
-            return mediator.stored_check.check(post(mediator.server, bodies, terms.clients, seconds))
+            return mediator.stored_check.check(post(mediator.server, bodies, options.clients, seconds))
 
         run(_WARM_UP_SECONDS)
-        return lambda: run(terms.seconds)
+        return lambda: run(options.seconds)
 
     contenders = {name: contender(mediator) for name, mediator in mediators.items()}
-    return run_interleaved(contenders, terms.rounds)
+    return run_interleaved(contenders, options.rounds)
 
 
 def _mediatord(stack: ExitStack, cores: CoreAssignment, failures: list[str]) -> _RunningMediator:
@@ -96,21 +96,21 @@ def _mediatord(stack: ExitStack, cores: CoreAssignment, failures: list[str]) -> 
 
 
 def _veramo(
-    stack: ExitStack, cores: CoreAssignment, place: Path, company: Participants, failures: list[str]
+    stack: ExitStack, cores: CoreAssignment, directory: Path, participants: Participants, failures: list[str]
 ) -> _RunningMediator:
-    database = place / "veramo.sqlite3"
+    database = directory / "veramo.sqlite3"
     with pin_to_cores(cores.server):
         program = stack.enter_context(run_driver(DriverProgram("veramo.mjs", NODE, (str(database),))))
-    did = program.hear()["did"]
-    company.versions[VERAMO] = program.versions
+    did = program.receive()["did"]
+    participants.versions[VERAMO] = program.versions
     group = WalletGroup.generate(DIDCommMediator.from_document(resolve_local(did)), RECIPIENTS)
-    port = program.ask(json.dumps([wallet.did for wallet in group.wallets]))
+    port = program.request(json.dumps([wallet.did for wallet in group.wallets]))
     check = StoredMessageCheck(lambda: queued_rows(database), failures)
     return _RunningMediator(TargetServer(f"http://127.0.0.1:{port}/", program.pid), group, check)
 
 
 def queued_rows(database: Path) -> int:
-    """How many messages wait in a database of Veramo's."""
+    """Number of queued messages in a Veramo database."""
     with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
         (count,) = connection.execute("SELECT count(*) FROM message WHERE type = ?", (_QUEUED,)).fetchone()
         return int(count)

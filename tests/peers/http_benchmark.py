@@ -1,4 +1,4 @@
-"""An empty POST, answered with an empty 202: mediatord's listener, a stock `twisted.web` Site, and aiohttp."""
+"""An empty POST answered with an empty 202: mediatord's listener, a stock `twisted.web` Site, and aiohttp."""
 
 from __future__ import annotations
 
@@ -22,54 +22,56 @@ _PATH = "/didcomm"
 _WARM_UP_SECONDS = 0.5
 
 
-def measure_http(terms: ComparisonOptions) -> ResultTable:
-    """One table; requests per CPU-second of the server's process are compared."""
-    company, cores = Participants(), assign_cores()
+def measure_http(options: ComparisonOptions) -> ResultTable:
+    """One table; requests per CPU-second of the server process are compared."""
+    participants, cores = Participants(), assign_cores()
     with ExitStack() as stack:
-        place = Path(stack.enter_context(TemporaryDirectory(prefix="mediatord-peers-")))
+        directory = Path(stack.enter_context(TemporaryDirectory(prefix="mediatord-peers-")))
         servers = {
-            OURS: _program(stack, cores, DriverProgram("serve_mediatord.py", arguments=(str(place),)), OURS, company)
+            OURS: _program(
+                stack, cores, DriverProgram("serve_mediatord.py", arguments=(str(directory),)), OURS, participants
+            )
         }
-        if terms.wants(SITE):
+        if options.wants(SITE):
             servers[SITE] = _site(stack, cores)
-        if terms.wants(AIOHTTP):
+        if options.wants(AIOHTTP):
             try:
                 program = DriverProgram("serve_aiohttp.py", SERVERS)
-                servers[AIOHTTP] = _program(stack, cores, program, AIOHTTP, company)
+                servers[AIOHTTP] = _program(stack, cores, program, AIOHTTP, participants)
             except (DriverUnavailable, RuntimeError) as error:
-                company.skipped[AIOHTTP] = str(error)
+                participants.skipped[AIOHTTP] = str(error)
         failures: list[str] = []
-        contenders = {name: _contender(name, server, terms, failures) for name, server in servers.items()}
-        rows = compare_rows(run_interleaved(contenders, terms.rounds), "", PER_CPU_SECOND)
+        contenders = {name: _contender(name, server, options, failures) for name, server in servers.items()}
+        rows = compare_rows(run_interleaved(contenders, options.rounds), "", PER_CPU_SECOND)
     notes = (
-        f"{terms.clients} connections, keep-alive, five headers. {cores.note} Ours is the daemon's site with nothing "
-        "behind it; the stock Site is as in `mediatord bench`.",
-        *company.notes(),
+        f"{options.clients} connections, keep-alive, five headers. {cores.note} Ours is the daemon's site without "
+        "processing of messages; the stock Site is as in `mediatord bench`.",
+        *participants.notes(),
     )
-    found = select_targets(rows, "", GOALS, "empty POSTs per CPU-second")
-    return ResultTable("An empty POST, answered 202", _COLUMNS, rows, list(found), list(notes), failures)
+    targets = select_targets(rows, "", GOALS, "empty POSTs per CPU-second")
+    return ResultTable("An empty POST, answered 202", _COLUMNS, rows, list(targets), list(notes), failures)
 
 
 def _contender(
-    name: str, server: TargetServer, terms: ComparisonOptions, failures: list[str]
+    name: str, server: TargetServer, options: ComparisonOptions, failures: list[str]
 ) -> Callable[[], Figures]:
     def run(seconds: float) -> Figures:
-        load = post(server, [b""], terms.clients, seconds)
+        load = post(server, [b""], options.clients, seconds)
         if set(load.statuses) != set(server.success):
             failures.append(f"{name} gave other answers than {server.success}: {dict(load.statuses)}")
         return load.figures()
 
     run(_WARM_UP_SECONDS)
-    return lambda: run(terms.seconds)
+    return lambda: run(options.seconds)
 
 
 def _program(
-    stack: ExitStack, cores: CoreAssignment, program: DriverProgram, name: str, company: Participants
+    stack: ExitStack, cores: CoreAssignment, program: DriverProgram, name: str, participants: Participants
 ) -> TargetServer:
     with pin_to_cores(cores.server):
         server = stack.enter_context(run_driver(program))
-    port = server.hear()["port"]
-    company.versions[name] = server.versions
+    port = server.receive()["port"]
+    participants.versions[name] = server.versions
     return TargetServer(f"http://127.0.0.1:{port}{_PATH}", server.pid)
 
 

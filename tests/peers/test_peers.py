@@ -1,4 +1,4 @@
-"""The comparison with other software: its arithmetic is right, and what is compared does the same work."""
+"""The comparison with other software: correct arithmetic, and equal work of all contenders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.peers.driver_processes import DriverProgram, DriverUnavailable, Runni
 from tests.peers.envelope_benchmark import OPENERS, find_disagreements, make_job, read_rate, start_openers
 
 RATE = "msg/CPU-s"
-OTHERS = [name for name in OPENERS if name != OURS]
+OTHER_OPENERS = [name for name in OPENERS if name != OURS]
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +30,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def begun(stack: ExitStack, program: DriverProgram) -> RunningDriver:
-    """A program that runs; the test is skipped where it cannot."""
+def start_driver(stack: ExitStack, program: DriverProgram) -> RunningDriver:
+    """A running driver; skips the test if it cannot run."""
     try:
         return stack.enter_context(run_driver(program))
     except DriverUnavailable as error:
@@ -41,8 +41,8 @@ def begun(stack: ExitStack, program: DriverProgram) -> RunningDriver:
 # --- arithmetic ---------------------------------------------------------------------------------------------------
 
 
-def test_times_are_medians_of_the_ratios_within_rounds() -> None:
-    """A round in which a neighbour took half of everything changes nothing."""
+def test_ratios_are_medians_within_rounds() -> None:
+    """Ratios are medians of the ratios within rounds, so a round that is slow for all changes nothing."""
     rounds = InterleavedResults(
         {OURS: [{RATE: 900.0}, {RATE: 400.0}, {RATE: 1000.0}], "slow": [{RATE: 300.0}, {RATE: 100.0}, {RATE: 500.0}]}
     )
@@ -50,34 +50,34 @@ def test_times_are_medians_of_the_ratios_within_rounds() -> None:
     assert rows == {"1k  mediatord": {RATE: 900.0}, "1k  slow": {RATE: 300.0, TIMES: 3.0}}
 
 
-def test_targets_are_of_those_that_took_part() -> None:
-    """A peer that was skipped is neither met nor missed."""
+def test_targets_exclude_skipped_peers() -> None:
+    """Targets of peers that were not measured are neither met nor missed."""
     rows = {"1k  mediatord": {RATE: 900.0}, "1k  slow": {RATE: 300.0, TIMES: 3.0}}
-    found = select_targets(rows, "1k  ", {"slow": 3.5, "absent": 2.0}, "opened")
-    assert [(target.name, target.measured, target.met) for target in found] == [("1k opened, x slow", 3.0, False)]
+    targets = select_targets(rows, "1k  ", {"slow": 3.5, "absent": 2.0}, "opened")
+    assert [(target.name, target.measured, target.met) for target in targets] == [("1k opened, x slow", 3.0, False)]
 
 
 def test_rate_is_per_second_of_cpu_time() -> None:
-    """And what one costs is its inverse."""
+    """The rate counts CPU time; the time per message is its inverse."""
     assert read_rate({"opened": 50, "cpu_seconds": 0.25}) == {RATE: 200.0, "us each": 5000.0}
 
 
-def test_who_reads_otherwise_is_named() -> None:
-    """Everybody is compared with us."""
+def test_disagreeing_contenders_are_named() -> None:
+    """Contenders whose results differ from mediatord's are named."""
     assert find_disagreements("1k", {OURS: [["a", "b"]], "same": [["a", "b"]], "other": [["a", "c"]]}) == [
         "other reads 1k otherwise"
     ]
 
 
-def test_a_peer_chooses_its_scenarios() -> None:
-    """One that takes part in several is measured in each; without a choice all are measured, in order."""
+def test_selects_scenarios_of_a_peer() -> None:
+    """A peer selects all of its scenarios; without a peer all run, in order."""
     assert scenarios_with(frozenset({"aiohttp"})) == ["post", "sockets"]
     assert scenarios_with(frozenset({"aiohttp"}), ("sockets",)) == ["sockets"]
     assert scenarios_with(frozenset()) == list(SCENARIOS)
 
 
-def test_the_goals_are_those_of_the_project() -> None:
-    """Every peer of a scenario has one."""
+def test_every_peer_has_a_goal() -> None:
+    """Every peer has a goal in each of its scenarios."""
     assert {
         name: set(module.GOALS)
         for name, module in (
@@ -89,8 +89,8 @@ def test_the_goals_are_those_of_the_project() -> None:
     assert websocket_benchmark.GOAL == 0.75
 
 
-def test_only_queued_messages_count_as_stored(tmp_path: Path) -> None:
-    """Veramo's table has other messages as well."""
+def test_counts_only_queued_messages(tmp_path: Path) -> None:
+    """Other messages in Veramo's table are not counted."""
     database = tmp_path / "veramo.sqlite3"
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.execute("CREATE TABLE message (id, type)")
@@ -99,57 +99,59 @@ def test_only_queued_messages_count_as_stored(tmp_path: Path) -> None:
     assert forward_benchmark.queued_rows(database) == 1
 
 
-# --- who cannot take part -----------------------------------------------------------------------------------------
+# --- missing peers -----------------------------------------------------------------------------------------------
 
 
-def test_an_absent_peer_is_skipped_by_name(job: Path) -> None:
-    """The others are measured all the same; the note says what installs it."""
+def test_missing_peer_is_skipped_with_reason(job: Path) -> None:
+    """A peer that is not installed is skipped; a note says how to install it."""
     programs = {OURS: OPENERS[OURS], "nobody": DriverProgram("open_sicpa.py", ".venv-nobody")}
-    company = Participants()
+    participants = Participants()
     with ExitStack() as stack:
-        assert list(start_openers(stack, ComparisonOptions(), job, company, programs)) == [OURS]
-    assert "nobody skipped: .venv-nobody is not installed; `make .venv-nobody` does that." in company.notes()
+        assert list(start_openers(stack, ComparisonOptions(), job, participants, programs)) == [OURS]
+    assert "nobody skipped: .venv-nobody is not installed; `make .venv-nobody` does that." in participants.notes()
 
 
-def test_a_peer_that_fails_says_why(job: Path) -> None:
-    """The last line of its standard error is the reason."""
-    company = Participants()
+def test_failing_peer_is_reported(job: Path) -> None:
+    """A peer that fails is skipped with the last line of its standard error."""
+    participants = Participants()
     with ExitStack() as stack:
         start_openers(
             stack,
             ComparisonOptions(),
             job,
-            company,
+            participants,
             {"odd": DriverProgram("open_mediatord.py", arguments=("sideways",))},
         )
-    assert company.skipped == {"odd": "KeyError: 'sideways'"}
+    assert participants.skipped == {"odd": "KeyError: 'sideways'"}
 
 
-# --- the same work ------------------------------------------------------------------------------------------------
+# --- equal work --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", OTHERS)
-def test_openers_agree(name: str, job: Path) -> None:
-    """Each reads out of the same envelopes what mediatord does, and opens as many as it says."""
+@pytest.mark.parametrize("name", OTHER_OPENERS)
+def test_openers_return_the_same(name: str, job: Path) -> None:
+    """Each opens the same envelopes as mediatord, and as many as it reports."""
     with ExitStack() as stack:
-        ours, other = (begun(stack, OPENERS[one]) for one in (OURS, name))
-        for opener in (ours, other):
-            opener.ask(str(job))
-        expected: list[Any] = ours.ask("check 1k")
+        reference, other = (start_driver(stack, OPENERS[opener]) for opener in (OURS, name))
+        for opener in (reference, other):
+            opener.request(str(job))
+        expected: list[Any] = reference.request("check 1k")
         assert len({tag for _, tag in expected}) == 5
-        assert other.ask("check 1k") == expected
-        outcome = other.ask("run 1k 0.01")
+        assert other.request("check 1k") == expected
+        outcome = other.request("run 1k 0.01")
         assert outcome["opened"] >= 20
         assert outcome["cpu_seconds"] > 0
 
 
 @pytest.mark.parametrize("program", ["serve_mediatord.py", "serve_aiohttp.py"])
-def test_listeners_answer_an_empty_post(program: str, tmp_path: Path) -> None:
-    """With an empty 202, on a connection that stays open."""
-    ours = program == "serve_mediatord.py"
+def test_listeners_answer_empty_posts(program: str, tmp_path: Path) -> None:
+    """Listeners answer empty posts with an empty 202, on a persistent connection."""
+    is_mediatord = program == "serve_mediatord.py"
     with ExitStack() as stack:
-        driver = DriverProgram(program, "" if ours else http_benchmark.SERVERS, (str(tmp_path),) if ours else ())
-        port = begun(stack, driver).hear()["port"]
+        driver = DriverProgram(
+            program, "" if is_mediatord else http_benchmark.SERVERS, (str(tmp_path),) if is_mediatord else ()
+        )
+        port = start_driver(stack, driver).receive()["port"]
         connection = stack.enter_context(closing(http.client.HTTPConnection("127.0.0.1", port, timeout=120)))
         for _ in range(2):
             connection.request("POST", "/didcomm", b"", {"Content-Type": "application/didcomm-encrypted+json"})

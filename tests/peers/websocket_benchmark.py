@@ -1,4 +1,4 @@
-"""Resident memory of an idle WebSocket: the daemon, aiohttp and `websockets`, all held by the same raw client."""
+"""Resident memory of idle WebSockets: the daemon, aiohttp and `websockets`, with the same raw client."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ SERVERS = {
     AIOHTTP: (DriverProgram("serve_aiohttp.py", ".venv-peers"), "/ws"),
     WEBSOCKETS: (DriverProgram("serve_websockets.py", ".venv-peers"), "/"),
 }
-# Of a peer's memory for a socket, what ours may take.
+# mediatord's target share of a peer's memory for a socket.
 GOAL = 0.75
 
 _KIB = 1 << 10
 _WARM_UP = 50
 _SPARE_FILES = 100
-# As often as this many sockets, what has come on others is read: pings want an answer.
-_BETWEEN_LOOKS = 250
-# A server is started anew each time, and memory hardly differs from time to time.
-_MOST_ROUNDS = 3
+# After this many sockets the others are read, so that pings are answered.
+_SOCKETS_BETWEEN_READS = 250
+# Each round starts a new server, and memory hardly varies.
+_MAX_ROUNDS = 3
 _BASE = "server alone, MiB"
 
 
-def measure_websockets(terms: ComparisonOptions) -> ResultTable:
-    """One table; KiB a socket for each number of them, and what the servers have without any."""
-    counts = [min(count, raise_file_limit() - _SPARE_FILES) for count in sorted(terms.sockets)]
-    company = Participants()
+def measure_websockets(options: ComparisonOptions) -> ResultTable:
+    """One table: KiB per socket for each number of sockets, and memory of the servers without any."""
+    counts = [min(count, raise_file_limit() - _SPARE_FILES) for count in sorted(options.sockets)]
+    participants = Participants()
     contenders: dict[str, Callable[[], Figures]] = {OURS: lambda: _mediatord(counts)}
     for name, (program, path) in SERVERS.items():
-        if terms.wants(name):
+        if options.wants(name):
             try:
                 with run_driver(program) as server:
-                    server.hear()
-                company.versions[name] = server.versions
+                    server.receive()
+                participants.versions[name] = server.versions
                 contenders[name] = lambda program=program, path=path: _peer(program, path, counts)  # type: ignore[misc]
             except (DriverUnavailable, RuntimeError) as error:
-                company.skipped[name] = str(error)
-    rounds = run_interleaved(contenders, min(terms.rounds, _MOST_ROUNDS))
+                participants.skipped[name] = str(error)
+    rounds = run_interleaved(contenders, min(options.rounds, _MAX_ROUNDS))
     rows = {name: rounds.medians(name) for name in rounds.found}
     for count in counts:
         rows.setdefault(f"{OURS}, live", {}).update(_live(count))
     notes = (
         "KiB each; the handshake is done and nothing was sent. Memory of the kernel is not counted.",
         "Live: each a wallet of its own, enrolled, in live mode; shown beside, since the others know no wallets.",
-        *company.notes(),
+        *participants.notes(),
     )
     columns = (*map(_column, counts), _BASE)
     return ResultTable("An idle WebSocket", columns, rows, list(_targets(rounds, counts)), list(notes))
@@ -76,9 +76,9 @@ def _column(count: int) -> str:
 @dataclass(frozen=True, slots=True)
 class _HeldSockets:
     """
-    Open sockets, and what comes on them.
+    Open sockets and their events.
 
-    :param url: where more of them are opened.
+    :param url: URL to open more.
     """
 
     url: str
@@ -86,16 +86,20 @@ class _HeldSockets:
     events: select.epoll
 
     def open(self) -> WebSocketClient:
-        """One more."""
+        """Open another socket."""
         socket = WebSocketClient(self.url)
         self.events.register(socket, select.EPOLLIN)
         self.sockets.append(socket)
-        if len(self.sockets) % _BETWEEN_LOOKS == 0:
-            self.look()
+        if len(self.sockets) % _SOCKETS_BETWEEN_READS == 0:
+            self.read_events()
         return socket
 
-    def look(self) -> None:
-        """Read what has come; pings are answered. Raises ConnectionError when a socket was closed."""
+    def read_events(self) -> None:
+        """
+        Read what has arrived; pings are answered.
+
+        :raise ConnectionError: a socket was closed.
+        """
         by_number = {socket.fileno(): socket for socket in self.sockets}
         while ready := self.events.poll(0):
             for number, _ in ready:
@@ -115,7 +119,7 @@ def _hold_sockets(url: str) -> Iterator[_HeldSockets]:
 
 def _peer(program: DriverProgram, path: str, counts: list[int]) -> Figures:
     with run_driver(program) as server:
-        url = f"ws://127.0.0.1:{server.hear()['port']}{path}"
+        url = f"ws://127.0.0.1:{server.receive()['port']}{path}"
         return measure_bytes_per_socket(
             server.pid, url, counts, _warmed_up(server.pid, url), lambda held, _: held.open()
         )
@@ -130,16 +134,16 @@ def _mediatord(counts: list[int]) -> Figures:
 
 
 def _live(count: int) -> Figures:
-    """With a daemon of its own: what it keeps in memory of so many wallets that enrolled counts as well."""
+    """Sockets in live mode at a new daemon, including the memory of the enrolled wallets."""
     with run_temporary_daemon(DAEMON_SETTINGS) as daemon:
         url = _socket_url(daemon)
-        alone = _warmed_up(daemon.pid, url)
+        baseline = _warmed_up(daemon.pid, url)
         group = enrol_group(daemon.url, count, short=True)
         return measure_bytes_per_socket(
             daemon.pid,
             url,
             [count],
-            alone,
+            baseline,
             lambda held, number: LiveSocket(group.wallets[number], held.open()).enable_live_delivery(),
         )
 
@@ -151,7 +155,7 @@ def _socket_url(daemon: TemporaryDaemon) -> str:
 
 
 def _warmed_up(pid: int, url: str) -> int:
-    """Memory of a server without sockets, in bytes, when code is loaded and allocators are primed by a few."""
+    """Memory in bytes of a server without sockets, once a few have loaded code and primed allocators."""
     with _hold_sockets(url) as held:
         for _ in range(_WARM_UP):
             held.open()
@@ -159,19 +163,19 @@ def _warmed_up(pid: int, url: str) -> int:
 
 
 def measure_bytes_per_socket(
-    pid: int, url: str, counts: list[int], alone: int, add: Callable[[_HeldSockets, int], object]
+    pid: int, url: str, counts: list[int], baseline: int, add: Callable[[_HeldSockets, int], object]
 ) -> Figures:
     """
-    What a server takes for each socket, with so many of them, one number after the other.
+    Bytes of a server per socket, with each number of sockets.
 
-    :param alone: bytes that it has without them.
-    :param add: opens one more, the one of this number.
+    :param baseline: bytes without sockets.
+    :param add: opens another socket, of this number.
     """
-    figures = {_BASE: alone / _KIB**2}
+    figures = {_BASE: baseline / _KIB**2}
     with _hold_sockets(url) as held:
         for count in counts:
             for number in range(len(held.sockets), count):
                 add(held, number)
-            held.look()
-            figures[_column(count)] = (rss_bytes(pid) - alone) / count / _KIB
+            held.read_events()
+            figures[_column(count)] = (rss_bytes(pid) - baseline) / count / _KIB
     return figures

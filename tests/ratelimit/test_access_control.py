@@ -99,7 +99,7 @@ class DIDCommTests(SynchronousTestCase):
 
     def forward(self, wallet: InMemoryWallet, **headers: Any) -> Any:
         """The reply to a forward to Bob that this wallet signed or encrypted."""
-        attachments = [{"data": {"json": json.loads(self.bob.letter())}}]
+        attachments = [{"data": {"json": json.loads(self.bob.make_payload())}}]
         body = {"next": self.bob.did}
         return self.in_memory.receive(
             wallet.pack("https://didcomm.org/routing/2.0/forward", body, attachments=attachments, **headers)
@@ -119,7 +119,7 @@ class DIDCommTests(SynchronousTestCase):
         """It is answered as if it had no account; its queued messages are there when it is allowed again."""
         self.eve.enrol()
         self.assertEqual(
-            self.in_memory.receive(pack_forward(self.in_memory, self.eve.did, self.eve.letter())).status, 202
+            self.in_memory.receive(pack_forward(self.in_memory, self.eve.did, self.eve.make_payload())).status, 202
         )
         self.in_memory.reload("didcomm", deny=[self.eve.did])
         requests: dict[str, dict[str, Any]] = {
@@ -133,18 +133,18 @@ class DIDCommTests(SynchronousTestCase):
         for type_, body in requests.items():
             self.assertEqual(code_of(self.eve.ask(type_, body), self.eve), NOT_ENROLLED, type_)
         self.assertEqual(self.eve.ask(PING).status, 200)
-        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.bob.count_queued(), 0)
         self.in_memory.reload("didcomm", deny=[])
-        self.assertEqual(self.eve.waiting(), 1)
+        self.assertEqual(self.eve.count_queued(), 1)
 
     def test_forwards_of_denied_sender(self) -> None:
         """Its authenticated forwards are refused; anonymous ones cannot be attributed."""
         self.in_memory.reload("didcomm", deny=[self.eve.did])
         self.assertEqual(code_of(self.forward(self.eve), self.eve), NOT_ENROLLED)
-        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.bob.count_queued(), 0)
         self.assertEqual(self.forward(InMemoryWallet(self.in_memory)).status, 202)
         self.assertEqual(
-            self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, self.bob.letter())).status, 202
+            self.in_memory.receive(pack_forward(self.in_memory, self.bob.did, self.bob.make_payload())).status, 202
         )
 
     def test_other_spellings(self) -> None:
@@ -177,7 +177,7 @@ class DIDCommTests(SynchronousTestCase):
             answer = new.ask(f"{MP}/status-request", {}, from_prior=token)
             self.assertEqual(code_of(answer, new), NOT_ENROLLED, denied)
         self.in_memory.reload("didcomm", deny=[])
-        self.assertEqual(self.eve.waiting(), 0)
+        self.assertEqual(self.eve.count_queued(), 0)
 
     def test_reloads_allow_list(self) -> None:
         """`allow` is reloaded with `registration`: existing accounts stay."""
@@ -185,7 +185,7 @@ class DIDCommTests(SynchronousTestCase):
         self.assertEqual(self.eve.answer(f"{CM3}/mediate-request").message.type.name, "mediategrant")
         other = InMemoryWallet(self.in_memory)
         self.assertEqual(other.answer(f"{CM3}/mediate-request").message.type.name, "mediatedeny")
-        self.assertEqual(self.bob.waiting(), 0)
+        self.assertEqual(self.bob.count_queued(), 0)
         self.in_memory.reload("didcomm", registration="open", allow=[])
         self.assertEqual(other.answer(f"{CM3}/mediate-request").message.type.name, "mediategrant")
 
@@ -207,7 +207,7 @@ class DecentrlTests(SynchronousTestCase):
     def test_denied_did_cannot_register(self) -> None:
         """A denied DID cannot register."""
         self.deny()
-        self.is_refused(self.eve.ask("REQUEST_COMMUNICATION_CONTRACT", **self.eve.registration()))
+        self.is_refused(self.eve.ask("REQUEST_COMMUNICATION_CONTRACT", **self.eve.registration_request()))
         (event,) = self.in_memory.events("acct.deny")
         self.assertEqual((event["reason"], event["proto"]), ("policy", "decentrl"))
 
@@ -217,19 +217,19 @@ class DecentrlTests(SynchronousTestCase):
         other = make_did(eve.alias, eve.signing_key, eve.prekey, eve.mediator_did, raw=True)
         self.assertNotEqual(other, self.eve.did)
         self.in_memory.reload("decentrl", deny=[other])
-        self.is_refused(self.eve.ask("REQUEST_COMMUNICATION_CONTRACT", **self.eve.registration()))
+        self.is_refused(self.eve.ask("REQUEST_COMMUNICATION_CONTRACT", **self.eve.registration_request()))
 
     def test_denied_did_cannot_send_commands(self) -> None:
         """Nor can it send commands if it is registered; a command repeated afterwards is a duplicate."""
         self.eve.register()
-        self.ann.befriend(self.eve)
-        self.assertEqual(self.eve.tell(self.ann).status, 200)
+        self.ann.save_contract_with(self.eve)
+        self.assertEqual(self.eve.send_event(self.ann).status, 200)
         self.deny()
-        self.is_refused(self.eve.tell(self.ann))
+        self.is_refused(self.eve.send_event(self.ann))
         query = self.eve.command({"type": "QUERY_COMMUNICATION_CONTRACTS", "pagination": {"page": 0, "page_size": 1}})
-        self.is_refused(self.in_memory.obey(query))
+        self.is_refused(self.in_memory.receive_command(query))
         self.in_memory.reload("decentrl", deny=[])
-        self.assertEqual(json.loads(self.in_memory.obey(query).body)["code"], "DUPLICATE_NONCE")
+        self.assertEqual(json.loads(self.in_memory.receive_command(query).body)["code"], "DUPLICATE_NONCE")
 
     def test_sockets_of_denied_did_are_closed(self) -> None:
         """Its open socket is closed, and none is opened."""
@@ -238,14 +238,14 @@ class DecentrlTests(SynchronousTestCase):
         self.deny()
         self.assertEqual((denied_socket.socket.codes, allowed_socket.socket.codes), ([1008], []))
         new_socket = InMemoryDecentrlSocket(self.in_memory)
-        new_socket.say(self.eve.greeting())
-        self.assertEqual(new_socket.heard(), [{"type": "AUTH_FAILED", "code": "NOT_REGISTERED"}])
+        new_socket.send(self.eve.authentication_frame())
+        self.assertEqual(new_socket.take_frames(), [{"type": "AUTH_FAILED", "code": "NOT_REGISTERED"}])
 
     def test_reloads_registration_mode(self) -> None:
         """`own` and `allow-list` are reloaded too."""
         wallet = InMemoryIdentity(self.in_memory, "guest", mediator_did="did:web:elsewhere.example")
         self.in_memory.reload("decentrl", registration="own")
-        self.is_refused(wallet.ask("REQUEST_COMMUNICATION_CONTRACT", **wallet.registration()))
+        self.is_refused(wallet.ask("REQUEST_COMMUNICATION_CONTRACT", **wallet.registration_request()))
         self.in_memory.reload("decentrl", registration="allow-list", allow=[wallet.did])
         wallet.register()
-        self.is_refused(self.eve.ask("REQUEST_COMMUNICATION_CONTRACT", **self.eve.registration()))
+        self.is_refused(self.eve.ask("REQUEST_COMMUNICATION_CONTRACT", **self.eve.registration_request()))

@@ -29,7 +29,7 @@ class SenderLimitTests(InMemoryClusterTestCase):
 
     def make_forward(self) -> bytes:
         """A forward of Alice to Bob."""
-        message = build_forward(self.bob.did, [self.bob.letter()], **from_header(self.alice.did))
+        message = build_forward(self.bob.did, [self.bob.make_payload()], **from_header(self.alice.did))
         return authcrypt(message, self.alice.identity, self.in_memory_nodes[0].document)
 
     def test_didcomm_sender(self) -> None:
@@ -48,13 +48,13 @@ class SenderLimitTests(InMemoryClusterTestCase):
         )
         alice.register()
         bob.register()
-        bob.befriend(alice)
+        bob.save_contract_with(alice)
         self.advance(61)
         statuses = []
         for _ in range(90):
             command = alice.command("sealed", to=bob.did, channel=PRIVATE)
-            statuses.append(next(self.next).obey(command).status)
-            repeated = next(self.next).obey(command, OTHER_ADDRESS)
+            statuses.append(next(self.next).receive_command(command).status)
+            repeated = next(self.next).receive_command(command, OTHER_ADDRESS)
             if statuses[-1] == 200:
                 self.assertIn(code_of(repeated)[1], ("DUPLICATE_NONCE", "RATE_LIMITED"))
         self.assertIn(statuses.count(200), range(57, 64))
@@ -103,13 +103,13 @@ class ReplayTests(InMemoryClusterTestCase):
         alice = self.new_identity(self.a, "alice")
         alice.register()
         command = alice.command({"type": "QUERY_EVENTS"})
-        self.assertEqual(self.a.obey(command).status, 200)
-        self.assertEqual(code_of(self.b.obey(command)), (401, "DUPLICATE_NONCE"))
-        greeting = alice.greeting()
+        self.assertEqual(self.a.receive_command(command).status, 200)
+        self.assertEqual(code_of(self.b.receive_command(command)), (401, "DUPLICATE_NONCE"))
+        greeting = alice.authentication_frame()
         frames = []
         for in_memory in (self.a, self.b):
             dialogue = InMemoryDecentrlSocket(in_memory)
-            dialogue.say(greeting)
-            frames += dialogue.heard()
+            dialogue.send(greeting)
+            frames += dialogue.take_frames()
         self.assertEqual([frame["type"] for frame in frames], ["AUTH_SUCCESS", "AUTH_FAILED"])
         self.assertEqual([event["code"] for event in self.b.events("replay.drop")], ["DUPLICATE_NONCE"] * 2)

@@ -109,7 +109,7 @@ class RegistrationLimitTests(SynchronousTestCase):
                 break
             holder = new
         self.assert_refused(reply, new, 429, LIMITED)
-        self.assertEqual(holder.waiting(), 0)
+        self.assertEqual(holder.count_queued(), 0)
 
     def test_failed_moves(self) -> None:
         """What was not stored is not charged, whatever the failure."""
@@ -147,8 +147,8 @@ class RegistrationLimitTests(SynchronousTestCase):
         self.assert_refused(self.add_recipients(eve, large[2]), eve, 503, FULL)
         self.assert_refused(self.add_recipients(eve, large[2], peer=NEIGHBOUR), eve, 503, FULL)
         self.assertEqual(self.add_recipients(eve, *large[:2]).status, 200)
-        self.assertEqual(in_memory.receive(pack_forward(in_memory, bob.did, bob.letter())).status, 202)
-        self.assertEqual(bob.waiting(), 1)
+        self.assertEqual(in_memory.receive(pack_forward(in_memory, bob.did, bob.make_payload())).status, 202)
+        self.assertEqual(bob.count_queued(), 1)
         in_memory.reload("limits", accounts=3)
         self.assertEqual(self.grant(in_memory, wallet)[1].status, 200)
 
@@ -166,7 +166,7 @@ class RegistrationLimitTests(SynchronousTestCase):
         """Registrations of the daemon itself are free."""
         in_memory = self.make_mediator(accounts_per_address_per_day=1)
         for _ in range(3):
-            in_memory.done(in_memory.base.registrations.charge(PROBE_CLIENT, 100, 1))
+            in_memory.run(in_memory.base.registrations.charge(PROBE_CLIENT, 100, 1))
 
     def test_decentrl(self) -> None:
         """Registrations of identities are charged too, and refused before anything is stored."""
@@ -174,8 +174,8 @@ class RegistrationLimitTests(SynchronousTestCase):
 
         def register(peer: str = PEER) -> RequestReply:
             ann = InMemoryIdentity(in_memory, "ann")
-            payload = {"type": "REQUEST_COMMUNICATION_CONTRACT", **ann.registration()}
-            return in_memory.obey(ann.command(payload), peer)
+            payload = {"type": "REQUEST_COMMUNICATION_CONTRACT", **ann.registration_request()}
+            return in_memory.receive_command(ann.command(payload), peer)
 
         self.assertEqual([register().status for _ in range(2)], [200, 200])
         reply = register()
@@ -252,10 +252,12 @@ class AccountExpiryTests(SynchronousTestCase):
         """An account without messages or contact after its first day expires after a week, and is logged."""
         in_memory = self.make_mediator()
         unused, addressed, came_back, live, silent = (InMemoryWallet(in_memory).enrol() for _ in range(5))
-        self.assertEqual(in_memory.receive(pack_forward(in_memory, addressed.did, addressed.letter())).status, 202)
+        self.assertEqual(
+            in_memory.receive(pack_forward(in_memory, addressed.did, addressed.make_payload())).status, 202
+        )
         socket = live.go_live()
         self.pass_days(in_memory, 2)
-        self.assertEqual(came_back.waiting(), 0)
+        self.assertEqual(came_back.count_queued(), 0)
         self.pass_days(in_memory, 4.9)
         self.assertTrue(self.has_account(in_memory, unused))
         self.pass_days(in_memory, 0.3)
@@ -267,7 +269,7 @@ class AccountExpiryTests(SynchronousTestCase):
         self.assertEqual(in_memory.counter("mediator_accounts_expired_total", reason="unused"), 2)
         events = in_memory.events("acct.expire")
         self.assertEqual([(event["reason"], event["n_removed"]) for event in events], [("unused", 1)] * 2)
-        reply = in_memory.receive(pack_forward(in_memory, unused.did, unused.letter()))
+        reply = in_memory.receive(pack_forward(in_memory, unused.did, unused.make_payload()))
         self.assertEqual(reply.status, 400)
         unused.enrol()
         self.pass_days(in_memory, 2)
@@ -285,7 +287,9 @@ class AccountExpiryTests(SynchronousTestCase):
         in_memory = self.make_mediator(idle_account_ttl="20d")
         unused, used = InMemoryWallet(in_memory).enrol(), InMemoryWallet(in_memory).enrol()
         for wallet in (unused, used):
-            self.assertEqual(in_memory.receive(pack_forward(in_memory, wallet.did, wallet.letter())).status, 202)
+            self.assertEqual(
+                in_memory.receive(pack_forward(in_memory, wallet.did, wallet.make_payload())).status, 202
+            )
         touched: list[str] = []
         real = in_memory.store.record_contact
 
@@ -297,7 +301,7 @@ class AccountExpiryTests(SynchronousTestCase):
         for _ in range(12):
             self.pass_days(in_memory, 2)
             for _ in range(3):
-                used.waiting()
+                used.count_queued()
         self.assertEqual(touched, [used.did] * 12)
         self.assertEqual([self.has_account(in_memory, one) for one in (unused, used)], [False, True])
         self.assertEqual(in_memory.counter("mediator_accounts_expired_total", reason="idle"), 1)

@@ -152,7 +152,7 @@ class EntryPointTests(SynchronousTestCase):
                 FORWARD,
                 {"next": self.bob.did},
                 **{"from": self.alice.did, "to": [self.in_memory.did], **headers},
-                attachments=[{"data": {"base64": encoding.encode_base64url(self.bob.letter())}}],
+                attachments=[{"data": {"base64": encoding.encode_base64url(self.bob.make_payload())}}],
             ),
             self.alice.identity,
             self.in_memory.document,
@@ -163,7 +163,7 @@ class EntryPointTests(SynchronousTestCase):
         origins = self.in_memory.base.sender_fingerprints
         network = origins.compute(self.bob.did, PEER, None)
         self.assertEqual(network & SENDER, 0)
-        make_forward = self.bob.letter
+        make_forward = self.bob.make_payload
         short = pack_forward(self.in_memory, self.bob.did, make_forward())
         long = pack_forward(self.in_memory, self.bob.did, make_forward(), make_forward())
         delayed = pack_forward(self.in_memory, self.bob.did, make_forward(), delay_milli=5_000)
@@ -180,7 +180,9 @@ class EntryPointTests(SynchronousTestCase):
         both = self.in_memory.base.sender_fingerprints.compute(self.bob.did, PEER, self.alice.did)
         self.assertGreater(both & SENDER, 0)
         self.assertEqual(self.origin_of(self.make_authenticated_forward()), both)
-        wrapped = build_forward(self.in_memory.did, [pack_forward(self.in_memory, self.bob.did, self.bob.letter())])
+        wrapped = build_forward(
+            self.in_memory.did, [pack_forward(self.in_memory, self.bob.did, self.bob.make_payload())]
+        )
         wrapped |= {"from": self.alice.did, "to": [self.in_memory.did]}
         self.assertEqual(self.origin_of(authcrypt(wrapped, self.alice.identity, self.in_memory.document)), both)
         anonymous = self.in_memory.base.sender_fingerprints.compute(self.bob.did, PEER, None)
@@ -198,8 +200,8 @@ class EntryPointTests(SynchronousTestCase):
 
     def test_daemon_itself(self) -> None:
         """Messages of the daemon to itself have no origin on either path."""
-        raw = pack_forward(self.in_memory, self.bob.did, self.bob.letter())
+        raw = pack_forward(self.in_memory, self.bob.did, self.bob.make_payload())
         self.assertEqual(self.origin_of(raw, PROBE_CLIENT), 0)
         self.found.clear()
-        self.in_memory.done(self.in_memory.didcomm.dispatcher.receive(raw, MessageOrigin(PROBE_CLIENT)))
+        self.in_memory.run(self.in_memory.didcomm.dispatcher.receive(raw, MessageOrigin(PROBE_CLIENT)))
         self.assertEqual(set(self.found), {0})

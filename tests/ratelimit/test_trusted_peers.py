@@ -46,12 +46,12 @@ class TrustedPeerTests(SynchronousTestCase):
 
     def send_anonymous(self, peer: str, count: int = 1) -> list[int]:
         """Replies to that many forwards."""
-        raw = [pack_forward(self.site_fixture, self.bob.did, self.bob.letter(str(n))) for n in range(count)]
+        raw = [pack_forward(self.site_fixture, self.bob.did, self.bob.make_payload(str(n))) for n in range(count)]
         return [self.site_fixture.request("POST", "/didcomm", one, peer=peer).status for one in raw]
 
     def send_authenticated(self, peer: str) -> int:
         """The reply to a forward that the relay sends under its own DID, on a socket."""
-        attachments = [{"data": {"json": json.loads(self.bob.letter())}}]
+        attachments = [{"data": {"json": json.loads(self.bob.make_payload())}}]
         body = {"next": self.bob.did}
         raw = self.relay.pack("https://didcomm.org/routing/2.0/forward", body, attachments=attachments)
         return self.site_fixture.receive(raw, FakeSocket(peer)).status
@@ -76,17 +76,21 @@ class TrustedPeerTests(SynchronousTestCase):
         ann, bert = InMemoryIdentity(self.site_fixture, "ann"), InMemoryIdentity(self.site_fixture, "bert")
         for new_identity in (ann, bert):
             new_identity.register()
-        bert.befriend(ann)
+        bert.save_contract_with(ann)
         self.site_fixture.clock.advance(60)
-        self.assertEqual({ann.tell(bert, peer=PEER_NETWORK).status for _ in range(MORE)}, {200})
-        self.assertEqual(ann.tell(bert, peer=PEER_NETWORK).status, 429)
-        self.assertEqual([ann.tell(bert, peer=NEIGHBOUR).status for _ in range(LIMIT + 1)], [200] * LIMIT + [429])
+        self.assertEqual({ann.send_event(bert, peer=PEER_NETWORK).status for _ in range(MORE)}, {200})
+        self.assertEqual(ann.send_event(bert, peer=PEER_NETWORK).status, 429)
+        self.assertEqual(
+            [ann.send_event(bert, peer=NEIGHBOUR).status for _ in range(LIMIT + 1)], [200] * LIMIT + [429]
+        )
         self.site_fixture.clock.advance(60)
         neighbours = ["203.0.113.5", "203.0.113.6"]
-        self.assertEqual([ann.tell(bert, peer=neighbours[0]).status for _ in range(LIMIT)], [200] * LIMIT)
+        self.assertEqual([ann.send_event(bert, peer=neighbours[0]).status for _ in range(LIMIT)], [200] * LIMIT)
         command = ann.command("sealed", to=bert.did, channel="TWO_WAY_PRIVATE")
-        self.assertEqual([self.site_fixture.obey(command, PEER_NETWORK).status for _ in range(2)], [200, 401])
-        self.assertEqual(ann.tell(bert, peer=neighbours[1]).status, 429)
+        self.assertEqual(
+            [self.site_fixture.receive_command(command, PEER_NETWORK).status for _ in range(2)], [200, 401]
+        )
+        self.assertEqual(ann.send_event(bert, peer=neighbours[1]).status, 429)
 
     def test_connections(self) -> None:
         """WebSockets of all its hosts are counted together, other connections per host; a neighbour has fewer."""

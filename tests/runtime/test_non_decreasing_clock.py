@@ -17,14 +17,14 @@ class NonDecreasingClockTests(SynchronousTestCase):
     def test_follows_reactor(self) -> None:
         """It is the reactor's time, also after a step forward."""
         for step in (0.0, 2.5, 60.0):
-            self.wall.set_by(step)
+            self.wall.step_wall_clock(step)
             self.assertEqual(self.clock.seconds(), self.wall.seconds())
 
     def test_step_back(self) -> None:
         """It stands still for a moment, and continues."""
         for _ in range(2):
             before = self.clock.seconds()
-            self.wall.set_by(-100.0)
+            self.wall.step_wall_clock(-100.0)
             self.assertEqual(self.clock.seconds(), before)
             self.wall.advance(3.0)
             self.assertEqual(self.clock.seconds(), before + 3.0)
@@ -35,7 +35,7 @@ class NonDecreasingClockTests(SynchronousTestCase):
         begun = self.clock.seconds()
         self.clock.callLater(2.0, lambda what, how: called.append((self.clock.seconds(), what + how)), "th", how="is")
         self.clock.callLater(1.0, called.clear).cancel()
-        self.wall.set_by(-100.0)
+        self.wall.step_wall_clock(-100.0)
         self.wall.advance(2.0)
         self.assertEqual(called, [(begun + 2.0, "this")])
         self.assertEqual(self.clock.getDelayedCalls(), [])

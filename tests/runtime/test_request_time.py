@@ -147,14 +147,14 @@ class MediatorDeadlineTests(SynchronousTestCase):
 
     def run_request(self, work: Any) -> Any:
         """Run as a transport does."""
-        return self.in_memory.done(self.in_memory.base.gate.run_request(work))
+        return self.in_memory.run(self.in_memory.base.gate.run_request(work))
 
     def test_forward(self) -> None:
         """The delivery mark is written after the reply, with its own deadline."""
         guest = InMemoryWallet(self.in_memory).enrol()
         guest.go_live()
         self.watch(self.in_memory.store, "find_owner", "enqueue", "mark_delivered")
-        raw = pack_forward(self.in_memory, guest.did, guest.letter())
+        raw = pack_forward(self.in_memory, guest.did, guest.make_payload())
         self.assertEqual(
             self.run_request(lambda: self.in_memory.didcomm.dispatcher.receive(raw, MessageOrigin(PEER))).status, 202
         )

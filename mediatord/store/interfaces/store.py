@@ -182,7 +182,7 @@ STORE_FAULTS: tuple[StoreFault, ...] = ("missing", "damaged", "full")
 STORE_FAULT_MESSAGES: dict[StoreFault, str] = {
     "missing": "store unavailable: the database file was removed, renamed or replaced",
     "damaged": "store unavailable: the database is damaged",
-    "full": "store full: only reading and deleting",
+    "full": "store full: only reads and deletions succeed",
 }
 
 

@@ -244,8 +244,8 @@ class SessionOwnerRecord:
             return
         self._warned.add(theirs)
         _log.warn(
-            "this node is MongoDB user {ours}, another node is {theirs}: if one is killed, the other cannot abort "
-            "its open transactions, which hold locks for a minute; use the same user on all nodes",
+            "this node is MongoDB user {ours}, another one is {theirs}; use the same user on all nodes: otherwise "
+            "the open transactions of a killed node cannot be aborted, and block the others for a minute",
             ours=ours or "nobody",
             theirs=theirs or "nobody",
         )

@@ -68,7 +68,7 @@ class UncertainRemovalReporter:
         if removed:
             reasons = Counter(one.reason or "acknowledged" for one in removed)
             _log.warn(
-                "operations that were reported as failed had removed messages: {reasons}",
+                "operations that were reported as failed have removed messages: {reasons}",
                 reasons=", ".join(f"{number} {reason}" for reason, number in sorted(reasons.items())),
             )
             self._listener(removed)

@@ -326,7 +326,7 @@ class MongoSchema:
                 f"at most {self.version} is supported; upgrade mediatord"
             )
         if theirs > self.version:
-            _log.warn("the database has schema version {version}, of a newer mediatord", version=theirs)
+            _log.warn("the database has schema version {version}, written by a newer mediatord", version=theirs)
 
     async def _announce(self, run: Operation) -> None:
         """Record that a migration to this version begins."""

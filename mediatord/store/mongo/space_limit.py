@@ -145,5 +145,7 @@ class MongoSpaceLimit:
         if is_full:
             _log.error("{trouble}", event="store.fault", trouble=STORE_FAULT_MESSAGES["full"])
         else:
-            _log.info("no longer: {trouble}", event="store.fault_over", trouble=STORE_FAULT_MESSAGES["full"])
+            _log.info(
+                "store fault cleared: {trouble}", event="store.fault_over", trouble=STORE_FAULT_MESSAGES["full"]
+            )
         self._on_fault("full", is_full)

@@ -1,4 +1,4 @@
-"""Hours unlike the same hours of the weeks before."""
+"""Anomalies: hours that differ from the same hours of earlier weeks."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ DAYS = 36
 LAST = FIRST + timedelta(DAYS - 1)
 
 Series = dict[tuple[date, int, str], float]
-Found = dict[tuple[date, int, str], dict[str, Any]]
+Anomalies = dict[tuple[date, int, str], dict[str, Any]]
 
 
-def judge(spark: SparkSession, series: Series, span: Span, settings: Settings | None = None) -> Found:
+def find_anomalies(spark: SparkSession, series: Series, span: Span, settings: Settings | None = None) -> Anomalies:
     rows = [(*key, float(value)) for key, value in series.items()]
     frame = spark.createDataFrame(rows, "dt date, hour int, metric string, value double")
-    made = ANOMALIES_JOB.transform({"series_hourly": frame}, settings or Settings(), span)["anomalies"]
+    frame_of_anomalies = ANOMALIES_JOB.transform({"series_hourly": frame}, settings or Settings(), span)["anomalies"]
     return {
         (row.dt, row.hour, row.metric): row.asDict()
-        for row in conform_to_schema(made, TABLES["anomalies"], ANOMALIES_JOB.name).collect()
+        for row in conform_to_schema(frame_of_anomalies, TABLES["anomalies"], ANOMALIES_JOB.name).collect()
     }
 
 
-def believable(seed: int) -> Series:
-    """Five weeks of a small site: nights, weekends, growth, chance, and faults now and then."""
-    chance = random.Random(seed)
+def make_realistic_series(seed: int) -> Series:
+    """Five weeks of a small site: nights, weekends, growth, noise, occasional faults."""
+    rng = random.Random(seed)
     series: Series = {}
     for day in range(DAYS):
         dt = FIRST + timedelta(day)
         weekend = 0.55 if dt.weekday() >= 5 else 1.0
         for hour in range(24):
             busy = max(5.0, 400 * weekend * (1 + 0.7 * sin(tau * (hour - 9) / 24)) * (1 + 0.004 * day))
-            messages = max(0, round(chance.gauss(busy, 1.5 * sqrt(busy))))
+            messages = max(0, round(rng.gauss(busy, 1.5 * sqrt(busy))))
             series[dt, hour, "messages_accepted"] = messages
-            series[dt, hour, "bytes_accepted"] = sum(chance.lognormvariate(7, 1) for _ in range(messages))
-            series[dt, hour, "messages_lost"] = float(chance.random() < 0.02)
-            series[dt, hour, "error_share"] = max(0.0, chance.gauss(0.02, 0.005))
-            series[dt, hour, "latency_live_p95_ms"] = chance.lognormvariate(2, 0.2)
-            series[dt, hour, "latency_pickup_p95_ms"] = chance.lognormvariate(14, 0.2)
-            series[dt, hour, "depth_max"] = busy + chance.gauss(0, 20)
+            series[dt, hour, "bytes_accepted"] = sum(rng.lognormvariate(7, 1) for _ in range(messages))
+            series[dt, hour, "messages_lost"] = float(rng.random() < 0.02)
+            series[dt, hour, "error_share"] = max(0.0, rng.gauss(0.02, 0.005))
+            series[dt, hour, "latency_live_p95_ms"] = rng.lognormvariate(2, 0.2)
+            series[dt, hour, "latency_pickup_p95_ms"] = rng.lognormvariate(14, 0.2)
+            series[dt, hour, "depth_max"] = busy + rng.gauss(0, 20)
     return series
 
 
@@ -67,17 +67,17 @@ INCIDENTS: Series = {
 
 
 @pytest.fixture(scope="module")
-def found(spark: SparkSession) -> Found:
-    # The week before had the same faults at the same hours: they do not make this week's usual.
+def found(spark: SparkSession) -> Anomalies:
+    # The same incidents a week earlier do not become the baseline.
     earlier = {(dt - timedelta(7), hour, metric): value for (dt, hour, metric), value in INCIDENTS.items()}
-    return judge(spark, believable(1) | earlier | INCIDENTS, Span(LAST - timedelta(6), LAST))
+    return find_anomalies(spark, make_realistic_series(1) | earlier | INCIDENTS, Span(LAST - timedelta(6), LAST))
 
 
-def test_incidents_are_found_and_nothing_else(found: Found) -> None:
+def test_finds_exactly_the_incidents(found: Anomalies) -> None:
     assert found.keys() == INCIDENTS.keys()
 
 
-def test_reasons_are_sentences_with_numbers(found: Found) -> None:
+def test_reason_states_value_baseline_and_spread(found: Anomalies) -> None:
     lost = found[LAST, 10, "messages_lost"]
     assert lost["reason"] == (
         "Messages lost: 40 in the hour from 10:00 UTC, 40.0 times the usual spread of 1 above the usual 0 "
@@ -95,8 +95,8 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[floor(at)] + (at - floor(at)) * (ordered[ceil(at)] - ordered[floor(at)])
 
 
-def by_hand(series: Series, key: tuple[date, int, str]) -> tuple[float, float, int, str]:
-    """Expected, spread, samples and baseline of one hour, in plain Python."""
+def compute_reference(series: Series, key: tuple[date, int, str]) -> tuple[float, float, int, str]:
+    """Expected value, spread, samples and baseline of one hour, in plain Python."""
     dt, hour, metric = key
     cells: dict[tuple[int, int], list[float]] = {}
     for (day, at, name), value in series.items():
@@ -105,39 +105,44 @@ def by_hand(series: Series, key: tuple[date, int, str]) -> tuple[float, float, i
     counted = METRICS[metric].kind in ("count", "level")
     middles = {cell: median(values) for cell, values in cells.items()}
     scale = {cell: sqrt(middle) if counted else middle for cell, middle in middles.items()}
-    offs = [
+    deviations = [
         abs(value - middles[cell]) / scale[cell]
         for cell, values in cells.items()
         for value in values
         if middles[cell] > 0
     ]
-    same = cells.get((dt.weekday(), hour), [])
-    every = [value for (_, at), values in cells.items() if at == hour for value in values]
-    if len(same) >= 3:
-        expected, samples, name = median(same), len(same), "hour_of_week"
-        own = 1.4826 * median(abs(value - expected) for value in same)
+    same_hour_of_week = cells.get((dt.weekday(), hour), [])
+    same_hour_of_all_days = [value for (_, at), values in cells.items() if at == hour for value in values]
+    if len(same_hour_of_week) >= 3:
+        expected, samples, name = median(same_hour_of_week), len(same_hour_of_week), "hour_of_week"
+        own_spread = 1.4826 * median(abs(value - expected) for value in same_hour_of_week)
     else:
-        expected, samples, name = median(every), len(every), "hour_of_day"
-        own = (percentile(every, 0.9) - percentile(every, 0.1)) / 2.5631
-    noise = percentile(offs, 0.75) / 1.1503 if offs else 0.0
-    root = sqrt(expected) if counted else expected
+        expected, samples, name = median(same_hour_of_all_days), len(same_hour_of_all_days), "hour_of_day"
+        own_spread = (percentile(same_hour_of_all_days, 0.9) - percentile(same_hour_of_all_days, 0.1)) / 2.5631
+    noise = percentile(deviations, 0.75) / 1.1503 if deviations else 0.0
+    scale_of_expected = sqrt(expected) if counted else expected
     relative = 0.35 if METRICS[metric].kind == "ms" else 0.05
-    poisson = root if counted else 0.0
-    return expected, max(own, noise * root, relative * expected, poisson, METRICS[metric].floor), samples, name
+    poisson = scale_of_expected if counted else 0.0
+    return (
+        expected,
+        max(own_spread, noise * scale_of_expected, relative * expected, poisson, METRICS[metric].floor),
+        samples,
+        name,
+    )
 
 
-def test_agrees_with_plain_python(spark: SparkSession) -> None:
-    """All hours of two days, one with three weeks before it and one with ten days."""
-    series = believable(2)
+def test_agrees_with_reference_implementation(spark: SparkSession) -> None:
+    """For all hours of two days, one after three weeks and one after ten days of history."""
+    series = make_realistic_series(2)
     days = (FIRST + timedelta(30), FIRST + timedelta(10))
-    found: Found = {}
+    found: Anomalies = {}
     for day in days:
-        found |= judge(spark, series, Span(day, day), Settings(anomaly_z=0.001))
+        found |= find_anomalies(spark, series, Span(day, day), Settings(anomaly_z=0.001))
 
-    wanted = [key for key in series if key[0] in days]
-    judged = 0
-    for key in wanted:
-        expected, spread, samples, baseline = by_hand(series, key)
+    keys = [key for key in series if key[0] in days]
+    compared = 0
+    for key in keys:
+        expected, spread, samples, baseline = compute_reference(series, key)
         z = (series[key] - expected) / spread
         if round(z, 3) > 0.001 or (METRICS[key[2]].falls_too and round(z, 3) < -0.001):
             row = found.pop(key)
@@ -145,14 +150,14 @@ def test_agrees_with_plain_python(spark: SparkSession) -> None:
             assert row["expected"] == pytest.approx(expected, abs=1e-5), key
             assert row["spread"] == pytest.approx(spread, rel=1e-6, abs=1e-5), key
             assert row["z"] == pytest.approx(z, abs=0.001), key
-            judged += 1
+            compared += 1
     assert not found
-    assert judged > len(wanted) / 2
+    assert compared > len(keys) / 2
 
 
-def test_what_gives_no_alarm(spark: SparkSession) -> None:
+def test_reports_no_anomaly_in_normal_series(spark: SparkSession) -> None:
     """
-    Constant and tiny series, fewer losses than usual, a first weekend; nor six days of chance, seven metrics each.
+    Constant series, tiny counts, fewer losses than usual, a first weekend, and six days of noise in seven metrics.
     """
     series: Series = {}
     for day in range(DAYS):
@@ -164,16 +169,18 @@ def test_what_gives_no_alarm(spark: SparkSession) -> None:
     series[LAST, 2, "replays"] = 3.0
     series[LAST, 3, "messages_lost"] = 0.0
     # A week of history only.
-    first_week = {key: value for key, value in believable(3).items() if (key[0] - FIRST).days < 15}
+    first_week = {key: value for key, value in make_realistic_series(3).items() if (key[0] - FIRST).days < 15}
 
-    assert judge(spark, series | believable(4), Span(LAST - timedelta(5), LAST)) == {}
-    assert judge(spark, first_week, Span(FIRST, FIRST + timedelta(14))) == {}
+    assert find_anomalies(spark, series | make_realistic_series(4), Span(LAST - timedelta(5), LAST)) == {}
+    assert find_anomalies(spark, first_week, Span(FIRST, FIRST + timedelta(14))) == {}
 
 
-def test_too_little_history(spark: SparkSession) -> None:
-    """Whatever happens in the first week, there is nothing to judge it by."""
+def test_reports_nothing_without_a_week_of_history(spark: SparkSession) -> None:
+    """The first week has no baseline; the first hour after it has one."""
     series: Series = {(FIRST + timedelta(day), 9, "requests"): 10.0 ** (day % 7) for day in range(7)}
-    again = {**series, (FIRST + timedelta(7), 9, "requests"): 1e9}
+    with_outlier = {**series, (FIRST + timedelta(7), 9, "requests"): 1e9}
 
-    assert judge(spark, series, Span(FIRST, FIRST + timedelta(6))) == {}
-    assert list(judge(spark, again, Span(FIRST, FIRST + timedelta(7)))) == [(FIRST + timedelta(7), 9, "requests")]
+    assert find_anomalies(spark, series, Span(FIRST, FIRST + timedelta(6))) == {}
+    assert list(find_anomalies(spark, with_outlier, Span(FIRST, FIRST + timedelta(7)))) == [
+        (FIRST + timedelta(7), 9, "requests")
+    ]

@@ -1,4 +1,4 @@
-"""The daemon's counters against its lines."""
+"""Reconciliation of the daemon's counters with its log lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from analytics.job import Span
 from analytics.jobs.reconciliation import COUNTER_METRICS, RECONCILIATION_JOB
-from tests.analytics.events import at, day, event, events, plans, run, table
+from tests.analytics.events import at, day, event, events, explain_job, run_job, table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -29,106 +29,116 @@ LINES: dict[str, list[tuple[str, dict[str, Any]]]] = {
 }
 
 
-class Daemon:
-    """Writes lines and counts them, as the daemon does."""
+class SimulatedDaemon:
+    """Writes log lines and counts them, as the daemon does."""
 
     def __init__(self, node: str, boot: str, seed: int = 1) -> None:
-        self.own = {"node": node, "boot": boot}
+        self.origin = {"node": node, "boot": boot}
         self.seq = 0
         self.counts = dict.fromkeys(COUNTER_METRICS, 0)
         self.lines: list[dict[str, Any]] = []
-        self.chance = random.Random(seed)
+        self.rng = random.Random(seed)
 
-    def say(self, ts: datetime, name: str, **fields: Any) -> None:
+    def log(self, ts: datetime, name: str, **fields: Any) -> None:
         self.seq += 1
-        self.lines.append(event(ts, name, **self.own, seq=self.seq, **fields))
+        self.lines.append(event(ts, name, **self.origin, seq=self.seq, **fields))
 
-    def count(self, ts: datetime) -> None:
-        self.say(ts, "counters", **self.counts)
+    def log_counters(self, ts: datetime) -> None:
+        self.log(ts, "counters", **self.counts)
 
-    def work(self, since: datetime, n: int) -> datetime:
-        """So many lines, one in a minute, and counters after every third."""
+    def log_random_events(self, since: datetime, n: int) -> datetime:
+        """Log `n` events, one a minute, and counters after every third."""
         for number in range(n):
             since += timedelta(minutes=1)
-            names = self.chance.choice(list(LINES))
+            names = self.rng.choice(list(LINES))
             for name in names.split():
                 self.counts[name.lstrip("-")] += -1 if name.startswith("-") else 1
-            what, fields = self.chance.choice(LINES[names])
-            self.say(since, what, **fields)
+            event_name, fields = self.rng.choice(LINES[names])
+            self.log(since, event_name, **fields)
             if number % 3 == 2:
-                self.count(since)
+                self.log_counters(since)
         return since
 
 
-def tables(spark: SparkSession, lines: list[dict[str, Any]], before: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"events": events(spark, lines), "counters": table(spark, "counters", before)}
+def tables(spark: SparkSession, lines: list[dict[str, Any]], counters_before: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"events": events(spark, lines), "counters": table(spark, "counters", counters_before)}
 
 
-def test_lines_and_counters_agree_over_days_and_restarts(spark: SparkSession) -> None:
-    one, two, three = Daemon("a", "1"), Daemon("a", "2", 2), Daemon("b", "3", 3)
-    one.say(at(0, 20), "log.open")
-    # Over midnight, where the last lines are after the last counters of the day.
-    assert one.work(at(0, 20), 301) > at(1, 1)
-    one.count(at(1, 2))
-    one.say(at(1, 2), "proc.stop")
-    two.say(at(1, 3), "log.open")
-    two.work(at(1, 3), 100)
-    # It was there before anybody looked, and is silent for a day.
-    three.seq, three.counts["forwarded"] = 4711, 1000
-    three.count(three.work(at(0, 1), 50))
-    three.work(at(2, 1), 50)
-    lines = [*one.lines, *two.lines, *three.lines]
+def test_lines_and_counters_agree_across_days_and_restarts(spark: SparkSession) -> None:
+    first_start, second_start, other_node = (
+        SimulatedDaemon("a", "1"),
+        SimulatedDaemon("a", "2", 2),
+        SimulatedDaemon("b", "3", 3),
+    )
+    first_start.log(at(0, 20), "log.open")
+    # Across midnight; the day's last lines follow its last counters.
+    assert first_start.log_random_events(at(0, 20), 301) > at(1, 1)
+    first_start.log_counters(at(1, 2))
+    first_start.log(at(1, 2), "proc.stop")
+    second_start.log(at(1, 3), "log.open")
+    second_start.log_random_events(at(1, 3), 100)
+    # This node ran before its first line here, and logs nothing for a day.
+    other_node.seq, other_node.counts["forwarded"] = 4711, 1000
+    other_node.log_counters(other_node.log_random_events(at(0, 1), 50))
+    other_node.log_random_events(at(2, 1), 50)
+    lines = [*first_start.lines, *second_start.lines, *other_node.lines]
     random.Random(1).shuffle(lines)
 
-    whole = run(RECONCILIATION_JOB, tables(spark, lines, []), Span(day(0), day(2)))
+    all_at_once = run_job(RECONCILIATION_JOB, tables(spark, lines, []), Span(day(0), day(2)))
     daily: dict[str, list[dict[str, Any]]] = {name: [] for name in RECONCILIATION_JOB.writes}
     for n in range(3):
-        recalled = [row for row in lines if day(n - 1) <= row["dt"] <= day(n)]
-        for name, rows in run(
-            RECONCILIATION_JOB, tables(spark, recalled, daily["counters"]), Span(day(n), day(n))
+        recent_lines = [row for row in lines if day(n - 1) <= row["dt"] <= day(n)]
+        for name, rows in run_job(
+            RECONCILIATION_JOB, tables(spark, recent_lines, daily["counters"]), Span(day(n), day(n))
         ).items():
             daily[name] += rows
 
     for name in RECONCILIATION_JOB.writes:
-        assert daily[name] == whole[name]
-    assert all(row["difference"] == 0 for row in whole["reconciliation_daily"])
+        assert daily[name] == all_at_once[name]
+    assert all(row["difference"] == 0 for row in all_at_once["reconciliation_daily"])
     sums = {(node, name): 0 for node in "ab" for name in COUNTER_METRICS.values()}
-    for row in whole["reconciliation_daily"]:
+    for row in all_at_once["reconciliation_daily"]:
         sums[row["node"], row["counter"]] += row["counted"]
-    first = next(row for row in three.lines if row["event"] == "counters")
-    last_of_two = [row for row in two.lines if row["event"] == "counters"][-1]
+    first_counters = next(row for row in other_node.lines if row["event"] == "counters")
+    last_of_second_start = [row for row in second_start.lines if row["event"] == "counters"][-1]
     for name, metric in COUNTER_METRICS.items():
-        assert sums["a", metric] == one.counts[name] + last_of_two[name]
-        last_of_three = [row for row in three.lines if row["event"] == "counters"][-1]
-        assert sums["b", metric] == last_of_three[name] - first[name]
-    assert [{row["boot"] for row in whole["counters"] if row["dt"] == day(n)} for n in range(3)] == [
+        assert sums["a", metric] == first_start.counts[name] + last_of_second_start[name]
+        last_of_other_node = [row for row in other_node.lines if row["event"] == "counters"][-1]
+        assert sums["b", metric] == last_of_other_node[name] - first_counters[name]
+    assert [{row["boot"] for row in all_at_once["counters"] if row["dt"] == day(n)} for n in range(3)] == [
         {"1", "3"},
         {"2", "3"},
         {"2", "3"},
     ]
 
 
-def test_what_is_lost_or_made_up_shows(spark: SparkSession) -> None:
-    clean, lossy, young = Daemon("clean", "1"), Daemon("lossy", "2"), Daemon("young", "3")
-    for daemon in (clean, lossy, young):
-        daemon.say(at(0, 1), "log.open")
+def test_reports_lost_lines_as_difference(spark: SparkSession) -> None:
+    clean, lossy, without_counters = (
+        SimulatedDaemon("clean", "1"),
+        SimulatedDaemon("lossy", "2"),
+        SimulatedDaemon("young", "3"),
+    )
+    for daemon in (clean, lossy, without_counters):
+        daemon.log(at(0, 1), "log.open")
     for daemon in (clean, lossy):
         daemon.counts["forwarded"] = 2
-        daemon.say(at(0, 2), "msg.accept")
-        daemon.say(at(0, 2), "msg.accept")
-        daemon.count(at(0, 3))
+        daemon.log(at(0, 2), "msg.accept")
+        daemon.log(at(0, 2), "msg.accept")
+        daemon.log_counters(at(0, 3))
     del lossy.lines[1]
-    # A clock that ran back over midnight, and a line that no counters have counted yet.
+    # A clock that was set back across midnight, and a line after the last counters.
     clean.counts["delivered"] = 1
-    clean.say(at(-1, 23), "msg.ack")
-    clean.say(at(0, 4), "counters", **{**clean.counts, "evicted": None})
-    clean.say(at(0, 5), "msg.accept")
+    clean.log(at(-1, 23), "msg.ack")
+    clean.log(at(0, 4), "counters", **{**clean.counts, "evicted": None})
+    clean.log(at(0, 5), "msg.accept")
 
-    made = run(
-        RECONCILIATION_JOB, tables(spark, [*clean.lines, *lossy.lines, *young.lines], []), Span(day(0), day(0))
+    result = run_job(
+        RECONCILIATION_JOB,
+        tables(spark, [*clean.lines, *lossy.lines, *without_counters.lines], []),
+        Span(day(0), day(0)),
     )
 
-    found = {(row["node"], row["counter"]): tuple(row.values())[3:] for row in made["reconciliation_daily"]}
+    found = {(row["node"], row["counter"]): tuple(row.values())[3:] for row in result["reconciliation_daily"]}
     assert found["clean", COUNTER_METRICS["forwarded"]] == (2, 2, 0)
     assert found["clean", COUNTER_METRICS["delivered"]] == (1, 1, 0)
     assert found["lossy", COUNTER_METRICS["forwarded"]] == (2, 1, 1)
@@ -136,14 +146,14 @@ def test_what_is_lost_or_made_up_shows(spark: SparkSession) -> None:
     assert not any(node == "young" for node, _ in found)
 
 
-def test_no_lines(spark: SparkSession) -> None:
-    made = run(RECONCILIATION_JOB, tables(spark, [], []), Span(day(0), day(1)))
+def test_no_rows_without_lines(spark: SparkSession) -> None:
+    result = run_job(RECONCILIATION_JOB, tables(spark, [], []), Span(day(0), day(1)))
 
-    assert made == {"reconciliation_daily": [], "counters": []}
+    assert result == {"reconciliation_daily": [], "counters": []}
 
 
-def test_plans(spark: SparkSession) -> None:
-    found = plans(RECONCILIATION_JOB, tables(spark, [], []), Span(day(0), day(0)))
+def test_plan_uses_no_window_python_or_cartesian_product(spark: SparkSession) -> None:
+    found = explain_job(RECONCILIATION_JOB, tables(spark, [], []), Span(day(0), day(0)))
 
     assert "BroadcastHashJoin" in found
     assert not any(name in found for name in ("CartesianProduct", "BatchEvalPython", "Window"))

@@ -1,4 +1,4 @@
-"""Refusals by reason, and who met them."""
+"""Refusals and failures by code, and their senders."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 from analytics.job import Span
 from analytics.jobs.refusals import ERRORS_JOB
 from analytics.settings import Settings
-from tests.analytics.frames import at, brief, day, event, events, made, table
+from tests.analytics.frames import at, day, event, events, run_job, select_columns, table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_two_days(spark: SparkSession) -> None:
+def test_counts_codes_by_day(spark: SparkSession) -> None:
     """
-    Counts, shares of all requests, senders unless they are few; a code is new on its first day only, and never if
-    history has it.
+    Counts, shares of all requests, and senders unless they are fewer than k. A code is new on its first day only, and
+    not if the history has it.
     """
     log = events(
         spark,
@@ -26,9 +26,9 @@ def test_two_days(spark: SparkSession) -> None:
             for n in range(3)
         ),
         event("req.done", proto="didcomm", mtype="forward", status=400, code="not-found"),
-        # On a socket a refusal may have a status of success.
+        # On a socket, a refusal can have a status of success.
         event("req.done", proto="decentrl", status=200, code="OLD", sender="s1"),
-        # Without a code it counts by its status, and without either it is fine.
+        # A failure without a code counts by its status; a line without either is a success.
         event("req.done", status=503),
         event("req.done"),
         event("req.done", at(1), proto="decentrl", mtype="SEND", status=200, code="OLD", sender="s1"),
@@ -36,8 +36,10 @@ def test_two_days(spark: SparkSession) -> None:
         event("msg.accept", at(1), sender="s0", size=9),
     )
     history = table(spark, "errors_daily", {"dt": day(-300), "code": "OLD", "proto": "didcomm", "n": 1})
-    found = made(ERRORS_JOB, Span(day(0), day(1)), Settings(k_anonymity=3, top=2), events=log, errors_daily=history)
-    assert brief(
+    found = run_job(
+        ERRORS_JOB, Span(day(0), day(1)), Settings(k_anonymity=3, top=2), events=log, errors_daily=history
+    )
+    assert select_columns(
         found["errors_daily"], "dt", "proto", "mtype", "status", "code", "n", "senders", "share", "is_new"
     ) == [
         (day(0), "", "", 503, "", 1, 0, 1 / 12, True),
@@ -46,7 +48,7 @@ def test_two_days(spark: SparkSession) -> None:
         (day(1), "decentrl", "SEND", 200, "OLD", 1, None, 1 / 2, False),
         (day(1), "didcomm", "forward", 400, "not-found", 1, None, 1 / 2, False),
     ]
-    assert brief(found["error_senders"], "dt", "rank", "sender", "n", "codes", "worst") == [
+    assert select_columns(found["error_senders"], "dt", "rank", "sender", "n", "codes", "worst") == [
         (day(0), 1, "s1", 2, 2, "not-found"),
         (day(0), 2, "s0", 1, 1, "not-found"),
         (day(1), 1, "s0", 1, 1, "not-found"),

@@ -1,4 +1,4 @@
-"""Histograms and percentiles of durations."""
+"""Histograms and percentiles of latencies."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ from typing import TYPE_CHECKING
 
 from analytics.job import Span
 from analytics.jobs.latency_and_cost import LATENCY_JOB
-from tests.analytics.events import at, day, event, events, run
+from tests.analytics.events import at, day, event, events, run_job
 from tests.analytics.jobs.test_percentiles import nearest_rank
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_of_each_node_and_path_and_of_all(spark: SparkSession) -> None:
-    chance = random.Random(3)
-    values = {(node, path): [chance.lognormvariate(4, 2) for _ in range(200)] for node in "ab" for path in "xy"}
+def test_percentiles_by_node_and_path_and_over_all(spark: SparkSession) -> None:
+    rng = random.Random(3)
+    values = {(node, path): [rng.lognormvariate(4, 2) for _ in range(200)] for node in "ab" for path in "xy"}
     lines = [
-        event(at(0, chance.uniform(0, 24)), "msg.ack", node=node, path=path, latency_ms=ms)
-        for (node, path), each in values.items()
-        for ms in each
+        event(at(0, rng.uniform(0, 24)), "msg.ack", node=node, path=path, latency_ms=ms)
+        for (node, path), latencies in values.items()
+        for ms in latencies
     ]
 
-    made = run(LATENCY_JOB, {"events": events(spark, lines)}, Span(day(0), day(0)))
+    result = run_job(LATENCY_JOB, {"events": events(spark, lines)}, Span(day(0), day(0)))
 
-    assert sum(row["n"] for row in made["latency_hist"]) == 800
-    assert {row["metric"] for row in made["latency_hist"]} == {"ack"}
-    assert len(made["latency_daily"]) == 9
-    for row in made["latency_daily"]:
-        wanted = [
+    assert sum(row["n"] for row in result["latency_hist"]) == 800
+    assert {row["metric"] for row in result["latency_hist"]} == {"ack"}
+    assert len(result["latency_daily"]) == 9
+    for row in result["latency_daily"]:
+        expected = [
             ms
-            for (node, path), each in values.items()
+            for (node, path), latencies in values.items()
             if row["node"] in (node, "*") and row["path"] in (path, "*")
-            for ms in each
+            for ms in latencies
         ]
-        assert row["n"] == len(wanted)
+        assert row["n"] == len(expected)
         for share in (50, 90, 95, 99):
-            assert abs(row[f"p{share}_ms"] / nearest_rank(wanted, share / 100) - 1) < 0.0101
-        assert 1 <= row["max_ms"] / max(wanted) * 1.0000001 < 1.0201
+            assert abs(row[f"p{share}_ms"] / nearest_rank(expected, share / 100) - 1) < 0.0101
+        assert 1 <= row["max_ms"] / max(expected) * 1.0000001 < 1.0201
 
 
-def test_what_counts_as_which(spark: SparkSession) -> None:
+def test_selects_metric_and_path_by_event(spark: SparkSession) -> None:
     lines = [
         event(at(0, 5), "msg.push", path="live", latency_ms=1.0, ok=True),
         event(at(0, 5), "msg.push", path="live", latency_ms=1.0),
@@ -53,9 +53,9 @@ def test_what_counts_as_which(spark: SparkSession) -> None:
         event(at(0, 7), "conn.close", dur_ms=100.0),
     ]
 
-    made = run(LATENCY_JOB, {"events": events(spark, lines)}, Span(day(0), day(0)))
+    result = run_job(LATENCY_JOB, {"events": events(spark, lines)}, Span(day(0), day(0)))
 
-    assert [tuple(row.values())[1:] for row in made["latency_hist"]] == [
+    assert [tuple(row.values())[1:] for row in result["latency_hist"]] == [
         (5, "a", "push", "live", 0, 2),
         (6, "a", "ack", "", -349, 1),
         (7, "", "request", "", 232, 1),

@@ -1,4 +1,4 @@
-"""What the quality job finds out about the logs of a day."""
+"""Findings of the quality job about the logs of a day."""
 
 from __future__ import annotations
 
@@ -11,34 +11,37 @@ from analytics.job import Span
 from analytics.jobs.log_quality import FINDING_KINDS, QUALITY_JOB
 from analytics.reading.ingest import QUARANTINE_CAUSES
 from analytics.reading.segments import SEGMENT_REMARKS, SEGMENT_STATES
-from tests.analytics.events import at, day, event, events, plans, run, table
+from tests.analytics.events import at, day, event, events, explain_job, run_job, table
 
 STEM = "events-20261116T000000Z-{}-{}-000001"
 
 
-def seen(seqs: list[int], node: str, boot: str, number: int = 0, **fields: Any) -> list[dict[str, Any]]:
-    """Events of a day, a second apart, a minute for each hundred numbers."""
+def make_events(seqs: list[int], node: str, boot: str, number: int = 0, **fields: Any) -> list[dict[str, Any]]:
+    """Events of a day with these sequence numbers, one second apart."""
     return [
         event(at(number, second=i), "msg.ack", node=node, boot=boot, seq=seq, **fields) for i, seq in enumerate(seqs)
     ]
 
 
-def test_missing_and_doubled_numbers(spark: SparkSession) -> None:
-    """Numbers are missing in a day, between days and at the head of a start, but before the first day of books."""
+def test_counts_missing_and_duplicate_sequence_numbers(spark: SparkSession) -> None:
+    """
+    Numbers can be missing within a day, between days and at the beginning of a start, but not before the first day of
+    the ledger.
+    """
     rows = [
-        *seen([*range(10, 100), *range(103, 201)], "books", "old"),
-        *seen([1, 2, 3], "books", "new", dt=day(0)),
-        *seen([7, 9, 9], "books", "later", 1),
-        *seen([205], "books", "old", 1),
-        *seen([500, 501], "fresh", "a"),
-        *seen([3, 4], "fresh", "b", 1),
+        *make_events([*range(10, 100), *range(103, 201)], "books", "old"),
+        *make_events([1, 2, 3], "books", "new", dt=day(0)),
+        *make_events([7, 9, 9], "books", "later", 1),
+        *make_events([205], "books", "old", 1),
+        *make_events([500, 501], "fresh", "a"),
+        *make_events([3, 4], "fresh", "b", 1),
     ]
     history = [
         {"dt": day(-3), "node": "books", "boot": "old", "seq_first": 1, "seq_last": 8, "n": 8},
         {"dt": day(-1), "node": "books", "boot": "gone", "seq_first": 1, "seq_last": 8, "n": 8},
     ]
     inputs = [{"dt": day(0), "stem": STEM.format("books", "new"), "state": "closed", "doubled": 4}]
-    made = run(
+    result = run_job(
         QUALITY_JOB,
         {
             "events": events(spark, rows),
@@ -48,7 +51,7 @@ def test_missing_and_doubled_numbers(spark: SparkSession) -> None:
         },
         Span(day(0), day(1)),
     )
-    boots = {(row["dt"], row["node"], row["boot"]): row for row in made["boots_daily"]}
+    boots = {(row["dt"], row["node"], row["boot"]): row for row in result["boots_daily"]}
     figures = {
         key: tuple(row[name] for name in ("seq_first", "seq_last", "n", "missing", "doubled"))
         for key, row in boots.items()
@@ -61,7 +64,7 @@ def test_missing_and_doubled_numbers(spark: SparkSession) -> None:
         (day(0), "fresh", "a"): (500, 501, 2, 0, 0),
         (day(1), "fresh", "b"): (3, 4, 2, 2, 0),
     }
-    kinds = {(row["dt"], row["node"], row["kind"]): row["n"] for row in made["quality_daily"]}
+    kinds = {(row["dt"], row["node"], row["kind"]): row["n"] for row in result["quality_daily"]}
     assert kinds == {
         (day(0), "books", "events"): 191,
         (day(0), "books", "seq_missing"): 4,
@@ -76,8 +79,8 @@ def test_missing_and_doubled_numbers(spark: SparkSession) -> None:
     }
 
 
-def test_kinds_of_a_day(spark: SparkSession) -> None:
-    """Every kind is counted by node, and every kind that there is has a meaning."""
+def test_counts_every_kind_of_finding_by_node(spark: SparkSession) -> None:
+    """Every kind has a description."""
     rows = [
         event(at(0, second=second), "msg.ack", node="n-1", boot="x", seq=seq)
         for second, seq in ((0, 1), (70, 2), (130, 3), (20, 4), (80, 5), (140, 6), (200, 7))
@@ -87,7 +90,7 @@ def test_kinds_of_a_day(spark: SparkSession) -> None:
         event(at(-5), "gauge", node="n-1", boot="x", seq=9, dt=day(0)),
         event(at(0, 2), "log.drop", node="n-1", boot="x", seq=10, dropped=12),
     ]
-    stems = {state: STEM.format("n-1", f"b{place}") for place, state in enumerate(SEGMENT_STATES)}
+    stems = {state: STEM.format("n-1", f"b{number}") for number, state in enumerate(SEGMENT_STATES)}
     inputs = [
         {"dt": day(0), "stem": stem, "state": state, "lines": 10, "unfinished": 0, "doubled": 0, "remarks": ""}
         for state, stem in stems.items()
@@ -97,7 +100,7 @@ def test_kinds_of_a_day(spark: SparkSession) -> None:
     quarantine = [
         {"dt": day(0), "stem": stems["closed"], "cause": cause, "line": "x"} for cause in [*QUARANTINE_CAUSES, "torn"]
     ]
-    made = run(
+    result = run_job(
         QUALITY_JOB,
         {
             "events": events(spark, rows),
@@ -107,24 +110,24 @@ def test_kinds_of_a_day(spark: SparkSession) -> None:
         },
         Span(day(0), day(0)),
     )
-    kinds = {row["kind"]: row["n"] for row in made["quality_daily"]}
-    assert {row["node"] for row in made["quality_daily"]} == {"n-1"}
+    kinds = {row["kind"]: row["n"] for row in result["quality_daily"]}
+    assert {row["node"] for row in result["quality_daily"]} == {"n-1"}
     assert kinds.keys() == FINDING_KINDS.keys() - {"seq_missing", "doubled_left"}
     expected = {"lines": 70, "events": 10, "torn": 2, "doubled": 2, "lines_lost": 3, "stepped_back": 3, "dropped": 12}
     assert {kind: kinds[kind] for kind in expected} == expected
     assert all(n == 1 for kind, n in kinds.items() if kind not in expected)
-    assert made["boots_daily"][0]["stepped_back"] == 3
+    assert result["boots_daily"][0]["stepped_back"] == 3
 
 
-def test_a_clock_that_is_set_back_over_midnight(spark: SparkSession) -> None:
-    """Lines of the next day that came before the last ones of a day are not missing on either."""
+def test_clock_set_back_across_midnight_loses_no_lines(spark: SparkSession) -> None:
+    """Lines of the next day that precede the last lines of a day are not missing on either day."""
 
-    def made(rows: list[dict[str, Any]], span: Span, history: list[dict[str, Any]] | None = None) -> list[Any]:
+    def result(rows: list[dict[str, Any]], span: Span, history: list[dict[str, Any]] | None = None) -> list[Any]:
         tables = {name: table(spark, name) for name in ("inputs", "quarantine")}
         tables |= {"events": events(spark, rows), "boots_daily": table(spark, "boots_daily", history or [])}
-        return run(QUALITY_JOB, tables, span)["boots_daily"]
+        return run_job(QUALITY_JOB, tables, span)["boots_daily"]
 
-    # Lines 100 to 300 are of the next day, but for 290, and 201 stands on both; 150, 280 and 320 were lost.
+    # Lines 100 to 300 are of the next day, except 290; 201 is on both days; 150, 280 and 320 are lost.
     before = [event(at(0, 23, 59), "gauge", seq=seq) for seq in range(1, 100)]
     after = [event(at(1, 0, 0, 1), "gauge", seq=seq) for seq in range(100, 300) if seq not in (150, 280, 290)]
     late = [event(at(0, 23, 59, 58), "gauge", seq=seq) for seq in (201, 290)]
@@ -132,25 +135,25 @@ def test_a_clock_that_is_set_back_over_midnight(spark: SparkSession) -> None:
         event(at(1, 0, 1), "proc.stop" if seq == 340 else "gauge", seq=seq) for seq in range(300, 341) if seq != 320
     ]
 
-    both = made([*before, *after, *late, *rest], Span(day(0), day(1)))
+    both = result([*before, *after, *late, *rest], Span(day(0), day(1)))
 
     figures = ("seq_last", "missing", "stepped_back", "last_at", "stopped")
     assert [tuple(row[name] for name in figures) for row in both] == [
         (290, 2, 0, at(0, 23, 59, 58).replace(tzinfo=None), False),
         (340, 1, 1, at(1, 0, 1).replace(tzinfo=None), True),
     ]
-    assert made([*after, *rest], Span(day(1), day(1)), both[:1]) == both[1:]
+    assert result([*after, *rest], Span(day(1), day(1)), both[:1]) == both[1:]
 
 
-def test_nothing_at_all(spark: SparkSession) -> None:
-    """A day without any input has no rows."""
+def test_no_rows_for_a_day_without_input(spark: SparkSession) -> None:
     tables = {"events": events(spark, [])} | {
         name: table(spark, name) for name in ("inputs", "quarantine", "boots_daily")
     }
-    assert run(QUALITY_JOB, tables, Span(date(2026, 1, 1), date(2026, 1, 1) + timedelta(3))) == {
+    assert run_job(QUALITY_JOB, tables, Span(date(2026, 1, 1), date(2026, 1, 1) + timedelta(3))) == {
         "boots_daily": [],
         "quality_daily": [],
     }
     assert (
-        "CartesianProduct" not in (text := plans(QUALITY_JOB, tables, Span(day(0), day(0)))) and "Python" not in text
+        "CartesianProduct" not in (text := explain_job(QUALITY_JOB, tables, Span(day(0), day(0))))
+        and "Python" not in text
     )

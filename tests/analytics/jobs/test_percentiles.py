@@ -27,69 +27,82 @@ def nearest_rank(values: list[float], share: float) -> float:
     return sorted(values)[max(0, math.ceil(round(share * len(values), 6)) - 1)]
 
 
-def test_percentiles_are_one_per_cent_off_at_most(spark: SparkSession) -> None:
-    chance = random.Random(7)
+def test_percentiles_are_within_one_percent(spark: SparkSession) -> None:
+    rng = random.Random(7)
     groups = {
-        "tail": [chance.paretovariate(0.8) for _ in range(3000)],
-        "normal": [chance.lognormvariate(3, 1) for _ in range(3000)],
-        "tiny": [chance.uniform(0.001, 0.01) for _ in range(100)],
+        "tail": [rng.paretovariate(0.8) for _ in range(3000)],
+        "normal": [rng.lognormvariate(3, 1) for _ in range(3000)],
+        "tiny": [rng.uniform(0.001, 0.01) for _ in range(100)],
         "one": [42.0],
         "hundred": [float(value) for value in range(1, 101)],
     }
     values = spark.createDataFrame(
-        [(name, value) for name, each in groups.items() for value in each], "name string, ms double"
+        [(name, value) for name, values_of_group in groups.items() for value in values_of_group],
+        "name string, ms double",
     )
     hist = values.groupBy("name", make_bucket_column(F.col("ms")).alias("bucket")).agg(F.count("*").alias("n"))
-    # Two halves of one histogram are the histogram.
+    # Two halves of a histogram add up to it.
     split = hist.withColumn("n", F.floor(F.col("n") / 2)).unionByName(hist.withColumn("n", F.ceil(F.col("n") / 2)))
 
     found = {row.name: row for row in compute_percentiles(split, ["name"], SHARES, "most").collect()}
 
-    assert {name: row.n for name, row in found.items()} == {name: len(each) for name, each in groups.items()}
-    for name, each in groups.items():
+    assert {name: row.n for name, row in found.items()} == {
+        name: len(values_of_group) for name, values_of_group in groups.items()
+    }
+    for name, values_of_group in groups.items():
         for column, share in SHARES.items():
-            exact = nearest_rank(each, share)
+            exact = nearest_rank(values_of_group, share)
             assert abs(found[name][column] / exact - 1) < 0.0101, (name, column)
-        assert 1 <= found[name].most / max(each) * 1.0000001 < 1.0201, name
+        assert 1 <= found[name].most / max(values_of_group) * 1.0000001 < 1.0201, name
 
 
-def test_what_is_made_twice_is_the_same_to_the_last_bit(spark: SparkSession) -> None:
-    chance = random.Random(8)
-    values = spark.createDataFrame([(chance.expovariate(0.01),) for _ in range(500)], "ms double")
-    ways = [values, values.repartition(7), values.orderBy(F.desc("ms"))]
+def test_percentiles_do_not_depend_on_order_or_partitions(spark: SparkSession) -> None:
+    rng = random.Random(8)
+    values = spark.createDataFrame([(rng.expovariate(0.01),) for _ in range(500)], "ms double")
+    layouts = [values, values.repartition(7), values.orderBy(F.desc("ms"))]
 
-    made = [
+    percentiles = [
         compute_percentiles(
-            way.groupBy(make_bucket_column(F.col("ms")).alias("bucket")).agg(F.count("*").alias("n")),
+            layout.groupBy(make_bucket_column(F.col("ms")).alias("bucket")).agg(F.count("*").alias("n")),
             [],
             SHARES,
             "most",
         ).collect()
-        for way in ways
+        for layout in layouts
     ]
 
-    assert made[0] == made[1] == made[2]
-    assert len(made[0]) == 1
+    assert percentiles[0] == percentiles[1] == percentiles[2]
+    assert len(percentiles[0]) == 1
 
 
-def test_nothing_has_no_percentiles(spark: SparkSession) -> None:
-    nothing = spark.createDataFrame([("a", 3, 0)], "name string, bucket int, n bigint")
+def test_empty_buckets_have_no_percentiles(spark: SparkSession) -> None:
+    empty = spark.createDataFrame([("a", 3, 0)], "name string, bucket int, n bigint")
 
-    assert compute_percentiles(nothing, ["name"], SHARES).collect() == []
+    assert compute_percentiles(empty, ["name"], SHARES).collect() == []
 
 
-def test_buckets(spark: SparkSession) -> None:
-    given = {None: None, -1.0: -349, 0.0: -349, 0.001: -349, 0.99: -1, 1.0: 0, 1.03: 1, 100.0: 232, 1e9: 1046}
+def test_bucket_of_value(spark: SparkSession) -> None:
+    bucket_of_value = {
+        None: None,
+        -1.0: -349,
+        0.0: -349,
+        0.001: -349,
+        0.99: -1,
+        1.0: 0,
+        1.03: 1,
+        100.0: 232,
+        1e9: 1046,
+    }
 
-    rows = spark.createDataFrame([(ms,) for ms in given], "ms double").select(
+    rows = spark.createDataFrame([(ms,) for ms in bucket_of_value], "ms double").select(
         "ms", make_bucket_column(F.col("ms")).alias("b")
     )
 
-    assert {row.ms: row.b for row in rows.collect()} == given
+    assert {row.ms: row.b for row in rows.collect()} == bucket_of_value
     assert dict(rows.dtypes)["b"] == "int"
 
 
-def test_classes(spark: SparkSession) -> None:
+def test_classes_of_age_size_and_pushes(spark: SparkSession) -> None:
     values = [None, -5, 0, 1, 2, 4, 5, 1000, 1023, 1024, 59_999, 60_000, 600_000, 1_048_576, 86_400_000, 259_200_000]
     rows = (
         spark.createDataFrame([(value,) for value in values], "v bigint")
@@ -107,5 +120,5 @@ def test_classes(spark: SparkSession) -> None:
     ]
     assert [row[2] for row in rows] == ["", "0", "0", "1", "2-4", "2-4", *["5+"] * 10]
     for column in range(3):
-        # They sort as they were given: by value.
+        # Classes sort by value.
         assert [row[column] for row in rows] == sorted(row[column] for row in rows)

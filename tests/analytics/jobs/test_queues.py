@@ -1,4 +1,4 @@
-"""Queues by the hour, and those about to lose messages."""
+"""Queue gauges by hour, and queues about to lose messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from analytics.job import Span
 from analytics.jobs.traffic_and_queues import QUEUES_JOB, rank_queues_at_risk
 from analytics.settings import Settings
-from tests.analytics.frames import at, brief, day, event, events, made, rows, table
+from tests.analytics.frames import at, day, event, events, rows, run_job, select_columns, table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 HOUR_S = 3600
 
 
-def test_gauges_of_an_hour(spark: SparkSession) -> None:
-    """Highest values and the mean depth, by hour and node; a gauge of an older daemon knows less."""
+def test_aggregates_gauges_by_hour_and_node(spark: SparkSession) -> None:
+    """Highest values and the mean depth. Gauges of older daemons have fewer fields."""
     gauges = events(
         spark,
         event("gauge", at(0, 1, 0), depth=10, bytes=100, rcpts=3, oldest_ms=5, conns=7, rss=900, fds=40, lag_ms=0.5),
@@ -26,7 +26,9 @@ def test_gauges_of_an_hour(spark: SparkSession) -> None:
         event("req.done", at(0, 3), size=10),
     )
     empty = table(spark, "open")
-    found = made(QUEUES_JOB, Span(day(0), day(0)), events=gauges, open=empty, ledger_daily=_books(spark))
+    found = run_job(
+        QUEUES_JOB, Span(day(0), day(0)), events=gauges, open=empty, ledger_daily=_make_ledger_days(spark)
+    )
     assert found["queue_risk"] == []
     first, second = found["queue_hourly"]
     assert first == {
@@ -36,53 +38,56 @@ def test_gauges_of_an_hour(spark: SparkSession) -> None:
     assert (second["hour"], second["node"], second["depth_mean"], second["rss_max"]) == (2, "b", 1.0, None)
 
 
-def test_urgency(spark: SparkSession) -> None:
-    """What is lost within a day comes first, be it by time or for room; slopes come from the day before."""
+def test_ranks_queues_by_urgency(spark: SparkSession) -> None:
+    """
+    Queues that lose messages within a day, by expiry or capacity, come first. Growth is measured from the day before.
+    """
     waiting = table(
         spark,
         "open",
-        # Eight of ten places taken, four of them since yesterday: two will not fit tomorrow.
-        *_messages("growing", 0, 4),
-        *_messages("growing", 1, 8),
-        # Full and emptying.
-        *_messages("emptying", 0, 10),
-        *_messages("emptying", 1, 7),
-        # Three expire within a day; one is due already.
-        *_messages("expiring", 1, 2, ttl_s=2 * 24 * HOUR_S, accepted_at=at(0, 12), size=None),
-        *_messages("expiring", 1, 1, ttl_s=HOUR_S, accepted_at=at(1, 1)),
-        *_messages("expiring", 1, 1, ttl_s=9 * 24 * HOUR_S, accepted_at=at(1, 1)),
-        # Gone by the second day.
-        *_messages("emptied", 0, 3),
+        # Eight of ten, four of them since yesterday: two will not fit tomorrow.
+        *_make_open_messages("growing", 0, 4),
+        *_make_open_messages("growing", 1, 8),
+        # Was full, and shrinks.
+        *_make_open_messages("emptying", 0, 10),
+        *_make_open_messages("emptying", 1, 7),
+        # Three expire within a day; one is overdue.
+        *_make_open_messages("expiring", 1, 2, ttl_s=2 * 24 * HOUR_S, accepted_at=at(0, 12), size=None),
+        *_make_open_messages("expiring", 1, 1, ttl_s=HOUR_S, accepted_at=at(1, 1)),
+        *_make_open_messages("expiring", 1, 1, ttl_s=9 * 24 * HOUR_S, accepted_at=at(1, 1)),
+        # Empty on the second day.
+        *_make_open_messages("emptied", 0, 3),
         {"dt": day(1), "msg": "?", "rcpt": None, "size": 3},
     )
-    books = _books(spark, 0, 1)
-    found = rows("queue_risk", rank_queues_at_risk(waiting, books, 10, 20, Span(day(1), day(1))))
+    ledger_days = _make_ledger_days(spark, 0, 1)
+    found = rows("queue_risk", rank_queues_at_risk(waiting, ledger_days, 10, 20, Span(day(1), day(1))))
     columns = ("rank", "rcpt", "waiting", "bytes", "per_day", "at_risk", "days_to_cap", "days_to_ttl")
-    assert brief(found, *columns) == [
+    assert select_columns(found, *columns) == [
         (1, "expiring", 4, 20, 4.0, 3, 1.5, 0.0),
         (2, "growing", 8, 80, 4.0, 2, 0.5, None),
         (3, "emptying", 7, 70, -3.0, 0, None, None),
     ]
-    both = rows("queue_risk", rank_queues_at_risk(waiting, books, 10, 1, Span(day(0), day(1))))
-    assert brief(both, "dt", "rank", "rcpt", "per_day") == [
+    both = rows("queue_risk", rank_queues_at_risk(waiting, ledger_days, 10, 1, Span(day(0), day(1))))
+    assert select_columns(both, "dt", "rank", "rcpt", "per_day") == [
         (day(0), 1, "emptying", None),
         (day(1), 1, "expiring", 4.0),
     ]
 
 
-def test_no_slope_without_books_of_the_day_before(spark: SparkSession) -> None:
-    """What waited on a day that was not analysed, or came before all logs, is not known: nothing says it grew."""
-    lasting = [row for number in (1, 3, 4) for row in _messages("constant", number, 6)]
-    due = _messages("due", 3, 2, ttl_s=HOUR_S, accepted_at=at(3, 23))
-    # The first day is one before the logs begin, the third one was left out.
-    books = _books(spark, 0, 1, 3, 4, opened=1)
+def test_growth_is_unknown_without_ledger_of_day_before(spark: SparkSession) -> None:
+    """A queue on a day that was not analysed, or before the first logs, has no known growth."""
+    constant = [row for number in (1, 3, 4) for row in _make_open_messages("constant", number, 6)]
+    due = _make_open_messages("due", 3, 2, ttl_s=HOUR_S, accepted_at=at(3, 23))
+    # The first day precedes the logs; the third was not analysed.
+    ledger_days = _make_ledger_days(spark, 0, 1, 3, 4, opened=1)
 
     found = rows(
-        "queue_risk", rank_queues_at_risk(table(spark, "open", *lasting, *due), books, 10, 20, Span(day(0), day(4)))
+        "queue_risk",
+        rank_queues_at_risk(table(spark, "open", *constant, *due), ledger_days, 10, 20, Span(day(0), day(4))),
     )
 
     columns = ("dt", "rcpt", "waiting", "per_day", "at_risk", "days_to_cap")
-    assert brief(found, *columns) == [
+    assert select_columns(found, *columns) == [
         (day(1), "constant", 6, None, 0, None),
         (day(3), "due", 2, None, 2, None),
         (day(3), "constant", 6, None, 0, None),
@@ -90,16 +95,18 @@ def test_no_slope_without_books_of_the_day_before(spark: SparkSession) -> None:
     ]
 
 
-def test_only_the_largest_leave_a_partition(spark: SparkSession) -> None:
-    """Each partition of candidates is cut down to the rows wanted before a day is brought together."""
-    plan = rank_queues_at_risk(table(spark, "open"), _books(spark), 10, Settings().top, Span(day(0), day(0)))
+def test_limits_candidates_in_each_partition(spark: SparkSession) -> None:
+    """Each partition is reduced to the wanted number of rows before the shuffle."""
+    plan = rank_queues_at_risk(
+        table(spark, "open"), _make_ledger_days(spark), 10, Settings().top, Span(day(0), day(0))
+    )
     assert "WindowGroupLimit" in plan._jdf.queryExecution().toString()
 
 
-def _books(spark: SparkSession, *days: int, opened: int = 0) -> DataFrame:
+def _make_ledger_days(spark: SparkSession, *days: int, opened: int = 0) -> DataFrame:
     return table(spark, "ledger_daily", *({"dt": day(number), "books": day(opened)} for number in days))
 
 
-def _messages(rcpt: str, on: int, count: int, **fields: Any) -> list[dict[str, Any]]:
+def _make_open_messages(rcpt: str, on: int, count: int, **fields: Any) -> list[dict[str, Any]]:
     row = {"dt": day(on), "rcpt": rcpt, "size": 10, "accepted_at": at(on)} | fields
     return [row | {"msg": f"{rcpt}-{number}"} for number in range(count)]

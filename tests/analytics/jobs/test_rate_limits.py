@@ -1,4 +1,4 @@
-"""Hits on rate limits, their bursts, and how many of the senders they touch."""
+"""Rate limit hits, their bursts, and the share of senders affected."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from analytics.job import Span
 from analytics.jobs.refusals import LIMITS_JOB
 from analytics.settings import Settings
-from tests.analytics.frames import at, brief, day, event, events, made
+from tests.analytics.frames import at, day, event, events, run_job, select_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_bursts_and_shares(spark: SparkSession) -> None:
-    """A pause of exactly the gap does not end a burst, one a microsecond longer does; nodes do not matter."""
+def test_counts_hits_bursts_and_shares(spark: SparkSession) -> None:
+    """A pause of exactly the gap does not end a burst, one a microsecond longer does; bursts span nodes."""
     log = events(
         spark,
         event("limit.hit", at(0, 1), limit="sends", who="x"),
@@ -24,21 +24,21 @@ def test_bursts_and_shares(spark: SparkSession) -> None:
         event("limit.hit", at(0, 1, 2, 30), limit="sends", who="y"),
         event("limit.hit", at(0, 1), limit="opens", who="x"),
         event("limit.hit", at(0, 2), limit="opens"),
-        # The next day is counted by itself, though the burst went on.
+        # Each day is counted separately, although the burst continues.
         event("limit.hit", at(0, 23, 59, 59), limit="late", who="z"),
         event("limit.hit", at(1), limit="late", who="z"),
         *(event("msg.accept", sender=sender) for sender in ("x", "x", "u", "v", "w")),
         event("msg.accept"),
     )
-    found = made(LIMITS_JOB, Span(day(0), day(1)), Settings(k_anonymity=1, top=3, burst_gap_s=60), events=log)
+    found = run_job(LIMITS_JOB, Span(day(0), day(1)), Settings(k_anonymity=1, top=3, burst_gap_s=60), events=log)
     columns = ("dt", "limit", "hits", "who_n", "bursts", "longest_burst_s", "share")
-    assert brief(found["limits_daily"], *columns) == [
+    assert select_columns(found["limits_daily"], *columns) == [
         (day(0), "late", 1, 1, 1, 0.0, 0.0),
         (day(0), "opens", 2, 1, 2, 0.0, 1 / 4),
         (day(0), "sends", 5, 2, 3, 60.0, 1 / 4),
         (day(1), "late", 1, 1, 1, 0.0, 0.0),
     ]
-    assert brief(found["limits_top"], "dt", "rank", "who", "limit", "hits", "bursts") == [
+    assert select_columns(found["limits_top"], "dt", "rank", "who", "limit", "hits", "bursts") == [
         (day(0), 1, "x", "sends", 4, 2),
         (day(0), 2, "x", "opens", 1, 1),
         (day(0), 3, "y", "sends", 1, 1),
@@ -46,8 +46,8 @@ def test_bursts_and_shares(spark: SparkSession) -> None:
     ]
 
 
-def test_few_parties(spark: SparkSession) -> None:
-    """Hits are told of any number of parties, how many they were and what would tell it from k on."""
+def test_hides_counts_of_fewer_than_k_parties(spark: SparkSession) -> None:
+    """Hits are always shown; the number of parties and shares only from k on."""
     log = events(
         spark,
         *(event("limit.hit", limit="few", who=f"x{n}") for n in range(2)),
@@ -55,8 +55,8 @@ def test_few_parties(spark: SparkSession) -> None:
         event("limit.hit", limit="nobody"),
         event("msg.accept", sender="x0"),
     )
-    found = made(LIMITS_JOB, Span(day(0), day(0)), Settings(k_anonymity=3), events=log)
-    assert brief(found["limits_daily"], "limit", "hits", "who_n", "share") == [
+    found = run_job(LIMITS_JOB, Span(day(0), day(0)), Settings(k_anonymity=3), events=log)
+    assert select_columns(found["limits_daily"], "limit", "hits", "who_n", "share") == [
         ("enough", 3, 3, 1.0),
         ("few", 2, None, None),
         ("nobody", 1, 0, 0.0),

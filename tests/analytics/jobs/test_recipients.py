@@ -1,4 +1,4 @@
-"""What recipients did, carried on from day to day."""
+"""Activity of recipients, carried over from day to day."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from analytics.job import Span
 from analytics.jobs.senders_and_recipients import RECIPIENT_HISTORY_DAYS, RECIPIENTS_JOB
-from tests.analytics.frames import at, brief, day, event, events, made, table
+from tests.analytics.frames import at, day, event, events, run_job, select_columns, table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 COLUMNS = ("dt", "rcpt", "epoch", "accepted", "acked", "since", "acked_on")
 
 
-def test_a_day(spark: SparkSession) -> None:
-    """Counts, first and last time, by recipient and epoch of the key; history carries on."""
+def test_counts_activity_of_a_day(spark: SparkSession) -> None:
+    """Counts, first and last time, by recipient and key epoch; history carries over."""
     log = events(
         spark,
         event("msg.accept", at(0, 3), rcpt="r"),
@@ -34,8 +34,8 @@ def test_a_day(spark: SparkSession) -> None:
         {"dt": day(-8), "rcpt": "known", "epoch": 1, "since": day(-60), "acked_on": day(-8)},
         {"dt": day(-1), "rcpt": "elsewhere", "epoch": 1, "since": day(-1)},
     )
-    found = made(RECIPIENTS_JOB, Span(day(0), day(0)), events=log, recipients_daily=history)["recipients_daily"]
-    assert brief(found, *COLUMNS) == [
+    found = run_job(RECIPIENTS_JOB, Span(day(0), day(0)), events=log, recipients_daily=history)["recipients_daily"]
+    assert select_columns(found, *COLUMNS) == [
         (day(0), "known", 1, 1, 0, day(-60), day(-8)),
         (day(0), "late", 0, 1, 0, day(0), None),
         (day(0), "r", 1, 2, 1, day(0), day(0)),
@@ -45,8 +45,8 @@ def test_a_day(spark: SparkSession) -> None:
     assert [of_r["first_at"].hour, of_r["last_at"].hour] == [2, 5]
 
 
-def test_many_days_at_once(spark: SparkSession) -> None:
-    """A span gives what its days give one by one; who was away for longer than rows are kept is new."""
+def test_span_equals_its_days_one_by_one(spark: SparkSession) -> None:
+    """A recipient that was away for longer than the history is new."""
     log = events(
         spark,
         *(
@@ -57,8 +57,10 @@ def test_many_days_at_once(spark: SparkSession) -> None:
         *(event("msg.ack", at(number), rcpt="pausing") for number in (0, RECIPIENT_HISTORY_DAYS + 1)),
     )
     empty = table(spark, "recipients_daily")
-    whole = made(RECIPIENTS_JOB, Span(day(0), day(80)), events=log, recipients_daily=empty)["recipients_daily"]
-    assert brief(whole, "dt", "rcpt", "since", "acked_on") == [
+    all_at_once = run_job(RECIPIENTS_JOB, Span(day(0), day(80)), events=log, recipients_daily=empty)[
+        "recipients_daily"
+    ]
+    assert select_columns(all_at_once, "dt", "rcpt", "since", "acked_on") == [
         (day(0), "pausing", day(0), day(0)),
         (day(0), "steady", day(0), None),
         (day(RECIPIENT_HISTORY_DAYS), "steady", day(0), day(RECIPIENT_HISTORY_DAYS)),
@@ -71,12 +73,12 @@ def test_many_days_at_once(spark: SparkSession) -> None:
         (day(2 * RECIPIENT_HISTORY_DAYS), "steady", day(0), day(RECIPIENT_HISTORY_DAYS)),
     ]
     for number in (RECIPIENT_HISTORY_DAYS, RECIPIENT_HISTORY_DAYS + 1, 2 * RECIPIENT_HISTORY_DAYS):
-        on = day(number)
-        kept = [row for row in whole if day(number - RECIPIENT_HISTORY_DAYS) <= row["dt"] < on]
-        alone = made(
+        current_day = day(number)
+        kept = [row for row in all_at_once if day(number - RECIPIENT_HISTORY_DAYS) <= row["dt"] < current_day]
+        single_day = run_job(
             RECIPIENTS_JOB,
-            Span(on, on),
-            events=log.where(log.dt == on),
+            Span(current_day, current_day),
+            events=log.where(log.dt == current_day),
             recipients_daily=table(spark, "recipients_daily", *kept),
         )
-        assert alone["recipients_daily"] == [row for row in whole if row["dt"] == on]
+        assert single_day["recipients_daily"] == [row for row in all_at_once if row["dt"] == current_day]

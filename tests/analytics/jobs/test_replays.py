@@ -1,4 +1,4 @@
-"""Wrong clocks told from attacks."""
+"""Replay refusals: clock skew is distinguished from attacks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from analytics.job import Span
 from analytics.jobs.refusals import REPLAY_JOB
 from analytics.settings import Settings
-from tests.analytics.frames import at, brief, day, event, events, made
+from tests.analytics.frames import at, day, event, events, run_job, select_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 MINUTE = 60_000
 
 
-def test_classes_and_senders(spark: SparkSession) -> None:
-    """Ages fall in classes either way of now; senders at several nodes stand out; few of them are not told."""
+def test_classifies_ages_and_hides_few_senders(spark: SparkSession) -> None:
+    """
+    Age classes extend to both sides of the present; senders at several nodes are counted; fewer than k are hidden.
+    """
     ages = {
         0: "fresh", -5 * MINUTE: "fresh", 5 * MINUTE: "fresh", 5 * MINUTE + 1: "skew", -10 * MINUTE: "skew",
         10 * MINUTE + 1: "old", 1440 * MINUTE: "old", 1440 * MINUTE + 1: "ancient",
@@ -34,10 +36,10 @@ def test_classes_and_senders(spark: SparkSession) -> None:
         event("replay.drop", at(1), sender=None, age_ms=1),
         event("replay.drop", at(1), sender=None, age_ms=1, node="b"),
     )
-    found = made(REPLAY_JOB, Span(day(0), day(1)), Settings(k_anonymity=3), events=log)["replay_daily"]
+    found = run_job(REPLAY_JOB, Span(day(0), day(1)), Settings(k_anonymity=3), events=log)["replay_daily"]
     first = {row["age_class"]: row["n"] for row in found if row["dt"] == day(0)}
     assert first == {name: list(ages.values()).count(name) for name in ages.values()}
-    assert brief(found[len(first) :], "code", "age_class", "n", "senders", "on_nodes") == [
+    assert select_columns(found[len(first) :], "code", "age_class", "n", "senders", "on_nodes") == [
         ("", "fresh", 2, 0, 0),
         ("NONCE", "fresh", 9, 4, 3),
         ("NONCE", "skew", 1, None, 0),

@@ -1,4 +1,4 @@
-"""What requests cost."""
+"""Cost of requests by message type and size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from analytics.job import Span
 from analytics.jobs.latency_and_cost import COST_JOB
-from tests.analytics.frames import at, brief, day, event, events, made
+from tests.analytics.frames import at, day, event, events, run_job, select_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 KEY = ("dt", "proto", "mtype", "size_class", "n")
 
 
-def test_sums_and_percentiles(spark: SparkSession) -> None:
-    """By kind and size class: times add up exactly; durations that are not known count, and have no percentile."""
+def test_sums_and_percentiles_by_type_and_size(spark: SparkSession) -> None:
+    """Sums are exact. Requests of unknown duration count, but have no percentile."""
     log = events(
         spark,
         *(
@@ -30,14 +30,14 @@ def test_sums_and_percentiles(spark: SparkSession) -> None:
         event("req.done", status=500),
         event("msg.accept", size=10),
     )
-    small, large, unknown, next_day = _in_order(made(COST_JOB, Span(day(0), day(1)), events=log)["cost_daily"])
-    assert brief([small, large, unknown, next_day], *KEY) == [
+    small, large, unknown, next_day = _sort_rows(run_job(COST_JOB, Span(day(0), day(1)), events=log)["cost_daily"])
+    assert select_columns([small, large, unknown, next_day], *KEY) == [
         (day(0), "didcomm", "forward", "0 <1K", 101),
         (day(0), "didcomm", "forward", "2 <16K", 100),
         (day(0), "", "", "", 1),
         (day(1), "didcomm", "forward", "0 <1K", 3),
     ]
-    assert brief([small, large, unknown, next_day], "dur_ms", "crypto_ms") == [
+    assert select_columns([small, large, unknown, next_day], "dur_ms", "crypto_ms") == [
         (5050.0, 505.0),
         (5050.0, 505.0),
         (None, None),
@@ -49,6 +49,6 @@ def test_sums_and_percentiles(spark: SparkSession) -> None:
     assert (unknown["dur_p50_ms"], unknown["dur_p95_ms"]) == (None, None)
 
 
-def _in_order(rows: list[dict[str, object]]) -> list[dict[str, object]]:
-    """Nothing known last on each day."""
+def _sort_rows(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    """Sort by day; rows without a protocol last."""
     return sorted(rows, key=lambda row: (row["dt"], row["proto"] == "", row["size_class"]))

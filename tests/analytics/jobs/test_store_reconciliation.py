@@ -1,4 +1,4 @@
-"""The store's own books against the lines of the log."""
+"""Reconciliation of the store's ledger with log lines."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ import pytest
 from analytics.job import Span
 from analytics.jobs.reconciliation import ENTRY_EVENTS, STORE_ENTRIES, STORES_JOB
 from analytics.run_plan import find_integrity_errors
-from tests.analytics.events import at, day, event, events, plans, run, table
+from tests.analytics.events import at, day, event, events, explain_job, run_job, table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Row = dict[str, Any]
-NONE = dict.fromkeys(("accepted", "acknowledged", "expired", "evicted", "removed", "withdrawn"), 0)
+NO_ENTRIES = dict.fromkeys(("accepted", "acknowledged", "expired", "evicted", "removed", "withdrawn"), 0)
 
 
-def ledger(ts: datetime, *, waiting: int | None = 0, proto: str = "didcomm", store: str = "s", **more: Any) -> Row:
-    """What a process says of the books; of `own_...` and other fields as they are called, of the rest by entry."""
-    entries = {name: more.pop(name, 0) for name in NONE}
-    difference = more.pop("difference", None if waiting is None else 0)
-    books = {f"all_{name}": number for name, number in entries.items()}
-    return event(ts, "ledger", proto=proto, store=store, waiting=waiting, difference=difference, **books, **more)
+def ledger(ts: datetime, *, waiting: int | None = 0, proto: str = "didcomm", store: str = "s", **fields: Any) -> Row:
+    """A ledger event; `own_...` and other fields by their names, all others by ledger entry."""
+    entries = {name: fields.pop(name, 0) for name in NO_ENTRIES}
+    difference = fields.pop("difference", None if waiting is None else 0)
+    totals = {f"all_{name}": number for name, number in entries.items()}
+    return event(ts, "ledger", proto=proto, store=store, waiting=waiting, difference=difference, **totals, **fields)
 
 
-def line(entry: str, ts: datetime, **more: Any) -> Row:
+def line(entry: str, ts: datetime, **fields: Any) -> Row:
     """A line for one message."""
-    return event(ts, ENTRY_EVENTS[entry], **{"proto": "didcomm", **more})
+    return event(ts, ENTRY_EVENTS[entry], **{"proto": "didcomm", **fields})
 
 
-def made(spark: SparkSession, span: Span, rows: list[Row]) -> dict[tuple[Any, ...], tuple[Any, ...]]:
-    """Day, store, half and entry to total, change, logged, own and gap."""
-    found = run(STORES_JOB, {"events": events(spark, rows)}, span)["stores_daily"]
+def reconcile(spark: SparkSession, span: Span, rows: list[Row]) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+    """Rows of stores_daily: day, store, protocol and entry to total, change, logged, own and gap."""
+    found = run_job(STORES_JOB, {"events": events(spark, rows)}, span)["stores_daily"]
     columns = ("dt", "store", "proto", "entry", "total", "change", "logged", "own", "gap")
     return {tuple(row[name] for name in columns[:4]): tuple(row[name] for name in columns[4:]) for row in found}
 
 
-def test_a_day(spark: SparkSession) -> None:
-    """From the last ledger before midnight to the last of the day, both halves by themselves; no more, no less."""
+def test_day_spans_last_ledgers_before_its_midnights(spark: SparkSession) -> None:
+    """Each protocol by itself, with exactly the lines in between."""
     rows = [
         ledger(at(0, 12), accepted=1),
         ledger(at(0, 23, 59), accepted=10, acknowledged=4, waiting=6),
-        line("accepted", at(0, 23, 59)),  # before it, so in it
+        line("accepted", at(0, 23, 59)),  # before that ledger, hence included
         line("accepted", at(0, 23, 59, 30)),
         line("acknowledged", at(1, 1)),
         line("expired", at(1, 2)),
@@ -56,10 +56,10 @@ def test_a_day(spark: SparkSession) -> None:
         ledger(at(1, 6), accepted=11, acknowledged=5, expired=1, evicted=1, removed=1, waiting=3),
         ledger(at(1, 6), accepted=1, waiting=1, proto="decentrl"),
         ledger(at(0, 23, 58), proto="decentrl"),
-        line("accepted", at(1, 7)),  # of the day after
+        line("accepted", at(1, 7)),  # of the next day
     ]
-    found = made(spark, Span(day(1), day(1)), rows)
-    assert set(found) == {(day(1), "s", half, entry) for half in ("didcomm", "decentrl") for entry in STORE_ENTRIES}
+    found = reconcile(spark, Span(day(1), day(1)), rows)
+    assert set(found) == {(day(1), "s", proto, entry) for proto in ("didcomm", "decentrl") for entry in STORE_ENTRIES}
     assert [found[day(1), "s", "didcomm", entry] for entry in STORE_ENTRIES] == [
         (11, 1, 1, 0, 0),
         (5, 1, 1, 0, 0),
@@ -74,23 +74,25 @@ def test_a_day(spark: SparkSession) -> None:
     assert found[day(1), "s", "decentrl", "removed"] == (0, 0, 0, 0, 0)
 
 
-def test_gaps_and_what_explains_them(spark: SparkSession) -> None:
-    """What the daemon sent to itself and what was withdrawn has no lines; lines lost by a kill are the gap."""
+def test_gap_excludes_probes_and_withdrawn_messages(spark: SparkSession) -> None:
+    """The daemon's messages to itself and withdrawn messages have no lines; lines lost in a crash are the gap."""
     rows = [
-        ledger(at(0, 1), own_accepted=90),  # of the time before
+        ledger(at(0, 1), own_accepted=90),  # before the first ledger of the day
         line("accepted", at(0, 2)),
         ledger(at(0, 3), accepted=8, own_accepted=3, own_acknowledged=2, acknowledged=2, waiting=6),
         ledger(at(0, 4), accepted=9, own_expired=1, acknowledged=2, expired=1, withdrawn=2, waiting=4),
     ]
-    found = made(spark, Span(day(0), day(0)), rows)
+    found = reconcile(spark, Span(day(0), day(0)), rows)
     assert found[day(0), "s", "didcomm", "accepted"] == (9, 9, 1, 3, 3)
     assert found[day(0), "s", "didcomm", "acknowledged"] == (2, 2, 0, 2, 0)
     assert found[day(0), "s", "didcomm", "expired"] == (1, 1, 0, 1, 0)
     assert found[day(0), "s", "didcomm", "withdrawn"] == (2, 2, None, None, None)
 
 
-def test_nodes_that_share_a_store_and_one_that_does_not(spark: SparkSession) -> None:
-    """All lines of a store count, whoever wrote them; operators belong to the node or the workers of that name."""
+def test_groups_nodes_by_store(spark: SparkSession) -> None:
+    """
+    All lines of a store count, whichever node wrote them; operator lines belong to the node or workers of that name.
+    """
     rows = [
         ledger(at(0, 1), node="m-1", boot="1"),
         ledger(at(0, 1), node="m-2", boot="2"),
@@ -103,55 +105,57 @@ def test_nodes_that_share_a_store_and_one_that_does_not(spark: SparkSession) -> 
         ledger(at(0, 6), node="x", boot="3", store="t", accepted=2, waiting=1, difference=1),
         ledger(at(0, 6), node="y", boot="4", store="u", accepted=5, waiting=None),
     ]
-    found = made(spark, Span(day(0), day(0)), rows)
+    found = reconcile(spark, Span(day(0), day(0)), rows)
     assert found[day(0), "s", "didcomm", "accepted"] == (2, 2, 2, 0, 0)
     assert found[day(0), "s", "didcomm", "removed"] == (1, 1, 1, 0, 0)
     assert found[day(0), "t", "didcomm", "accepted"] == (2, 2, 1, 0, 1)
     assert found[day(0), "t", "didcomm", "removed"] == (0, 0, 0, 0, 0)
     assert found[day(0), "t", "didcomm", "difference"] == (1, None, None, None, None)
-    # Told once: there is nothing to compare it with.
+    # A single ledger: nothing to compare it with.
     assert found[day(0), "u", "didcomm", "accepted"] == (5, 0, 0, 0, 0)
     assert found[day(0), "u", "didcomm", "waiting"] == (None, None, None, None, None)
     assert found[day(0), "u", "didcomm", "difference"] == (None, None, None, None, None)
 
 
 @pytest.mark.exhaustive
-def test_days_one_by_one_and_together(spark: SparkSession) -> None:
-    """It makes no difference how many days a run is about; after a long silence a day begins with its own first."""
+def test_days_at_once_and_one_by_one_agree(spark: SparkSession) -> None:
+    """After a long silence, a day begins with its own first ledger."""
     rows = [ledger(at(0, hour), accepted=hour, waiting=hour) for hour in range(0, 21)]
     rows += [line("accepted", at(0, hour, 30)) for hour in range(0, 21)]
     rows += [ledger(at(1, hour), accepted=40 + hour, waiting=40 + hour) for hour in range(3, 24)]
     rows += [line("accepted", at(1, hour, 30)) for hour in range(3, 24)]
     rows += [ledger(at(2, 0, 45), accepted=64, waiting=64)]
-    whole = made(spark, Span(day(0), day(2)), rows)
+    all_at_once = reconcile(spark, Span(day(0), day(2)), rows)
     daily: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     for number in range(3):
-        recalled = [row for row in rows if day(number - 1) <= row["dt"] <= day(number)]
-        daily |= made(spark, Span(day(number), day(number)), recalled)
-    assert daily == whole
-    accepted = [whole[day(number), "s", "didcomm", "accepted"] for number in range(3)]
+        recent_rows = [row for row in rows if day(number - 1) <= row["dt"] <= day(number)]
+        daily |= reconcile(spark, Span(day(number), day(number)), recent_rows)
+    assert daily == all_at_once
+    accepted = [all_at_once[day(number), "s", "didcomm", "accepted"] for number in range(3)]
     assert accepted == [(20, 20, 20, 0, 0), (63, 20, 20, 0, 0), (64, 1, 1, 0, 0)]
 
 
-def test_a_difference_breaks_the_day(spark: SparkSession) -> None:
-    """In either direction and in any store; a gap does not, nor what is not known."""
+def test_difference_is_an_integrity_error(spark: SparkSession) -> None:
+    """In either direction and any store; a gap or an unknown value is not."""
     entries = [("s", "difference", -2, None), ("t", "difference", 1, None), ("t", "accepted", 9, 5)]
     rows = [
         {"dt": day(1), "store": store, "proto": "didcomm", "entry": entry, "total": total, "gap": gap}
         for store, entry, total, gap in entries
     ]
     rows.append({"dt": day(0), "store": "u", "proto": "didcomm", "entry": "difference", "total": None})
-    known: Any = SimpleNamespace(read=lambda name, span: table(spark, name, rows if name == "stores_daily" else ()))
-    assert find_integrity_errors(known, Span(day(0), day(1))) == [
+    warehouse: Any = SimpleNamespace(
+        read=lambda name, span: table(spark, name, rows if name == "stores_daily" else ())
+    )
+    assert find_integrity_errors(warehouse, Span(day(0), day(1))) == [
         f"{day(1)}: the ledgers of the stores have a difference of 3"
     ]
 
 
-def test_no_lines(spark: SparkSession) -> None:
-    assert made(spark, Span(day(0), day(1)), [line("accepted", at(0, 1))]) == {}
+def test_no_rows_without_ledger_events(spark: SparkSession) -> None:
+    assert reconcile(spark, Span(day(0), day(1)), [line("accepted", at(0, 1))]) == {}
 
 
-def test_plans(spark: SparkSession) -> None:
-    found = plans(STORES_JOB, {"events": events(spark, [])}, Span(day(0), day(0)))
+def test_plan_uses_no_window_python_or_cartesian_product(spark: SparkSession) -> None:
+    found = explain_job(STORES_JOB, {"events": events(spark, [])}, Span(day(0), day(0)))
     assert "BroadcastHashJoin" in found
     assert not any(name in found for name in ("CartesianProduct", "BatchEvalPython", "Window"))

@@ -1,4 +1,4 @@
-"""The fleet's figures by hour and by day."""
+"""Time series of all nodes by hour and by day."""
 
 from __future__ import annotations
 
@@ -24,60 +24,69 @@ THURSDAY = date(2026, 11, 19)
 _EVENTS = "dt date, ts timestamp, event string, code string, status bigint"
 
 
-def rows(spark: SparkSession, table: str, *given: dict[str, Any]) -> DataFrame:
-    """Rows of a declared table; columns that are not given are null."""
+def make_table(spark: SparkSession, table: str, *make_tables: dict[str, Any]) -> DataFrame:
+    """Rows of a declared table; absent columns are null."""
     struct = TABLES[table].struct()
-    return spark.createDataFrame([tuple(row.get(name) for name in struct.names) for row in given], struct)
+    return spark.createDataFrame([tuple(row.get(name) for name in struct.names) for row in make_tables], struct)
 
 
-def traffic(hour: int, event: str, n: int, size: int = 0, node: str = "a", dt: date = MONDAY) -> dict[str, Any]:
+def make_traffic(hour: int, event: str, n: int, size: int = 0, node: str = "a", dt: date = MONDAY) -> dict[str, Any]:
     return {"dt": dt, "hour": hour, "node": node, "proto": "didcomm", "event": event, "n": n, "bytes": size}
 
 
-def gauge(hour: int, node: str, conns: int, depth: int, lag_ms: float, dt: date = MONDAY) -> dict[str, Any]:
+def make_gauge(hour: int, node: str, conns: int, depth: int, lag_ms: float, dt: date = MONDAY) -> dict[str, Any]:
     figures = {"conns_max": conns, "depth_max": depth, "bytes_max": depth * 10, "lag_ms_max": lag_ms}
     return {"dt": dt, "hour": hour, "node": node, **figures}
 
 
-def pushed(path: str, bucket: int, n: int, hour: int = 9, metric: str = "push") -> dict[str, Any]:
+def make_pushes(path: str, bucket: int, n: int, hour: int = 9, metric: str = "push") -> dict[str, Any]:
     return {"dt": MONDAY, "hour": hour, "node": "a", "metric": metric, "path": path, "bucket": bucket, "n": n}
 
 
-def given(spark: SparkSession) -> dict[str, DataFrame]:
+def make_tables(spark: SparkSession) -> dict[str, DataFrame]:
     def event(dt: date, hour: int, name: str, code: str | None = None, status: int | None = None) -> tuple[Any, ...]:
         return dt, datetime(dt.year, dt.month, dt.day, hour, 59, 59, tzinfo=UTC), name, code, status
 
     return {
-        "traffic_hourly": rows(
+        "traffic_hourly": make_table(
             spark,
             "traffic_hourly",
-            traffic(9, "msg.accept", 60, 6000),
-            traffic(9, "msg.accept", 40, 5000, node="b"),
-            traffic(9, "msg.ack", 80),
-            traffic(9, "msg.expire", 1),
-            traffic(9, "msg.evict", 2, node="b"),
-            traffic(9, "msg.remove", 4),
-            traffic(9, "req.done", 200),
-            traffic(10, "req.done", 99),
-            traffic(0, "req.done", 5, dt=TUESDAY),
+            make_traffic(9, "msg.accept", 60, 6000),
+            make_traffic(9, "msg.accept", 40, 5000, node="b"),
+            make_traffic(9, "msg.ack", 80),
+            make_traffic(9, "msg.expire", 1),
+            make_traffic(9, "msg.evict", 2, node="b"),
+            make_traffic(9, "msg.remove", 4),
+            make_traffic(9, "req.done", 200),
+            make_traffic(10, "req.done", 99),
+            make_traffic(0, "req.done", 5, dt=TUESDAY),
         ),
-        # Nothing but gauges from 11 to 12: a quiet hour of a node that is up. None at all from 12 on.
-        "queue_hourly": rows(
+        # Only gauges from 11 to 12: a node without traffic. Nothing from 12 on.
+        "queue_hourly": make_table(
             spark,
             "queue_hourly",
-            gauge(9, "a", 10, 70, 1.5),
-            gauge(9, "b", 20, 60, 40.25),
-            gauge(10, "a", 12, 90, 1.0),
-            gauge(11, "a", 0, 0, 0.0),
+            make_gauge(9, "a", 10, 70, 1.5),
+            make_gauge(9, "b", 20, 60, 40.25),
+            make_gauge(10, "a", 12, 90, 1.0),
+            make_gauge(11, "a", 0, 0, 0.0),
         ),
-        "latency_hist": rows(
+        "latency_hist": make_table(
             spark,
             "latency_hist",
-            *(pushed("live", 100, 19), pushed("live", 300, 1), pushed("pickup", 500, 10), pushed("poll", 600, 10)),
-            *(pushed("live", 400, 19, hour=10), pushed("live", 900, 1000, metric="ack"), pushed("http", 900, 1000)),
+            *(
+                make_pushes("live", 100, 19),
+                make_pushes("live", 300, 1),
+                make_pushes("pickup", 500, 10),
+                make_pushes("poll", 600, 10),
+            ),
+            *(
+                make_pushes("live", 400, 19, hour=10),
+                make_pushes("live", 900, 1000, metric="ack"),
+                make_pushes("http", 900, 1000),
+            ),
         ),
-        "series_hourly": rows(spark, "series_hourly"),
-        "inputs": rows(
+        "series_hourly": make_table(spark, "series_hourly"),
+        "inputs": make_table(
             spark,
             "inputs",
             {"dt": MONDAY, "stem": "one", "bytes": 1000},
@@ -101,11 +110,11 @@ def given(spark: SparkSession) -> dict[str, DataFrame]:
     }
 
 
-def p95(bucket: int) -> float:
+def compute_bucket_center(bucket: int) -> float:
     return round(float(1.02 ** (bucket + 0.5)), 6)
 
 
-# A column for each hour that something was logged in: Monday 9, 10, 11 and Tuesday 0.
+# A column for each hour with logs: Monday 9, 10, 11 and Tuesday 0.
 HOURS: dict[str, tuple[float | None, float | None, float | None, float | None]] = {
     "messages_accepted": (100, 0, 0, 0),
     "messages_acknowledged": (80, 0, 0, 0),
@@ -113,14 +122,14 @@ HOURS: dict[str, tuple[float | None, float | None, float | None, float | None]] 
     "bytes_accepted": (11_000, 0, 0, 0),
     "requests": (200, 99, 0, 5),
     "requests_refused": (2, 1, 0, 0),
-    # One of ninety-nine says nothing about the share.
+    # One of ninety-nine requests is too few for a share.
     "error_share": (0.01, None, None, None),
     "sockets_opened": (1, 0, 1, 0),
     "limit_hits": (0, 0, 1, 0),
     "replays": (0, 0, 1, 0),
-    # Nor do nineteen pushes about the slowest twentieth.
-    "latency_live_p95_ms": (p95(100), None, None, None),
-    "latency_pickup_p95_ms": (p95(600), None, None, None),
+    # Nineteen pushes are too few for the 95th percentile.
+    "latency_live_p95_ms": (compute_bucket_center(100), None, None, None),
+    "latency_pickup_p95_ms": (compute_bucket_center(600), None, None, None),
     "connections_peak": (30, 12, 0, None),
     "depth_max": (70, 90, 0, None),
     "queue_bytes_max": (700, 900, 0, None),
@@ -138,8 +147,8 @@ DAYS: dict[str, tuple[float | None, float | None]] = {
     "limit_hits": (1, 0),
     "replays": (1, 0),
     # Of the whole day: 38 at 400 and 100, one at 300.
-    "latency_live_p95_ms": (p95(400), None),
-    "latency_pickup_p95_ms": (p95(600), None),
+    "latency_live_p95_ms": (compute_bucket_center(400), None),
+    "latency_pickup_p95_ms": (compute_bucket_center(600), None),
     "connections_peak": (30, None),
     "depth_max": (90, None),
     "queue_bytes_max": (900, None),
@@ -148,15 +157,15 @@ DAYS: dict[str, tuple[float | None, float | None]] = {
 }
 
 
-def test_series(spark: SparkSession) -> None:
-    """A node that is up and has nothing to do makes zeros; before and after all logs there is no row."""
-    made = SERIES_JOB.transform(given(spark), Settings(), Span(MONDAY, TUESDAY))
+def test_series_by_hour_and_day(spark: SparkSession) -> None:
+    """An idle node that runs yields zeros; hours before the first and after the last logs have no row."""
+    result = SERIES_JOB.transform(make_tables(spark), Settings(), Span(MONDAY, TUESDAY))
 
-    hours = ((MONDAY, 9), (MONDAY, 10), (MONDAY, 11), (TUESDAY, 0))
+    list_hours = ((MONDAY, 9), (MONDAY, 10), (MONDAY, 11), (TUESDAY, 0))
     hourly = [
         {"dt": dt, "hour": hour, "metric": metric, "value": float(value)}
         for metric, values in HOURS.items()
-        for (dt, hour), value in zip(hours, values, strict=True)
+        for (dt, hour), value in zip(list_hours, values, strict=True)
         if value is not None
     ]
     daily = [
@@ -167,21 +176,21 @@ def test_series(spark: SparkSession) -> None:
     ]
     for name, expected in (("series_hourly", hourly), ("series_daily", daily)):
         assertDataFrameEqual(
-            conform_to_schema(made[name], TABLES[name], SERIES_JOB.name), rows(spark, name, *expected)
+            conform_to_schema(result[name], TABLES[name], SERIES_JOB.name), make_table(spark, name, *expected)
         )
     assert set(DAYS) == set(METRICS)
 
 
-def test_counts_of_an_outage_are_zero(spark: SparkSession) -> None:
+def test_counts_during_outage_are_zero(spark: SparkSession) -> None:
     """
-    Hours between logs of a day, or of the day before, count as nothing done; what is no count is not known of them. A
-    night knows what a back-fill does.
+    Hours between logs of a day, or since logs of the day before, have counts of 0 and no other metrics. A nightly run
+    knows as much as a back-fill.
     """
 
     def hourly(span: Span, *lines: dict[str, Any], before: DataFrame | None = None) -> DataFrame:
-        tables = {name: frame.limit(0) for name, frame in given(spark).items()}
+        tables = {name: frame.limit(0) for name, frame in make_tables(spark).items()}
         tables |= {
-            "queue_hourly": rows(spark, "queue_hourly", *lines),
+            "queue_hourly": make_table(spark, "queue_hourly", *lines),
             "series_hourly": before or tables["series_hourly"],
         }
         return conform_to_schema(
@@ -189,27 +198,29 @@ def test_counts_of_an_outage_are_zero(spark: SparkSession) -> None:
         )
 
     nights = {
-        MONDAY: [gauge(20, "a", 1, 5, 1.0), gauge(22, "a", 1, 5, 1.0)],
-        TUESDAY: [gauge(2, "a", 1, 5, 1.0, TUESDAY)],
-        THURSDAY: [gauge(9, "a", 1, 5, 1.0, THURSDAY)],
+        MONDAY: [make_gauge(20, "a", 1, 5, 1.0), make_gauge(22, "a", 1, 5, 1.0)],
+        TUESDAY: [make_gauge(2, "a", 1, 5, 1.0, TUESDAY)],
+        THURSDAY: [make_gauge(9, "a", 1, 5, 1.0, THURSDAY)],
     }
-    whole = hourly(Span(MONDAY, THURSDAY), *(line for lines in nights.values() for line in lines)).localCheckpoint()
+    all_at_once = hourly(
+        Span(MONDAY, THURSDAY), *(line for lines in nights.values() for line in lines)
+    ).localCheckpoint()
 
-    def hours(metric: str) -> list[tuple[date, int, float]]:
-        return sorted((row.dt, row.hour, row.value) for row in whole.where(F.col("metric") == metric).collect())
+    def list_hours(metric: str) -> list[tuple[date, int, float]]:
+        return sorted((row.dt, row.hour, row.value) for row in all_at_once.where(F.col("metric") == metric).collect())
 
     found = [(MONDAY, 20), (MONDAY, 21), (MONDAY, 22), (TUESDAY, 0), (TUESDAY, 1), (TUESDAY, 2), (THURSDAY, 9)]
-    assert hours("requests") == [(*hour, 0.0) for hour in found]
-    assert hours("depth_max") == [(*hour, 5.0) for hour in found if hour[1] not in (21, 0, 1)]
+    assert list_hours("requests") == [(*hour, 0.0) for hour in found]
+    assert list_hours("depth_max") == [(*hour, 5.0) for hour in found if hour[1] not in (21, 0, 1)]
     for night, lines in nights.items():
-        before = whole.where(F.col("dt") == F.lit(night - timedelta(1)))
-        of_night = whole.where(F.col("dt") == F.lit(night))
-        assertDataFrameEqual(hourly(Span(night, night), *lines, before=before), of_night)
+        before = all_at_once.where(F.col("dt") == F.lit(night - timedelta(1)))
+        expected = all_at_once.where(F.col("dt") == F.lit(night))
+        assertDataFrameEqual(hourly(Span(night, night), *lines, before=before), expected)
 
 
-def test_nothing_gives_nothing(spark: SparkSession) -> None:
-    nothing = {name: frame.limit(0) for name, frame in given(spark).items()}
+def test_no_rows_without_input(spark: SparkSession) -> None:
+    empty_tables = {name: frame.limit(0) for name, frame in make_tables(spark).items()}
 
-    made = SERIES_JOB.transform(nothing, Settings(), Span(MONDAY, MONDAY))
+    result = SERIES_JOB.transform(empty_tables, Settings(), Span(MONDAY, MONDAY))
 
-    assert {name: frame.count() for name, frame in made.items()} == {"series_hourly": 0, "series_daily": 0}
+    assert {name: frame.count() for name, frame in result.items()} == {"series_hourly": 0, "series_daily": 0}

@@ -1,4 +1,4 @@
-"""Events and bytes by hour."""
+"""Events and bytes by hour and day."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from analytics.job import Span
 from analytics.jobs.traffic_and_queues import TRAFFIC_JOB
-from tests.analytics.events import at, day, event, events, run
+from tests.analytics.events import at, day, event, events, run_job
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_requests_and_messages_are_counted_with_their_bytes(spark: SparkSession) -> None:
+def test_counts_requests_and_messages_with_bytes(spark: SparkSession) -> None:
     lines = [
         event(at(0, 1), "req.done", proto="didcomm", size=10),
         event(at(0, 1, 59), "req.done", proto="didcomm", size=5),
@@ -24,16 +24,16 @@ def test_requests_and_messages_are_counted_with_their_bytes(spark: SparkSession)
         event(at(1), "conn.open"),
     ]
 
-    made = run(TRAFFIC_JOB, {"events": events(spark, lines)}, Span(day(0), day(1)))
+    result = run_job(TRAFFIC_JOB, {"events": events(spark, lines)}, Span(day(0), day(1)))
 
-    assert [tuple(row.values()) for row in made["traffic_hourly"]] == [
+    assert [tuple(row.values()) for row in result["traffic_hourly"]] == [
         (day(0), 1, "a", "didcomm", "req.done", 2, 15),
         (day(0), 2, "a", "didcomm", "req.done", 1, 1),
         (day(0), 2, "b", "decentrl", "req.done", 1, 0),
         (day(0), 23, "a", "", "msg.accept", 1, 7),
         (day(1), 0, "", "", "msg.ack", 1, 0),
     ]
-    assert [tuple(row.values()) for row in made["traffic_daily"]] == [
+    assert [tuple(row.values()) for row in result["traffic_daily"]] == [
         (day(0), "a", "", "msg.accept", 1, 7),
         (day(0), "a", "didcomm", "req.done", 3, 16),
         (day(0), "b", "decentrl", "req.done", 1, 0),
@@ -41,8 +41,8 @@ def test_requests_and_messages_are_counted_with_their_bytes(spark: SparkSession)
     ]
 
 
-def test_nothing(spark: SparkSession) -> None:
-    assert run(TRAFFIC_JOB, {"events": events(spark, [])}, Span(day(0), day(0))) == {
+def test_no_rows_without_events(spark: SparkSession) -> None:
+    assert run_job(TRAFFIC_JOB, {"events": events(spark, [])}, Span(day(0), day(0))) == {
         "traffic_hourly": [],
         "traffic_daily": [],
     }

@@ -1,4 +1,4 @@
-"""Files by Hadoop's FileSystem, here on a local disk."""
+"""FileSystem on a local disk."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def files(spark: SparkSession) -> FileSystem:
-    """Over the session of all tests."""
     return FileSystem(spark)
 
 
-def test_write_and_read(files: FileSystem, tmp_path: Path) -> None:
-    """Bytes come back as they were, a file is replaced, and nothing else stands beside it."""
+def test_reads_what_was_written(files: FileSystem, tmp_path: Path) -> None:
+    """A write replaces the file, and leaves no other file."""
     data = bytes(range(256)) * 9
     path = f"{tmp_path}/deep/er/a.bin"
     files.write(path, b"before")
@@ -38,8 +37,8 @@ def test_write_and_read(files: FileSystem, tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "deep/er") == ["a.bin"]
 
 
-def test_list(files: FileSystem, tmp_path: Path) -> None:
-    """Every file, hidden ones too, by path, as Hadoop's own listing has them."""
+def test_lists_all_files_by_path(files: FileSystem, tmp_path: Path) -> None:
+    """Hidden files too, in the order of Hadoop's own listing."""
     for name in ("b/.hidden", "b/_staged", "a b.jsonl", "z/x=1/part"):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_bytes(b"12345"[: len(name) % 5])
@@ -54,14 +53,14 @@ def test_list(files: FileSystem, tmp_path: Path) -> None:
     assert files.list(str(tmp_path), recursive=False) == found[:1]
     assert files.list(f"{tmp_path}/a b.jsonl") == found[:1]
     for recursive in (True, False):
-        # The way of all other file systems.
+        # The implementation for all other file systems.
         other = list(_list_remote_files(*files._resolve(str(tmp_path)), recursive))
         assert sorted(other, key=lambda file: file.path) == files.list(str(tmp_path), recursive)
     assert files.list_names(str(tmp_path)) == ["a b.jsonl", "b", "z"]
 
 
-def test_move_and_delete(files: FileSystem, tmp_path: Path) -> None:
-    """Directories as a whole, to a place whose parent need not be there; deleting what is not there is fine."""
+def test_moves_and_deletes_directories(files: FileSystem, tmp_path: Path) -> None:
+    """The parent of the target need not exist; deleting a missing path succeeds."""
     files.write(f"{tmp_path}/a/dt=1/part", b"x")
     files.move(f"{tmp_path}/a", f"{tmp_path}/new/place")
     assert files.read(f"{tmp_path}/new/place/dt=1/part") == b"x"
@@ -73,20 +72,19 @@ def test_move_and_delete(files: FileSystem, tmp_path: Path) -> None:
     assert not files.exists(f"{tmp_path}/new") and not files.is_directory(f"{tmp_path}/new")
 
 
-def test_free_bytes(files: FileSystem, tmp_path: Path) -> None:
-    """Also of a place that is not there yet."""
+def test_free_bytes_of_existing_and_future_paths(files: FileSystem, tmp_path: Path) -> None:
 
     def free() -> int:
         found = os.statvfs(tmp_path)
         return found.f_bavail * found.f_frsize
 
-    # Others write on the same disk, and delete.
-    before, told, after = free(), files.get_free_bytes(f"{tmp_path}/not/there"), free()
-    assert min(before, after) - 2**30 < told < max(before, after) + 2**30
+    # Other processes write to the same disk.
+    before, reported, after = free(), files.get_free_bytes(f"{tmp_path}/not/there"), free()
+    assert min(before, after) - 2**30 < reported < max(before, after) + 2**30
 
 
-def test_errors_name_the_path(files: FileSystem, tmp_path: Path) -> None:
-    """In one line: 2 for what is not there and for what is no path, 1 for the rest."""
+def test_error_is_one_line_with_path(files: FileSystem, tmp_path: Path) -> None:
+    """Exit status 2 for a missing or invalid path, 1 for anything else."""
     base = str(tmp_path)
     (tmp_path / "file").write_text("")
     (tmp_path / "other").mkdir()
@@ -100,9 +98,9 @@ def test_errors_name_the_path(files: FileSystem, tmp_path: Path) -> None:
         (lambda: files.write(f"{base}/file/x", b""), EXIT_FAILED),
         (lambda: files.write(f"{base}/other", b""), EXIT_FAILED),
     ]
-    for go, exit_status in mistakes:
+    for operation, exit_status in mistakes:
         with pytest.raises(AnalyticsError) as caught:
-            go()
+            operation()
         assert str(caught.value).startswith(base) and "\n" not in str(caught.value)
         assert caught.value.exit_status == exit_status
     for url in ("nope://x/y", ""):
@@ -112,8 +110,8 @@ def test_errors_name_the_path(files: FileSystem, tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["file", "other"]
 
 
-def test_a_write_that_fails_leaves_what_was_there(files: FileSystem, tmp_path: Path) -> None:
-    """And no draft."""
+def test_failed_write_changes_nothing(files: FileSystem, tmp_path: Path) -> None:
+    """No draft file is left."""
     (tmp_path / "target").mkdir()
     (tmp_path / "target/inner").write_text("kept")
     with pytest.raises(AnalyticsError):

@@ -1,4 +1,4 @@
-"""The Spark schema and the daemon's declaration of its events are the same thing."""
+"""The Spark schema agrees with the daemon's event schema."""
 
 from __future__ import annotations
 
@@ -26,16 +26,15 @@ JSON_TYPES = {
 
 
 def test_every_declared_field_has_a_column_of_its_type() -> None:
-    """What the daemon's JSON Schema allows in a line, the table can hold."""
     types = {column.name: column.type for column in make_event_columns()}
     for line in build_json_schema()["oneOf"]:
-        for name, about in line["properties"].items():
-            allowed = about.get("type", "string")  # the name of the event is a constant
+        for name, field_schema in line["properties"].items():
+            allowed = field_schema.get("type", "string")  # the name of the event is a constant
             assert allowed in JSON_TYPES[types[name]], name
 
 
-def test_every_column_is_declared() -> None:
-    """Beside what ingest adds there is no column that no event has."""
+def test_every_column_belongs_to_an_event() -> None:
+    """Except those that ingest adds."""
     used = {name for event in EVENTS.values() for name in event.fields}
     assert used == set(FIELDS)
     names = [column.name for column in make_event_columns()]
@@ -43,8 +42,8 @@ def test_every_column_is_declared() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_schemas_of_spark(spark: SparkSession) -> None:
-    """A line is parsed with the same columns as are stored, the time as text; damage has a column of its own."""
+def test_line_schema_has_stored_columns_and_corrupt_record(spark: SparkSession) -> None:
+    """The time is parsed as text."""
     stored, parsed = make_events_struct(), make_line_struct()
     assert [field.simpleString() for field in stored.fields[:5]] == [
         "dt:date",
@@ -59,10 +58,9 @@ def test_schemas_of_spark(spark: SparkSession) -> None:
     assert all(parsed[name] == stored[name] for name in parsed.names if name not in ("ts", CORRUPT_RECORD_COLUMN))
 
 
-def test_fields_of_frequent_events(spark: SparkSession) -> None:
-    """Of lines that are read by themselves every field is read that they may have, as of all others."""
-    frequent, whole = make_frequent_struct(), make_line_struct()
+def test_frequent_schema_has_all_fields_of_frequent_events(spark: SparkSession) -> None:
+    frequent, full = make_frequent_struct(), make_line_struct()
     for event in FREQUENT_EVENTS:
         assert {*ENVELOPE, *EVENTS[event].fields} <= set(frequent.names)
-    assert all(frequent[name] == whole[name] for name in frequent.names)
-    assert len(frequent) < len(whole) / 2
+    assert all(frequent[name] == full[name] for name in frequent.names)
+    assert len(frequent) < len(full) / 2

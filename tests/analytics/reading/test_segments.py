@@ -1,4 +1,4 @@
-"""Finding log segments by their names."""
+"""Discovery of log segments by their names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from analytics.errors import EXIT_USAGE, AnalyticsError
 from analytics.reading.files import FileSystem
 from analytics.reading.segments import Discovery, discover_segments
-from tests.analytics.lines import Writer, write
+from tests.analytics.lines import SegmentWriter, write_file
 
 
 @pytest.fixture
@@ -20,22 +20,24 @@ def files(spark: SparkSession) -> FileSystem:
     return FileSystem(spark)
 
 
-def names(found: Discovery) -> list[str]:
-    """The files to be read."""
+def list_file_names(found: Discovery) -> list[str]:
+    """Names of the files to read."""
     return [segment.path.rpartition("/")[2] for segment in found.segments]
 
 
-def test_segments_of_several_nodes(files: FileSystem, tmp_path: Path) -> None:
-    """Every directory below is looked into; plain and packed segments say whose and of which day they are."""
-    one, two = Writer("node-a"), Writer("b.c")
+def test_finds_segments_of_all_nodes_recursively(files: FileSystem, tmp_path: Path) -> None:
+    """Node, day and compression follow from the names of files."""
+    one, two = SegmentWriter("node-a"), SegmentWriter("b.c")
     stem, lines = one.segment(3)
     packed, other = two.segment(2)
-    write(tmp_path, f"node-1/{stem}.jsonl", lines)
-    write(tmp_path, f"node-2/deep/{packed}.jsonl.gz", gzip.compress(b"".join(other)))
-    write(tmp_path, f"node-2/{packed}-2.jsonl.zst", b"whatever")
-    write(tmp_path, "node-1/analysis/read-segments.json", b"{}")
+    write_file(tmp_path, f"node-1/{stem}.jsonl", lines)
+    write_file(tmp_path, f"node-2/deep/{packed}.jsonl.gz", gzip.compress(b"".join(other)))
+    write_file(tmp_path, f"node-2/{packed}-2.jsonl.zst", b"whatever")
+    write_file(tmp_path, "node-1/analysis/read-segments.json", b"{}")
     found = discover_segments(files, [str(tmp_path), str(tmp_path / "node-1")])
-    assert [(each.stem, each.packed, each.node, each.batch, each.active) for each in found.segments] == [
+    assert [
+        (segment.stem, segment.packed, segment.node, segment.batch, segment.active) for segment in found.segments
+    ] == [
         (packed, "gzip", "b.c", date(2026, 11, 20), False),
         (f"{packed}-2", "zstd", "b.c", date(2026, 11, 20), False),
         (stem, "plain", "node-a", date(2026, 11, 20), False),
@@ -44,84 +46,94 @@ def test_segments_of_several_nodes(files: FileSystem, tmp_path: Path) -> None:
     assert not found.findings and not found.warnings
 
 
-def test_a_segment_counts_once(files: FileSystem, tmp_path: Path) -> None:
-    """Packed is read if it is whole, else plain; of copies the larger one, and copies that differ are a finding."""
-    writer = Writer()
-    (whole, lines), (half, more), (copied, others), (differs, last) = (writer.segment(n) for n in (3, 4, 5, 6))
-    write(tmp_path, f"{whole}.jsonl", lines)
-    write(tmp_path, f"{whole}.jsonl.gz", gzip.compress(b"".join(lines)))
-    write(tmp_path, f"{half}.jsonl", more)
-    write(tmp_path, f"{half}.jsonl.gz", gzip.compress(b"".join(more))[:-20])
-    write(tmp_path, f"{copied}.jsonl", others)
-    write(tmp_path, f"backup/{copied}.jsonl", others)
-    write(tmp_path, f"{differs}.jsonl", last)
-    write(tmp_path, f"backup/{differs}.jsonl", last[:-1])
+def test_selects_one_file_of_each_segment(files: FileSystem, tmp_path: Path) -> None:
+    """A complete compressed file, otherwise the plain one; of copies the larger; copies that differ are a finding."""
+    writer = SegmentWriter()
+    (complete, lines), (truncated, more), (copied, others), (differs, last) = (
+        writer.segment(n) for n in (3, 4, 5, 6)
+    )
+    write_file(tmp_path, f"{complete}.jsonl", lines)
+    write_file(tmp_path, f"{complete}.jsonl.gz", gzip.compress(b"".join(lines)))
+    write_file(tmp_path, f"{truncated}.jsonl", more)
+    write_file(tmp_path, f"{truncated}.jsonl.gz", gzip.compress(b"".join(more))[:-20])
+    write_file(tmp_path, f"{copied}.jsonl", others)
+    write_file(tmp_path, f"backup/{copied}.jsonl", others)
+    write_file(tmp_path, f"{differs}.jsonl", last)
+    write_file(tmp_path, f"backup/{differs}.jsonl", last[:-1])
     found = discover_segments(files, [str(tmp_path)])
-    assert names(found) == [f"{whole}.jsonl.gz", f"{half}.jsonl", f"{copied}.jsonl", f"{differs}.jsonl"]
+    assert list_file_names(found) == [
+        f"{complete}.jsonl.gz",
+        f"{truncated}.jsonl",
+        f"{copied}.jsonl",
+        f"{differs}.jsonl",
+    ]
     assert [segment.conflict for segment in found.segments] == [False, True, False, True]
     assert found.segments[3].size == sum(map(len, last))
     first, _, copy, _ = (segment.others for segment in found.segments)
     further = [path.removeprefix(f"file:{tmp_path}/") for path in (*first, *copy)]
-    assert further == [f"{whole}.jsonl", f"backup/{copied}.jsonl"]
+    assert further == [f"{complete}.jsonl", f"backup/{copied}.jsonl"]
     assert found.findings == {"copy": 2, "conflict": 2}
     assert len(found.warnings) == 1 and "backup" in found.warnings[0]
 
 
-def test_the_growing_file(files: FileSystem, tmp_path: Path) -> None:
-    """It is the segment that its first line names; without such a line it is named by its age."""
-    writer = Writer()
+def test_names_open_segment_by_its_first_line(files: FileSystem, tmp_path: Path) -> None:
+    """Without such a line, by its modification time."""
+    writer = SegmentWriter()
     stem, lines = writer.segment(2)
-    write(tmp_path, "node-1/events.jsonl", lines[:-1])
-    write(tmp_path, "node-2/events.jsonl", lines[0][:30])
-    write(tmp_path, "node-3/events.jsonl", b"")
+    write_file(tmp_path, "node-1/events.jsonl", lines[:-1])
+    write_file(tmp_path, "node-2/events.jsonl", lines[0][:30])
+    write_file(tmp_path, "node-3/events.jsonl", b"")
     closed, others = writer.segment(1)
-    write(tmp_path, f"node-4/{closed}.jsonl", others)
-    write(tmp_path, "node-4/events.jsonl", others)
+    write_file(tmp_path, f"node-4/{closed}.jsonl", others)
+    write_file(tmp_path, "node-4/events.jsonl", others)
     found = discover_segments(files, [str(tmp_path)])
     assert [(segment.stem, segment.active) for segment in found.segments[:2]] == [(stem, True), (closed, False)]
     assert found.segments[2].stem.endswith("-unknown-unknown-000000") and found.segments[2].active
     assert found.findings == {"nameless": 1}
 
 
-def test_copies_of_a_growing_file(files: FileSystem, tmp_path: Path) -> None:
-    """The larger one is read, wherever it is found first; nothing, once it was closed, that stayed behind."""
-    one, two = Writer("a"), Writer("b")
+def test_selects_largest_copy_of_open_segment(files: FileSystem, tmp_path: Path) -> None:
+    """Copies left behind after the segment was closed are ignored."""
+    one, two = SegmentWriter("a"), SegmentWriter("b")
     stem, lines = one.segment(9)
     for number, name in ((2, "1"), (5, "2"), (5, "3"), (4, "4")):
-        write(tmp_path, f"{name}/events.jsonl", lines[:number])
+        write_file(tmp_path, f"{name}/events.jsonl", lines[:number])
     closed, others = two.segment(1)
-    write(tmp_path, "5/events.jsonl", others[:-1])
-    write(tmp_path, f"6/{closed}.jsonl", others)
+    write_file(tmp_path, "5/events.jsonl", others[:-1])
+    write_file(tmp_path, f"6/{closed}.jsonl", others)
     found = discover_segments(files, [str(tmp_path)])
-    growing, whole = found.segments
-    assert (growing.stem, growing.size, growing.conflict, growing.others) == (
+    open_segment, complete = found.segments
+    assert (open_segment.stem, open_segment.size, open_segment.conflict, open_segment.others) == (
         stem,
         len(b"".join(lines[:5])),
         True,
         (),
     )
-    assert (whole.stem, whole.active) == (closed, False)
+    assert (complete.stem, complete.active) == (closed, False)
     assert found.findings == {"conflict": 3}
 
 
-def test_what_is_no_segment(files: FileSystem, tmp_path: Path) -> None:
-    """Other names are counted and named, what the daemon is packing is not; unknown suffixes stay segments."""
-    stem, lines = Writer().segment(1)
-    write(tmp_path, f"{stem}.jsonl", lines)
-    write(tmp_path, f"{stem}.jsonl.gz.tmp", b"draft")
-    write(tmp_path, f"_{stem}.jsonl", lines)
-    write(tmp_path, "mediatord.log", b"text")
-    write(tmp_path, "events-20261399T000000Z-one-b-000001.jsonl", b"text")
-    strange, others = Writer("x").segment(1)
-    write(tmp_path, f"{strange}.jsonl.xz", others)
+def test_counts_other_files(files: FileSystem, tmp_path: Path) -> None:
+    """
+    They are counted and named in a warning, except for files that the daemon is compressing. Unknown suffixes are
+    segments.
+    """
+    stem, lines = SegmentWriter().segment(1)
+    write_file(tmp_path, f"{stem}.jsonl", lines)
+    write_file(tmp_path, f"{stem}.jsonl.gz.tmp", b"draft")
+    write_file(tmp_path, f"_{stem}.jsonl", lines)
+    write_file(tmp_path, "mediatord.log", b"text")
+    write_file(tmp_path, "events-20261399T000000Z-one-b-000001.jsonl", b"text")
+    unknown_suffix, others = SegmentWriter("x").segment(1)
+    write_file(tmp_path, f"{unknown_suffix}.jsonl.xz", others)
     found = discover_segments(files, [str(tmp_path)])
-    assert [(segment.stem, segment.packed) for segment in found.segments] == [(stem, "plain"), (strange, "xz")]
+    assert [(segment.stem, segment.packed) for segment in found.segments] == [(stem, "plain"), (unknown_suffix, "xz")]
     assert found.findings == {"hidden": 1, "foreign": 2}
     assert any("mediatord.log" in warning for warning in found.warnings)
 
 
-def test_no_directory(files: FileSystem, tmp_path: Path) -> None:
-    """An empty directory has no segments; one that is not there is a mistake in the command."""
+def test_missing_directory_is_usage_error(files: FileSystem, tmp_path: Path) -> None:
+    """An empty directory has no segments."""
     assert discover_segments(files, [str(tmp_path)]) == Discovery([])
     with pytest.raises(AnalyticsError, match="no such file or directory") as caught:
         discover_segments(files, [str(tmp_path / "nowhere")])

@@ -1,4 +1,4 @@
-"""The report: what it says of a day, and that nothing from the logs is more than text in it."""
+"""The report: its contents, and that text from logs stays text."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from analytics.report.outputs import render_report, write_report
 from analytics.schema import TABLES
 from analytics.settings import Settings
 from analytics.writing.warehouse import Warehouse
-from tests.analytics.busy_day import BUSY, DAY, FACTS, FORMULA, HOSTILE, Rows, known
+from tests.analytics.busy_day import BUSY_ROWS, DAY, FORMULA, HOSTILE, RUN_INFO, Rows, make_report_data
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Without an end tag.
-_VOID = {"meta", "link"}
+# Elements without an end tag.
+_VOID_ELEMENTS = {"meta", "link"}
 
 
-class Page(HTMLParser):
+class ParsedPage(HTMLParser):
     """
-    What a browser would make of a page.
+    Parsed HTML page.
 
     :ivar tags: (tag, attributes) in order.
     :ivar texts: tag to the texts directly in it.
@@ -58,7 +58,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag not in _VOID:
+        if tag not in _VOID_ELEMENTS:
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -77,40 +77,40 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def busy() -> dict[str, bytes]:
-    return render_report(known(BUSY))
+def report_files() -> dict[str, bytes]:
+    return render_report(make_report_data(BUSY_ROWS))
 
 
 @pytest.fixture(scope="module")
-def page(busy: dict[str, bytes]) -> Page:
-    return Page(busy["index.html"])
+def page(report_files: dict[str, bytes]) -> ParsedPage:
+    return ParsedPage(report_files["index.html"])
 
 
-def test_it_is_one_file_that_asks_nobody_for_anything(page: Page, busy: dict[str, bytes]) -> None:
+def test_page_is_self_contained(page: ParsedPage, report_files: dict[str, bytes]) -> None:
     assert not page.open
     assert not {"script", "iframe", "img", "object", "embed", "base", "form"} & {tag for tag, _ in page.tags}
-    beside = {value for value in page.values("href") if not value.startswith(("#", "data:"))}
-    assert beside <= busy.keys()
+    linked = {value for value in page.values("href") if not value.startswith(("#", "data:"))}
+    assert linked <= report_files.keys()
     assert not page.values("src")
-    assert b"url(" not in re.sub(rb"url\(#", b"", busy["index.html"])
+    assert b"url(" not in re.sub(rb"url\(#", b"", report_files["index.html"])
     policy = next(attributes["content"] for _, attributes in page.tags if "http-equiv" in attributes)
     assert (
         policy == "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
     )
 
 
-def test_places_within_the_page(page: Page) -> None:
-    """Ids are there once, also those of charts; whatever is pointed at is there."""
+def test_ids_are_unique_and_references_resolve(page: ParsedPage) -> None:
+    """Also within charts."""
     ids = page.values("id")
-    pointed = [value[1:] for value in page.values("href") if value.startswith("#")]
-    pointed += [name for value in page.values("aria-labelledby") for name in value.split()]
-    pointed += [value.removeprefix("url(#").removesuffix(")") for value in page.values("clip-path")]
+    referenced = [value[1:] for value in page.values("href") if value.startswith("#")]
+    referenced += [name for value in page.values("aria-labelledby") for name in value.split()]
+    referenced += [value.removeprefix("url(#").removesuffix(")") for value in page.values("clip-path")]
 
     assert [name for name, times in Counter(ids).items() if times > 1] == []
-    assert set(pointed) <= set(ids)
+    assert set(referenced) <= set(ids)
 
 
-def test_problems_come_first(page: Page) -> None:
+def test_integrity_errors_come_first(page: ParsedPage) -> None:
     assert page.texts["h1"] == ["Friday, 20 November 2026"]
     assert (
         page.texts["h2"][0]
@@ -118,31 +118,31 @@ def test_problems_come_first(page: Page) -> None:
     )
     assert page.texts["h2"][1:5] == ["Ledger and reconciliation", "Lost messages", "Anomalies", "Traffic"]
     assert len(page.texts["h2"]) == 18
-    shown = dict(zip(page.texts["dt"], page.texts["dd"][::2], strict=True))
-    assert shown["Message ledger"] == "difference 3"
-    assert shown["Endings without acceptance"] == "2"
-    assert shown["Vanished messages"] == "1"
-    assert shown["Store ledgers"] == "difference 2"
-    assert shown["Counters and log lines"] == "difference 4"
-    assert shown["Missing log lines"] == "5"
-    assert shown["Quarantined lines"] == "1"
-    assert shown["Lost, acceptance logged"] == "360"
-    assert shown["Lost, acceptance not logged"] == "2"
+    values = dict(zip(page.texts["dt"], page.texts["dd"][::2], strict=True))
+    assert values["Message ledger"] == "difference 3"
+    assert values["Endings without acceptance"] == "2"
+    assert values["Vanished messages"] == "1"
+    assert values["Store ledgers"] == "difference 2"
+    assert values["Counters and log lines"] == "difference 4"
+    assert values["Missing log lines"] == "5"
+    assert values["Quarantined lines"] == "1"
+    assert values["Lost, acceptance logged"] == "360"
+    assert values["Lost, acceptance not logged"] == "2"
     lost = [
-        said for label, said in zip(page.texts["dt"], page.texts["dd"][::2], strict=True) if label == "Messages lost"
+        text for label, text in zip(page.texts["dt"], page.texts["dd"][::2], strict=True) if label == "Messages lost"
     ]
     assert lost == ["362, 2 of them without a logged acceptance", "362"]
     assert page.texts["span"][:9] == ["CRITICAL"] * 6 + ["WARNING"] * 3
 
 
-def test_every_number_has_a_sentence(page: Page) -> None:
+def test_every_figure_has_an_explanation(page: ParsedPage) -> None:
     meanings = page.texts["dd"][1::2]
 
     assert len(meanings) == len(page.texts["dt"]) > 50
     assert all(text[0].isupper() and text.endswith(".") for text in meanings)
 
 
-def test_charts_can_be_read_without_being_seen(page: Page) -> None:
+def test_charts_are_accessible(page: ParsedPage) -> None:
     charts = [attributes for tag, attributes in page.tags if tag == "svg"]
 
     assert len(charts) == 15
@@ -150,40 +150,40 @@ def test_charts_can_be_read_without_being_seen(page: Page) -> None:
     assert len(page.texts["desc"]) == len(charts)
     assert len([tag for tag, _ in page.tags if tag == "details"]) == len(charts)
     assert "Messages accepted by hour on 2026-11-20; maximum 7,091 in the hour from 16:00 UTC." in page.texts["desc"]
-    # Colours are those of the style sheet, which has them for light and dark.
+    # Colours come from the style sheet, for light and dark.
     assert not re.search(r"#0000|#[0-9a-f]{6}", "".join(page.values("style")))
 
 
-def test_what_strings_from_logs_do(page: Page, busy: dict[str, bytes]) -> None:
-    """They are text in the page, and no formulas in a spreadsheet."""
+def test_escapes_text_from_logs(page: ParsedPage, report_files: dict[str, bytes]) -> None:
+    """In the page and, against formulas, in CSV files."""
     cells = page.texts["td"]
-    assert cells.count(HOSTILE) == 4 + sum(row["store"] == HOSTILE for row in BUSY["stores_daily"])
+    assert cells.count(HOSTILE) == 4 + sum(row["store"] == HOSTILE for row in BUSY_ROWS["stores_daily"])
     assert f"{HOSTILE}$x^2$" in cells
-    assert b"<script" not in busy["index.html"]
-    errors = list(csv.DictReader(busy["errors_daily.csv"].decode().splitlines()))
+    assert b"<script" not in report_files["index.html"]
+    errors = list(csv.DictReader(report_files["errors_daily.csv"].decode().splitlines()))
     assert {row["mtype"] for row in errors} >= {f"'{FORMULA}", HOSTILE}
     assert "e" * 160 + "\N{HORIZONTAL ELLIPSIS}" == format_text("e" * 4000)
 
 
-def test_new_codes_and_small_groups(page: Page) -> None:
+def test_marks_new_codes_and_small_groups(page: ParsedPage) -> None:
     cells = page.texts["td"]
 
     assert cells.count("new") == 2
-    # Senders of one error, senders of the repeated requests, partners of the others, twice.
+    # Senders of one error, senders of replays, and twice the partners of `others`.
     assert cells.count("few") == 4
 
 
-def test_csv_files_are_the_tables(busy: dict[str, bytes]) -> None:
-    names = {name.removesuffix(".csv") for name in busy if name.endswith(".csv")}
+def test_csv_files_equal_tables(report_files: dict[str, bytes]) -> None:
+    names = {name.removesuffix(".csv") for name in report_files if name.endswith(".csv")}
     assert names == REPORT_QUERIES.keys() - {"latency_hist", "inputs", "concurrency_10m"}
     for name in names:
-        rows = list(csv.DictReader(busy[f"{name}.csv"].decode().splitlines()))
-        assert len(rows) == sum(row["dt"] == DAY for row in BUSY[name])
+        rows = list(csv.DictReader(report_files[f"{name}.csv"].decode().splitlines()))
+        assert len(rows) == sum(row["dt"] == DAY for row in BUSY_ROWS[name])
         assert all(list(row) == [column.name for column in TABLES[name].columns] for row in rows)
 
 
-def test_the_summary(busy: dict[str, bytes]) -> None:
-    summary = json.loads(busy["summary.json"])
+def test_summary_has_checks_and_figures(report_files: dict[str, bytes]) -> None:
+    summary = json.loads(report_files["summary.json"])
 
     assert (summary["day"], summary["final"], summary["state"]) == ("2026-11-20", False, "bad")
     assert summary["checks"] == {
@@ -202,61 +202,61 @@ def test_the_summary(busy: dict[str, bytes]) -> None:
     assert len(summary["anomalies"]) == 2
 
 
-def test_the_same_day_makes_the_same_bytes(busy: dict[str, bytes]) -> None:
-    assert render_report(known(BUSY)) == busy
+def test_report_is_reproducible(report_files: dict[str, bytes]) -> None:
+    assert render_report(make_report_data(BUSY_ROWS)) == report_files
 
 
-BROKEN_BOOKS = ("difference", "orphans", "overdue", "vanished", "lost_unaccepted")
+LEDGER_ERRORS = ("difference", "orphans", "overdue", "vanished", "lost_unaccepted")
 
 
 @pytest.mark.parametrize("column", ["difference", "orphans", "vanished"])
-def test_any_of_these_makes_the_day_bad(column: str) -> None:
-    books = {**BUSY["ledger_daily"][-1], **dict.fromkeys(BROKEN_BOOKS, 0), column: 1}
-    files = render_report(known({"ledger_daily": [books]}))
+def test_ledger_error_makes_state_bad(column: str) -> None:
+    ledger_row = {**BUSY_ROWS["ledger_daily"][-1], **dict.fromkeys(LEDGER_ERRORS, 0), column: 1}
+    files = render_report(make_report_data({"ledger_daily": [ledger_row]}))
     assert json.loads(files["summary.json"])["state"] == "bad"
 
 
-def test_the_same_input_makes_the_same_report_in_every_run(busy: dict[str, bytes]) -> None:
-    """Nothing of the run itself is in it: neither its time nor how long it took or which days it made."""
-    other = replace(FACTS, span=Span(DAY, DAY), now=FACTS.now + timedelta(hours=9), duration_s=1.0)
-    assert render_report(replace(known(BUSY), run_info=other)) == busy
+def test_report_does_not_depend_on_the_run(report_files: dict[str, bytes]) -> None:
+    """Neither on its time, nor on its duration or days."""
+    other = replace(RUN_INFO, span=Span(DAY, DAY), now=RUN_INFO.now + timedelta(hours=9), duration_s=1.0)
+    assert render_report(replace(make_report_data(BUSY_ROWS), run_info=other)) == report_files
 
 
-def test_a_day_with_nothing_wrong() -> None:
-    good: Rows = {
-        **BUSY,
-        "ledger_daily": [{**BUSY["ledger_daily"][-1], **dict.fromkeys(BROKEN_BOOKS, 0)}],
-        "stores_daily": [row for row in BUSY["stores_daily"] if row["store"] != HOSTILE],
-        "reconciliation_daily": [row for row in BUSY["reconciliation_daily"] if not row["difference"]],
-        "boots_daily": [row for row in BUSY["boots_daily"] if not row["missing"]],
-        "inputs": [{**row, "corrupt": 0} for row in BUSY["inputs"]],
+def test_state_is_good_without_findings() -> None:
+    rows: Rows = {
+        **BUSY_ROWS,
+        "ledger_daily": [{**BUSY_ROWS["ledger_daily"][-1], **dict.fromkeys(LEDGER_ERRORS, 0)}],
+        "stores_daily": [row for row in BUSY_ROWS["stores_daily"] if row["store"] != HOSTILE],
+        "reconciliation_daily": [row for row in BUSY_ROWS["reconciliation_daily"] if not row["difference"]],
+        "boots_daily": [row for row in BUSY_ROWS["boots_daily"] if not row["missing"]],
+        "inputs": [{**row, "corrupt": 0} for row in BUSY_ROWS["inputs"]],
         "lost_daily": [],
         "anomalies": [],
     }
 
-    files = render_report(known(good))
+    files = render_report(make_report_data(rows))
 
     assert json.loads(files["summary.json"])["state"] == "good"
-    page = Page(files["index.html"])
+    page = ParsedPage(files["index.html"])
     assert page.texts["h2"][0] == "The ledger balances and no check failed."
     assert page.texts["span"][:9] == ["OK"] * 9
 
 
-def test_books_of_a_store_that_are_not_known() -> None:
-    """Too many messages to be counted, or a mediator that does not tell: that is said, and nothing is broken."""
-    unknown = [{**row, "total": None} for row in BUSY["stores_daily"] if row["entry"] == "difference"]
+def test_unknown_store_ledger_is_neutral() -> None:
+    """The store has too many messages to count, or the mediator reports no ledger."""
+    unknown = [{**row, "total": None} for row in BUSY_ROWS["stores_daily"] if row["entry"] == "difference"]
     for rows, words in (([], "no ledger"), (unknown, "unknown")):
-        files = render_report(known({**BUSY, "stores_daily": rows}))
-        page = Page(files["index.html"])
-        shown = dict(zip(page.texts["dt"], page.texts["dd"][::2], strict=True))
-        assert shown["Store ledgers"] == words
+        files = render_report(make_report_data({**BUSY_ROWS, "stores_daily": rows}))
+        page = ParsedPage(files["index.html"])
+        values = dict(zip(page.texts["dt"], page.texts["dd"][::2], strict=True))
+        assert values["Store ledgers"] == words
         assert json.loads(files["summary.json"])["checks"]["store_messages_off"]["state"] == "plain"
 
 
-def test_a_day_without_anything() -> None:
-    """The first day ever, or one on which all were down: no charts, no forecast, and the report says so."""
-    files = render_report(known({}))
-    page = Page(files["index.html"])
+def test_report_without_data() -> None:
+    """No charts and no forecast, and a note about it."""
+    files = render_report(make_report_data({}))
+    page = ParsedPage(files["index.html"])
 
     assert "svg" not in {tag for tag, _ in page.tags}
     assert "no ledger" in page.texts["dd"]
@@ -266,79 +266,82 @@ def test_a_day_without_anything() -> None:
     assert json.loads(files["summary.json"])["state"] == "warn"
 
 
-# Counts that jobs make.
+# Counts that are never null.
 NEVER_NULL = {"n", "hits", "value", "difference"}
 
 
-def test_a_day_with_holes_in_every_row() -> None:
-    """Beside keys and counts anything may be null, and is not in the way of a report."""
-    whole = {"ledger_daily", "inputs", "forecast", "forecast_error", "anomalies", "concurrency_10m"}
-    holes: Rows = {
+def test_report_with_nulls_in_every_row() -> None:
+    """All columns except keys and counts may be null."""
+    tables_without_nulls = {"ledger_daily", "inputs", "forecast", "forecast_error", "anomalies", "concurrency_10m"}
+    rows_with_nulls: Rows = {
         name: [
-            {key: row[key] if name in whole or key in (*TABLES[name].key, *NEVER_NULL) else None for key in row}
+            {
+                key: row[key] if name in tables_without_nulls or key in (*TABLES[name].key, *NEVER_NULL) else None
+                for key in row
+            }
             for row in rows
         ]
-        for name, rows in BUSY.items()
+        for name, rows in BUSY_ROWS.items()
     }
 
-    page = Page(render_report(known(holes))["index.html"])
+    page = ParsedPage(render_report(make_report_data(rows_with_nulls))["index.html"])
 
     assert len(page.texts["h2"]) == 18
 
 
-WRITTEN = ("errors_daily", "inputs", "latency_hist", "concurrency_10m", "series_hourly", "ledger_daily")
+STORED_TABLES = ("errors_daily", "inputs", "latency_hist", "concurrency_10m", "series_hourly", "ledger_daily")
 
 
 @pytest.fixture(scope="module")
 def warehouse(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Warehouse, FileSystem, Path]:
-    """A directory of results with some tables of the busy day, and an error of the day before."""
+    """Results with some tables of the busy day, and an error of the day before."""
     out = tmp_path_factory.mktemp("out")
-    yesterday = {**BUSY["errors_daily"][0], "dt": DAY - timedelta(1), "n": 77_777}
-    for name in WRITTEN:
+    yesterday = {**BUSY_ROWS["errors_daily"][0], "dt": DAY - timedelta(1), "n": 77_777}
+    for name in STORED_TABLES:
         struct = TABLES[name].struct()
-        rows = [*BUSY[name], *([yesterday] if name == "errors_daily" else [])]
+        rows = [*BUSY_ROWS[name], *([yesterday] if name == "errors_daily" else [])]
         frame = spark.createDataFrame([tuple(row[column] for column in struct.names) for row in rows], struct)
         frame.coalesce(1).write.partitionBy("dt").parquet(f"{out}/tables/{name}")
     files = FileSystem(spark)
     return Warehouse(spark, files, str(out)), files, out
 
 
-def test_read_and_written(warehouse: tuple[Warehouse, FileSystem, Path]) -> None:
-    """It reads what is there and of the day; tables without rows are empty."""
+def test_writes_report_from_warehouse(warehouse: tuple[Warehouse, FileSystem, Path]) -> None:
+    """Only rows of the day are read; missing tables are empty."""
     tables, files, out = warehouse
 
-    path = write_report(files, tables, str(out), DAY, Settings(), FACTS)
+    path = write_report(files, tables, str(out), DAY, Settings(), RUN_INFO)
 
     assert path == f"{out}/report/2026-11-20/index.html"
-    expected = render_report(known({name: BUSY[name] for name in WRITTEN}))
+    expected = render_report(make_report_data({name: BUSY_ROWS[name] for name in STORED_TABLES}))
     written = {file.name: file.read_bytes() for file in Path(path).parent.iterdir()}
     assert written.keys() == expected.keys()
     for name in written.keys() - {"index.html"}:
         assert sorted(written[name].splitlines()) == sorted(expected[name].splitlines()), name
-    assert Page(written["index.html"]).texts["desc"] == Page(expected["index.html"]).texts["desc"]
+    assert ParsedPage(written["index.html"]).texts["desc"] == ParsedPage(expected["index.html"]).texts["desc"]
 
 
-def test_what_is_too_much_is_cut(
+def test_truncates_large_tables(
     warehouse: tuple[Warehouse, FileSystem, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rows with most are read, and the report says that there are more."""
+    """The largest rows are read, and the report has a note."""
     from analytics.report.content import TableQuery
 
-    few = TableQuery(order=("n",), max_rows=2)
-    monkeypatch.setitem(REPORT_QUERIES, "errors_daily", few)
+    query = TableQuery(order=("n",), max_rows=2)
+    monkeypatch.setitem(REPORT_QUERIES, "errors_daily", query)
 
-    found = load_report_data(warehouse[0], DAY, Settings(), FACTS, ["errors_daily"])
+    found = load_report_data(warehouse[0], DAY, Settings(), RUN_INFO, ["errors_daily"])
 
     assert [row["n"] for row in found.rows["errors_daily"]] == [900, 900]
     assert found.truncated_tables == {"errors_daily"}
-    notes = render_report(ReportData(DAY, Settings(), FACTS, known(BUSY).rows, found.truncated_tables))[
-        "index.html"
-    ].decode()
+    notes = render_report(
+        ReportData(DAY, Settings(), RUN_INFO, make_report_data(BUSY_ROWS).rows, found.truncated_tables)
+    )["index.html"].decode()
     assert "Only the largest rows are shown of: errors_daily." in notes
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("text", "expected"),
     [
         (format_count(None), "–"),
         (format_count(1_234_567), "1,234,567"),
@@ -359,5 +362,5 @@ def test_what_is_too_much_is_cut(
         (format_text(""), "–"),
     ],
 )
-def test_numbers(told: str, expected: str) -> None:
-    assert told.replace("\N{NO-BREAK SPACE}", " ") == expected
+def test_formats_numbers(text: str, expected: str) -> None:
+    assert text.replace("\N{NO-BREAK SPACE}", " ") == expected

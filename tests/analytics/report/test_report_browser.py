@@ -1,4 +1,4 @@
-"""The report in a real Chromium, without a network: on a phone and on a desktop, in light and in dark."""
+"""The report in a real browser without network: phone and desktop, light and dark."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from analytics.report.outputs import render_report
-from tests.analytics.busy_day import BUSY, known
+from tests.analytics.busy_day import BUSY_ROWS, make_report_data
 from tests.browser import VIEWS, Browser, PageInspection, chromium
 
-LOOKS = [view.name for view in VIEWS]
+VIEW_NAMES = [view.name for view in VIEWS]
 
 
 @pytest.fixture(scope="module")
@@ -20,53 +20,57 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
-def looks(browser: Browser, files: dict[str, bytes], folder: Path, name: str) -> dict[str, PageInspection]:
-    """What there is to say about the page, by the name of the view."""
+def inspect_views(browser: Browser, files: dict[str, bytes], folder: Path, name: str) -> dict[str, PageInspection]:
+    """Inspections of the page by name of the view."""
     for file, content in files.items():
         (folder / file).write_bytes(content)
-    found: dict[str, PageInspection] = {}
+    inspections: dict[str, PageInspection] = {}
     for view in VIEWS:
         with browser.visit((folder / "index.html").as_uri(), view, offline=True) as visit:
-            found[view.name] = visit.inspect(name)
-    return found
+            inspections[view.name] = visit.inspect(name)
+    return inspections
 
 
 @pytest.fixture(scope="module")
-def found(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> dict[str, PageInspection]:
-    return looks(browser, render_report(known(BUSY)), tmp_path_factory.mktemp("report"), "report")
+def inspections(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> dict[str, PageInspection]:
+    return inspect_views(
+        browser, render_report(make_report_data(BUSY_ROWS)), tmp_path_factory.mktemp("report"), "report"
+    )
 
 
-@pytest.mark.parametrize("name", LOOKS)
-def test_it_looks_right(found: dict[str, PageInspection], name: str) -> None:
-    look = found[name]
+@pytest.mark.parametrize("name", VIEW_NAMES)
+def test_page_renders_correctly(inspections: dict[str, PageInspection], name: str) -> None:
+    inspection = inspections[name]
 
-    assert look.errors == []
-    assert look.requests == []
-    assert look.scripts == 0
-    assert look.overflowing == []
-    assert look.overflow == 0
-    assert look.texts > 1000
-    assert look.low_contrast == []
-    # Charts become as small as the narrowest phone is.
-    assert look.smallest_text >= (9 if name.startswith("phone") else 10)
-    assert look.screenshots and all(picture.read_bytes().startswith(b"\x89PNG") for picture in look.screenshots)
+    assert inspection.errors == []
+    assert inspection.requests == []
+    assert inspection.scripts == 0
+    assert inspection.overflowing == []
+    assert inspection.overflow == 0
+    assert inspection.texts > 1000
+    assert inspection.low_contrast == []
+    # Charts scale with the width of the phone.
+    assert inspection.smallest_text >= (9 if name.startswith("phone") else 10)
+    assert inspection.screenshots and all(
+        picture.read_bytes().startswith(b"\x89PNG") for picture in inspection.screenshots
+    )
 
 
-def test_light_and_dark_differ(found: dict[str, PageInspection]) -> None:
-    backgrounds = {name: found[name].background for name in LOOKS}
+def test_colour_scheme_changes_background(inspections: dict[str, PageInspection]) -> None:
+    backgrounds = {name: inspections[name].background for name in VIEW_NAMES}
 
     assert backgrounds["phone-light"] == backgrounds["desktop-light"] == "rgb(246, 246, 243)"
     assert backgrounds["phone-dark"] == backgrounds["desktop-dark"] == "rgb(19, 22, 25)"
 
 
-def test_the_browser_sees_what_is_wrong(browser: Browser, tmp_path: Path) -> None:
-    """Faint text, a table wider than the page, a script and a picture from elsewhere: none goes unnoticed."""
+def test_inspection_detects_defects(browser: Browser, tmp_path: Path) -> None:
+    """Faint text, overflow, a script, and an image from another origin."""
     page = b"""<!doctype html><meta charset="utf-8"><meta name="viewport" content="width=device-width">
     <body style="background: #fff; color: #eee">faint<div style="width: 2000px">wide</div>
     <img src="http://127.0.0.1:9/x.png"><script>console.log("here")</script>"""
 
-    for look in looks(browser, {"index.html": page}, tmp_path, "wrong").values():
-        assert [text for text, _ in look.low_contrast] == ["faint", "wide"]
-        assert look.overflowing and look.overflow > 0
-        assert look.requests == look.cross_origin == ["http://127.0.0.1:9/x.png"]
-        assert "here" in look.errors and look.scripts == 1
+    for inspection in inspect_views(browser, {"index.html": page}, tmp_path, "wrong").values():
+        assert [text for text, _ in inspection.low_contrast] == ["faint", "wide"]
+        assert inspection.overflowing and inspection.overflow > 0
+        assert inspection.requests == inspection.cross_origin == ["http://127.0.0.1:9/x.png"]
+        assert "here" in inspection.errors and inspection.scripts == 1

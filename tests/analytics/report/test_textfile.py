@@ -1,4 +1,4 @@
-"""The file for Prometheus, and the alerts on it."""
+"""The metrics file for the node exporter, and the alerts on its metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from analytics.reading.files import FileSystem
 from analytics.report.outputs import make_registry, write_textfile
 from analytics.schema import TABLES
 from analytics.writing.warehouse import Warehouse
-from tests.analytics.busy_day import BUSY, DAY, FACTS, known
+from tests.analytics.busy_day import BUSY_ROWS, DAY, RUN_INFO, make_report_data
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,7 +25,7 @@ RULES = Path(__file__).parents[3] / "etc" / "prometheus" / "mediatord-analytics.
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def samples(text: str) -> Samples:
+def parse_samples(text: str) -> Samples:
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -35,104 +35,106 @@ def samples(text: str) -> Samples:
 
 @pytest.fixture(scope="module")
 def text() -> str:
-    return generate_latest(make_registry(known(BUSY))).decode()
+    return generate_latest(make_registry(make_report_data(BUSY_ROWS))).decode()
 
 
-def test_the_figures_of_the_day(text: str) -> None:
-    found = samples(text)
+def test_exports_figures_of_the_day(text: str) -> None:
+    found = parse_samples(text)
 
-    def one(name: str, **labels: str) -> float:
+    def get_value(name: str, **labels: str) -> float:
         return found[f"mediatord_{name}", tuple(sorted(labels.items()))]
 
-    assert one("analytics_last_success_timestamp_seconds") == FACTS.now.timestamp()
-    assert one("analytics_day_timestamp_seconds") == 1_795_132_800
-    assert one("analytics_run_duration_seconds") == 46.6
-    assert one("analytics_segments") == 24
-    assert one("analytics_corrupt_lines") == 1
-    assert one("analytics_seq_missing") == 5
-    assert one("analytics_seq_doubled") == 1
-    assert one("analytics_ledger_difference") == 3
-    assert one("analytics_ledger_orphans") == 2
-    assert one("analytics_ledger_overdue") == 3
-    assert one("analytics_ledger_vanished") == 1
-    assert one("day_messages_lost_unaccepted") == 2
-    assert one("analytics_reconciliation_difference") == 4
-    assert one("day_messages", state="accepted") == 96_000
-    assert one("day_messages", state="open") == 13_697
-    # Two rows, of different sizes.
-    assert one("day_messages_lost", reason="ttl") == 210
-    assert one("day_messages_lost", reason="fifo_count") == 150
-    assert one("day_latency_seconds", quantile="0.95", path="live") == 0.066
-    assert one("day_requests_refused") == 2701
-    assert one("day_error_codes_new") == 2
-    assert one("day_anomalies") == 2
-    assert one("day_queue_depth_max") == 13_000
-    assert one("day_queue_days_to_capacity") == 0.8
-    expected = [row for row in BUSY["forecast"] if row["metric"] == "depth_max"]
+    assert get_value("analytics_last_success_timestamp_seconds") == RUN_INFO.now.timestamp()
+    assert get_value("analytics_day_timestamp_seconds") == 1_795_132_800
+    assert get_value("analytics_run_duration_seconds") == 46.6
+    assert get_value("analytics_segments") == 24
+    assert get_value("analytics_corrupt_lines") == 1
+    assert get_value("analytics_seq_missing") == 5
+    assert get_value("analytics_seq_doubled") == 1
+    assert get_value("analytics_ledger_difference") == 3
+    assert get_value("analytics_ledger_orphans") == 2
+    assert get_value("analytics_ledger_overdue") == 3
+    assert get_value("analytics_ledger_vanished") == 1
+    assert get_value("day_messages_lost_unaccepted") == 2
+    assert get_value("analytics_reconciliation_difference") == 4
+    assert get_value("day_messages", state="accepted") == 96_000
+    assert get_value("day_messages", state="open") == 13_697
+    # Two rows, of different size classes.
+    assert get_value("day_messages_lost", reason="ttl") == 210
+    assert get_value("day_messages_lost", reason="fifo_count") == 150
+    assert get_value("day_latency_seconds", quantile="0.95", path="live") == 0.066
+    assert get_value("day_requests_refused") == 2701
+    assert get_value("day_error_codes_new") == 2
+    assert get_value("day_anomalies") == 2
+    assert get_value("day_queue_depth_max") == 13_000
+    assert get_value("day_queue_days_to_capacity") == 0.8
+    expected = [row for row in BUSY_ROWS["forecast"] if row["metric"] == "depth_max"]
     highest = max(expected, key=lambda row: row["value"])
-    assert one("forecast_highest_day", metric="depth_max", end="value") == highest["value"]
-    assert one("forecast_highest_day", metric="depth_max", end="high") == highest["high"]
+    assert get_value("forecast_highest_day", metric="depth_max", end="value") == highest["value"]
+    assert get_value("forecast_highest_day", metric="depth_max", end="high") == highest["high"]
 
 
-def test_what_the_collector_takes(text: str) -> None:
-    """Gauges only, each with a help, no timestamps, nothing of the process that wrote it."""
+def test_exports_only_documented_gauges(text: str) -> None:
+    """Without timestamps and without metrics of the writing process."""
     lines = [line for line in text.splitlines() if not line.startswith("#")]
 
     assert all(re.fullmatch(r"mediatord_\w+(\{[^}]*\})? [-+.\de]+", line) for line in lines)
     assert all(family.type == "gauge" and family.documentation for family in text_string_to_metric_families(text))
 
 
-def test_a_day_without_anything_has_no_figures_that_nobody_knows() -> None:
-    found = samples(generate_latest(make_registry(known({}))).decode())
+def test_omits_unknown_figures() -> None:
+    found = parse_samples(generate_latest(make_registry(make_report_data({}))).decode())
 
     assert found["mediatord_analytics_last_success_timestamp_seconds", ()] > 0
     assert not any(name.startswith(("mediatord_analytics_ledger", "mediatord_forecast")) for name, _ in found)
 
 
-def test_the_file_is_replaced_or_stays(spark: SparkSession, tmp_path: Path) -> None:
+def test_replaces_file_atomically(spark: SparkSession, tmp_path: Path) -> None:
     struct = TABLES["ledger_daily"].struct()
-    rows = [tuple(row[name] for name in struct.names) for row in BUSY["ledger_daily"]]
+    rows = [tuple(row[name] for name in struct.names) for row in BUSY_ROWS["ledger_daily"]]
     spark.createDataFrame(rows, struct).write.partitionBy("dt").parquet(f"{tmp_path}/tables/ledger_daily")
     warehouse = Warehouse(spark, FileSystem(spark), str(tmp_path))
     path = tmp_path / "collector" / "mediatord-analytics.prom"
     path.parent.mkdir()
     path.write_text("the day before\n")
 
-    class Broken(Warehouse):
-        def read(self, *given: Any) -> Any:
+    class FailingWarehouse(Warehouse):
+        def read(self, *arguments: Any) -> Any:
             raise OSError("no such disk")
 
     with pytest.raises(OSError, match="no such disk"):
-        write_textfile(Broken(spark, FileSystem(spark), str(tmp_path)), DAY, str(path), FACTS)
+        write_textfile(FailingWarehouse(spark, FileSystem(spark), str(tmp_path)), DAY, str(path), RUN_INFO)
     assert path.read_text() == "the day before\n"
 
-    write_textfile(warehouse, DAY, str(path), FACTS)
-    assert samples(path.read_text())["mediatord_analytics_ledger_difference", ()] == 3
+    write_textfile(warehouse, DAY, str(path), RUN_INFO)
+    assert parse_samples(path.read_text())["mediatord_analytics_ledger_difference", ()] == 3
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
-def test_every_metric_of_an_alert_exists(text: str) -> None:
-    """Prometheus takes an alert on what there is not for one that never fires."""
-    there = {family.name for family in text_string_to_metric_families(text)}
+def test_alerts_use_existing_metrics(text: str) -> None:
+    """An alert on a missing metric never fires."""
+    exported = {family.name for family in text_string_to_metric_families(text)}
     rules: list[dict[str, Any]] = [
         rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]
     ]
 
     assert len({rule["alert"] for rule in rules}) == len(rules) >= 10
     for rule in rules:
-        named = set(re.findall(r"mediatord_\w+", rule["expr"]))
-        assert named and named <= there, rule["alert"]
+        used = set(re.findall(r"mediatord_\w+", rule["expr"]))
+        assert used and used <= exported, rule["alert"]
         assert rule["labels"]["severity"] in ("info", "warning", "critical")
         assert set(rule["annotations"]) == {"summary", "description", "runbook_url"}
 
 
-def test_labels_of_alerts_exist(text: str) -> None:
-    """So do the values that alerts look for."""
-    found = samples(text)
-    for name, wanted in re.findall(r"(mediatord_\w+)\{([^}]*)\}", RULES.read_text()):
-        for label, operator, value in re.findall(r'(\w+)(=~?)"([^"]*)"', wanted):
+def test_alerts_use_existing_label_values(text: str) -> None:
+    found = parse_samples(text)
+    for name, matchers in re.findall(r"(mediatord_\w+)\{([^}]*)\}", RULES.read_text()):
+        for label, operator, value in re.findall(r'(\w+)(=~?)"([^"]*)"', matchers):
             values = [dict(labels).get(label, "") for series, labels in found if series == name]
-            assert any(re.fullmatch(value, each) if operator == "=~" else each == value for each in values), (
+            assert any(
+                re.fullmatch(value, label_value) if operator == "=~" else label_value == value
+                for label_value in values
+            ), (
                 name,
                 label,
             )

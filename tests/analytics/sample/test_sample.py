@@ -1,4 +1,4 @@
-"""The logs that are made up: the daemon's own format, and a truth that plain counting confirms."""
+"""Generated logs: the daemon's format, and a ground truth that plain counting confirms."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ from mediatord.observability.event_schema import EVENTS, build_json_schema
 from mediatord.observability.segments import seal_segment
 from mediatord.protocol.error_codes import DECENTRL_CLOSE_CODES, DECENTRL_ERROR_CODES, DIDCOMM_ERROR_CODES
 
-FEW = {"wallets": 120, "messages_per_day": 150, "gauge_s": 600, "segment_hours": 6}
-# The days on which a line is lost in each of the ways there are.
-LOSSES = frozenset({"crash", "disk_full", "late_segment"})
+SMALL = {"wallets": 120, "messages_per_day": 150, "gauge_s": 600, "segment_hours": 6}
+# One incident for each way to lose lines.
+LOSS_INCIDENTS = frozenset({"crash", "disk_full", "late_segment"})
 
 
 @pytest.fixture(scope="module")
 def month(tmp_path_factory: pytest.TempPathFactory) -> SampleTruth:
-    """30 days, with lost lines and a segment that is not there yet."""
+    """30 days, with lost lines and a segment that is not delivered yet."""
     directory = tmp_path_factory.mktemp("month") / "logs"
-    return generate_logs(directory, SampleSpec(**FEW, days=30, incidents=LOSSES))  # type: ignore[arg-type]
+    return generate_logs(directory, SampleSpec(**SMALL, days=30, incidents=LOSS_INCIDENTS))  # type: ignore[arg-type]
 
 
-def segments(directory: Path) -> list[Path]:
+def list_segments(directory: Path) -> list[Path]:
     return sorted(directory.rglob("events*"))
 
 
-def lines(directory: Path) -> Iterator[bytes]:
-    """Of all segments, in whichever order."""
-    for path in segments(directory):
+def read_lines(directory: Path) -> Iterator[bytes]:
+    """Lines of all segments, in any order."""
+    for path in list_segments(directory):
         if path.is_file():
             content = path.read_bytes()
             yield from (gzip.decompress(content) if path.suffix == ".gz" else content).splitlines()
 
 
-def parsed(directory: Path) -> tuple[list[dict[str, Any]], int]:
-    """Events in order of time, and how many lines are none."""
+def parse_events(directory: Path) -> tuple[list[dict[str, Any]], int]:
+    """Events in order of time, and the number of damaged lines."""
     events, damaged = [], 0
-    for line in lines(directory):
+    for line in read_lines(directory):
         try:
             events.append(json.loads(line))
         except ValueError:
@@ -68,21 +68,22 @@ def parsed(directory: Path) -> tuple[list[dict[str, Any]], int]:
     return sorted(events, key=lambda event: (event["ts"], event["seq"])), damaged
 
 
-def test_every_line_is_as_the_declaration_says(tmp_path: Path) -> None:
-    generate_logs(tmp_path / "logs", SampleSpec(**FEW, days=20, incidents=frozenset(INCIDENT_SCHEDULE) - LOSSES))  # type: ignore[arg-type]
+def test_lines_conform_to_event_schema(tmp_path: Path) -> None:
+    incidents = frozenset(INCIDENT_SCHEDULE) - LOSS_INCIDENTS
+    generate_logs(tmp_path / "logs", SampleSpec(**SMALL, days=20, incidents=incidents))  # type: ignore[arg-type]
     validator = jsonschema_rs.validator_for(build_json_schema())
     seen = set()
-    for line in lines(tmp_path / "logs"):
+    for line in read_lines(tmp_path / "logs"):
         event = json.loads(line)
         assert validator.is_valid(event), event
         seen.add(event["event"])
-    unsaid = {"log.drop", "proc.reload", "msg.remove", "acct.deny", "acct.expire"}
-    assert seen >= set(EVENTS) - unsaid
+    not_generated = {"log.drop", "proc.reload", "msg.remove", "acct.deny", "acct.expire"}
+    assert seen >= set(EVENTS) - not_generated
 
 
 @pytest.mark.parametrize("compress", [False, True])
-def test_segments_are_byte_for_byte_what_the_daemon_writes(tmp_path: Path, compress: bool) -> None:
-    happened = [
+def test_segments_equal_those_of_the_daemon(tmp_path: Path, compress: bool) -> None:
+    events = [
         ("msg.accept", {"msg": "m", "rcpt": "r", "proto": "didcomm", "size": 3, "ttl_s": None, "method": "queue"}),
         ("conn.close", {"conn": "c", "dur_ms": 12.34567, "ws_code": 1000, "reason": "peer"}),
         ("gauge", {"depth": 1, "lag_ms": 0.25}),
@@ -93,7 +94,7 @@ def test_segments_are_byte_for_byte_what_the_daemon_writes(tmp_path: Path, compr
     daemon = EventLogWriter(tmp_path / "daemon", clock, LogOrigin("n", __version__, KEY_EPOCH, node.boot))
     daemon.startService()
     daemon.emit("proc.start", version=__version__)
-    for event, fields in happened:
+    for event, fields in events:
         clock.advance(0.5)
         node.log_event(event, **fields)  # type: ignore[arg-type]
         daemon.emit(event, **fields)  # type: ignore[arg-type]
@@ -102,40 +103,42 @@ def test_segments_are_byte_for_byte_what_the_daemon_writes(tmp_path: Path, compr
     daemon.emit("counters", **node.counters)
     daemon.stopService()
     node.stop()
-    (written,), (made,) = segments(tmp_path / "daemon"), segments(tmp_path / "sample")
+    (daemon_segment,), (sample_segment,) = list_segments(tmp_path / "daemon"), list_segments(tmp_path / "sample")
     if compress:
-        seal_segment(written, compress=True)
-        (written,) = segments(tmp_path / "daemon")
-    assert made.name == written.name
+        seal_segment(daemon_segment, compress=True)
+        (daemon_segment,) = list_segments(tmp_path / "daemon")
+    assert sample_segment.name == daemon_segment.name
     unpack = gzip.decompress if compress else bytes
-    assert _untimed(unpack(made.read_bytes())) == _untimed(unpack(written.read_bytes()))
-    assert made.read_bytes()[:10] == written.read_bytes()[:10]
+    assert _drop_microseconds(unpack(sample_segment.read_bytes())) == _drop_microseconds(
+        unpack(daemon_segment.read_bytes())
+    )
+    assert sample_segment.read_bytes()[:10] == daemon_segment.read_bytes()[:10]
 
 
-def _untimed(content: bytes) -> list[bytes]:
-    """To the millisecond: lines of one moment are microseconds apart in the sample."""
+def _drop_microseconds(content: bytes) -> list[bytes]:
+    """Truncate times to milliseconds: simultaneous lines of the sample are microseconds apart."""
     return re.sub(rb"(\.\d{3})\d{3}Z", rb"\1Z", content).split(b"\n")
 
 
-def test_the_same_declaration_gives_the_same_bytes(tmp_path: Path) -> None:
-    spec = SampleSpec(**FEW, days=2)  # type: ignore[arg-type]
+def test_sample_is_reproducible(tmp_path: Path) -> None:
+    spec = SampleSpec(**SMALL, days=2)  # type: ignore[arg-type]
     found = []
     for name in ("one", "two"):
         generate_logs(tmp_path / name, spec)
-        found.append({path.name: path.read_bytes() for path in segments(tmp_path / name) if path.is_file()})
+        found.append({path.name: path.read_bytes() for path in list_segments(tmp_path / name) if path.is_file()})
     assert found[0] == found[1]
-    other = SampleSpec(**FEW, days=2, seed=2)  # type: ignore[arg-type]
+    other = SampleSpec(**SMALL, days=2, seed=2)  # type: ignore[arg-type]
     generate_logs(tmp_path / "three", other)
-    assert {path.name for path in segments(tmp_path / "three")} != set(found[0])
+    assert {path.name for path in list_segments(tmp_path / "three")} != set(found[0])
 
 
-def test_workers_are_nodes_with_directories_of_their_own(tmp_path: Path) -> None:
-    truth = generate_logs(tmp_path, SampleSpec(**FEW, days=1, nodes=("a",), workers=2))  # type: ignore[arg-type]
+def test_workers_have_own_directories(tmp_path: Path) -> None:
+    truth = generate_logs(tmp_path, SampleSpec(**SMALL, days=1, nodes=("a",), workers=2))  # type: ignore[arg-type]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a-1", "a-2"]
     assert {node for node, _ in truth.days[truth.spec.first_day].events} == {"a-1", "a-2"}
 
 
-def test_codes_are_those_of_the_daemon() -> None:
+def test_codes_exist_in_daemon() -> None:
     known = {(row.status, row.code) for row in DIDCOMM_ERROR_CODES.values()}
     known |= {
         (row.encrypted_status, row.code) for row in DIDCOMM_ERROR_CODES.values() if row.encrypted_status is not None
@@ -147,33 +150,33 @@ def test_codes_are_those_of_the_daemon() -> None:
 
 
 @pytest.mark.exhaustive
-def test_truth_is_what_the_lines_add_up_to(month: SampleTruth) -> None:
-    events, damaged = parsed(month.directory)
+def test_ground_truth_agrees_with_lines(month: SampleTruth) -> None:
+    events, damaged = parse_events(month.directory)
     before = month.days_before_late
     assert damaged == sum(sum(day.damaged.values()) for day in before.values()) == 2
-    assert _counted(events, month) == {name: day.events for name, day in before.items()}
-    assert _missing(events, month) == {name: day.missing for name, day in before.items()}
-    assert _books(events, month) == {
+    assert _count_events(events, month) == {name: day.events for name, day in before.items()}
+    assert _count_missing(events, month) == {name: day.missing for name, day in before.items()}
+    assert _keep_ledger(events, month) == {
         name: (day.ledger.accepted, day.ledger.open, day.ledger.orphans, sum(day.lost.values()))
         for name, day in before.items()
     }
     assert any(day.ledger.orphans for day in before.values())
 
 
-def test_all_is_well_with_late_segments(month: SampleTruth, tmp_path: Path) -> None:
+def test_ledger_balances_with_late_segments(month: SampleTruth, tmp_path: Path) -> None:
     assert month.late
     late = [path.read_bytes() for path, _ in month.late]
     for name, day in month.days.items():
         ledger = day.ledger
-        gone = ledger.acked + ledger.expired + ledger.evicted + ledger.removed
-        assert ledger.opening + ledger.accepted == gone + ledger.open, name
-    (incident,) = (one for name, one in month.incidents.items() if name == "late_segment")
-    there = sum(len(gzip.decompress(content).splitlines()) for content in late)
-    assert month.days[incident.day].lines == month.days_before_late[incident.day].lines + there
+        ended = ledger.acked + ledger.expired + ledger.evicted + ledger.removed
+        assert ledger.opening + ledger.accepted == ended + ledger.open, name
+    (incident,) = (incident for name, incident in month.incidents.items() if name == "late_segment")
+    late_lines = sum(len(gzip.decompress(content).splitlines()) for content in late)
+    assert month.days[incident.day].lines == month.days_before_late[incident.day].lines + late_lines
 
 
-def test_counters_equal_lines_where_none_are_lost(month: SampleTruth) -> None:
-    events, _ = parsed(month.directory)
+def test_counters_equal_lines_without_loss(month: SampleTruth) -> None:
+    events, _ = parse_events(month.directory)
     logged: Counter[tuple[str, str]] = Counter()
     compared = 0
     for event in events:
@@ -186,16 +189,16 @@ def test_counters_equal_lines_where_none_are_lost(month: SampleTruth) -> None:
     assert compared > 100
 
 
-def test_lost_lines_show_in_counters_and_numbers(month: SampleTruth) -> None:
+def test_lost_lines_appear_in_counters_and_sequence_numbers(month: SampleTruth) -> None:
     crash, full = month.incidents["crash"], month.incidents["disk_full"]
     drifted = {(day, node) for day, truth in month.days.items() for node, _ in truth.drift}
-    assert drifted == {(one.day, one.details["node"]) for one in (crash, full)}
+    assert drifted == {(incident.day, incident.details["node"]) for incident in (crash, full)}
     missing = {day: truth.missing for day, truth in month.days.items() if truth.missing}
     assert missing == {crash.day: LOST_LINES, full.day: DROPPED_LINES}
     assert month.days[crash.day].unclosed[crash.details["node"]] > 0
 
 
-def _counted(events: list[dict[str, Any]], truth: SampleTruth) -> dict[date, Counter[tuple[str, str]]]:
+def _count_events(events: list[dict[str, Any]], truth: SampleTruth) -> dict[date, Counter[tuple[str, str]]]:
     found: dict[date, Counter[tuple[str, str]]] = {day: Counter() for day in truth.days}
     for event in events:
         day = date.fromisoformat(event["ts"][:10])
@@ -204,7 +207,7 @@ def _counted(events: list[dict[str, Any]], truth: SampleTruth) -> dict[date, Cou
     return found
 
 
-def _missing(events: list[dict[str, Any]], truth: SampleTruth) -> dict[date, int]:
+def _count_missing(events: list[dict[str, Any]], truth: SampleTruth) -> dict[date, int]:
     found, seen = dict.fromkeys(truth.days, 0), dict[str, int]()
     for event in events:
         day = date.fromisoformat(event["ts"][:10])
@@ -214,8 +217,8 @@ def _missing(events: list[dict[str, Any]], truth: SampleTruth) -> dict[date, int
     return found
 
 
-def _books(events: list[dict[str, Any]], truth: SampleTruth) -> dict[date, tuple[int, int, int, int]]:
-    """Messages accepted, open at the end of the day, ended though never accepted, and lost."""
+def _keep_ledger(events: list[dict[str, Any]], truth: SampleTruth) -> dict[date, tuple[int, int, int, int]]:
+    """Messages accepted, open at the end of the day, ended without acceptance, and lost."""
     found = {}
     waiting, by_day = set(), {day: [0, 0, 0] for day in truth.days}
     days = iter(events)

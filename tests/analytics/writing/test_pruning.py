@@ -1,4 +1,4 @@
-"""What prune deletes, and what it keeps whatever it is asked."""
+"""Which results and logs prune deletes, and which it keeps."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 LAST = date(2026, 11, 20)
 SETTINGS = Settings(look_back_days=2, keep_events_days=10, keep_tables_days=20, keep_logs_days=5)
-THEN = datetime(2026, 11, 21, tzinfo=UTC)
-THEN_MS = int(THEN.timestamp()) * 1000
+MODIFIED = datetime(2026, 11, 21, tzinfo=UTC)
+MODIFIED_MS = int(MODIFIED.timestamp()) * 1000
 
 
-def ago(days: int) -> date:
+def days_ago(days: int) -> date:
     return LAST - timedelta(days)
 
 
-def a_job(**recalls: int) -> Job:
-    return Job("job", (), (), lambda frames, settings, span: {}, recalls)
+def make_job(**history_days: int) -> Job:
+    return Job("job", (), (), lambda frames, settings, span: {}, history_days)
 
 
 @pytest.fixture
@@ -38,73 +38,83 @@ def out(tmp_path: Path) -> Path:
     """Results of forty days."""
     for number in range(40):
         for name in ("events", "open", "recipients_daily", "ledger_daily", "series_daily"):
-            folder = tmp_path / "tables" / name / f"dt={ago(number)}"
+            folder = tmp_path / "tables" / name / f"dt={days_ago(number)}"
             folder.mkdir(parents=True)
             (folder / "part.parquet").write_text("rows")
-        (tmp_path / "report" / str(ago(number))).mkdir(parents=True)
-        manifest = tmp_path / "runs" / f"{ago(number - 1):%Y%m%d}T010000Z-123abc.json"
+        (tmp_path / "report" / str(days_ago(number))).mkdir(parents=True)
+        manifest = tmp_path / "runs" / f"{days_ago(number - 1):%Y%m%d}T010000Z-123abc.json"
         manifest.parent.mkdir(exist_ok=True)
         manifest.write_text("{}")
     return tmp_path
 
 
-def pruned(spark: SparkSession, out: Path, settings: Settings = SETTINGS, *jobs: Job, **rest: Any) -> int:
+def run_prune(spark: SparkSession, out: Path, settings: Settings = SETTINGS, *jobs: Job, **rest: Any) -> int:
     files = FileSystem(spark)
     return prune_expired(Warehouse(spark, files, str(out)), files, str(out), settings, jobs, **rest)
 
 
-def kept(out: Path, table: str) -> int:
-    """How many of the last days a table still has; none before them."""
+def count_kept_days(out: Path, table: str) -> int:
+    """How many of the last days a table still has; asserts that it has no earlier ones."""
     days = sorted(path.name for path in (out / "tables" / table).iterdir())
-    assert days == [f"dt={ago(number)}" for number in reversed(range(len(days)))]
+    assert days == [f"dt={days_ago(number)}" for number in reversed(range(len(days)))]
     return len(days)
 
 
-def test_old_days_are_deleted(spark: SparkSession, out: Path) -> None:
-    """Counted from the oldest day that may be made again; identifiers go sooner than figures."""
-    told: list[ExpiredItem] = []
-    assert pruned(spark, out, dry_run=True, report_item=told.append) == len(told) > 0
-    assert f"events of {ago(40)}" in {item.what for item in told} or told[0].what
-    assert kept(out, "events") == 40
-    assert pruned(spark, out) == len(told)
-    assert {name: kept(out, name) for name in ("events", "open", "recipients_daily", "ledger_daily")} == {
+def test_deletes_old_days(spark: SparkSession, out: Path) -> None:
+    """Counted from the oldest day that may be computed again; tables with identifiers expire sooner."""
+    expired: list[ExpiredItem] = []
+    assert run_prune(spark, out, dry_run=True, report_item=expired.append) == len(expired) > 0
+    assert f"events of {days_ago(40)}" in {item.what for item in expired} or expired[0].what
+    assert count_kept_days(out, "events") == 40
+    assert run_prune(spark, out) == len(expired)
+    assert {name: count_kept_days(out, name) for name in ("events", "open", "recipients_daily", "ledger_daily")} == {
         "events": 13,
         "open": 13,
         "recipients_daily": 13,
         "ledger_daily": 23,
     }
     assert len(list((out / "report").iterdir())) == 23
-    # A manifest has the time of its run, the day after.
+    # A manifest is dated by its run, one day later.
     assert len(list((out / "runs").iterdir())) == 24
-    assert pruned(spark, out) == 0
+    assert run_prune(spark, out) == 0
 
 
-def test_what_jobs_recall_stays(spark: SparkSession, out: Path) -> None:
-    """Figures as far as they are recalled; identifiers no longer than the books need, but so long in any case."""
+def test_keeps_history_of_jobs(spark: SparkSession, out: Path) -> None:
+    """Figures for the whole history; identifiers no longer than the ledger needs, but at least so long."""
     settings = SETTINGS.model_copy(update={"keep_events_days": 1, "keep_tables_days": 1})
-    pruned(spark, out, settings, a_job(series_daily=30, open=7, recipients_daily=35), a_job(series_daily=3))
-    found = {name: kept(out, name) for name in ("events", "open", "recipients_daily", "ledger_daily", "series_daily")}
+    run_prune(spark, out, settings, make_job(series_daily=30, open=7, recipients_daily=35), make_job(series_daily=3))
+    found = {
+        name: count_kept_days(out, name)
+        for name in ("events", "open", "recipients_daily", "ledger_daily", "series_daily")
+    }
     assert found == {"events": 4, "open": 10, "recipients_daily": 10, "ledger_daily": 4, "series_daily": 33}
 
 
-def test_segments_that_were_read(spark: SparkSession, out: Path, tmp_path: Path) -> None:
-    """Only those given, old enough, read in full and as they are now; with all their files."""
+def test_deletes_loaded_segments(spark: SparkSession, out: Path, tmp_path: Path) -> None:
+    """Only those given, old enough, completely read and unchanged; with all their files."""
 
-    def put(name: str) -> str:
+    def create_file(name: str) -> str:
         path = tmp_path / "logs" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text("x")
         return str(path)
 
     def segment(name: str, days: int = 9, size: int = 1, **rest: Any) -> Segment:
-        return Segment(name, put(name), size, THEN, "plain", rest.pop("active", False), "a", ago(days), **rest)
+        return Segment(
+            name, create_file(name), size, MODIFIED, "plain", rest.pop("active", False), "a", days_ago(days), **rest
+        )
 
     def read(state: str, **rest: bool) -> ReadSegment:
-        return ReadSegment(ago(9), 1, THEN_MS, "plain", state, 1, **rest)
+        return ReadSegment(days_ago(9), 1, MODIFIED_MS, "plain", state, 1, **rest)
 
     deleted = {"old": "closed", "killed": "crashed", "without a byte": "empty"}
-    unsure = {"not readable": "unread", "was gone": "vanished", "half an archive": "partial", "still grew": "active"}
-    known = {name: read(state) for name, state in {**deleted, **unsure}.items()}
+    uncertain = {
+        "not readable": "unread",
+        "was gone": "vanished",
+        "half an archive": "partial",
+        "still grew": "active",
+    }
+    known = {name: read(state) for name, state in {**deleted, **uncertain}.items()}
     segments = [segment(name) for name in known]
     known |= {name: read("crashed") for name in ("young", "changed", "growing", "differs")}
     known |= {"had more": read("crashed", shrunk=True), "events deleted": read("closed", deleted=True)}
@@ -113,25 +123,24 @@ def test_segments_that_were_read(spark: SparkSession, out: Path, tmp_path: Path)
         segment("never read"),
         segment("changed", size=2),
         segment("growing", active=True),
-        segment("differs", conflict=True, others=(put("differs.gz"),)),
+        segment("differs", conflict=True, others=(create_file("differs.gz"),)),
         segment("had more"),
-        segment("events deleted", others=(put("copy"),)),
+        segment("events deleted", others=(create_file("copy"),)),
     ]
-    pruned(spark, out, segments=segments, known=known)
+    run_prune(spark, out, segments=segments, known=known)
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == sorted(
-        [*unsure, "young", "never read", "changed", "growing", "differs", "differs.gz", "had more"]
+        [*uncertain, "young", "never read", "changed", "growing", "differs", "differs.gz", "had more"]
     )
 
 
-def test_not_while_a_run_is_going_on(spark: SparkSession, out: Path) -> None:
-    """It would delete what the run reads."""
+def test_refuses_during_a_run(spark: SparkSession, out: Path) -> None:
+    """It would delete the input of the run."""
     from analytics.writing.runs import hold_run_lock
 
     with hold_run_lock(FileSystem(spark), str(out), "run"), pytest.raises(AnalyticsError, match="another run"):
-        pruned(spark, out)
-    assert kept(out, "events") == 40
+        run_prune(spark, out)
+    assert count_kept_days(out, "events") == 40
 
 
-def test_nothing_was_ever_computed(spark: SparkSession, tmp_path: Path) -> None:
-    """Then nothing is old."""
-    assert pruned(spark, tmp_path) == 0
+def test_deletes_nothing_without_results(spark: SparkSession, tmp_path: Path) -> None:
+    assert run_prune(spark, tmp_path) == 0

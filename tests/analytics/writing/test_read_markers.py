@@ -1,4 +1,4 @@
-"""Which segments are named to the daemon as read, without Spark."""
+"""Read markers, which name loaded segments to the daemon; without Spark."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from mediatord.observability.segments import (
 )
 
 DAY = date(2026, 11, 16)
-AT = datetime(2026, 11, 16, 12, tzinfo=UTC)
+MODIFIED = datetime(2026, 11, 16, 12, tzinfo=UTC)
 
 
-def segment(stem: str, folder: Path = Path("/log"), **other: Any) -> Segment:
+def make_segment(stem: str, folder: Path = Path("/log"), **fields: Any) -> Segment:
     path = f"file:{folder}/{stem}.jsonl"
-    return replace(Segment(stem, path, 10, AT, "plain", False, "a", DAY), **other)
+    return replace(Segment(stem, path, 10, MODIFIED, "plain", False, "a", DAY), **fields)
 
 
-def known(state: str, **other: Any) -> ReadSegment:
-    return replace(ReadSegment(DAY, 10, round(AT.timestamp() * 1000), "plain", state, 3), **other)
+def make_read_segment(state: str, **fields: Any) -> ReadSegment:
+    return replace(ReadSegment(DAY, 10, round(MODIFIED.timestamp() * 1000), "plain", state, 3), **fields)
 
 
 @pytest.mark.parametrize(
-    ("state", "read"),
+    ("state", "is_read"),
     [
         ("closed", True),
         ("crashed", True),
@@ -43,24 +43,24 @@ def known(state: str, **other: Any) -> ReadSegment:
         ("vanished", False),
     ],
 )
-def test_states(state: str, read: bool) -> None:
-    """What is in the tables from end to end, or as far as it can be read, in this run or before."""
-    stems = {"s"} if read else set()
-    assert list_read_stems([segment("s")], {}, [{"stem": "s", "state": state}]) == stems
-    assert list_read_stems([segment("s")], {"s": known(state)}, []) == stems
+def test_states_that_count_as_read(state: str, is_read: bool) -> None:
+    """Segments read completely, or as far as possible, in this run or before."""
+    stems = {"s"} if is_read else set()
+    assert list_read_stems([make_segment("s")], {}, [{"stem": "s", "state": state}]) == stems
+    assert list_read_stems([make_segment("s")], {"s": make_read_segment(state)}, []) == stems
 
 
-def test_changed_since() -> None:
-    """One that grew since it was read, still grows, or was never looked at is not named."""
-    grown = segment("grown", size=11)
-    segments = [grown, segment("growing", active=True), segment("new")]
-    before = {"grown": known("crashed"), "growing": known("closed")}
+def test_excludes_changed_and_new_segments() -> None:
+    """Segments that grew since, still grow, or were never read."""
+    grown = make_segment("grown", size=11)
+    segments = [grown, make_segment("growing", active=True), make_segment("new")]
+    before = {"grown": make_read_segment("crashed"), "growing": make_read_segment("closed")}
     assert list_read_stems(segments, before, [{"stem": "growing", "state": "closed"}]) == set()
-    assert list_read_stems([grown], {"grown": known("closed", complete=True)}, []) == {"grown"}
+    assert list_read_stems([grown], {"grown": make_read_segment("closed", complete=True)}, []) == {"grown"}
 
 
-def test_markers_of_several_directories(tmp_path: Path) -> None:
-    """Each names its own; what was named stays named while it is there; who did not ask gets none."""
+def test_each_directory_names_its_segments(tmp_path: Path) -> None:
+    """A segment stays named while its file exists; directories without a marker directory get none."""
     node, worker, copy = (tmp_path / name for name in ("n", "n/n-1", "copy"))
     for directory in (node, worker, copy):
         directory.mkdir()
@@ -68,39 +68,39 @@ def test_markers_of_several_directories(tmp_path: Path) -> None:
         create_marker_directory(directory)
     save_read_marker(node, ["a", "gone"])
     found = [
-        segment("a", node, others=(f"file:{copy}/a.jsonl",)),
-        segment("b", node),
-        segment("c", worker),
-        segment("d", worker),
-        segment("e", path="s3a://bucket/e.jsonl"),
+        make_segment("a", node, others=(f"file:{copy}/a.jsonl",)),
+        make_segment("b", node),
+        make_segment("c", worker),
+        make_segment("d", worker),
+        make_segment("e", path="s3a://bucket/e.jsonl"),
     ]
     assert update_read_markers(found, {"b", "c", "e"}) == []
     assert (load_read_marker(node), load_read_marker(worker)) == (frozenset({"a", "b"}), frozenset({"c"}))
     assert list(copy.iterdir()) == []
 
 
-def test_markers_before_anything_was_read(tmp_path: Path) -> None:
-    """Daemons are to keep what the first run has not read. A marker that is there stays; a copy gets none."""
-    fresh, known, copy = (tmp_path / name for name in ("fresh", "known", "copy"))
-    for directory in (fresh, known, copy):
+def test_creates_empty_markers_before_first_run(tmp_path: Path) -> None:
+    """Daemons keep segments that the first run has not read. Existing markers stay; a copy gets none."""
+    unmarked, make_read_segment, copy = (tmp_path / name for name in ("fresh", "known", "copy"))
+    for directory in (unmarked, make_read_segment, copy):
         directory.mkdir()
-    for directory in (fresh, known):
+    for directory in (unmarked, make_read_segment):
         create_marker_directory(directory)
-    save_read_marker(known, ["a"])
-    create_read_markers([segment("a", known), segment("b", fresh), segment("c", copy)])
-    assert (load_read_marker(fresh), load_read_marker(known)) == (frozenset(), frozenset({"a"}))
+    save_read_marker(make_read_segment, ["a"])
+    create_read_markers([make_segment("a", make_read_segment), make_segment("b", unmarked), make_segment("c", copy)])
+    assert (load_read_marker(unmarked), load_read_marker(make_read_segment)) == (frozenset(), frozenset({"a"}))
     assert list(copy.iterdir()) == []
 
 
-def test_marker_that_is_damaged_or_cannot_be_written(tmp_path: Path) -> None:
-    """It is written anew, or the operator is told and the run goes on."""
+def test_replaces_damaged_marker(tmp_path: Path) -> None:
+    """A marker that cannot be written causes a warning."""
     create_marker_directory(tmp_path)
     make_read_marker_path(tmp_path).write_text("{")
-    assert update_read_markers([segment("a", tmp_path)], {"a"}) == []
+    assert update_read_markers([make_segment("a", tmp_path)], {"a"}) == []
     assert load_read_marker(tmp_path) == frozenset({"a"})
     make_read_marker_path(tmp_path).unlink()
     make_read_marker_path(tmp_path).mkdir()
-    assert update_read_markers([segment("a", tmp_path)], {"a"}) == [
+    assert update_read_markers([make_segment("a", tmp_path)], {"a"}) == [
         f"{make_read_marker_path(tmp_path)}: is a directory; the daemon treats loaded segments as unread"
     ]
     assert len(list(make_read_marker_path(tmp_path).parent.iterdir())) == 1

@@ -1,4 +1,4 @@
-"""The lock of a directory of results when Java is gone by the end of the run; the rest is in test_nightly.py."""
+"""The lock of a results directory if Java ends before the run; the rest is in test_nightly.py."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from analytics.reading.files import FileSystem
 from analytics.writing.runs import LOCK_PREFIX, hold_run_lock
 
 
-class FilesUntilJavaIsGone(FileSystem):
-    """Files of this machine that can be written and listed, and not be deleted any more."""
+class FileSystemWithoutJava(FileSystem):
+    """Can write and list local files, but not delete them."""
 
     def __init__(self) -> None:
         pass
@@ -28,21 +28,21 @@ class FilesUntilJavaIsGone(FileSystem):
 
 
 @pytest.mark.parametrize("scheme", ["", "file:"])
-def test_a_lock_of_this_machine_is_given_back_without_java(tmp_path: Path, scheme: str) -> None:
-    """And the error of the run is told, not the one of the lock."""
+def test_releases_local_lock_without_java(tmp_path: Path, scheme: str) -> None:
+    """The error of the run is raised, not that of the lock."""
     with (
         pytest.raises(RuntimeError, match="Java ended"),
-        hold_run_lock(FilesUntilJavaIsGone(), f"{scheme}{tmp_path}", "run"),
+        hold_run_lock(FileSystemWithoutJava(), f"{scheme}{tmp_path}", "run"),
     ):
         assert [path.name for path in tmp_path.iterdir()] == [f"{LOCK_PREFIX}run.json"]
         raise RuntimeError("Java ended")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_lock_elsewhere_stays_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It names the process, so that a run on the same host passes it by."""
+def test_keeps_remote_lock_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names the process, so that a run on the same host can remove it."""
     monkeypatch.chdir(tmp_path)
     Path("hdfs:/out").mkdir(parents=True)
-    with hold_run_lock(FilesUntilJavaIsGone(), "hdfs:/out", "run"):
+    with hold_run_lock(FileSystemWithoutJava(), "hdfs:/out", "run"):
         pass
     assert [path.name for path in Path("hdfs:/out").iterdir()] == [f"{LOCK_PREFIX}run.json"]

@@ -1,4 +1,4 @@
-"""Tables, staged and published: what is read when, and that nothing is ever half published."""
+"""Staged and published tables: what a run reads, and that publication is atomic."""
 
 from __future__ import annotations
 
@@ -32,71 +32,71 @@ def files(spark: SparkSession) -> FileSystem:
 
 
 @pytest.fixture
-def traffic(spark: SparkSession) -> Callable[[Rows], DataFrame]:
-    """Frames of traffic_daily from (day, event, n)."""
+def make_traffic(spark: SparkSession) -> Callable[[Rows], DataFrame]:
+    """Makes frames of traffic_daily from (day, event, n)."""
 
     def make(rows: Rows) -> DataFrame:
-        every = [(day, "a", "didcomm", event, n, 10 * n) for day, event, n in rows]
-        return spark.createDataFrame(every, TABLES["traffic_daily"].struct())
+        tuples = [(day, "a", "didcomm", event, n, 10 * n) for day, event, n in rows]
+        return spark.createDataFrame(tuples, TABLES["traffic_daily"].struct())
 
     return make
 
 
-def told(frame: DataFrame) -> list[tuple[date, str, int]]:
-    """What `traffic` was given."""
+def list_rows(frame: DataFrame) -> list[tuple[date, str, int]]:
+    """Rows in the form that `make_traffic` takes."""
     return sorted((row.dt, row.event, row.n) for row in frame.collect())
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder."""
+def read_tree(folder: Path) -> dict[str, bytes]:
+    """Contents of all files below a directory."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_staged_days_overlay_published_ones(
-    spark: SparkSession, files: FileSystem, tmp_path: Path, traffic: Callable[[Rows], DataFrame]
+    spark: SparkSession, files: FileSystem, tmp_path: Path, make_traffic: Callable[[Rows], DataFrame]
 ) -> None:
-    """A run reads what it staged, everyone else what is published; an empty day removes the old one (T7)."""
+    """A run reads what it staged, all others what is published; an empty staged day removes the published one."""
     out = str(tmp_path)
-    first = Warehouse(spark, files, out, "first")
-    assert first.read("traffic_daily", BOTH).schema == TABLES["traffic_daily"].struct()
-    assert told(first.read("traffic_daily", BOTH)) == []
+    first_run = Warehouse(spark, files, out, "first")
+    assert first_run.read("traffic_daily", BOTH).schema == TABLES["traffic_daily"].struct()
+    assert list_rows(first_run.read("traffic_daily", BOTH)) == []
     earlier, later = [(BEFORE, "msg.ack", 1), (BEFORE, "msg.accept", 2)], [(D, "msg.ack", 3)]
-    assert first.stage("traffic_daily", traffic(earlier + later), BOTH) == 3
-    first.publish(f"{out}/runs/first.json", b"{}\n", [])
+    assert first_run.stage("traffic_daily", make_traffic(earlier + later), BOTH) == 3
+    first_run.publish(f"{out}/runs/first.json", b"{}\n", [])
 
-    second = Warehouse(spark, files, out, "second")
-    assert told(second.read("traffic_daily", BOTH)) == sorted(earlier + later)
-    assert second.stage("traffic_daily", traffic([]), Span(D, D)) == 0
-    assert told(second.read("traffic_daily", BOTH)) == sorted(earlier)
-    assert told(Warehouse(spark, files, out).read("traffic_daily", Span(D, D))) == later
-    second.publish(f"{out}/runs/second.json", b"{}\n", [])
+    second_run = Warehouse(spark, files, out, "second")
+    assert list_rows(second_run.read("traffic_daily", BOTH)) == sorted(earlier + later)
+    assert second_run.stage("traffic_daily", make_traffic([]), Span(D, D)) == 0
+    assert list_rows(second_run.read("traffic_daily", BOTH)) == sorted(earlier)
+    assert list_rows(Warehouse(spark, files, out).read("traffic_daily", Span(D, D))) == later
+    second_run.publish(f"{out}/runs/second.json", b"{}\n", [])
     assert Warehouse(spark, files, out).days("traffic_daily") == [BEFORE]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "tables"]
 
 
-def test_one_sorted_file_a_day_and_filters_on_the_day(
+def test_writes_one_sorted_file_per_day(
     spark: SparkSession,
     files: FileSystem,
     tmp_path: Path,
-    traffic: Callable[[Rows], DataFrame],
+    make_traffic: Callable[[Rows], DataFrame],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The same rows in any order and layout make the same file; a plan shows which days it is about."""
+    """The order and partitions of rows do not matter; a reader prunes partitions."""
     rows = [(D, f"event {n % 50}", n) for n in range(50)] + [(BEFORE, "msg.ack", 1)]
     outs = [str(tmp_path / "a"), str(tmp_path / "b")]
-    for out, frame in zip(outs, (traffic(rows), traffic(rows[::-1]).repartition(4)), strict=True):
+    for out, frame in zip(outs, (make_traffic(rows), make_traffic(rows[::-1]).repartition(4)), strict=True):
         warehouse = Warehouse(spark, files, out, "run")
         warehouse.stage("traffic_daily", frame, BOTH)
         warehouse.publish(f"{out}/runs/run.json", b"", [])
-    made = [sorted(Path(out).rglob("*.parquet")) for out in outs]
-    assert len(made[0]) == 2
-    assert [path.read_bytes() for path in made[0]] == [path.read_bytes() for path in made[1]]
+    parquet_files = [sorted(Path(out).rglob("*.parquet")) for out in outs]
+    assert len(parquet_files[0]) == 2
+    assert [path.read_bytes() for path in parquet_files[0]] == [path.read_bytes() for path in parquet_files[1]]
     Warehouse(spark, files, outs[0]).read("traffic_daily", Span(D, D)).explain("formatted")
     assert f">= {D})" in capsys.readouterr().out.partition("PartitionFilters: ")[2].splitlines()[0]
 
 
 @pytest.mark.parametrize(
-    ("columns", "mistake"),
+    ("columns", "message"),
     [
         (["dt", "node", "proto", "event", "n"], "traffic: traffic_daily: no column bytes"),
         (["dt", "node", "proto", "event", "n", "bytes", "n as m"], "traffic: traffic_daily: undeclared column m"),
@@ -110,54 +110,56 @@ def test_one_sorted_file_a_day_and_filters_on_the_day(
         ),
     ],
 )
-def test_mistakes_of_a_job_are_told(
+def test_rejects_undeclared_output_of_job(
     spark: SparkSession,
     files: FileSystem,
     tmp_path: Path,
-    traffic: Callable[[Rows], DataFrame],
+    make_traffic: Callable[[Rows], DataFrame],
     columns: list[str],
-    mistake: str,
+    message: str,
 ) -> None:
     """By job, table and column."""
-    frame = traffic([(D, "msg.ack", 1)]).selectExpr(*columns)
+    frame = make_traffic([(D, "msg.ack", 1)]).selectExpr(*columns)
     with pytest.raises(TableMismatchError) as caught:
         Warehouse(spark, files, str(tmp_path), "run").stage("traffic_daily", frame, BOTH, "traffic")
-    assert str(caught.value) == mistake
+    assert str(caught.value) == message
 
 
-def test_narrow_numbers_and_nulls_are_fine(
-    spark: SparkSession, files: FileSystem, tmp_path: Path, traffic: Callable[[Rows], DataFrame]
+def test_accepts_narrow_numbers_and_nulls(
+    spark: SparkSession, files: FileSystem, tmp_path: Path, make_traffic: Callable[[Rows], DataFrame]
 ) -> None:
-    """As functions of Spark return them."""
+    """As Spark functions return them."""
     warehouse = Warehouse(spark, files, str(tmp_path), "run")
-    frame = traffic([(D, "x", 1)]).selectExpr("dt", "null as node", "proto", "event", "int(n) as n", "null as bytes")
+    frame = make_traffic([(D, "x", 1)]).selectExpr(
+        "dt", "null as node", "proto", "event", "int(n) as n", "null as bytes"
+    )
     warehouse.stage("traffic_daily", frame, BOTH)
     [row] = warehouse.read("traffic_daily", BOTH).collect()
     assert (row.node, row.n, row.bytes) == (None, 1, None)
 
 
-class Killed(BaseException):
-    """The process ends here."""
+class KilledProcess(BaseException):
+    """The process is killed here."""
 
 
-class KilledFiles:
-    """Files of a process that is killed before its n-th change: nothing is done from there on."""
+class KilledFileSystem:
+    """Kills the process before its n-th change of a file."""
 
-    def __init__(self, files: FileSystem, allowed: int) -> None:
+    def __init__(self, files: FileSystem, changes_left: int) -> None:
         self._files = files
-        self.allowed = allowed
+        self.changes_left = changes_left
 
     def __getattr__(self, name: str) -> Any:
-        if name in {"write", "move", "delete", "make_dirs"}:
-            self.allowed -= 1
-            if self.allowed < 0:
-                raise Killed
+        if name in {"write", "move", "delete", "make_directories"}:
+            self.changes_left -= 1
+            if self.changes_left < 0:
+                raise KilledProcess
         return getattr(self._files, name)
 
 
 @pytest.fixture
 def published(tmp_path: Path) -> Iterator[tuple[Path, list[DirectoryMove]]]:
-    """A directory with two published partitions and a report, and moves to replace, remove and add some."""
+    """A directory with two published partitions and a report, and moves that replace, remove and add some."""
     for name, text in {
         "tables/t/dt=1/a": "old",
         "tables/t/dt=1/b": "old too",
@@ -199,51 +201,52 @@ NEW = {
 
 
 @pytest.mark.parametrize("changes", range(13))
-def test_a_process_killed_while_publishing(
+def test_publication_is_atomic_if_killed(
     files: FileSystem, published: tuple[Path, list[DirectoryMove]], changes: int
 ) -> None:
-    """Before the journal stands nothing has happened; from then on all of it will have."""
+    """Before the journal is written nothing has changed; afterwards recovery completes all of it."""
     out, moves = published
-    killed = KilledFiles(files, changes)
-    finished = True
+    dying_files = KilledFileSystem(files, changes)
+    is_finished = True
     try:
-        commit_publication(killed, str(out), moves, f"{out}/runs/run.json", b"{}")  # type: ignore[arg-type]
-    except Killed:
-        finished = False
-    assert finished == (killed.allowed >= 0)
+        commit_publication(dying_files, str(out), moves, f"{out}/runs/run.json", b"{}")  # type: ignore[arg-type]
+    except KilledProcess:
+        is_finished = False
+    assert is_finished == (dying_files.changes_left >= 0)
     recover_publication(files, str(out))
-    assert content(out) == (NEW if changes else OLD)
+    assert read_tree(out) == (NEW if changes else OLD)
 
 
-def test_killed_again_and_again(files: FileSystem, published: tuple[Path, list[DirectoryMove]]) -> None:
-    """Each start gets a little further, and the end is the same."""
+def test_publication_completes_after_repeated_kills(
+    files: FileSystem, published: tuple[Path, list[DirectoryMove]]
+) -> None:
     out, moves = published
-    with pytest.raises(Killed):
-        commit_publication(KilledFiles(files, 2), str(out), moves, f"{out}/runs/run.json", b"{}")  # type: ignore[arg-type]
-    for allowed in range(1, 20):
+    with pytest.raises(KilledProcess):
+        commit_publication(KilledFileSystem(files, 2), str(out), moves, f"{out}/runs/run.json", b"{}")  # type: ignore[arg-type]
+    for changes_left in range(1, 20):
         try:
-            recover_publication(KilledFiles(files, allowed), str(out))  # type: ignore[arg-type]
-        except Killed:
+            recover_publication(KilledFileSystem(files, changes_left), str(out))  # type: ignore[arg-type]
+        except KilledProcess:
             continue
         break
-    assert content(out) == NEW
+    assert read_tree(out) == NEW
 
 
-def test_a_directory_that_arrived_in_part(files: FileSystem, published: tuple[Path, list[DirectoryMove]]) -> None:
-    """Object stores move file by file; what is no longer in staging has arrived and is not deleted."""
+def test_completes_partial_move(files: FileSystem, published: tuple[Path, list[DirectoryMove]]) -> None:
+    """Object stores move file by file; files no longer staged have arrived and are not deleted."""
     out, moves = published
-    with pytest.raises(Killed):
-        commit_publication(KilledFiles(files, 1), str(out), moves, f"{out}/runs/run.json", b"{}")  # type: ignore[arg-type]
+    with pytest.raises(KilledProcess):
+        commit_publication(KilledFileSystem(files, 1), str(out), moves, f"{out}/runs/run.json", b"{}")  # type: ignore[arg-type]
     for name in ("report/2/csv/t.csv", "tables/t/dt=3/a"):
         source = out / "_staging/run" / name.removeprefix("tables/")
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         source.rename(out / name)
     recover_publication(files, str(out))
-    assert content(out) == NEW
+    assert read_tree(out) == NEW
 
 
-def test_a_publication_that_cannot_go_on(files: FileSystem, published: tuple[Path, list[DirectoryMove]]) -> None:
-    """Its journal stays for the next start, after somebody has removed the cause."""
+def test_failed_publication_keeps_journal(files: FileSystem, published: tuple[Path, list[DirectoryMove]]) -> None:
+    """The next start completes it, once the cause is removed."""
     out, moves = published
     (out / "runs").write_text("in the way")
     with pytest.raises(AnalyticsError, match="runs"):
@@ -251,4 +254,4 @@ def test_a_publication_that_cannot_go_on(files: FileSystem, published: tuple[Pat
     assert json.loads((out / "_journal.json").read_text())["manifest"] == "{}"
     (out / "runs").unlink()
     recover_publication(files, str(out))
-    assert content(out) == NEW
+    assert read_tree(out) == NEW

@@ -1,10 +1,10 @@
-// Drives @decentrl/event-store for the tests, which write one request a line and read one answer a line:
+// Drives @decentrl/event-store for the tests, with one request and one response per line:
 //
 //   {"open": "alice", "identity": {"did", "mediatorDid", "mediatorEndpoint", "keys": {...}}, "contracts": [...]}
 //   {"as": "alice", "call": "publishEvent", "with": [event, options]}
 //   {"call": "fetchPublicEvents", "with": [options]}
 //
-// Keys are base64. An answer is {"value": ...}, or {"error": {"name", "code", "message", "status", "reply"}}.
+// Keys are base64. A response is {"value": ...}, or {"error": {"name", "code", "message", "status", "reply"}}.
 // Run it in the directory that has the package in its node_modules.
 
 import { createRequire, register } from 'node:module';
@@ -25,7 +25,7 @@ const keysOf = ({ signing, encryption, storageKey }) => ({
 	storageKey: bytes(storageKey),
 });
 
-const answer = async (request) => {
+const handle = async (request) => {
 	if (request.open) {
 		const identity = { ...request.identity, keys: keysOf(request.identity.keys) };
 		stores.set(request.open, new DecentrlEventStore({ identity, communicationContracts: () => request.contracts }));
@@ -35,14 +35,14 @@ const answer = async (request) => {
 	return (await target[request.call](...request.with)) ?? null;
 };
 
-// The reason is on the error of the HTTP library, which the package keeps in the details of its own.
-const told = (error) => {
+// The package keeps the error of the HTTP library, which has the response, in the details of its own error.
+const describeError = (error) => {
 	const response = (error.details?.error ?? error).response;
 	return { name: error.name, code: error.code, message: error.message, status: response?.status, reply: response?.data };
 };
 
 console.warn = (...words) => console.error(...words);
 for await (const line of createInterface({ input: process.stdin })) {
-	const said = await answer(JSON.parse(line)).then((value) => ({ value }), (error) => ({ error: told(error) }));
-	process.stdout.write(`${JSON.stringify(said)}\n`);
+	const reply = await handle(JSON.parse(line)).then((value) => ({ value }), (error) => ({ error: describeError(error) }));
+	process.stdout.write(`${JSON.stringify(reply)}\n`);
 }

@@ -1,4 +1,4 @@
-// The published package imports './event-store' and means './event-store.js', as bundlers take it and Node does not.
+// The published package imports './event-store' for './event-store.js', which bundlers resolve and Node does not.
 
 const EXTENSIONLESS = /^\.{1,2}\/(?!.*\.m?js$)/;
 

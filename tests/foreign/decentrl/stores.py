@@ -1,4 +1,4 @@
-"""Event stores of the published Decentrl client, in one Node process, driven from the tests."""
+"""Event stores of the published Decentrl client in one Node process, driven by the tests."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from tests.foreign.environments import PROJECT
 INSTALLED = PROJECT / ".node-decentrl"
 DRIVER = Path(__file__).with_name("event_store.mjs")
 
-# Bounds one call, which asks a mediator on this machine a few times.
+# Time-out of a call, which sends several requests to a local mediator.
 PATIENCE_SECONDS = 120
 
 
 class ClientFailed(Exception):
     """
-    A call of the client ended with an exception.
+    A call of the client threw an exception.
 
-    :param code: of the client's own error.
-    :param status: of the HTTP response that it came from; None when there was none.
-    :param reply: the body of that.
+    :param code: the client's error code.
+    :param status: status of the HTTP response that caused it; None without one.
+    :param reply: body of that response.
     """
 
     def __init__(self, error: Mapping[str, Any]) -> None:
@@ -42,29 +42,29 @@ class ClientFailed(Exception):
 
 
 class EventStores:
-    """A Node process with an event store for each identity; skips the test if the client is not installed."""
+    """A Node process with an event store per identity; skips the test if the client is not installed."""
 
     def __init__(self) -> None:
         node = shutil.which("node")
         if node is None or not (INSTALLED / ".installed").exists():
             pytest.skip(".node-decentrl is not installed; `make .node-decentrl` does that, given npm and Node 20.6")
-        # The client would send requests for the loopback interface through a proxy.
+        # The client would send loopback requests through a proxy.
         environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-        self._complaints = tempfile.TemporaryFile()
+        self._stderr = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
             [node, DRIVER],
             cwd=INSTALLED,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._complaints,
+            stderr=self._stderr,
             env=environment,
         )
 
     def open(self, name: str, wallet: DecentrlWallet, agreements: Iterable[ConcludedContract]) -> None:
         """
-        An event store with the identity of a wallet, which has it registered and makes its contracts.
+        An event store with the identity and the contracts of a wallet, which is registered already.
 
-        :param agreements: the contracts that it is to know.
+        :param agreements: contracts that it is to know.
         """
         identity = {
             "did": wallet.did,
@@ -81,20 +81,20 @@ class EventStores:
             }
             for agreement in agreements
         ]
-        self._ask({"open": name, "identity": identity, "contracts": contracts})
+        self._request({"open": name, "identity": identity, "contracts": contracts})
 
     def call(self, name: str | None, method: str, *arguments: Any) -> Any:
         """
-        Call a method of a store, or of the class when no store is named.
+        Call a method of a store, or of the class without a store.
 
         :raise ClientFailed: it threw.
         """
-        return self._ask({"as": name, "call": method, "with": arguments})
+        return self._request({"as": name, "call": method, "with": arguments})
 
-    def complaints(self) -> str:
-        """What the client has warned of."""
-        self._complaints.seek(0)
-        return self._complaints.read().decode(errors="replace")
+    def read_warnings(self) -> str:
+        """Warnings of the client."""
+        self._stderr.seek(0)
+        return self._stderr.read().decode(errors="replace")
 
     def close(self) -> None:
         """End the process."""
@@ -106,20 +106,20 @@ class EventStores:
             self._process.kill()
             self._process.wait()
         self._process.stdout.close()
-        self._complaints.close()
+        self._stderr.close()
 
-    def _ask(self, request: Mapping[str, Any]) -> Any:
+    def _request(self, request: Mapping[str, Any]) -> Any:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         stdin.write(json.dumps(request).encode() + b"\n")
         stdin.flush()
         ready, _, _ = select.select([stdout], [], [], PATIENCE_SECONDS)
         line = stdout.readline() if ready else b""
-        assert line, f"the client did not answer:\n{self.complaints()}"
-        answer = json.loads(line)
-        if "error" in answer:
-            raise ClientFailed(answer["error"])
-        return answer["value"]
+        assert line, f"the client did not answer:\n{self.read_warnings()}"
+        response = json.loads(line)
+        if "error" in response:
+            raise ClientFailed(response["error"])
+        return response["value"]
 
 
 def _keys(wallet: DecentrlWallet) -> dict[str, Any]:

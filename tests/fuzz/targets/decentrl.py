@@ -56,7 +56,7 @@ class DecentrlTarget:
         self._alice, self._bob = InMemoryIdentity(site_fixture, "alice"), InMemoryIdentity(site_fixture, "bob")
         for item in (self._alice, self._bob):
             item.register()
-        self._alice.befriend(self._bob)
+        self._alice.save_contract_with(self._bob)
 
     def close(self) -> None:
         """Stop the mediator."""
@@ -90,7 +90,7 @@ class DecentrlTarget:
             return self._sign(rest, ("header", "payload"))
         if way == b"e":
             with contextlib.suppress(*_UNSIGNABLE):
-                sealed = self._alice.sealed_registration(json.loads(rest))
+                sealed = self._alice.encrypt_registration(json.loads(rest))
                 return self._alice.command({"type": "REQUEST_COMMUNICATION_CONTRACT", **sealed})
         return rest
 
@@ -111,7 +111,7 @@ class DecentrlTarget:
 
     def _send(self, raw: bytes) -> bool:
         """Return whether the command is refused; an invalid one must be refused as such."""
-        reply = self._site_fixture.obey(raw)
+        reply = self._site_fixture.receive_command(raw)
         refused = self._is_refusal(reply, DECENTRL_STATUSES, "SUCCESS")
         try:
             parse_command(raw)
@@ -143,15 +143,15 @@ class DecentrlTarget:
     def _send_first_frame(self, frame: bytes) -> None:
         """Send it as the first frame of a socket."""
         dialogue = InMemoryDecentrlSocket(self._site_fixture)
-        dialogue.say(frame)
-        (told,) = dialogue.heard()
+        dialogue.send(frame)
+        (told,) = dialogue.take_frames()
         try:
             parse_authentication_request(frame)
         except InvalidMessage:
             assert told == {"type": "AUTH_FAILED", "code": "INVALID_MESSAGE"}, told
         assert told == {"type": "AUTH_SUCCESS"} or told["code"] in _SOCKET_CODES, told
         assert bool(dialogue.socket.codes) is (told["type"] == "AUTH_FAILED")
-        dialogue.hang_up()
+        dialogue.disconnect()
 
     def seeds(self) -> Iterable[bytes]:
         """Each command, signed, with all members, and other inputs."""

@@ -1,4 +1,4 @@
-// Opens envelopes with the npm package didcomm-node (Rust, compiled to WebAssembly). It speaks as opening.py says.
+// Opens envelopes with the npm package didcomm-node (Rust, compiled to WebAssembly). Its protocol is that of opening.py.
 //
 // Run it in the directory that has the package.
 
@@ -14,7 +14,7 @@ const version = (name) => JSON.parse(readFileSync(new URL(`node_modules/${name}/
 
 const BATCH = 20;
 
-const say = (value) => process.stdout.write(`${JSON.stringify(value)}\n`);
+const write = (value) => process.stdout.write(`${JSON.stringify(value)}\n`);
 
 const resolversOf = ({ did, kid, jwk }) => {
 	const { d, ...publicKeyJwk } = jwk;
@@ -25,7 +25,7 @@ const resolversOf = ({ did, kid, jwk }) => {
 		{ resolve: async (wanted) => (wanted === did ? document : null) },
 		{
 			get_secret: async (wanted) => (wanted === kid ? secret : null),
-			find_secrets: async (wanted) => wanted.filter((one) => one === kid),
+			find_secrets: async (wanted) => wanted.filter((candidate) => candidate === kid),
 		},
 	];
 };
@@ -56,17 +56,17 @@ const run = async (envelopes, seconds) => {
 };
 
 const check = async (envelopes) => {
-	const found = [];
+	const pairs = [];
 	for (const packed of envelopes) {
 		const [next, payload] = await open(packed);
-		found.push([next, JSON.parse(payload).tag]);
+		pairs.push([next, JSON.parse(payload).tag]);
 	}
-	return found;
+	return pairs;
 };
 
-say({ versions: { node: process.versions.node, 'didcomm-node': version('didcomm-node') } });
+write({ versions: { node: process.versions.node, 'didcomm-node': version('didcomm-node') } });
 for await (const line of lines) {
 	const [command, size, seconds] = line.split(' ');
 	const envelopes = job.envelopes[size];
-	say(command === 'check' ? await check(envelopes) : await run(envelopes, Number(seconds)));
+	write(command === 'check' ? await check(envelopes) : await run(envelopes, Number(seconds)));
 }

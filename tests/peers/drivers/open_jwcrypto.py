@@ -8,7 +8,7 @@ from typing import Any
 
 from jwcrypto.jwe import JWE
 from jwcrypto.jwk import JWK
-from opening import OpenAll, Opened, serve  # type: ignore[import-not-found]  # it lies beside this program
+from opening import OpenAll, Opened, serve  # type: ignore[import-not-found]  # in the directory of this program
 
 
 def prepare(key: dict[str, Any]) -> OpenAll:

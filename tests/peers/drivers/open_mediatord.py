@@ -1,7 +1,7 @@
 """
 Opens envelopes as the daemon does.
 
-Usage: ``python open_mediatord.py usual|long``: the short way for usual forwards, or the way for everything.
+Usage: ``python open_mediatord.py fast|general``: the fast path for common forwards, or the general path.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from opening import OpenAll, Opened, serve  # type: ignore[import-not-found]  # it lies beside this program
+from opening import OpenAll, Opened, serve  # type: ignore[import-not-found]  # in the directory of this program
 
 from mediatord.protocol.didcomm import jwe
 from mediatord.protocol.didcomm.forward import FastForwardParser, read_next, read_payloads
@@ -19,20 +19,20 @@ from mediatord.protocol.didcomm.keys import PrivateKey
 from mediatord.protocol.didcomm.message import parse_message
 
 
-def usual(kid: str, private: PrivateKey) -> Callable[[bytes], Opened]:
+def make_fast_opener(kid: str, private: PrivateKey) -> Callable[[bytes], Opened]:
     keys = {kid: (private,)}
     forwards = FastForwardParser(keys)
 
     def open_one(packed: bytes) -> Opened:
-        found = forwards.read(packed)
-        if found is None:
-            raise ValueError("an envelope that is not usual")
-        return found.next, found.payload
+        forward = forwards.read(packed)
+        if forward is None:
+            raise ValueError("an envelope that the fast path does not read")
+        return forward.next, forward.payload
 
     return open_one
 
 
-def long(kid: str, private: PrivateKey) -> Callable[[bytes], Opened]:
+def make_general_opener(kid: str, private: PrivateKey) -> Callable[[bytes], Opened]:
     def open_one(packed: bytes) -> Opened:
         message = parse_message(jwe.decrypt_envelope(jwe.parse_envelope(packed), kid, private, None))
         return read_next(message), read_payloads(message)[0][0]
@@ -40,8 +40,10 @@ def long(kid: str, private: PrivateKey) -> Callable[[bytes], Opened]:
     return open_one
 
 
-def prepare(way: str, key: dict[str, Any]) -> OpenAll:
-    open_one = {"usual": usual, "long": long}[way](key["kid"], PrivateKey.from_jwk(key["jwk"]))
+def prepare(path: str, key: dict[str, Any]) -> OpenAll:
+    open_one = {"fast": make_fast_opener, "general": make_general_opener}[path](
+        key["kid"], PrivateKey.from_jwk(key["jwk"])
+    )
 
     def open_all(envelopes: Iterable[Any]) -> list[Opened]:
         return [open_one(packed) for packed in envelopes]

@@ -22,7 +22,7 @@ from sicpa_documents import dialect, public  # noqa: E402
 
 
 def resolvers(key: dict[str, Any]) -> ResolversConfig:
-    """Our document, and the key that is named in it."""
+    """The mediator's document, with the given key."""
     method = {"id": key["kid"], "type": "JsonWebKey2020", "publicKeyJwk": public(key["jwk"])}
     document = {"id": key["did"], "verificationMethod": [method], "keyAgreement": [key["kid"]]}
     secrets = SecretsResolverInMemory([jwk_to_secret({**key["jwk"], "kid": key["kid"]})])
@@ -37,7 +37,7 @@ def prepare(key: dict[str, Any]) -> OpenAll:
         for packed in envelopes:
             message = (await unpack(known, packed)).message
             opened.append((message.body["next"], json.dumps(message.attachments[0].data.json)))
-        # The library leaves generators behind, which the loop closes when it gets to it.
+        # The library leaves generators behind, which the event loop closes later.
         await asyncio.sleep(0)
         return opened
 

@@ -1,8 +1,8 @@
 # mypy: ignore-errors
 """
-A server on aiohttp: a POST is read and answered with an empty 202, and `/ws` is a WebSocket that only listens.
+A server on aiohttp: a POST is read and answered with an empty 202, and `/ws` is a WebSocket that only reads.
 
-It says its versions and its port as JSON. Everything is at its default, but that WebSockets are not compressed.
+It writes its versions and its port as JSON. Everything has its default, except that WebSockets are not compressed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
-mediatord's listener with nothing behind it: a message is answered with an empty 202 as soon as it was read.
+mediatord's listener alone: a message is answered with an empty 202 as soon as it was read.
 
-It says its versions and its port as JSON. The site is the daemon's own, with its limits, timeouts and headers; only
-the mediator that would open the message is left out.
+It writes its versions and its port as JSON. The site is the daemon's, with its limits, timeouts and headers; only
+the processing of messages is replaced.
 
 Usage: ``python serve_mediatord.py DIRECTORY``.
 """
@@ -34,12 +34,12 @@ _MAX_BODY, _MAX_PER_HOST = 1_048_576, 1_000_000
 
 
 async def accept(raw: bytes, origin: MessageOrigin) -> RequestReply:
-    """Take whatever comes."""
+    """Accept any message."""
     return ACCEPTED
 
 
 def site(reactor: Any, directory: Path) -> MediatorSite:
-    """The daemon's site, in front of :func:`accept`."""
+    """The daemon's site in front of :func:`accept`."""
     create_keys(directory / "keys.jwks")
     config = Config.model_validate({"storage": {"backend": "memory"}}).resolved(directory)
     base = CoreServices(reactor, config)
@@ -53,7 +53,7 @@ async def serve(reactor: Any, directory: str) -> None:
     versions = {name: version(name) for name in ("mediatord", "Twisted")}
     sys.stdout.write(json.dumps({"versions": versions, "port": port.getHost().port}) + "\n")
     sys.stdout.flush()
-    # As the daemon does once it runs.
+    # As the running daemon does.
     tune_garbage_collector()
     # Until the benchmark ends the process.
     await Deferred()

@@ -1,9 +1,9 @@
 # mypy: ignore-errors
 """
-A server of the PyPI package `websockets` whose sockets only listen.
+A server of the PyPI package `websockets` whose sockets only read.
 
-It says its versions and its port as JSON. Everything is at its default, but that there is no compression, which
-nobody has here, and that it sends no pings, for which it has a task a socket.
+It writes its versions and its port as JSON. Everything has its default, except that there is no compression, which
+no contender has here, and no pings, for which it needs a task per socket.
 """
 
 from __future__ import annotations

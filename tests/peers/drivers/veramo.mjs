@@ -1,10 +1,10 @@
-// A mediator of Veramo's plugins: forwards are queued in SQLite and then answered 202.
+// A mediator made of Veramo's plugins: forwards are queued in SQLite and then answered 202.
 //
 //   node veramo.mjs DATABASE
 //
-// It says {"did", "kid", "versions"}, reads a JSON list of the DIDs whose mediator it is to be, and says its port.
-// Keys, identifiers and grants are in memory; nothing but the queue is in the database. A forward is answered 202 when
-// the plugins are done with it, anything else 400. Run it in the directory that has the packages.
+// It writes {"did", "kid", "versions"}, reads a JSON list of recipient DIDs to mediate for, and writes its port. Keys,
+// identifiers and grants are in memory; the database has only the queue. A forward is answered 202 once the plugins have
+// processed it, anything else 400. Run it in the directory that has the packages.
 
 import { readFileSync } from 'node:fs';
 import { createServer } from 'node:http';
@@ -89,7 +89,7 @@ const server = createServer(async (request, response) => {
 	response.end();
 });
 
-const say = (line) => process.stdout.write(`${line}\n`);
+const write = (line) => process.stdout.write(`${line}\n`);
 const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
 
 const service = { id: '#didcomm', type: 'DIDCommMessaging', serviceEndpoint: 'http://127.0.0.1/' };
@@ -98,9 +98,9 @@ const { didDocument } = await agent.resolveDid({ didUrl: did });
 const [agreement] = didDocument.keyAgreement;
 const kid = typeof agreement === 'string' ? agreement : agreement.id;
 const versions = ['@veramo/core', 'better-sqlite3', 'typeorm'].map((name) => [name, version(name)]);
-say(JSON.stringify({ did, kid, versions: Object.fromEntries([['node', process.versions.node], ...versions]) }));
+write(JSON.stringify({ did, kid, versions: Object.fromEntries([['node', process.versions.node], ...versions]) }));
 
 for (const recipientDid of JSON.parse((await lines.next()).value)) {
 	await agent.mediationManagerAddRecipientDid({ recipientDid, requesterDid: recipientDid });
 }
-server.listen(0, '127.0.0.1', () => say(server.address().port));
+server.listen(0, '127.0.0.1', () => write(server.address().port));

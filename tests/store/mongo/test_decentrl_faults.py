@@ -36,7 +36,7 @@ from mediatord.store.mongo.removal import UncertainRemovalReporter
 from mediatord.store.mongo.schema import PENDING_EVENTS
 from tests.store.builders import ALICE, BOB, NOON
 from tests.store.mongo.decentrl_test_case import MongoDecentrlTestCase
-from tests.store.mongo.mongo_test_case import SHORT_TIME_LIMIT, wait_for_recovery, wait_until
+from tests.store.mongo.mongo_test_case import wait_for_recovery, wait_until
 
 ALL = PageRequest(0, 1000)
 TRANSIENT: dict[str, Any] = {"errorCode": 112, "errorLabels": ["TransientTransactionError"]}
@@ -55,17 +55,14 @@ class FaultTestCase(MongoDecentrlTestCase):
         self.before = self.list_all_documents()
 
     @contextmanager
-    def with_short_time_limits(self) -> Iterator[None]:
-        """Operations have little time in this context."""
-        patches = [
-            self.patch(client, "REQUEST_TIME_LIMIT", SHORT_TIME_LIMIT),
-            self.patch(client, "PROBE_INTERVAL", 0.05),
-        ]
+    def with_short_time_limit(self) -> Iterator[None]:
+        """Operations have little time in this context, and the server is probed often."""
+        interval = self.patch(client, "PROBE_INTERVAL", 0.05)
         try:
-            yield
+            with super().with_short_time_limit():
+                yield
         finally:
-            for patch in patches:
-                patch.restore()
+            interval.restore()
 
     def list_all_documents(self) -> dict[str, Any]:
         """All documents, nonces included, except the schema, the health probe and the ledger."""
@@ -100,7 +97,7 @@ class UncertainCommitTests(FaultTestCase):
 
     async def run_without_reply(self, write: Write, guard: CommandGuard, **fault: Any) -> None:
         """Run a command whose commit gets no reply."""
-        with self.with_short_time_limits(), self.servers.failpoint("commitTransaction", **fault):
+        with self.with_short_time_limit(), self.servers.failpoint("commitTransaction", **fault):
             await self.assertFailure(write(guard), StoreUnavailable)
         await wait_for_recovery(self.clients[0])
 
@@ -140,7 +137,7 @@ class UncertainCommitTests(FaultTestCase):
         def acknowledge(guard: CommandGuard) -> Deferred[Any]:
             return decentrl.acknowledge_events(guard, ALICE, [ids[0], "unknown"])
 
-        with self.with_short_time_limits(), self.servers.failpoint("commitTransaction", **UNKNOWN_OUTCOME):
+        with self.with_short_time_limit(), self.servers.failpoint("commitTransaction", **UNKNOWN_OUTCOME):
             await self.assertFailure(acknowledge(guard), StoreUnavailable)
             # The undo releases the nonce, though its own outcome is not reported.
             await wait_until(lambda: any("undo of an uncertain commit" in line for line in self.log_lines))
@@ -197,7 +194,7 @@ class UncertainCommitTests(FaultTestCase):
             return await undo(guarded, transaction)
 
         self.patch(MongoGuardedCommand, "undo", later)
-        with self.with_short_time_limits(), self.servers.failpoint("commitTransaction", **UNKNOWN_OUTCOME):
+        with self.with_short_time_limit(), self.servers.failpoint("commitTransaction", **UNKNOWN_OUTCOME):
             await self.assertFailure(self.decentrl.enqueue_event(guard, event), StoreUnavailable)
         await self.assertFailure(self.decentrl.enqueue_event(guard, event), StoreUnavailable)
         undone.callback(None)
@@ -246,7 +243,7 @@ class RetryTests(FaultTestCase):
 
     async def test_many_failing_commands_do_not_block_next(self) -> None:
         """Hundreds of commands of one party that fail together do so, and the next one is run."""
-        with self.with_short_time_limits(), self.servers.failpoint("find", closeConnection=True):
+        with self.with_short_time_limit(), self.servers.failpoint("find", closeConnection=True):
             deferreds = [
                 self.decentrl.enqueue_event(self.make_guard(), self.make_pending_event()) for _ in range(600)
             ]

@@ -77,7 +77,7 @@ class SpaceLimitTests(SpaceTestCase):
             number += 1
         self.assertGreater(number, LIMIT_BYTES // 400_000)
         self.assertEqual(
-            (store.fault_description, self.faults), ("store full: only reading and deleting", [("full", True)])
+            (store.fault_description, self.faults), ("store full: only reads and deletions succeed", [("full", True)])
         )
         await self.assert_unavailable(
             self.enqueue_ids(store, "one more"),
@@ -128,7 +128,10 @@ class DiskTests(SpaceTestCase):
         """Limits above and below the free space, which other programs may change meanwhile."""
         stats = await self.run_in_thread(self.documents.command, "dbStats")
         free = stats["fsTotalSize"] - stats["fsUsedSize"]
-        for least, trouble in ((int(free * 0.5), ""), (int(free * 4), "store full: only reading and deleting")):
+        for least, trouble in (
+            (int(free * 0.5), ""),
+            (int(free * 4), "store full: only reads and deletions succeed"),
+        ):
             store = await self.open_limited_store(SpaceLimits(min_free_bytes=least))
             await store.space_limit.check()
             self.assertEqual(store.fault_description, trouble)

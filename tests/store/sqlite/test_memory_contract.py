@@ -1,4 +1,8 @@
-"""Contract tests of the memory store."""
+"""
+Contract tests of what the memory store does not share with the SQLite store: batches, failures, opening and closing.
+
+Its statements are those of the SQLite store, which `test_contract` checks completely.
+"""
 
 from __future__ import annotations
 
@@ -29,109 +33,16 @@ class MemoryBackend:
 class MemoryEnqueueTests(MemoryBackend, contract.EnqueueContract, TestCase): ...
 
 
-class MemoryFairShareTests(MemoryBackend, contract.FairShareContract, TestCase): ...
-
-
-class MemoryNoFairShareTests(MemoryBackend, contract.NoFairShareContract, TestCase): ...
-
-
-class MemorySenderReserveTests(MemoryBackend, contract.SenderReserveContract, TestCase): ...
-
-
-class MemorySenderReserveRefusalTests(MemoryBackend, contract.SenderReserveRefusalContract, TestCase): ...
-
-
-class MemoryRefusalTests(MemoryBackend, contract.RefusalContract, TestCase): ...
-
-
-class MemoryFairShareRefusalTests(MemoryBackend, contract.FairShareRefusalContract, TestCase): ...
-
-
-class MemoryLedgerTests(MemoryBackend, contract.LedgerContract, TestCase): ...
-
-
-class MemoryDecentrlLedgerTests(MemoryBackend, contract.DecentrlLedgerContract, TestCase): ...
-
-
-class MemoryPickupTests(MemoryBackend, contract.PickupContract, TestCase): ...
-
-
-class MemoryTimingTests(MemoryBackend, contract.TimingContract, TestCase): ...
-
-
-class MemoryAccountTests(MemoryBackend, contract.AccountContract, TestCase): ...
-
-
-class MemoryAccountExpiryTests(MemoryBackend, contract.AccountExpiryContract, TestCase): ...
-
-
-class MemoryNonceTests(MemoryBackend, contract.NonceContract, TestCase): ...
-
-
 class MemoryLifecycleTests(MemoryBackend, contract.LifecycleContract, TestCase): ...
 
 
 class MemoryDecentrlGuardTests(MemoryBackend, contract.DecentrlGuardContract, TestCase): ...
 
 
-class MemoryDecentrlRegistrationTests(MemoryBackend, contract.DecentrlRegistrationContract, TestCase): ...
-
-
-class MemoryDecentrlCommunicationTests(MemoryBackend, contract.DecentrlCommunicationContract, TestCase): ...
-
-
-class MemoryDecentrlRequestTests(MemoryBackend, contract.DecentrlRequestContract, TestCase): ...
-
-
-class MemoryDecentrlDeliveryTests(MemoryBackend, contract.DecentrlDeliveryContract, TestCase): ...
-
-
-class MemoryAdministrationTests(MemoryBackend, contract.AdministrationContract, TestCase): ...
-
-
-class MemoryBacklogTests(MemoryBackend, contract.BacklogContract, TestCase): ...
-
-
-class MemoryDecentrlPendingTests(MemoryBackend, contract.DecentrlPendingContract, TestCase): ...
-
-
-class MemoryDecentrlEventTests(MemoryBackend, contract.DecentrlEventContract, TestCase): ...
-
-
-class MemoryDecentrlFilterTests(MemoryBackend, contract.DecentrlFilterContract, TestCase): ...
-
-
-class MemoryDecentrlTagTests(MemoryBackend, contract.DecentrlTagContract, TestCase): ...
-
-
-class MemoryDecentrlArchiveCapTests(MemoryBackend, contract.DecentrlArchiveCapContract, TestCase): ...
-
-
-class MemoryDecentrlPublicTests(MemoryBackend, contract.DecentrlPublicContract, TestCase): ...
-
-
 class MemoryDecentrlLifecycleTests(MemoryBackend, contract.DecentrlLifecycleContract, TestCase): ...
 
 
-class MemoryMessageLookupTests(MemoryBackend, contract.MessageLookupContract, TestCase): ...
-
-
-class MemoryDecentrlEventLookupTests(MemoryBackend, contract.DecentrlEventLookupContract, TestCase): ...
-
-
 class MemoryClusterTests(MemoryBackend, contract.ClusterContract, TestCase): ...
-
-
-class MemoryLeaderLeaseTests(MemoryBackend, contract.LeaderLeaseContract, TestCase): ...
-
-
-class MemoryClusterPresenceTests(MemoryBackend, contract.ClusterPresenceContract, TestCase): ...
-
-
-class MemoryClusterDeliveryTests(MemoryBackend, contract.ClusterDeliveryContract, TestCase): ...
-
-
-class MemoryQuotaTests(MemoryBackend, contract.QuotaContract, TestCase): ...
 
 
 class SharedMemoryTests(SynchronousTestCase):

@@ -419,7 +419,7 @@ class TransactionRunner:
             try:
                 on_undone()
             except Exception:
-                _log.failure("reporting an undone commit failed", redact_failure())
+                _log.failure("reporting the outcome of a commit failed", redact_failure())
 
     async def _transact(
         self, session: ServerSession, work: TransactionWork[T], deadline: float, tries: int | None, reading: bool
@@ -468,7 +468,7 @@ class TransactionRunner:
             self._uncertain.append((session, undo))
         else:
             self.sessions.quarantine_session(session)
-            _log.error("too many uncertain commits: one is left unresolved")
+            _log.error("too many commits with an unknown outcome: one is not resolved")
         self._on_uncertain()
 
 
