@@ -40,7 +40,6 @@ from analytics.settings import Settings, load_settings, render_default_settings
 from analytics.spark_session import SessionOptions, is_local_master, is_spark_submit, open_session
 from mediatord import __version__
 from mediatord.config.value_syntax import parse_size
-from mediatord.runtime.progress_bar import progress_bar
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -318,8 +317,13 @@ def _describe_finding(finding: Finding) -> dict[str, Any]:
 
 
 def _generate_sample(directory: Path, spec: SampleSpec) -> SampleTruth:
-    """Generate logs, with a progress bar."""
-    with progress_bar("generating logs", spec.days) as report_days:
+    """Generate logs, and show the number of days so far on a terminal."""
+    with ProgressReporter() as progress:
+
+        def report_days(done: int) -> None:
+            progress.set_status(f"generating logs: {done} of {spec.days} days")
+
+        report_days(0)
         return generate_logs(directory, spec, report_days)
 
 

@@ -77,6 +77,8 @@ _REQUIRED_CONF = {
 }
 _DEFAULT_CONF = {
     "spark.app.name": "mediatord-analytics",
+    # Spark's 300 seconds are too few on a busy machine, where several jobs compute small tables at the same time.
+    "spark.sql.broadcastTimeout": "3600",
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "100000",
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.ui.showConsoleProgress": "false",
