@@ -19,10 +19,10 @@ from mediatord.bench.plan import (
     BenchmarkPlan,
 )
 from mediatord.bench.results import build_json_report, describe_environment, format_heading, render_svg, select_charts
-from mediatord.cli.console import IntegerRange, NumberRange
 from mediatord.config.value_syntax import parse_size
 from mediatord.config.value_types import split_url
 from mediatord.protocol import encoding
+from mediatord.runtime.number_options import IntegerRange, NumberRange
 from mediatord.wallet.temporary_daemon import DaemonStartError
 
 _DEFAULTS = BenchmarkPlan()

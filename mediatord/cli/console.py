@@ -17,6 +17,7 @@ import click
 from click.core import ParameterSource
 
 from mediatord.config.value_syntax import CONFIG_PATH_VARIABLE, DEFAULT_CONFIG_PATH
+from mediatord.runtime.number_options import IntegerRange
 
 if TYPE_CHECKING:
     from mediatord.cli.store_access import StoreAccess
@@ -112,18 +113,6 @@ ca_option = click.option(
     expose_value=False,
     help="Trust the certificates in FILE (PEM) instead of those of the system.",
 )
-
-
-class IntegerRange(click.IntRange):
-    """An integer within bounds."""
-
-    name = "integer"
-
-
-class NumberRange(click.FloatRange):
-    """A number within bounds."""
-
-    name = "number"
 
 
 def top_option(most: int, default: int) -> Callable[[_CommandT], _CommandT]:

@@ -23,7 +23,6 @@ from prometheus_client.samples import Sample
 
 from mediatord.cli.console import (
     LOCAL_URL,
-    NumberRange,
     ca_option,
     escape_control_characters,
     json_option,
@@ -31,6 +30,7 @@ from mediatord.cli.console import (
     url_option,
 )
 from mediatord.errors import OperatorError
+from mediatord.runtime.number_options import NumberRange
 from mediatord.runtime.progress_bar import progress_bar
 
 if TYPE_CHECKING:
