@@ -43,7 +43,7 @@ AUDIT := .venv-audit/.installed
 help: ## list these commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 24
 
-run: $(DEV)/mediator.yaml ## start a mediator on 127.0.0.1:8080 with its data in var/dev
+run: $(DEV)/mediator.yaml ## start a mediator with its data in var/dev; PUBLIC_URL=http://127.0.0.1:8081 for another port at the first start
 	@exec $(BIN)/mediatord run --config $(DEV)/mediator.yaml
 
 check: $(VENV)/.installed-test ## run lint, types and unit tests: before each commit
@@ -135,7 +135,7 @@ security: ## rate the sandboxing of the systemd units; worse than 2.0 is an erro
 	  grep 'Overall exposure' var/security.txt; done; \
 	else echo "make: there is no systemd-analyze here: apt-get install systemd" >&2; fi
 
-wheel: $(VENV)/.installed-test ## build sdist and wheel into dist/
+wheel: $(VENV)/.installed-build ## build sdist and wheel into dist/
 	@$(BIN)/python -m deb.wheel dist
 
 deb: $(VENV)/.installed-test ## build a Debian package with everything but Spark into dist/
@@ -196,8 +196,12 @@ $(VENV)/.installed-docs: $(VENV)/.installed
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[docs]'
 	@touch $@
 
+$(VENV)/.installed-build: $(VENV)/.installed
+	@$(BIN)/pip install --quiet --disable-pip-version-check 'build >= 1.3'
+	@touch $@
+
 $(VENV)/.installed-test: $(VENV)/.installed
-	@echo "installing the test dependencies ..."
+	@echo "installing the test dependencies, with Spark and a Java about 0.9 GB ..."
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[test,dev]'
 	@touch $@
 

@@ -181,7 +181,7 @@ def list_next_steps(config: Config, path: Path) -> Iterator[SetupStep]:
         yield "start it now and at boot", (*_list_unit_commands(), "systemctl enable --now mediatord.service")
     else:
         yield "start it (Ctrl-C stops it)", (f"{program} run --config {typed}",)
-    inside, trusting = _make_local_url(config), ""
+    inside, trusting = make_local_url(config), ""
     if is_local_https:
         inside, trusting = config.public_url, f" --ca {shlex.quote(str(path.with_name(certificate.name)))}"
     yield (
@@ -203,7 +203,7 @@ def _list_unit_commands() -> Iterator[str]:
 
 def _describe_tls_step(config: Config, path: Path, system: bool) -> SetupStep:
     proxied = (
-        f"configure a reverse proxy to pass {config.public_url} to {_make_local_url(config)}, including WebSockets"
+        f"configure a reverse proxy to pass {config.public_url} to {make_local_url(config)}, including WebSockets"
     )
     if system:
         # The system's daemon may not bind ports below 1024, nor read the files of an ACME client.
@@ -232,7 +232,7 @@ def _list_test_certificate_steps(host: str, port: int, path: Path, certificate: 
     yield f"configure it with this line in {path}", (f'listen: ["{endpoint}"]',)
 
 
-def _make_local_url(config: Config) -> str:
+def make_local_url(config: Config) -> str:
     """URL of the first listener on this machine."""
     return f"http://127.0.0.1:{config.listen[0].split(':')[1]}"
 

@@ -17,6 +17,7 @@ from twisted.logger import globalLogBeginner
 from mediatord import __version__
 from mediatord.app.daemon import build_daemon
 from mediatord.cli.console import config_option, find_program_name
+from mediatord.cli.init import make_local_url
 from mediatord.cli.keys import read_identity
 from mediatord.config.file import load_config
 from mediatord.config.settings import Config
@@ -56,10 +57,16 @@ def _make_banner(config: Config, identity: MediatorIdentity) -> str:
             "",
             f"try         open {config.public_url}/invitation in a browser, or in another terminal:",
             f"            {find_program_name()} demo --url {config.public_url}{trusting}",
-            f"            {find_program_name()} status --url {config.public_url}{trusting}",
+            f"            {find_program_name()} status --url {_choose_status_url(config)}{trusting}",
             "",
         )
     )
+
+
+def _choose_status_url(config: Config) -> str:
+    """The public URL, or the local one behind a proxy, which hides /metrics and /ready."""
+    is_proxied = config.public_url.startswith("https:") and config.listen[0].startswith("tcp:")
+    return make_local_url(config) if is_proxied else config.public_url
 
 
 @click.command(hidden=True)

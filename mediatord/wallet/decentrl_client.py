@@ -551,13 +551,19 @@ async def resolve_decentrl_mediator(http: HTTPClient, did: str) -> DecentrlMedia
         location = locate_did_web(did)
     except UnresolvableDID:
         raise UnreadableMessage("an invalid did:web") from None
-    document = None
     if location.host in _LOOPBACK:
         try:
             document = await fetch_json(http, f"http{location.url.removeprefix('https')}")
-        except (ResponseNeverReceived, ResponseFailed):
-            pass  # a TLS server closes the connection
-    mediator = read_mediator_document(document or await fetch_json(http, location.url))
+        except (ResponseNeverReceived, ResponseFailed):  # a TLS server closes the connection
+            document = await fetch_json(http, location.url)
+        except UnreadableMessage as error:  # a proxy answers plain HTTP on a TLS port with an error page
+            try:
+                document = await fetch_json(http, location.url)
+            except (ResponseNeverReceived, ResponseFailed):
+                raise error from None
+    else:
+        document = await fetch_json(http, location.url)
+    mediator = read_mediator_document(document)
     if mediator.did != did:
         raise UnreadableMessage("the document of another mediator")
     return mediator

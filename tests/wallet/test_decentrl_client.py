@@ -25,6 +25,7 @@ from mediatord.protocol.decentrl.crypto import (
     verify_json,
 )
 from mediatord.protocol.decentrl.did_decentrl import parse_did
+from mediatord.wallet import decentrl_client
 from mediatord.wallet.decentrl_client import (
     CommandRefused,
     ContractRequest,
@@ -363,6 +364,17 @@ class DirectoryTests(HTTPTestCase):
             self.error_of(resolve_decentrl_mediator(self.http, did), UnreadableMessage)
         self.resource.pages.clear()
         self.error_of(resolve_decentrl_mediator(self.http, MEDIATOR), UnreadableMessage)
+
+    def test_mediator_behind_tls_proxy(self) -> None:
+        """On the loopback interface an error page in plain HTTP leads to HTTPS, as a TLS proxy answers with one."""
+
+        async def fetch_from_proxy(http: object, url: str) -> dict[str, Any]:
+            if not url.startswith("https:"):
+                raise UnreadableMessage(f"HTTP 400 at {url}")
+            return document()
+
+        self.patch(decentrl_client, "fetch_json", fetch_from_proxy)
+        self.assertEqual(self.ask(resolve_decentrl_mediator(self.http, MEDIATOR)).did, MEDIATOR)
 
     def test_signing_keys(self) -> None:
         """Of a did:decentrl from itself, of a mediator once it is known, and only by their ids (reference 2.2)."""
