@@ -412,7 +412,7 @@ def test_memory_backend_refuses_workers(config_file: Path) -> None:
     """One line and status 2."""
     status, (line,) = run_failing("run", with_two_workers(config_file, storage={"backend": "memory"}))
     assert status == 2
-    assert line.endswith("workers: expected 1 with storage.backend memory, which processes cannot share")
+    assert line.endswith("workers: expected 1, because processes cannot share storage.backend: memory")
 
 
 def test_supervisor_notifies_service_manager(config_file: Path, tmp_path: Path) -> None:
