@@ -367,7 +367,7 @@ class ClusterTests(RotationTestCase):
         await socket.live()
         await deferToThread(run_keys, a, "rotate", "--prepare")
         for node in (a, b):
-            await deferToThread(self.copy_keys, node, a, "is accepted, but not published")
+            await deferToThread(self.copy_keys, node, a, "accepted, but not yet published")
         self.assertEqual({read_did(a), read_did(b)}, {first_wallet.mediator.did})
         await deferToThread(run_keys, a, "rotate")
         await deferToThread(self.copy_keys, a, a, "current DID: ")
