@@ -40,6 +40,7 @@ from analytics.settings import Settings, load_settings, render_default_settings
 from analytics.spark_session import SessionOptions, is_local_master, is_spark_submit, open_session
 from mediatord import __version__
 from mediatord.config.value_syntax import parse_size
+from mediatord.runtime.progress_bar import is_terminal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,7 +70,7 @@ class ProgressReporter:
     def __init__(self, stream: TextIO | None = None, interval: float = _STATUS_INTERVAL_S) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._interval = interval
-        self._is_terminal = self._stream.isatty()
+        self._is_terminal = is_terminal(self._stream)
         self._lock = Lock()
         self._ended = Event()
         self._thread = Thread(target=self._update, name="progress", daemon=True)
@@ -91,7 +92,7 @@ class ProgressReporter:
         """Print a line above the status line."""
         with self._lock:
             self._clear()
-            click.echo(line, file=self._stream)
+            click.echo(line, file=self._stream, err=True)
 
     def set_status(self, text: str) -> None:
         """Name the running step; an empty text removes the status line."""
@@ -577,6 +578,18 @@ def prune(**options: Any) -> None:
     if options["scratch"]:
         check_writable_directory("--scratch", options["scratch"])
     items: list[ExpiredItem] = []
+    try:
+        _find_and_delete(options, settings, items.append)
+    except BaseException:
+        if items:  # they are gone, whatever stopped the rest
+            _print_items(items, options["dry_run"], options["as_json"])
+        raise
+    _print_items(items, options["dry_run"], options["as_json"])
+
+
+def _find_and_delete(
+    options: Mapping[str, Any], settings: Settings, report_item: Callable[[ExpiredItem], None]
+) -> None:
     with ProgressReporter() as progress, _open_spark(options, progress) as spark:
         from analytics.jobs import JOBS
         from analytics.reading.files import FileSystem
@@ -591,9 +604,8 @@ def prune(**options: Any) -> None:
         found = discover_segments(files, options["logs"]).segments if options["logs"] else []
         known = load_read_segments(warehouse, {segment.batch for segment in found})
         prune_expired(
-            warehouse, files, out, settings, JOBS, found, known, options["dry_run"], report_item=items.append
+            warehouse, files, out, settings, JOBS, found, known, options["dry_run"], report_item=report_item
         )
-    _print_items(items, options["dry_run"], options["as_json"])
 
 
 def _print_items(items: Sequence[ExpiredItem], dry_run: bool, as_json: bool) -> None:
