@@ -55,7 +55,7 @@ def _ask_passphrase(path: Path) -> bytes:
 
 def _require_terminal(otherwise: str) -> None:
     if not sys.stdin.isatty():
-        raise SecretFileError(f"{otherwise}, or run the command on a terminal")
+        raise SecretFileError(f"{otherwise}, or run the command in a terminal")
 
 
 @click.command()
@@ -126,11 +126,11 @@ def list_keys(path: Path, as_json: bool) -> None:
 @json_option
 def rotate(path: Path, prepare: bool, as_json: bool) -> None:
     """
-    Create new current keys, which give a new DID.
+    Create new current keys and with them a new DID.
 
-    Former DIDs stay accepted. A running daemon uses the new keys after SIGHUP, without closing sockets. In a cluster,
-    run `keys rotate --prepare`, copy the file to all nodes and reload all of them; then do the same with `keys
-    rotate`, which makes the prepared keys current.
+    Former DIDs remain accepted. A running daemon uses the new keys after SIGHUP, without closing sockets. In a
+    cluster, run `keys rotate --prepare`, copy the file to all nodes and reload all of them; then do the same with
+    `keys rotate`, which makes the prepared keys current.
     """
     config = load_config(path)
     rotated = rotate_keys(
@@ -284,7 +284,7 @@ def forget_pseudonym_key(epoch: int, path: Path, as_json: bool) -> None:
 @config_option
 @json_option
 def whois(pseudonym: str, path: Path, as_json: bool) -> None:
-    """Print the registered DIDs that match a pseudonym, with its key epoch. Exits with 1 if none does."""
+    """Print the registered DIDs that match a pseudonym, with its key epoch. Exits with 1 if none matches."""
     read_pseudonym_keys(load_config(path).log_key_path)  # a file that cannot be used is reported first
     with open_store(path) as store, progress_bar("searching"):
         found = sorted(set(store.find_pseudonyms(pseudonym)))
