@@ -92,6 +92,11 @@ class StoreAccess:
             for one in self._follow_cursor("list_entries", "entries", did=did, protocol=protocol)
         ]
 
+    def has_live_session(self, did: str) -> bool:
+        """Whether messages for a DID are pushed to a WebSocket; never without a daemon."""
+        is_live: bool = self._call("has_live_session", did=did)
+        return is_live
+
     def purge(
         self, entries: Sequence[QueuedMessage], progress: Callable[[int], None] = lambda _: None
     ) -> list[QueuedMessage]:

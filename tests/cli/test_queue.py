@@ -229,7 +229,7 @@ def test_shows_messages_without_payloads(configured_store: ConfiguredStore, caps
     text = capsys.readouterr().out
     assert "event" in text and "never" in text
     assert "secret" not in text
-    assert text.endswith(f"1 message, 6 B, for {CAROL}\n")
+    assert text.endswith(f"1 message, 6 B, for {CAROL}\nno WebSocket with live delivery is open\n")
 
 
 def test_escapes_control_characters(configured_store: ConfiguredStore, capsys: Capture) -> None:
@@ -359,7 +359,7 @@ def test_marks_probe_queue(configured_store: ConfiguredStore, capsys: Capture) -
         assert call(*make_arguments(configured_store, "show", name, "--json")) == 0
         assert read_json(capsys)["self_test"] is marked
         assert call(*make_arguments(configured_store, "show", name)) == 0
-        assert capsys.readouterr().out.rstrip("\n").endswith("(self-test)") is marked
+        assert capsys.readouterr().out.splitlines()[-2].endswith("(self-test)") is marked
 
 
 def test_refuses_to_purge_probe_queue(configured_store: ConfiguredStore, capsys: Capture) -> None:
