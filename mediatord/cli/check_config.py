@@ -105,7 +105,9 @@ def _check_schema(path: Path, connection: sqlite3.Connection) -> Iterator[str]:
         yield f"{path} is a database of another program"
     elif version > len(read_schema_steps()):
         known = len(read_schema_steps())
-        yield f"the schema version of {path} is {version}, at most {known} is supported; upgrade mediatord"
+        yield (
+            f"the schema version of {path} is {version}, but this release supports at most {known}; upgrade mediatord"
+        )
 
 
 def _check_mongodb(config: Config, path: Path) -> Iterator[str]:

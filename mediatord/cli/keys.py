@@ -180,7 +180,7 @@ def retire(kid: str, path: Path, yes: bool, as_json: bool) -> None:
     did = _derive_peer_did(config, gone)
     value = {"file": str(config.identity.keys), "kids": list(gone.kids), "did": did, "done": yes}
     value["left"] = [kid for kid, _ in left]
-    what = f"{', '.join(gone.kids)} {'are' if yes else 'would be'} deleted"
+    what = f"{', '.join(gone.kids)} {'were' if yes else 'would be'} deleted"
     verb = "no longer accepted" if yes else "would no longer be accepted"
     accepted = f"{verb}: {did or 'messages addressed to these key ids'}"
     end = f"next: {_RELOAD_HINT}" if yes else "nothing was deleted; add --yes to delete"
