@@ -52,7 +52,7 @@ _COMMANDS = {
     "run": ("cli.run_and_worker:run", "Run the daemon in the foreground."),
     "status": ("cli.status:status", "Show the status of a running mediator."),
     "store": ("cli.sqlite_database:store", "Check, compact or create the SQLite database."),
-    "whois": ("cli.keys:whois", "Print the registered DIDs that match a pseudonym, with its key epoch."),
+    "whois": ("cli.keys:whois", "Print the registered DIDs that match a pseudonym, or the pseudonyms of a DID."),
     "worker": ("cli.run_and_worker:worker", ""),
 }
 

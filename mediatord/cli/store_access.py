@@ -32,7 +32,7 @@ from mediatord.errors import MediatorError, StartupError, StoreUnavailable
 from mediatord.observability.event_log import EventLogWriter, LogOrigin
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.metrics import Metrics
-from mediatord.observability.pseudonyms import Pseudonymizer, read_pseudonym_keys
+from mediatord.observability.pseudonyms import Pseudonymizer, is_full_did, read_pseudonym_keys
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.probe_markers import resembles_probe_did
 from mediatord.runtime.secret_files import SecretFileError
@@ -174,8 +174,14 @@ class StoreAccess:
         pseudonymizers = [Pseudonymizer(mode, key) for key in keys for mode in ("plain", "keyed")]
         return ((one.epoch, did) for did in self.list_dids() for one in pseudonymizers if one.did(did) == pseudonym)
 
+    def list_pseudonyms(self, did: str) -> list[tuple[int, str]]:
+        """The names of a DID in the event log, after the epochs of their keys; it need not be registered."""
+        stored = self._call("find_did", did=did) if is_valid_unicode(did) else None
+        keys, mode = read_pseudonym_keys(self._config.log_key_path), self._config.log.dids
+        return [(key.epoch, Pseudonymizer(mode, key).did(stored or canonicalize_did(did))) for key in keys]
+
     def _find_by_pseudonym(self, given: str) -> str | None:
-        if given.startswith("did:") and "~" not in given:
+        if is_full_did(given):
             return None
         return next((did for _, did in self.find_pseudonyms(given)), None)
 

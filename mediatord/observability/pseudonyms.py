@@ -99,6 +99,11 @@ def _shorten(text: str) -> str:
     return f"{text[:_PLAIN_PREFIX_LENGTH]}~{digest}"
 
 
+def is_full_did(text: str) -> bool:
+    """Whether text is a DID as it is, neither shortened nor a keyed pseudonym."""
+    return text.startswith("did:") and "~" not in text
+
+
 _KEY_BYTES = 32
 
 
