@@ -473,7 +473,7 @@ def _get_key_file(keys: Path | None, out: str) -> Path:
     type=parse_size_bytes,
     default="1g",
     show_default=True,
-    help="Abort if less than SIZE would stay free on disk.",
+    help="Abort if less than SIZE would remain free on disk.",
 )
 @click.option("--explain", is_flag=True, help="Print the query plan of each table; runs one job at a time.")
 @click.option("--open", "show", is_flag=True, help="Open the report in a browser.")
@@ -481,7 +481,7 @@ def _get_key_file(keys: Path | None, out: str) -> Path:
 @_json_option
 def nightly(**options: Any) -> int:
     """
-    Analyse days; publish tables and a report.
+    Analyse one or more days and publish tables and a report.
 
     Repeated runs give the same results. Late segments of earlier days are included (look_back_days).
 
@@ -563,7 +563,7 @@ def _report_outcome(outcome: NightlyOutcome, show: bool, as_json: bool) -> int:
     metavar="DIR",
     multiple=True,
     shell_complete=_complete_directory,
-    help="Also delete expired log segments in DIR that were analysed; may be repeated.",
+    help="Also delete expired log segments in DIR that have been analysed; may be repeated.",
 )
 @_settings_option
 @click.option("--dry-run", is_flag=True, help="Print what would be deleted; delete nothing.")
@@ -628,7 +628,7 @@ def _print_items(items: Sequence[ExpiredItem], dry_run: bool, as_json: bool) -> 
     help="Directory for the logs.",
 )
 @click.option(
-    "--from", "first", metavar="DAY", type=parse_day, help="First day. Default: such that the last day is yesterday."
+    "--from", "first", metavar="DAY", type=parse_day, help="First day. By default, the last day is yesterday."
 )
 @click.option("--days", default=7, show_default=True, type=click.IntRange(1, 400), help="Days to generate.")
 @click.option("--messages", default=1500, show_default=True, type=click.IntRange(1), help="Messages per day.")
@@ -675,7 +675,7 @@ def goals(scale: float, repeat: int, work: Path | None, quick: bool, as_json: bo
     """
     Benchmark the analysis against its targets.
 
-    Measures speed, memory and exactness. Takes half an hour on an otherwise idle machine. Needs the extra `dev`.
+    Measures speed, memory and exactness. Takes half an hour on an otherwise idle machine. Requires the extra `dev`.
     """
     require_packages("duckdb")
     from analytics.benchmark import run_benchmark

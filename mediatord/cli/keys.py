@@ -56,7 +56,7 @@ def _ask_passphrase(path: Path) -> bytes:
 
 def _require_terminal(otherwise: str) -> None:
     if not sys.stdin.isatty():
-        raise SecretFileError(f"{otherwise}, or run the command on a terminal")
+        raise SecretFileError(f"{otherwise}, or run the command in a terminal")
 
 
 @click.command()
@@ -127,11 +127,11 @@ def list_keys(path: Path, as_json: bool) -> None:
 @json_option
 def rotate(path: Path, prepare: bool, as_json: bool) -> None:
     """
-    Create new current keys, which give a new DID.
+    Create new current keys and with them a new DID.
 
-    Former DIDs stay accepted. A running daemon uses the new keys after SIGHUP, without closing sockets. In a cluster,
-    run `keys rotate --prepare`, copy the file to all nodes and reload all of them; then do the same with `keys
-    rotate`, which makes the prepared keys current.
+    Former DIDs remain accepted. A running daemon uses the new keys after SIGHUP, without closing sockets. In a
+    cluster, run `keys rotate --prepare`, copy the file to all nodes and reload all of them; then do the same with
+    `keys rotate`, which makes the prepared keys current.
     """
     config = load_config(path)
     rotated = rotate_keys(
@@ -181,7 +181,7 @@ def retire(kid: str, path: Path, yes: bool, as_json: bool) -> None:
     did = _derive_peer_did(config, gone)
     value = {"file": str(config.identity.keys), "kids": list(gone.kids), "did": did, "done": yes}
     value["left"] = [kid for kid, _ in left]
-    what = f"{', '.join(gone.kids)} {'are' if yes else 'would be'} deleted"
+    what = f"{', '.join(gone.kids)} {'were' if yes else 'would be'} deleted"
     verb = "no longer accepted" if yes else "would no longer be accepted"
     accepted = f"{verb}: {did or 'messages addressed to these key ids'}"
     end = f"next: {_RELOAD_HINT}" if yes else "nothing was deleted; add --yes to delete"

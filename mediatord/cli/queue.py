@@ -42,7 +42,7 @@ def queue() -> None:
     """
     List message queues and remove messages from them.
 
-    Uses the control socket of a running daemon, else opens the store. DID can be a full DID, or a
+    Uses the control socket if a daemon is running, otherwise opens the store. DID can be a full DID, or a
     shortened DID or pseudonym from the event log. Queues of the self-test (GET /ready) are marked.
     """
 
@@ -115,7 +115,7 @@ def show(did: str, path: Path, top: int, protocol: Any, as_json: bool) -> None:
 @click.argument("did")
 @config_option
 @click.option("--older-than", metavar="DURATION", help="Only messages older than DURATION, such as 48h, 30m or 7d.")
-@click.option("--id", "ids", multiple=True, metavar="ID", help="Only the message with this id. Repeatable.")
+@click.option("--id", "ids", multiple=True, metavar="ID", help="Only the message with this id; may be repeated.")
 @protocol_option
 @click.option("--yes", is_flag=True, help="Remove; default: only show what would be removed.")
 @json_option

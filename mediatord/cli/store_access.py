@@ -285,7 +285,7 @@ def _open_sqlite(config: Config) -> Iterator[tuple[IStore, _Wait]]:
     """The store, which works without a reactor; the exclusive lock keeps daemons away meanwhile."""
     path = config.storage.sqlite.path
     if not path.exists():
-        raise StartupError(f"{path} does not exist; a daemon creates it at its first start")
+        raise StartupError(f"{path} does not exist; the daemon creates it when it first starts")
     lock = DatabaseFileLock(path)
     try:
         lock.take()
@@ -416,7 +416,7 @@ class PurgeEventLog:
     def check_complete(self) -> None:
         """:raise StartupError: lines were lost."""
         if self._log is not None and (dropped := self._log[0].dropped):
-            raise StartupError(f"lost {dropped} lines of the event log: it cannot be written")
+            raise StartupError(f"lost {dropped} lines of the event log, because it could not be written")
 
     def _open(self) -> tuple[EventLogWriter, EventRecorder]:
         config, directory = self._config, self._config.log.directory

@@ -72,7 +72,7 @@ def test_reports_each_error_on_one_line(config_path: Path, capsys: Capture) -> N
     assert [(key, text.split(";")[0]) for _, key, text in found] == [
         ("listen[1]", "expected a Twisted endpoint string such as tcp:8080:interface=127.0.0.1"),
         ("drain_timeout", "expected less than 10s"),
-        ("storage.backend", "expected one of 'memory', 'sqlite' or 'mongodb'"),
+        ("storage.backend", "expected 'memory', 'sqlite' or 'mongodb'"),
         ("queue.ttl", "expected a duration such as 72h, 60s, 500ms or a number of seconds"),
         ("wrokers", "unknown key"),
     ]

@@ -672,7 +672,7 @@ def test_missing_database_is_an_error(offline_store: ConfiguredStore, capsys: Ca
     text = offline_store.path.read_text()
     offline_store.path.write_text(text.replace(f"path: {path.name}", "path: other.sqlite3"))
     assert call(*make_arguments(offline_store, "list")) == 1
-    assert one_line(capsys).endswith("other.sqlite3 does not exist; a daemon creates it at its first start")
+    assert one_line(capsys).endswith("other.sqlite3 does not exist; the daemon creates it when it first starts")
     assert not path.with_name("other.sqlite3").exists()
     path.with_name("other.sqlite3").write_bytes(b"not a database at all, but long enough to be read as one" * 20)
     assert call(*make_arguments(offline_store, "list")) == 1
