@@ -40,6 +40,7 @@ from analytics.settings import Settings, load_settings, render_default_settings
 from analytics.spark_session import SessionOptions, is_local_master, is_spark_submit, open_session
 from mediatord import __version__
 from mediatord.config.value_syntax import parse_size
+from mediatord.runtime.progress_bar import is_terminal
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,7 +70,7 @@ class ProgressReporter:
     def __init__(self, stream: TextIO | None = None, interval: float = _STATUS_INTERVAL_S) -> None:
         self._stream = sys.stderr if stream is None else stream
         self._interval = interval
-        self._is_terminal = self._stream.isatty()
+        self._is_terminal = is_terminal(self._stream)
         self._lock = Lock()
         self._ended = Event()
         self._thread = Thread(target=self._update, name="progress", daemon=True)
@@ -91,7 +92,7 @@ class ProgressReporter:
         """Print a line above the status line."""
         with self._lock:
             self._clear()
-            click.echo(line, file=self._stream)
+            click.echo(line, file=self._stream, err=True)
 
     def set_status(self, text: str) -> None:
         """Name the running step; an empty text removes the status line."""
@@ -472,7 +473,7 @@ def _get_key_file(keys: Path | None, out: str) -> Path:
     type=parse_size_bytes,
     default="1g",
     show_default=True,
-    help="Abort if less than SIZE would stay free on disk.",
+    help="Abort if less than SIZE would remain free on disk.",
 )
 @click.option("--explain", is_flag=True, help="Print the query plan of each table; runs one job at a time.")
 @click.option("--open", "show", is_flag=True, help="Open the report in a browser.")
@@ -480,7 +481,7 @@ def _get_key_file(keys: Path | None, out: str) -> Path:
 @_json_option
 def nightly(**options: Any) -> int:
     """
-    Analyse days; publish tables and a report.
+    Analyse one or more days and publish tables and a report.
 
     Repeated runs give the same results. Late segments of earlier days are included (look_back_days).
 
@@ -562,7 +563,7 @@ def _report_outcome(outcome: NightlyOutcome, show: bool, as_json: bool) -> int:
     metavar="DIR",
     multiple=True,
     shell_complete=_complete_directory,
-    help="Also delete expired log segments in DIR that were analysed; may be repeated.",
+    help="Also delete expired log segments in DIR that have been analysed; may be repeated.",
 )
 @_settings_option
 @click.option("--dry-run", is_flag=True, help="Print what would be deleted; delete nothing.")
@@ -577,6 +578,18 @@ def prune(**options: Any) -> None:
     if options["scratch"]:
         check_writable_directory("--scratch", options["scratch"])
     items: list[ExpiredItem] = []
+    try:
+        _find_and_delete(options, settings, items.append)
+    except BaseException:
+        if items:  # they are gone, whatever stopped the rest
+            _print_items(items, options["dry_run"], options["as_json"])
+        raise
+    _print_items(items, options["dry_run"], options["as_json"])
+
+
+def _find_and_delete(
+    options: Mapping[str, Any], settings: Settings, report_item: Callable[[ExpiredItem], None]
+) -> None:
     with ProgressReporter() as progress, _open_spark(options, progress) as spark:
         from analytics.jobs import JOBS
         from analytics.reading.files import FileSystem
@@ -591,9 +604,8 @@ def prune(**options: Any) -> None:
         found = discover_segments(files, options["logs"]).segments if options["logs"] else []
         known = load_read_segments(warehouse, {segment.batch for segment in found})
         prune_expired(
-            warehouse, files, out, settings, JOBS, found, known, options["dry_run"], report_item=items.append
+            warehouse, files, out, settings, JOBS, found, known, options["dry_run"], report_item=report_item
         )
-    _print_items(items, options["dry_run"], options["as_json"])
 
 
 def _print_items(items: Sequence[ExpiredItem], dry_run: bool, as_json: bool) -> None:
@@ -616,7 +628,7 @@ def _print_items(items: Sequence[ExpiredItem], dry_run: bool, as_json: bool) -> 
     help="Directory for the logs.",
 )
 @click.option(
-    "--from", "first", metavar="DAY", type=parse_day, help="First day. Default: such that the last day is yesterday."
+    "--from", "first", metavar="DAY", type=parse_day, help="First day. By default, the last day is yesterday."
 )
 @click.option("--days", default=7, show_default=True, type=click.IntRange(1, 400), help="Days to generate.")
 @click.option("--messages", default=1500, show_default=True, type=click.IntRange(1), help="Messages per day.")
@@ -663,7 +675,7 @@ def goals(scale: float, repeat: int, work: Path | None, quick: bool, as_json: bo
     """
     Benchmark the analysis against its targets.
 
-    Measures speed, memory and exactness. Takes half an hour on an otherwise idle machine. Needs the extra `dev`.
+    Measures speed, memory and exactness. Takes half an hour on an otherwise idle machine. Requires the extra `dev`.
     """
     require_packages("duckdb")
     from analytics.benchmark import run_benchmark

@@ -75,7 +75,7 @@ def require_packages(*more: str) -> None:
     """
     for extra, packages in (("analytics", _REQUIRED_PACKAGES), ("analytics,dev", more)):
         if missing := [name for name in packages if find_spec(name) is None]:
-            raise AnalyticsError(f"{', '.join(missing)} not installed: pip install 'mediatord[{extra}]'")
+            raise AnalyticsError(f"missing packages: {', '.join(missing)}; run: pip install 'mediatord[{extra}]'")
 
 
 def find_java(environ: Mapping[str, str] = os.environ, timeout_s: float = _PROBE_TIMEOUT_S) -> JavaRuntime:

@@ -96,7 +96,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise AnalyticsError(f"{path}: {error.strerror}", EXIT_USAGE) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise AnalyticsError(f"{path}: not YAML: {' '.join(str(error).split())}", EXIT_USAGE) from None
+        raise AnalyticsError(f"{path}: invalid YAML: {' '.join(str(error).split())}", EXIT_USAGE) from None
     if content is None:
         return {}
     if not isinstance(content, dict):

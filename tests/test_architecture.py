@@ -14,6 +14,7 @@ import analytics
 import mediatord
 from mediatord.errors import MediatorError
 from mediatord.protocol.error_codes import DECENTRL_CLOSE_CODES, DECENTRL_ERROR_CODES, DIDCOMM_ERROR_CODES
+from tests.structure import count_words, list_analytics_modules, list_documents
 
 ROOT = Path(mediatord.__file__).parent
 
@@ -211,3 +212,10 @@ def test_didcomm_error_codes_are_well_formed() -> None:
         assert sorter in ("e", "w") and scope in ("p", "m"), kind
         assert (wire.retry_after is not None) == (wire.status in (429, 503)), kind
         assert "{" not in wire.comment, kind
+
+
+def test_documents_and_analytics_keep_their_size() -> None:
+    """At most 32,000 words of documents and 45 modules of the analysis; `make structure` prints the counts."""
+    words, modules = sum(map(count_words, list_documents())), len(list_analytics_modules())
+    assert words <= 32_000, f"the documents have {words:,} words, at most 32,000 are allowed: shorten a page"
+    assert modules <= 45, f"analytics/ has {modules} modules, at most 45 are allowed: merge two"

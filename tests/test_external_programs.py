@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 FETCH = Path(__file__).parent / "debs" / "fetch.sh"
-PROGRAMS = ("chromium", "promtool", "prometheus", "nginx", "haproxy")
+PROGRAMS = ("chromium", "promtool", "prometheus", "nginx", "haproxy", "caddy")
 
 
 def run_fetch(directory: Path, *installed: str) -> subprocess.CompletedProcess[str]:
@@ -45,7 +45,7 @@ def test_reports_missing_programs_without_apt(tmp_path: Path) -> None:
     done = run_fetch(tmp_path, "promtool", "prometheus", "dpkg")
 
     assert done.returncode == 1
-    assert done.stderr == "there is no apt-get here; install chromium nginx haproxy by other means\n"
+    assert done.stderr == "there is no apt-get here; install chromium nginx haproxy caddy by other means\n"
     assert not (tmp_path / "debs" / ".installed").exists()
 
 

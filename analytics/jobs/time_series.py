@@ -320,10 +320,10 @@ def _format_reason() -> Column:
             hour,
             F.lit(":00 UTC, "),
         ),
-        *(F.format_number(F.abs("z"), 1), F.lit(" times the usual spread of "), _format_value("spread")),
-        F.when(F.col("z") > 0, F.lit(" above")).otherwise(F.lit(" below")),
+        F.when(F.col("z") > 0, F.lit("above")).otherwise(F.lit("below")),
         *(F.lit(" the usual "), _format_value("expected"), F.lit(" (median of "), F.col("samples").cast("string")),
-        *(F.lit(" "), samples, F.lit(" at that hour).")),
+        *(F.lit(" "), samples, F.lit(" at that hour) by "), F.format_number(F.abs("z"), 1)),
+        *(F.lit(" times the usual spread of "), _format_value("spread"), F.lit(".")),
     )
 
 

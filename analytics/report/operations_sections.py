@@ -330,9 +330,9 @@ def make_anomalies_section(data: ReportData) -> Section:
     return Section(
         "anomalies",
         "Anomalies",
-        f"Hours that differ by more than {format_count(settings.anomaly_z)} times the usual spread from the same "
-        f"hour of the week in the previous {settings.baseline_days} days, or from the same hour of all days while "
-        f"there are fewer than {settings.baseline_samples} such weeks.",
+        f"Hours that deviate by more than {format_count(settings.anomaly_z)} times the usual spread from the median "
+        f"of the same hour of the week in the previous {settings.baseline_days} days. With fewer than "
+        f"{settings.baseline_samples} such weeks, the baseline is the same hour of all days.",
         figures,
         grids=[ReportTable("Anomalous hours", columns, rows[: settings.top], "anomalies", note)],
     )

@@ -76,7 +76,7 @@ def _remove_abandoned_lock(files: FileSystem, path: str) -> None:
     if _is_lock_held(holder):
         raise AnalyticsError(
             f"another run holds the lock: process {holder['pid']} on {holder['host']} since {holder['since']};"
-            f" if it no longer runs, delete {path}"
+            f" if it is no longer running, delete {path}"
         )
     files.delete(path)
 

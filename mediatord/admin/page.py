@@ -251,7 +251,7 @@ def _render_traffic(status: DaemonStatus) -> Markup:
         )
         for name, counts in status.traffic.items()
     ]
-    text = "The last minute and hour are those of the running workers; totals include former workers."
+    text = "Last minute and last hour cover running workers only; totals include former workers."
     note = _render_note(text if status.processes.asked > 1 else "")
     return _render_section("Traffic", build_table(columns, rows, "flow"), note, whole=True)
 

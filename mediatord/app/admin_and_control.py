@@ -151,7 +151,10 @@ def build_control_socket(
         core.events.flush()
         return None if core.events.pending else core.recorder
 
-    operations = ControlOperations(core.store, open_recorder)
+    def has_subscriber(did: str) -> bool:
+        return bool(core.connections.subscribers(did))
+
+    operations = ControlOperations(core.store, open_recorder, has_subscriber)
 
     async def run(operation: str, arguments: Mapping[str, Any]) -> Any:
         return await core.gate.run_request(lambda: operations.run(operation, arguments))

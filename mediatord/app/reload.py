@@ -23,7 +23,7 @@ _log = Logger()
 
 ReloadOutcome = Literal["ok", "refused", "restart_needed"]
 
-_CHECK_CONFIG_HINT = "run mediatord check-config to list all"
+_CHECK_CONFIG_HINT = "run `mediatord check-config` to list all"
 # All other settings take effect at the next start.
 _RELOADABLE_PARTS = {
     "identity": ("former_dids", "passphrase_file"),

@@ -273,7 +273,7 @@ def import_archive(
     done = target.begin(archive.id)
     if done > archive.total:
         raise BackupError(
-            f"the interrupted import has stored {done} records, the archive has {archive.total}: expected the "
+            f"the interrupted import has stored {done} records, but this archive has only {archive.total}; use the "
             "archive of that import"
         )
     progress(done)

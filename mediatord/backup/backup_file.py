@@ -212,7 +212,7 @@ def _parse_manifest(text: bytes) -> BackupManifest:
     try:
         return BackupManifest.model_validate_json(text)
     except ValidationError as error:
-        raise InvalidArchiveError(f"its manifest: {error.errors(include_url=False)[0]['msg']}") from None
+        raise InvalidArchiveError(f"its manifest is invalid: {error.errors(include_url=False)[0]['msg']}") from None
 
 
 def _read_chunks(tar: tarfile.TarFile, member: BackupMember) -> Iterator[bytes]:

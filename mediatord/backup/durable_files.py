@@ -60,7 +60,7 @@ def create_file_atomically(path: Path) -> Iterator[BinaryIO]:
 
 def _require_absent(path: Path) -> None:
     if path.exists() or path.is_symlink():
-        raise BackupError(f"{path} already exists and is not overwritten")
+        raise BackupError(f"{path} already exists and will not be overwritten")
 
 
 @contextmanager

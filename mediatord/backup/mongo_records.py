@@ -114,7 +114,7 @@ def _describe_failure(error: Exception) -> str:
                 "or stop all nodes and use --offline"
             )
         case OperationFailure(code=code, details=details):
-            return f"refused: {(details or {}).get('codeName') or f'error {code}'}"
+            return f"returned an error: {(details or {}).get('codeName') or f'error {code}'}"
         case ConnectionFailure():
             return "does not respond; run the same command again when it does"
         case BSONError():

@@ -397,7 +397,9 @@ def _require_backend(storage: StorageSettings) -> None:
     if storage.backend == "memory":
         raise BackupError("storage.backend memory cannot be exported or imported: expected sqlite or mongodb")
     if storage.backend == "mongodb" and find_spec("pymongo") is None:
-        raise BackupError('storage.backend mongodb requires: pip install "mediatord[mongodb]"')
+        raise BackupError(
+            'storage.backend mongodb requires PyMongo and txmongo; run: pip install "mediatord[mongodb]"'
+        )
 
 
 class _RecordNumbers:
@@ -431,7 +433,9 @@ class _RecordNumbers:
         try:
             return self._connection.execute(statement, values).fetchall()
         except sqlite3.Error as error:
-            raise BackupError(f"cannot use a temporary file: {error}") from None
+            raise BackupError(
+                f"cannot write a temporary file: {error}; set TMPDIR to a directory with free space"
+            ) from None
 
     def close(self) -> None:
         """Delete the temporary database."""

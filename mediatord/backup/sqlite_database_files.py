@@ -33,7 +33,7 @@ def connect_immutable(path: Path) -> StoreConnection:
 
 def require_database(path: Path) -> None:
     if not path.exists():
-        raise BackupError(f"{path} does not exist; a daemon creates it at its first start")
+        raise BackupError(f"{path} does not exist; the daemon creates it when it first starts")
     if not os.access(path, os.R_OK):
         raise BackupError(f"cannot read {path}: {os.strerror(errno.EACCES)}")
 

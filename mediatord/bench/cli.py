@@ -77,20 +77,20 @@ _STDOUT = Path("-")
 
 
 @click.command(context_settings={"show_default": True}, short_help="Run the benchmark.")
-@_option("seconds", NumberRange(0.1), "Measuring time per server and round.")
+@_option("seconds", NumberRange(0.1), "Measurement time per server and round.")
 @_option("rounds", _POSITIVE, "Number of interleaved rounds; medians are reported.")
-@_option("clients", IntegerRange(1, 1000), "Concurrent connections.")
-@_option("sockets", _POSITIVE, "Number of WebSockets (`sockets`, `storm`, `presence`).")
-@_option("messages", IntegerRange(100), "Number of messages (`memory`).")
-@_option("events", IntegerRange(1000), "Stored events (`pages`).")
+@_option("clients", IntegerRange(1, 1000), "Number of concurrent connections.")
+@_option("sockets", _POSITIVE, "Number of WebSockets, for `sockets`, `storm` and `presence`.")
+@_option("messages", IntegerRange(100), "Number of messages, for `memory`.")
+@_option("events", IntegerRange(1000), "Number of stored events, for `pages`.")
 @click.option(
     "--accounts",
     callback=_parse_numbers,
     default=",".join(map(str, _DEFAULTS.accounts)),
     metavar="LIST",
-    help="Comma-separated numbers of registered DIDs (`accounts`).",
+    help="Comma-separated numbers of registered DIDs, for `accounts`.",
 )
-@_option("queued", _POSITIVE, "Queued messages (`accounts`).")
+@_option("queued", _POSITIVE, "Number of queued messages, for `accounts`.")
 @_option("minutes", NumberRange(0.1), "Duration of `soak`.")
 @click.option("--even", is_flag=True, help="Send at fixed intervals instead of a Poisson process.")
 @click.option(
@@ -106,7 +106,7 @@ _STDOUT = Path("-")
     type=click.Choice(list(SCENARIOS)),
     metavar="NAME",
     multiple=True,
-    help=f"Scenario to run; repeatable. Default: {', '.join(DEFAULT_SCENARIOS)}. On request: "
+    help=f"Scenario to run; may be repeated. Default: {', '.join(DEFAULT_SCENARIOS)}. On request: "
     f"{', '.join(OPTIONAL_SCENARIOS)}. With --mongodb: {', '.join(MONGODB_SCENARIOS)}.",
 )
 @click.option(
@@ -118,7 +118,11 @@ _STDOUT = Path("-")
     help="Measure the DIDComm v2 mediator at this URL or invitation instead of starting one.",
 )
 @click.option("--target-did", metavar="DID", help="DID of the target, if it serves neither `/did` nor `/invitation`.")
-@click.option("--target-pid", type=_POSITIVE, help="Local main process of the target, to measure its CPU time.")
+@click.option(
+    "--target-pid",
+    type=_POSITIVE,
+    help="Process ID of the target's main process on this machine, to measure its CPU time.",
+)
 @click.option(
     "--mongodb",
     metavar="URI",
@@ -151,7 +155,7 @@ def bench(
     **numbers: Any,
 ) -> int:
     """
-    Measure the mediator on this machine, beside baselines measured in the same run.
+    Measure the mediator on this machine, alongside baselines measured in the same run.
 
     Starts temporary daemons (TMPDIR selects the disk). Exits with 1 if messages were lost or rejected, or memory
     grew; a missed target is only reported.

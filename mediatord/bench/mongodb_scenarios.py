@@ -69,7 +69,9 @@ def create_mongo_database(uri: str) -> Iterator[MongoDatabase]:
     try:
         from pymongo import MongoClient
     except ImportError:
-        raise RuntimeError('the MongoDB scenarios require: pip install "mediatord[mongodb]"') from None
+        raise RuntimeError(
+            'the MongoDB scenarios require PyMongo and txmongo; run: pip install "mediatord[mongodb]"'
+        ) from None
     name = f"mediatord_bench_{secrets.token_hex(6)}"
     own_uri = urlunsplit(urlsplit(uri)._replace(path=f"/{name}"))
     settings = {"MEDIATORD_STORAGE__BACKEND": "mongodb", "MEDIATORD_STORAGE__MONGODB__URI": own_uri}

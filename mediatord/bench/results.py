@@ -28,6 +28,7 @@ from xml.sax.saxutils import escape
 import click
 
 from mediatord.bench.plan import BenchmarkPlan
+from mediatord.runtime.progress_bar import is_terminal
 
 # Names of figures that many scenarios report.
 PER_SECOND = "msg/s"
@@ -149,7 +150,7 @@ def progress_bar(steps: Iterable[_StepT], label: str) -> Any:
 
     It is drawn between the steps, without a thread: processes are forked during a measurement.
     """
-    return click.progressbar(steps, label=label, file=sys.stderr, hidden=not sys.stderr.isatty())
+    return click.progressbar(steps, label=label, file=sys.stderr, hidden=not is_terminal(sys.stderr))
 
 
 @contextmanager

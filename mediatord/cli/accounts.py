@@ -31,7 +31,7 @@ def accounts() -> None:
     """
     List, show and remove accounts of DIDComm wallets.
 
-    Uses the control socket of a running daemon, else opens the store. DID can be a full DID, or a
+    Uses the control socket if a daemon is running, otherwise opens the store. DID can be a full DID, or a
     shortened DID or pseudonym from the event log.
     """
 

@@ -51,7 +51,7 @@ stopped_option = click.option(
 @json_option
 def export_command(path: Path, target: Path, offline: bool, stopped: bool, as_json: bool) -> None:
     """
-    Export the store to an archive that any backend can import. The daemon may run.
+    Export the store to an archive that any backend can import. The daemon can keep running.
 
     MongoDB keeps a snapshot for five minutes (minSnapshotHistoryWindowInSeconds). If the export takes longer, stop
     all nodes and use --offline.
@@ -71,7 +71,7 @@ def export_command(path: Path, target: Path, offline: bool, stopped: bool, as_js
 @json_option
 def import_command(path: Path, source: Path, stopped: bool, as_json: bool) -> None:
     """
-    Import an archive into an empty store. No daemon may run.
+    Import an archive into an empty store. Stop all daemons first.
 
     Compares the counts afterwards and exits with 1 if they differ. Run the same command again to resume an
     interrupted import.
@@ -124,7 +124,7 @@ def format_counts(counts: RecordCounts) -> str:
 @json_option
 def backup_command(path: Path, target: Path, offline: bool, stopped: bool, as_json: bool) -> None:
     """
-    Back up configuration, keys and store to one file; the daemon may run.
+    Back up configuration, keys and store to one file; the daemon can keep running.
 
     Protect the file: it contains the secrets of the mediator.
     """
@@ -162,7 +162,7 @@ def backup_command(path: Path, target: Path, offline: bool, stopped: bool, as_js
 @json_option
 def restore_command(source: Path, path: Path | None, directory: Path | None, stopped: bool, as_json: bool) -> None:
     """
-    Restore a backup; overwrites nothing. No daemon may run.
+    Restore a backup without overwriting anything. Stop all daemons first.
 
     Requires either --config or --dir. Writes files to the paths in the restored configuration. Fails if the store is
     not empty, or if a file exists and differs. Messages acknowledged since the backup are delivered again.

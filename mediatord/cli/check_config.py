@@ -105,7 +105,9 @@ def _check_schema(path: Path, connection: sqlite3.Connection) -> Iterator[str]:
         yield f"{path} is a database of another program"
     elif version > len(read_schema_steps()):
         known = len(read_schema_steps())
-        yield f"the schema version of {path} is {version}, at most {known} is supported; upgrade mediatord"
+        yield (
+            f"the schema version of {path} is {version}, but this release supports at most {known}; upgrade mediatord"
+        )
 
 
 def _check_mongodb(config: Config, path: Path) -> Iterator[str]:
@@ -115,7 +117,7 @@ def _check_mongodb(config: Config, path: Path) -> Iterator[str]:
     if config.storage.backend != "mongodb":
         return
     if find_spec("txmongo") is None:
-        yield 'storage.backend mongodb requires: pip install "mediatord[mongodb]"'
+        yield 'storage.backend mongodb requires PyMongo and txmongo; run: pip install "mediatord[mongodb]"'
         return
     from mediatord.store.mongo.driver.uri import parse_mongo_uri
 
@@ -179,8 +181,8 @@ def check_config(path: Path, as_json: bool) -> int:
     Validate the configuration and the files that it names.
 
     Prints one line per problem. Checks keys, certificates, database and directories as the calling user; changes
-    nothing and makes no connection. Exits with 2 if the configuration is invalid, with 1 if only a file or directory
-    is.
+    nothing and makes no connection. Exits with 2 if the configuration is invalid, and with 1 if only a file or
+    directory that it names has a problem.
     """
     draft = examine_config(path)
     checks = [] if draft.config is None else list_checks(draft.config, path)

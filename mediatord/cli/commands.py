@@ -34,7 +34,7 @@ _COMMANDS = {
     "accounts": ("cli.accounts:accounts", "List, show and remove accounts of DIDComm wallets."),
     "backup": (
         "cli.backup:backup_command",
-        "Back up configuration, keys and store to one file; the daemon may run.",
+        "Back up configuration, keys and store to one file; the daemon can keep running.",
     ),
     "bench": ("bench.cli:bench", "Run the benchmark."),
     "check-config": ("cli.check_config:check_config", "Validate the configuration and the files that it names."),
@@ -43,16 +43,16 @@ _COMMANDS = {
     "did": ("cli.keys:did", "Print the mediator's DIDs: did:peer:2, then did:web."),
     "export": ("cli.backup:export_command", "Export the store to an archive that any backend can import."),
     "import": ("cli.backup:import_command", "Import an archive into an empty store."),
-    "init": ("cli.init:init", "Write mediator.yaml and new keys; overwrites nothing."),
+    "init": ("cli.init:init", "Write mediator.yaml and new keys without overwriting anything."),
     "invitation": ("cli.keys:invitation", "Print the invitation: short URL, QR code and long URL."),
     "keys": ("cli.keys:keys", "List, rotate, retire and encrypt the mediator's keys."),
     "log-keys": ("cli.keys:log_keys", "List, rotate and delete the pseudonym keys of the event log."),
     "queue": ("cli.queue:queue", "List message queues and remove messages from them."),
-    "restore": ("cli.backup:restore_command", "Restore a backup; overwrites nothing."),
+    "restore": ("cli.backup:restore_command", "Restore a backup without overwriting anything."),
     "run": ("cli.run_and_worker:run", "Run the daemon in the foreground."),
     "status": ("cli.status:status", "Show the status of a running mediator."),
     "store": ("cli.sqlite_database:store", "Check, compact or create the SQLite database."),
-    "whois": ("cli.keys:whois", "Print the registered DIDs that match a pseudonym, with its key epoch."),
+    "whois": ("cli.keys:whois", "Print the registered DIDs that match a pseudonym, or the pseudonyms of a DID."),
     "worker": ("cli.run_and_worker:worker", ""),
 }
 
@@ -121,7 +121,7 @@ def _run_command(arguments: Sequence[str] | None) -> int:
         return _print_error("interrupted", _EXIT_FAILED)
     except OperatorError as error:
         more = len(error.problems) - 1
-        hint = f" (and {more} more; run mediatord check-config to list all)" if more else ""
+        hint = f" (and {more} more; run `mediatord check-config` to list all)" if more else ""
         return _print_error(error.problems[0] + hint, error.exit_status)
     except OSError as error:
         return _print_error(f"{error.filename}: {error.strerror}" if error.filename else str(error), _EXIT_FAILED)

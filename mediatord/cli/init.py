@@ -51,7 +51,7 @@ def write_initial_files(directory: Path, public_url: str) -> tuple[Config, Path]
     keys, log_key = directory / config.identity.keys, directory / "log.key"
     made = (path, keys) if config.log.key_file else (path, keys, log_key)
     if existing := [file for file in made if file.exists()]:
-        raise StartupError(f"{existing[0]} already exists and is not overwritten")
+        raise StartupError(f"{existing[0]} already exists and will not be overwritten")
     owner = system_owner() if is_system_directory(directory) and os.geteuid() == 0 else None
     if not directory.exists():
         directory.mkdir(mode=0o750, parents=True)
@@ -123,7 +123,7 @@ _UNIT_PLACES = (Path("/etc/systemd/system"), Path("/usr/lib/systemd/system"), Pa
     default=".",
     metavar="DIR",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Directory to write to; created if missing. Default: the current one.",
+    help="Directory to write to; created if missing. Default: the current directory.",
 )
 @click.option(
     "--public-url", default=LOCAL_URL, metavar="URL", show_default=True, help="Base URL in the mediator's DIDs."
@@ -131,11 +131,11 @@ _UNIT_PLACES = (Path("/etc/systemd/system"), Path("/usr/lib/systemd/system"), Pa
 @json_option
 def init(directory: Path, public_url: str, as_json: bool) -> None:
     """
-    Write mediator.yaml and new keys; overwrites nothing.
+    Write mediator.yaml and new keys without overwriting anything.
 
-    The mediator listens at the public URL if that is an http:// URL of this machine, else on 127.0.0.1:8080, for a
-    proxy. With --dir /etc/mediatord, state and logs go to /var/lib/mediatord and /var/log/mediatord, and the files
-    belong to the user mediatord if it exists.
+    The mediator listens on the host and port of the public URL if that is an http:// URL of this machine, otherwise
+    on 127.0.0.1:8080, behind a proxy. With --dir /etc/mediatord, state and logs go to /var/lib/mediatord and
+    /var/log/mediatord, and the files belong to the user mediatord if it exists.
     """
     try:
         config, path = write_initial_files(directory, public_url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from mediatord.identity.key_file import (
     rotate_keys,
 )
 from mediatord.identity.mediator_identity import IdentityError, MediatorIdentity, make_mediator_peer_did
-from mediatord.observability.pseudonyms import delete_epoch_key, read_pseudonym_keys, start_key_epoch
+from mediatord.observability.pseudonyms import delete_epoch_key, is_full_did, read_pseudonym_keys, start_key_epoch
 from mediatord.runtime.progress_bar import progress_bar
 from mediatord.runtime.secret_files import SecretFileError, read_secret_file
 
@@ -55,7 +56,7 @@ def _ask_passphrase(path: Path) -> bytes:
 
 def _require_terminal(otherwise: str) -> None:
     if not sys.stdin.isatty():
-        raise SecretFileError(f"{otherwise}, or run the command on a terminal")
+        raise SecretFileError(f"{otherwise}, or run the command in a terminal")
 
 
 @click.command()
@@ -126,11 +127,11 @@ def list_keys(path: Path, as_json: bool) -> None:
 @json_option
 def rotate(path: Path, prepare: bool, as_json: bool) -> None:
     """
-    Create new current keys, which give a new DID.
+    Create new current keys and with them a new DID.
 
-    Former DIDs stay accepted. A running daemon uses the new keys after SIGHUP, without closing sockets. In a cluster,
-    run `keys rotate --prepare`, copy the file to all nodes and reload all of them; then do the same with `keys
-    rotate`, which makes the prepared keys current.
+    Former DIDs remain accepted. A running daemon uses the new keys after SIGHUP, without closing sockets. In a
+    cluster, run `keys rotate --prepare`, copy the file to all nodes and reload all of them; then do the same with
+    `keys rotate`, which makes the prepared keys current.
     """
     config = load_config(path)
     rotated = rotate_keys(
@@ -180,7 +181,7 @@ def retire(kid: str, path: Path, yes: bool, as_json: bool) -> None:
     did = _derive_peer_did(config, gone)
     value = {"file": str(config.identity.keys), "kids": list(gone.kids), "did": did, "done": yes}
     value["left"] = [kid for kid, _ in left]
-    what = f"{', '.join(gone.kids)} {'are' if yes else 'would be'} deleted"
+    what = f"{', '.join(gone.kids)} {'were' if yes else 'would be'} deleted"
     verb = "no longer accepted" if yes else "would no longer be accepted"
     accepted = f"{verb}: {did or 'messages addressed to these key ids'}"
     end = f"next: {_RELOAD_HINT}" if yes else "nothing was deleted; add --yes to delete"
@@ -280,16 +281,28 @@ def forget_pseudonym_key(epoch: int, path: Path, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("pseudonym")
+@click.argument("name", metavar="PSEUDONYM|DID")
 @config_option
 @json_option
-def whois(pseudonym: str, path: Path, as_json: bool) -> None:
-    """Print the registered DIDs that match a pseudonym, with its key epoch. Exits with 1 if none does."""
+def whois(name: str, path: Path, as_json: bool) -> None:
+    """
+    Print the registered DIDs that match a pseudonym, or the pseudonyms of a DID.
+
+    Prints each with its key epoch. Exits with 1 if no registered DID matches a pseudonym.
+    """
     read_pseudonym_keys(load_config(path).log_key_path)  # a file that cannot be used is reported first
     with open_store(path) as store, progress_bar("searching"):
-        found = sorted(set(store.find_pseudonyms(pseudonym)))
+        if is_full_did(name):
+            made = store.list_pseudonyms(name)
+            pseudonyms = [{"epoch": epoch, "pseudonym": pseudonym} for epoch, pseudonym in made]
+            print_result(as_json, {"did": name, "pseudonyms": pseudonyms}, _format_epochs(made))
+            return
+        found = sorted(set(store.find_pseudonyms(name)))
     if not found:
-        raise click.ClickException(f"no registered DID has the pseudonym {pseudonym}")
+        raise click.ClickException(f"no registered DID has the pseudonym {name}")
     dids = [{"epoch": epoch, "did": did} for epoch, did in found]
-    text = "\n".join(f"{epoch}  {did}" for epoch, did in found)
-    print_result(as_json, {"pseudonym": pseudonym, "dids": dids}, text)
+    print_result(as_json, {"pseudonym": name, "dids": dids}, _format_epochs(found))
+
+
+def _format_epochs(found: Iterable[tuple[int, str]]) -> str:
+    return "\n".join(f"{epoch}  {text}" for epoch, text in found)

@@ -42,7 +42,7 @@ def queue() -> None:
     """
     List message queues and remove messages from them.
 
-    Uses the control socket of a running daemon, else opens the store. DID can be a full DID, or a
+    Uses the control socket if a daemon is running, otherwise opens the store. DID can be a full DID, or a
     shortened DID or pseudonym from the event log. Queues of the self-test (GET /ready) are marked.
     """
 
@@ -93,27 +93,29 @@ def show(did: str, path: Path, top: int, protocol: Any, as_json: bool) -> None:
     """
     Show the queued messages of a recipient DID.
 
-    Lists them oldest first, without payloads. Pushes are counted for DIDComm only. Exits with 1 if the DID is not
-    registered.
+    Lists them oldest first, without payloads, and says whether a WebSocket with live delivery is open for the DID.
+    Pushes are counted for DIDComm only. Exits with 1 if the DID is not registered.
     """
     with open_store(path) as store, progress_bar("reading"):
         did = store.find_did(did)
         entries = store.list_entries(did, protocol)
+        is_live = store.has_live_session(did)
     own = store.may_be_probe(did)
     if as_json:
         shown = [asdict(one) for one in entries[:top]]
-        print_json({"did": did, "self_test": own, "messages": len(entries), "shown": shown})
+        print_json({"did": did, "self_test": own, "live": is_live, "messages": len(entries), "shown": shown})
         return
     _print_entries(entries[:top])
     more = f"; showing the first {top}" if len(entries) > top else ""
     click.echo(f"{_summarize_text(entries)} for {shorten_did(did)}{f' {PROBE_MARKER}' if own else ''}{more}")
+    click.echo("a WebSocket with live delivery is open" if is_live else "no WebSocket with live delivery is open")
 
 
 @queue.command()
 @click.argument("did")
 @config_option
 @click.option("--older-than", metavar="DURATION", help="Only messages older than DURATION, such as 48h, 30m or 7d.")
-@click.option("--id", "ids", multiple=True, metavar="ID", help="Only the message with this id. Repeatable.")
+@click.option("--id", "ids", multiple=True, metavar="ID", help="Only the message with this id; may be repeated.")
 @protocol_option
 @click.option("--yes", is_flag=True, help="Remove; default: only show what would be removed.")
 @json_option

@@ -76,7 +76,7 @@ def worker(name: str) -> int:
         with os.fdopen(SPEC_FD, "rb") as file:
             spec = WorkerSpec.from_bytes(file.read())
     except (OSError, ValueError):
-        raise StartupError("workers are started by mediatord run; do not run this command") from None
+        raise StartupError("only the daemon starts workers; use `mediatord run`") from None
     from twisted.internet import reactor as global_reactor  # noqa: TID251  this is the program
 
     reactor: Any = global_reactor

@@ -38,10 +38,10 @@ def store() -> None:
 @json_option
 def check(path: Path, deep: bool, as_json: bool) -> int:
     """
-    Check the database for damage; the daemon may run.
+    Check the database for damage; the daemon can keep running.
 
-    Changes nothing. Exits with 1 if the database is damaged, has no tables or is not of mediatord. For recovery,
-    see "Back up and restore" in the documentation.
+    Changes nothing. Exits with 1 if the database is damaged, has no tables or belongs to another program. For
+    recovery, see "Back up and restore" in the documentation.
     """
     database = _find_database(path)
     try:
@@ -61,10 +61,10 @@ def check(path: Path, deep: bool, as_json: bool) -> int:
 @json_option
 def vacuum(path: Path, as_json: bool) -> None:
     """
-    Return the space of deleted messages to the disk.
+    Return the space of deleted messages to the file system.
 
-    No daemon may run, and the disk needs space for a second copy of the database. Rarely necessary: the daemon reuses
-    the space.
+    Stop all daemons first. The disk needs space for a second copy of the database. Rarely necessary: the daemon
+    reuses the space.
     """
     database = _find_database(path)
     use = DatabaseFileLock(database)
@@ -97,7 +97,7 @@ def vacuum(path: Path, as_json: bool) -> None:
 @json_option
 def create(path: Path, as_json: bool) -> None:
     """
-    Create an empty database to replace one that is lost.
+    Create an empty database to replace a lost one.
 
     The accounts and messages of the lost database stay lost: if you have a backup, restore it instead. Not needed
     after `mediatord init`.

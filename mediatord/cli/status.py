@@ -345,8 +345,8 @@ def status(url: str, watch: float | None, over: float, as_json: bool) -> int:
     """
     Show the status of a running mediator. Exits with 1 if it is unhealthy or its ledger does not balance.
 
-    Rates are measured between two samples; counters and quantiles are since the daemon started, the ledger since the
-    store was created. Queues and ledger are from one read of the store, whose age is shown.
+    Rates are measured between two samples. Counters and quantiles count from the start of the daemon, the ledger from
+    the creation of the store. Queues and ledger come from one read of the store; its age is shown.
     """
     if watch is not None:
         with suppress(KeyboardInterrupt):

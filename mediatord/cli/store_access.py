@@ -32,7 +32,7 @@ from mediatord.errors import MediatorError, StartupError, StoreUnavailable
 from mediatord.observability.event_log import EventLogWriter, LogOrigin
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.metrics import Metrics
-from mediatord.observability.pseudonyms import Pseudonymizer, read_pseudonym_keys
+from mediatord.observability.pseudonyms import Pseudonymizer, is_full_did, read_pseudonym_keys
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.probe_markers import resembles_probe_did
 from mediatord.runtime.secret_files import SecretFileError
@@ -91,6 +91,11 @@ class StoreAccess:
             for protocol in (QUEUE_PROTOCOLS if protocol is None else (protocol,))
             for one in self._follow_cursor("list_entries", "entries", did=did, protocol=protocol)
         ]
+
+    def has_live_session(self, did: str) -> bool:
+        """Whether messages for a DID are pushed to a WebSocket; never without a daemon."""
+        is_live: bool = self._call("has_live_session", did=did)
+        return is_live
 
     def purge(
         self, entries: Sequence[QueuedMessage], progress: Callable[[int], None] = lambda _: None
@@ -169,8 +174,14 @@ class StoreAccess:
         pseudonymizers = [Pseudonymizer(mode, key) for key in keys for mode in ("plain", "keyed")]
         return ((one.epoch, did) for did in self.list_dids() for one in pseudonymizers if one.did(did) == pseudonym)
 
+    def list_pseudonyms(self, did: str) -> list[tuple[int, str]]:
+        """The names of a DID in the event log, after the epochs of their keys; it need not be registered."""
+        stored = self._call("find_did", did=did) if is_valid_unicode(did) else None
+        keys, mode = read_pseudonym_keys(self._config.log_key_path), self._config.log.dids
+        return [(key.epoch, Pseudonymizer(mode, key).did(stored or canonicalize_did(did))) for key in keys]
+
     def _find_by_pseudonym(self, given: str) -> str | None:
-        if given.startswith("did:") and "~" not in given:
+        if is_full_did(given):
             return None
         return next((did for _, did in self.find_pseudonyms(given)), None)
 
@@ -274,7 +285,7 @@ def _open_sqlite(config: Config) -> Iterator[tuple[IStore, _Wait]]:
     """The store, which works without a reactor; the exclusive lock keeps daemons away meanwhile."""
     path = config.storage.sqlite.path
     if not path.exists():
-        raise StartupError(f"{path} does not exist; a daemon creates it at its first start")
+        raise StartupError(f"{path} does not exist; the daemon creates it when it first starts")
     lock = DatabaseFileLock(path)
     try:
         lock.take()
@@ -405,7 +416,7 @@ class PurgeEventLog:
     def check_complete(self) -> None:
         """:raise StartupError: lines were lost."""
         if self._log is not None and (dropped := self._log[0].dropped):
-            raise StartupError(f"lost {dropped} lines of the event log: it cannot be written")
+            raise StartupError(f"lost {dropped} lines of the event log, because it could not be written")
 
     def _open(self) -> tuple[EventLogWriter, EventRecorder]:
         config, directory = self._config, self._config.log.directory

@@ -263,7 +263,7 @@ class Membership(Service):
     async def _take_over(self, taken: NodeNameTaken) -> str:
         """Drop the holder of the name, unless it has renewed its lease."""
         self._first_holder = None
-        _log.info("taking over the name {name} from a node that no longer runs", name=taken.holder.name)
+        _log.info("taking over the name {name} from a node that is no longer running", name=taken.holder.name)
         try:
             await self._store.drop(taken.holder.boot, until=taken.until)
         except StoreUnavailable:

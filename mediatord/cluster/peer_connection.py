@@ -510,8 +510,8 @@ class PeerServer(Factory):
         count = self._warning.count_occurrence()
         if count:
             _log.warn(
-                "refused {count} requests to cluster.listen (last reason: {reason}): the sender is no node, or has a "
-                "different cluster.secret_file",
+                "refused {count} requests to cluster.listen (last reason: {reason}): the sender is not a node, or "
+                "uses a different cluster.secret_file",
                 count=count,
                 reason=reason,
             )

@@ -276,7 +276,7 @@ _FILE_HEADER = f"""\
 {FIRST_LINE}
 # All settings of mediatord, at their defaults unless changed. `mediatord check-config --config FILE` validates the
 # file. An environment variable overrides a key: MEDIATORD_STORAGE__BACKEND=memory; lists are written as JSON.
-# Relative paths, also in endpoint strings, are relative to this file.
+# Relative paths, including those in endpoint strings, are relative to this file.
 # Durations: 500ms, 60s, 5m, 72h, 365d, or a number of seconds. Sizes: 64KiB, 1MiB, 512k (powers of 1024),
 # 64MB (a power of 1000), or a number of bytes.
 """
@@ -318,7 +318,7 @@ ConfigProblem = tuple[int, str, str]
 
 _MISSING_FILE_HINT = (
     f"; pass --config PATH, set {CONFIG_PATH_VARIABLE}, "
-    f"or create it with mediatord init --dir {DEFAULT_CONFIG_PATH.parent}"
+    f"or create it with `mediatord init --dir {DEFAULT_CONFIG_PATH.parent}`"
 )
 # Rounds of validation: some problems show only after others are removed.
 _MAX_ROUNDS = 4
@@ -326,7 +326,7 @@ _MAX_ROUNDS = 4
 _RESTORE_HINT = "restore it, or write one for a new mediator with `mediatord init`"
 
 _ERROR_TEXTS = {
-    "string_type": "expected text",
+    "string_type": "expected a string",
     "int_type": "expected a whole number",
     "float_type": "expected a number",
     "bool_type": "expected true or false",
@@ -340,7 +340,7 @@ _ERROR_TEXTS = {
     "greater_than": "expected more than {gt}",
     "less_than": "expected less than {lt}",
     "less_than_equal": "expected at most {le}",
-    "literal_error": "expected one of {expected}",
+    "literal_error": "expected {expected}",
     "too_short": "expected at least {min_length} item",
     "value_error": "{error}",
 }

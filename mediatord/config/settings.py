@@ -173,7 +173,9 @@ class LimitSettings(SettingsSection):
     trusted_per_minute: PositiveInteger = _setting(6000, "forwards and other requests per trusted network")
     trusted_connections: PositiveInteger = _setting(1024, "open WebSockets per trusted network")
     max_outbox_bytes: Size = _setting(1_048_576, "unsent bytes per WebSocket; further messages stay queued")
-    max_unread_bytes: Size = _setting(268_435_456, "unsent bytes of all HTTP responses; an eighth of it per address")
+    max_unread_bytes: Size = _setting(
+        268_435_456, "unsent bytes of all HTTP responses; at most an eighth of them per address"
+    )
 
 
 class DIDCommSettings(SettingsSection):
@@ -198,7 +200,7 @@ class DIDCommSettings(SettingsSection):
         (), "DIDs that are denied mediation and every authenticated request; overrides allow"
     )
     require_ownership: Boolean = _setting(
-        False, "require proof of possession for recipient DIDs other than the account's own"
+        False, "require an ownership proof for recipient DIDs other than the account's own"
     )
     require_registered_sender: Boolean = _setting(
         False, "accept forwards only from authenticated senders that have an account"
@@ -225,10 +227,10 @@ class DIDCommSettings(SettingsSection):
         "POST messages to wallets without a socket: none | configured (endpoints) | account-did (its DID document)",
     )
     endpoints: Mapping[DID, URLOrDID] = Field(
-        description="account DIDs and their URL or DID, for failover: configured", default_factory=dict
+        description="endpoint (URL or DID) of each account DID, for failover: configured", default_factory=dict
     )
     routing_keys: Mapping[DID, tuple[DIDURL, ...]] = Field(
-        description="recipient DIDs and the keys that their messages are additionally wrapped for",
+        description="keys for which messages to a recipient DID are additionally wrapped, by recipient DID",
         default_factory=dict,
     )
     rewrap: Boolean = _setting(False, "wrap every message in a new forward to its recipient")
@@ -303,7 +305,7 @@ class LogRetentionSettings(SettingsSection):
     @model_validator(mode="after")
     def _check_unread_bytes(self) -> LogRetentionSettings:
         if self.unread_bytes < self.bytes:
-            raise ValueError("expected unread_bytes to be at least as large as bytes")
+            raise ValueError("expected unread_bytes to be at least bytes")
         return self
 
 
@@ -360,7 +362,7 @@ class AdminSettings(SettingsSection):
     @model_validator(mode="after")
     def _check_token_file(self) -> AdminSettings:
         if self.listen is not None and self.token_file is None:
-            raise ValueError("expected token_file to be set, because listen is")
+            raise ValueError("expected token_file, because listen is set")
         return self
 
 
@@ -378,7 +380,7 @@ class ClusterSettings(SettingsSection):
     @model_validator(mode="after")
     def _check_secret_file(self) -> ClusterSettings:
         if self.listen is not None and self.secret_file is None:
-            raise ValueError("expected secret_file to be set, because listen is")
+            raise ValueError("expected secret_file, because listen is set")
         return self
 
     @model_validator(mode="after")
@@ -386,7 +388,7 @@ class ClusterSettings(SettingsSection):
         if self.listen is not None and self.address is None:
             raise ValueError(
                 "expected an address in listen that other nodes can reach, such as tcp:7070:interface=10.0.0.5, "
-                "or advertise to be set"
+                "or a value for advertise"
             )
         return self
 

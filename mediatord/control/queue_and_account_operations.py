@@ -24,6 +24,7 @@ _OPERATIONS: dict[str, tuple[str, ...]] = {
     "list_dids": ("after", "limit"),
     "find_did": ("did",),
     "list_entries": ("did", "protocol", "after", "limit"),
+    "has_live_session": ("did",),
     "purge": ("did", "protocol", "ids"),
     "list_accounts": ("offset", "limit"),
     "count_accounts": (),
@@ -40,15 +41,25 @@ class ControlError(Exception):
 
 
 class ControlOperations:
-    """:param open_recorder: logs removals; None while the event log takes no lines, when nothing is removed."""
+    """
+    :param open_recorder: logs removals; None while the event log takes no lines, when nothing is removed.
+    :param has_subscriber: whether a socket of this process is subscribed to a DID.
+    """
 
-    def __init__(self, store: IStore, open_recorder: Callable[[], EventRecorder | None]) -> None:
+    def __init__(
+        self,
+        store: IStore,
+        open_recorder: Callable[[], EventRecorder | None],
+        has_subscriber: Callable[[str], bool] = lambda did: False,
+    ) -> None:
         self._store = store
+        self._has_subscriber = has_subscriber
         self._open_recorder = open_recorder
         self._recorder: EventRecorder | None = None
         self._own_methods: dict[str, Callable[..., Any]] = {
             "purge": self._purge,
             "list_recipients": self._list_recipients,
+            "has_live_session": self._has_live_session,
         }
         store.administration.on_late_purge = self._record_purge
 
@@ -85,6 +96,13 @@ class ControlOperations:
     async def _list_recipients(self, account: str, offset: int, limit: int) -> list[str]:
         names, _ = await self._store.list_recipients(account, offset=offset, limit=limit)
         return names
+
+    async def _has_live_session(self, did: str) -> bool:
+        """Whether messages for a DID are pushed to a WebSocket, here or at another worker or node."""
+        if self._has_subscriber(did):
+            return True
+        records = await self._store.cluster.find_presence([did])
+        return any(one.node is not None for one in records)
 
 
 def _to_json_value(result: Any) -> Any:

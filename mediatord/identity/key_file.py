@@ -234,7 +234,9 @@ def rotate_keys(
     with lock_secret_file(path):
         document, keys, replace = _load_for_update(path, passphrase)
         if prepare and keys.prepared:
-            raise SecretFileError(f"{path} already has prepared keys; run mediatord keys rotate to make them current")
+            raise SecretFileError(
+                f"{path} already has prepared keys; run `mediatord keys rotate` to make them current"
+            )
         jwks: list[JWK] = document["keys"]
         coming = [one for one in jwks if _is_prepared(one)]
         others = [one for one in jwks if not _is_prepared(one)]
@@ -275,9 +277,9 @@ def retire_keys(
         if gone is None:
             if kid in current.kids:
                 raise SecretFileError(
-                    f"{kid} is a current key, which cannot be retired; run mediatord keys rotate first"
+                    f"{kid} is a current key, which cannot be retired; run `mediatord keys rotate` first"
                 )
-            raise SecretFileError(f"{path} has no key {kid}; list its keys with mediatord keys list")
+            raise SecretFileError(f"{path} has no key {kid}; list its keys with `mediatord keys list`")
         left = {
             "root": _serialize_root(keys.root),
             **document,

@@ -215,7 +215,7 @@ class MediatorIdentity:
         except MediatorError:
             raise IdentityError(f"former DID {abbreviate_did(did)} does not resolve") from None
         if not found:
-            raise IdentityError(f"former DID {abbreviate_did(did)} has no key agreement key in the key set")
+            raise IdentityError(f"former DID {abbreviate_did(did)} shares no key agreement key with the key set")
         return web
 
     def _add_web(self, did: str) -> bool:

@@ -131,7 +131,9 @@ METRICS: dict[str, MetricDeclaration] = {
     "mediator_messages_delivered_total": MetricDeclaration(
         "counter", "Messages acknowledged by the recipient or accepted by its endpoint"
     ),
-    "mediator_messages_expired_total": MetricDeclaration("counter", "Messages dropped at the end of queue.ttl"),
+    "mediator_messages_expired_total": MetricDeclaration(
+        "counter", "Messages that expired (queue.ttl) before they were acknowledged"
+    ),
     "mediator_messages_evicted_total": MetricDeclaration("counter", "Messages evicted from full queues"),
     "mediator_messages_waiting": MetricDeclaration("gauge", "Queued messages"),
     "mediator_message_queue_size": MetricDeclaration(
@@ -171,7 +173,7 @@ METRICS: dict[str, MetricDeclaration] = {
     ),
     "mediator_storage_up": MetricDeclaration("gauge", "Whether the store responds and has no fault"),
     "mediator_storage_fault": MetricDeclaration(
-        "gauge", "1 while the store has the fault: missing, damaged, full", ("fault",)
+        "gauge", "Whether the store has the fault: missing, damaged, full", ("fault",)
     ),
     "mediator_storage_bytes": MetricDeclaration(
         "gauge", "Size of each table or collection with its indexes; free is reusable space", ("table",)
@@ -189,7 +191,7 @@ METRICS: dict[str, MetricDeclaration] = {
         "gauge", "Expiry of the certificate of an ssl: listener, by interface and port", ("listener",)
     ),
     "mediator_config_last_reload_success": MetricDeclaration(
-        "gauge", "Whether the last reload was applied, with certificates and admin token"
+        "gauge", "Whether the last reload succeeded, including certificates and admin token"
     ),
     "mediator_config_last_reload_success_timestamp_seconds": MetricDeclaration(
         "gauge", "Time of the last successful reload or start"
@@ -212,7 +214,7 @@ METRICS: dict[str, MetricDeclaration] = {
     "mediator_cluster_hint_duration_seconds": MetricDeclaration(
         "histogram", "Round trip of notifications to other nodes"
     ),
-    "mediator_cluster_stale_presence_total": MetricDeclaration("counter", "Presence entries found to be stale"),
+    "mediator_cluster_stale_presence_total": MetricDeclaration("counter", "Presence records found to be stale"),
     "mediator_cluster_refused_total": MetricDeclaration(
         "counter", "Rejected node-to-node requests, by reason: malformed, seal (authentication failed)", ("reason",)
     ),

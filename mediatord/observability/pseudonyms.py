@@ -99,6 +99,11 @@ def _shorten(text: str) -> str:
     return f"{text[:_PLAIN_PREFIX_LENGTH]}~{digest}"
 
 
+def is_full_did(text: str) -> bool:
+    """Whether text is a DID as it is, neither shortened nor a keyed pseudonym."""
+    return text.startswith("did:") and "~" not in text
+
+
 _KEY_BYTES = 32
 
 
@@ -170,10 +175,10 @@ def delete_epoch_key(path: Path, epoch: int) -> None:
     with lock_secret_file(path):
         keys = read_pseudonym_keys(path)
         if epoch == keys[-1].epoch:
-            raise SecretFileError(f"the key of epoch {epoch} is in use; run mediatord log-keys rotate first")
+            raise SecretFileError(f"the key of epoch {epoch} is in use; run `mediatord log-keys rotate` first")
         left = [key for key in keys if key.epoch != epoch]
         if len(left) == len(keys):
-            raise SecretFileError(f"{path} has no key of epoch {epoch}; list its keys with mediatord log-keys list")
+            raise SecretFileError(f"{path} has no key of epoch {epoch}; list its keys with `mediatord log-keys list`")
         _write_keys(path, left)
 
 

@@ -78,13 +78,13 @@ DIDCOMM_ERROR_CODES: dict[type[MediatorError], DIDCommErrorCode] = {
         429, "e.m.me.res.storage", "The recipient's queue is full", 429, retry_after=600
     ),
     errors.StoreUnavailable: DIDCommErrorCode(
-        503, "e.p.me.res.storage", "The mediator cannot store messages now", 503, retry_after=5
+        503, "e.p.me.res.storage", "The mediator cannot store messages at the moment", 503, retry_after=5
     ),
     errors.ReplayCacheFull: DIDCommErrorCode(
-        503, "e.p.me.res.storage", "The mediator cannot store messages now", 503, retry_after=60
+        503, "e.p.me.res.storage", "The mediator cannot store messages at the moment", 503, retry_after=60
     ),
     errors.SenderMismatch: DIDCommErrorCode(
-        400, "e.p.trust.sender-mismatch", "from does not match the key that encrypted the message"
+        400, "e.p.trust.sender-mismatch", "from does not match the key that authenticated the message"
     ),
     errors.AuthcryptRequired: DIDCommErrorCode(
         400, "e.p.trust.authcrypt-required", "This request must be encrypted with authcrypt"
@@ -109,7 +109,7 @@ DIDCOMM_ERROR_CODES: dict[type[MediatorError], DIDCommErrorCode] = {
     ),
     errors.MediationNotGranted: DIDCommErrorCode(400, "e.p.req.not_enroll", "The sender has no mediation grant", 200),
     errors.ReplayedMessage: DIDCommErrorCode(
-        400, "e.p.crypto.message.dejavu", "The message was received before", 200
+        400, "e.p.crypto.message.dejavu", "The message has already been received", 200
     ),
     errors.LiveModeUnsupported: DIDCommErrorCode(
         400, "e.m.live-mode-not-supported", "Connection does not support Live Delivery", 200
@@ -120,7 +120,7 @@ DIDCOMM_ERROR_CODES: dict[type[MediatorError], DIDCommErrorCode] = {
         503, "e.p.me.stopping", "The mediator is shutting down", retry_after=5
     ),
     errors.DeadlineExceeded: DIDCommErrorCode(503, "e.p.me.busy", "The mediator is too busy", retry_after=5),
-    errors.InternalFault: DIDCommErrorCode(500, "e.p.me.fault", "Internal error of the mediator"),
+    errors.InternalFault: DIDCommErrorCode(500, "e.p.me.fault", "Internal mediator error"),
 }
 
 

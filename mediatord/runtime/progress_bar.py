@@ -16,6 +16,11 @@ _DELAY = 1.0
 _INTERVAL = 0.2
 
 
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal. A standard stream that was closed before the start is None."""
+    return stream is not None and stream.isatty()
+
+
 class _ProgressCounter:
     """The amount of work that is done."""
 
@@ -47,7 +52,7 @@ def progress_bar(
     """
     stream = sys.stderr if stream is None else stream
     counter = _ProgressCounter()
-    if not stream.isatty():
+    if not is_terminal(stream):
         yield counter.set
         return
 

@@ -69,7 +69,7 @@ def create_secret_file(path: Path, content: bytes, owner: tuple[int, int] | None
         finally:
             os.unlink(draft)
     except FileExistsError:
-        raise SecretFileError(f"{path} already exists and is not overwritten") from None
+        raise SecretFileError(f"{path} already exists and will not be overwritten") from None
     except OSError as error:
         raise SecretFileError(f"cannot write {path}: {error.strerror}") from None
 

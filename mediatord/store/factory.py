@@ -77,7 +77,9 @@ def build_store(
     except ImportError as error:
         if error.name is None or error.name.startswith("mediatord"):
             raise
-        raise ValueError('storage.backend mongodb requires: pip install "mediatord[mongodb]"') from None
+        raise ValueError(
+            'storage.backend mongodb requires PyMongo and txmongo; run: pip install "mediatord[mongodb]"'
+        ) from None
     try:
         address = parse_mongo_uri(uri)
     except ValueError as error:

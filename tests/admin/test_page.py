@@ -92,7 +92,7 @@ def test_page_needs_token(tmp_path: Path) -> None:
     path.write_text("node: m1\nadmin:\n  listen: tcp:8081\n")
     with pytest.raises(ConfigError) as caught:
         load_config(path, {})
-    assert caught.value.problems == [f"{path}:2: admin: expected token_file to be set, because listen is"]
+    assert caught.value.problems == [f"{path}:2: admin: expected token_file, because listen is set"]
     for alone in ("token_file: t", "reports: r", "listen: null"):
         path.write_text(f"admin: {{{alone}}}")
         assert load_config(path, {}).admin.listen is None

@@ -194,8 +194,8 @@ def make_message_rows() -> Rows:
                 "z": 180.0,
                 "samples": 4,
                 "baseline": "hour_of_week",
-                "reason": f"Messages lost: 180 in the hour from {hour}:00 UTC, 180.0 times the usual spread of 1 "
-                "above the usual 0 (median of 4 Fridays at that hour).",
+                "reason": f"Messages lost: 180 in the hour from {hour}:00 UTC, above the usual 0 (median of 4 "
+                "Fridays at that hour) by 180.0 times the usual spread of 1.",
             }
             for hour in (14, 15)
         ],

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from threading import Event
@@ -31,7 +32,7 @@ from analytics.cli import (
     parse_size_bytes,
     parse_spark_conf,
 )
-from analytics.errors import EXIT_FAILED, EXIT_USAGE
+from analytics.errors import EXIT_FAILED, EXIT_USAGE, AnalyticsError
 from analytics.job import Span
 from analytics.nightly import NightlyOutcome
 from analytics.privacy import PseudonymKeyFile
@@ -226,6 +227,27 @@ def test_prints_expired_items(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
+def test_failed_prune_prints_what_it_deleted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The items come before the error; without any there is only the error."""
+    items = [ExpiredItem("out/report/2025-01-01", "report of 2025-01-01")]
+
+    def delete_some(_options: object, _settings: object, report_item: Callable[[ExpiredItem], None]) -> None:
+        for item in items:
+            report_item(item)
+        raise AnalyticsError("out/report/2025-01-02: permission denied")
+
+    monkeypatch.setattr("analytics.cli._find_and_delete", delete_some)
+    error = "mediatord-analytics: out/report/2025-01-02: permission denied\n"
+    printed = "deleted report of 2025-01-01: out/report/2025-01-01\ndeleted 1 item\n"
+    assert run_command(capsys, "prune", "--out", str(tmp_path)) == (EXIT_FAILED, printed, error)
+    status, out, _ = run_command(capsys, "prune", "--out", str(tmp_path), "--json")
+    assert (status, json.loads(out)["items"][0]["path"]) == (EXIT_FAILED, "out/report/2025-01-01")
+    items.clear()
+    assert run_command(capsys, "prune", "--out", str(tmp_path)) == (EXIT_FAILED, "", error)
+
+
 class Terminal(io.StringIO):
     """A stream that claims to be a terminal, and tells when a text was written."""
 
@@ -255,6 +277,17 @@ def test_shows_the_running_step_on_a_terminal_only() -> None:
         progress.set_status("ingest")
         progress.print("done")
     assert file.getvalue() == "done\n"
+
+
+def test_reports_nothing_without_standard_error(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python has no such stream if it was closed before the start; standard output is for results."""
+    monkeypatch.setattr(sys, "stderr", None)
+    with ProgressReporter(interval=0.001) as progress:
+        progress.set_status("ingest")
+        progress.print("done")
+    assert capsys.readouterr().out == ""
 
 
 def test_completes_directories_tables_and_options() -> None:

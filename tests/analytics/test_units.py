@@ -99,8 +99,8 @@ def test_settings_file_has_defaults() -> None:
     [
         ("top: 0\nnope: 1\nanomaly_z: x\n", "top: .*equal to 1; anomaly_z: .*number.*; nope: unknown key$"),
         ("- 1\n", "expected a mapping"),
-        ("[1, 2", "not YAML"),
-        ("top: '\x00'", "not YAML"),
+        ("[1, 2", "invalid YAML"),
+        ("top: '\x00'", "invalid YAML"),
         (None, "No such file"),
     ],
 )

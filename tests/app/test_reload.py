@@ -106,7 +106,7 @@ class ReloadTests(SynchronousTestCase):
             lines,
             [
                 "configuration rejected, keeping the previous settings: mediator.yaml:3: log.level: expected info "
-                "(and 1 more; run mediatord check-config to list all)"
+                "(and 1 more; run `mediatord check-config` to list all)"
             ],
         )
         self.assertEqual(self.outcome(), "refused")

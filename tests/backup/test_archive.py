@@ -138,7 +138,7 @@ def test_reads_what_was_written(archive: Path) -> None:
 def test_does_not_overwrite(archive: Path) -> None:
     """An existing file is kept; a failed export leaves nothing."""
     before = archive.read_bytes()
-    with pytest.raises(BackupError, match="is not overwritten"):
+    with pytest.raises(BackupError, match="will not be overwritten"):
         write_archive(archive, "sqlite", [])
     assert archive.read_bytes() == before
 

@@ -124,7 +124,7 @@ def test_restore_does_not_overwrite(mediator_config: Path, backup: Path, capsys:
     """Neither a restore nor a backup overwrites a file."""
     before = backup.read_bytes()
     assert call("backup", "--config", str(mediator_config), "--to", str(backup)) == 1
-    assert "is not overwritten" in one_line(capsys)
+    assert "will not be overwritten" in one_line(capsys)
     assert backup.read_bytes() == before
 
 
@@ -238,7 +238,7 @@ def test_nothing_to_read(command: str, tmp_path: Path, capsys: Capture) -> None:
     capsys.readouterr()
     path = tmp_path / "m" / "mediator.yaml"
     for backend, error in (
-        ("sqlite", "a daemon creates it at its first start"),
+        ("sqlite", "the daemon creates it when it first starts"),
         ("memory", "storage.backend memory cannot be exported"),
     ):
         path.write_text(path.read_text().replace("backend: sqlite", f"backend: {backend}"))

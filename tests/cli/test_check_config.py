@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mediatord.cli import check_config
 from mediatord.cli.check_config import _explain_unwritable
 from mediatord.store.sqlite.database_file import open_database
 from tests.certificate_authority import CertificateAuthority
@@ -71,7 +72,7 @@ def test_reports_each_error_on_one_line(config_path: Path, capsys: Capture) -> N
     assert [(key, text.split(";")[0]) for _, key, text in found] == [
         ("listen[1]", "expected a Twisted endpoint string such as tcp:8080:interface=127.0.0.1"),
         ("drain_timeout", "expected less than 10s"),
-        ("storage.backend", "expected one of 'memory', 'sqlite' or 'mongodb'"),
+        ("storage.backend", "expected 'memory', 'sqlite' or 'mongodb'"),
         ("queue.ttl", "expected a duration such as 72h, 60s, 500ms or a number of seconds"),
         ("wrokers", "unknown key"),
     ]
@@ -206,6 +207,25 @@ def test_checks_database(config_path: Path, capsys: Capture) -> None:
     assert read_problems(config_path, 1, capsys)[0][2] == f"{path} is a database of another program"
     path.write_text("no database at all, but as long as the first page of one would have to be" * 10)
     assert read_problems(config_path, 1, capsys)[0][2] == f"cannot use {path}: file is not a database"
+
+
+def test_checks_mongodb_settings(config_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A URI that the driver cannot use is reported, and the missing extra of the package."""
+    edit_config(config_path, ("backend: sqlite", "backend: mongodb"))
+    uri = "uri: mongodb://127.0.0.1:27017/mediatord"
+    edit_config(config_path, (uri, "uri: mongodb://127.0.0.1:27017/mediatord?unknown=1"))
+    assert "unknown" in read_problems(config_path, 1, capsys)[0][2]
+    monkeypatch.setattr(check_config, "find_spec", lambda name: None)
+    assert 'pip install "mediatord[mongodb]"' in read_problems(config_path, 1, capsys)[0][2]
+
+
+def test_reports_inaccessible_database(config_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that this user may not read or write; root may, hence the patch."""
+    path = config_path.parent / "mediator.sqlite3"
+    open_database(path, None).close()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda name, mode: name != path and access(name, mode))
+    assert read_problems(config_path, 1, capsys)[0][2] == f"this user cannot read and write {path}"
 
 
 def set_tls_endpoint(path: Path, key: Path | str, certificate: Path | str, *options: str) -> None:

@@ -265,7 +265,7 @@ def test_init_refuses_to_overwrite(name: str, tmp_path: Path, capsys: Capture) -
     """It names an existing file, and writes none."""
     (tmp_path / name).write_text("mine")
     assert call("init", "--dir", str(tmp_path)) == 1
-    assert one_line(capsys) == f"{tmp_path}/{name} already exists and is not overwritten"
+    assert one_line(capsys) == f"{tmp_path}/{name} already exists and will not be overwritten"
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(name, "mine")]
 
 
@@ -282,7 +282,7 @@ def test_commands_stop_at_invalid_configuration(command: str, tmp_path: Path, ca
     assert call(command, "--config", str(path)) == 2
     line = one_line(capsys)
     assert line.startswith(f"{path}:1: queue.ttl: expected a duration")
-    assert line.endswith("(and 1 more; run mediatord check-config to list all)")
+    assert line.endswith("(and 1 more; run `mediatord check-config` to list all)")
 
 
 @pytest.mark.parametrize("command", ["run", "did", "invitation"])
@@ -397,7 +397,7 @@ def test_worker_command_is_internal(capsys: Capture) -> None:
         [sys.executable, "-m", "mediatord", "worker", "x"], capture_output=True, text=True, check=False
     )
     assert (completed.returncode, completed.stdout) == (1, "")
-    assert completed.stderr == "mediatord: workers are started by mediatord run; do not run this command\n"
+    assert completed.stderr == "mediatord: only the daemon starts workers; use `mediatord run`\n"
     call("--help")
     assert "worker" not in capsys.readouterr().out
 

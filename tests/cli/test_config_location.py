@@ -158,7 +158,7 @@ def test_defaults_to_system_configuration(capsys: Capture, monkeypatch: pytest.M
             assert call(command) == 2
             assert one_line(capsys) == (
                 "/etc/mediatord/mediator.yaml: No such file or directory; pass --config PATH, set "
-                "MEDIATORD_CONFIG, or create it with mediatord init --dir /etc/mediatord"
+                "MEDIATORD_CONFIG, or create it with `mediatord init --dir /etc/mediatord`"
             )
 
 

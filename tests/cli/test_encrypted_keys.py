@@ -106,7 +106,7 @@ def test_missing_passphrase_is_one_line(config_path: Path, capsys: Capture) -> N
     """Without a file and without a terminal; nothing changes."""
     set_passphrase_file(config_path, None)
     assert call("keys", "encrypt", "--config", str(config_path)) == 1
-    assert "identity.passphrase_file, or run the command on a terminal" in one_line(capsys)
+    assert "identity.passphrase_file, or run the command in a terminal" in one_line(capsys)
     assert not is_encrypted(config_path.with_name("keys.jwks").read_bytes())
     set_passphrase_file(config_path, "passphrase")
     assert call("keys", "encrypt", "--config", str(config_path)) == 0
@@ -114,7 +114,7 @@ def test_missing_passphrase_is_one_line(config_path: Path, capsys: Capture) -> N
     for file in (None, "credential:passphrase"):
         set_passphrase_file(config_path, file)
         assert call("did", "--config", str(config_path)) == 1
-        assert "identity.passphrase_file, or run the command on a terminal" in one_line(capsys)
+        assert "identity.passphrase_file, or run the command in a terminal" in one_line(capsys)
 
 
 def test_reads_systemd_credentials(

@@ -114,7 +114,7 @@ def test_retires_keys_after_confirmation(config_path: Path, capsys: Capture) -> 
 @pytest.mark.parametrize(
     ("kid", "why"),
     [
-        ("prekey", "is a current key, which cannot be retired; run mediatord keys rotate first"),
+        ("prekey", "is a current key, which cannot be retired; run `mediatord keys rotate` first"),
         ("x", "has no key x;"),
     ],
 )

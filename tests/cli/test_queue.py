@@ -229,7 +229,7 @@ def test_shows_messages_without_payloads(configured_store: ConfiguredStore, caps
     text = capsys.readouterr().out
     assert "event" in text and "never" in text
     assert "secret" not in text
-    assert text.endswith(f"1 message, 6 B, for {CAROL}\n")
+    assert text.endswith(f"1 message, 6 B, for {CAROL}\nno WebSocket with live delivery is open\n")
 
 
 def test_escapes_control_characters(configured_store: ConfiguredStore, capsys: Capture) -> None:
@@ -359,7 +359,7 @@ def test_marks_probe_queue(configured_store: ConfiguredStore, capsys: Capture) -
         assert call(*make_arguments(configured_store, "show", name, "--json")) == 0
         assert read_json(capsys)["self_test"] is marked
         assert call(*make_arguments(configured_store, "show", name)) == 0
-        assert capsys.readouterr().out.rstrip("\n").endswith("(self-test)") is marked
+        assert capsys.readouterr().out.splitlines()[-2].endswith("(self-test)") is marked
 
 
 def test_refuses_to_purge_probe_queue(configured_store: ConfiguredStore, capsys: Capture) -> None:
@@ -672,7 +672,7 @@ def test_missing_database_is_an_error(offline_store: ConfiguredStore, capsys: Ca
     text = offline_store.path.read_text()
     offline_store.path.write_text(text.replace(f"path: {path.name}", "path: other.sqlite3"))
     assert call(*make_arguments(offline_store, "list")) == 1
-    assert one_line(capsys).endswith("other.sqlite3 does not exist; a daemon creates it at its first start")
+    assert one_line(capsys).endswith("other.sqlite3 does not exist; the daemon creates it when it first starts")
     assert not path.with_name("other.sqlite3").exists()
     path.with_name("other.sqlite3").write_bytes(b"not a database at all, but long enough to be read as one" * 20)
     assert call(*make_arguments(offline_store, "list")) == 1

@@ -294,8 +294,8 @@ drain_timeout: 20
         "m.yaml:7: queue.max_bytes: duplicate key, already set in line 6; remove one",
         "m.yaml:9: limits.did_per_minute: expected a whole number",
         "m.yaml:10: limits.ip_per_minute: expected at least 1",
-        "m.yaml:12: didcomm.delivery_form: expected one of 'as-received', 'json' or 'base64'",
-        "m.yaml:13: didcomm.endpoints.did:web:a: expected text",
+        "m.yaml:12: didcomm.delivery_form: expected 'as-received', 'json' or 'base64'",
+        "m.yaml:13: didcomm.endpoints.did:web:a: expected a string",
         "m.yaml:13: didcomm.endpoints.nope: expected a DID such as did:web:example.com as the key",
         "m.yaml:14: didcomm.live_default_on: expected true or false",
         "m.yaml:16: metrics.allow[0]: expected a network without host bits: 127.0.0.0/8",
@@ -435,7 +435,7 @@ def test_refuses_contradictory_settings(tmp_path: Path) -> None:
     text = "storage: {backend: memory}\nworkers: 2\ncluster:\n  listen: tcp:9000\n"
     assert read_problems(text, tmp_path) == [
         "m.yaml:2: workers: expected 1, because processes cannot share storage.backend: memory",
-        "m.yaml:3: cluster: expected secret_file to be set, because listen is",
+        "m.yaml:3: cluster: expected secret_file, because listen is set",
     ]
 
 
@@ -472,7 +472,7 @@ def test_requires_advertised_address(listen: str, tmp_path: Path) -> None:
     (only,) = read_problems(f"cluster:\n  listen: '{listen}'\n  secret_file: s", tmp_path)
     assert only == (
         "m.yaml:1: cluster: expected an address in listen that other nodes can reach, such as "
-        "tcp:7070:interface=10.0.0.5, or advertise to be set"
+        "tcp:7070:interface=10.0.0.5, or a value for advertise"
     )
 
 

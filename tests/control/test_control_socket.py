@@ -34,6 +34,7 @@ from mediatord.errors import ShutdownInProgress, StartupError
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.metrics import Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey
+from mediatord.store.interfaces.cluster_and_quotas import ClusterNode
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.sqlite.memory_store import MemoryStore
 from tests.observability.memory_event_log import MemoryEventLog
@@ -169,6 +170,25 @@ class OperationTests(ControlSocketTestCase):
         self.assertEqual(await self.ask(work), ["b"])
         self.assertEqual([event for event, _ in self.events.events], ["msg.remove", "msg.remove"])
         self.assertEqual((await self.store.read_ledger()).didcomm.removed, 2)
+
+    async def test_live_session(self) -> None:
+        """A socket of this process counts, and one of another node while the node's lease lasts."""
+        connected: set[str] = set()
+        self.run_operation = ControlOperations(self.store, lambda: None, connected.__contains__).run
+        self.serve()
+
+        async def is_live() -> bool:
+            return await self.ask(lambda client: StoreAccess(client.call, Config()).has_live_session(INBOX))
+
+        self.assertIs(await is_live(), False)
+        connected.add(INBOX)
+        self.assertIs(await is_live(), True)
+        connected.clear()
+        await self.store.cluster.join(ClusterNode("n2", "boot", "tcp:host=127.0.0.1:port=1", b""), 10.0)
+        await self.store.cluster.add_presence("boot", [INBOX])
+        self.assertIs(await is_live(), True)
+        self.clock.advance(11)
+        self.assertIs(await is_live(), False)
 
     async def test_purge_lines(self) -> None:
         """Removals are logged with DIDs and ids or with pseudonyms, as `log.dids` says."""

@@ -343,7 +343,7 @@ def test_invalid_settings_are_reported_by_line_and_key(command: str, config_file
     assert status == 2
     assert lines[0].startswith(first)
     if command == "run":
-        assert lines[0].endswith("(and 1 more; run mediatord check-config to list all)")
+        assert lines[0].endswith("(and 1 more; run `mediatord check-config` to list all)")
         assert len(lines) == 1
     else:
         assert len(lines) == 2

@@ -84,7 +84,10 @@ class QueueTests(TestCase):
         self.assertEqual((await self.run_command("purge", erin.did, "--yes"))["protocols"], {"decentrl": 3})
         self.assertEqual(await deferToThread(erin.pending_events), [])
 
-        entries = (await self.run_command("show", bob.did))["shown"]
+        shown = await self.run_command("show", bob.did)
+        self.assertTrue(shown["live"])
+        self.assertFalse((await self.run_command("show", carol.did))["live"])
+        entries = shown["shown"]
         self.assertEqual([(entry["status"], entry["pushes"]) for entry in entries], [("delivered", 1)] * 2)
         await socket.acknowledge(pushed[:1])
         self.assertEqual((await self.run_command("purge", bob.did, "--yes"))["messages"], 1)

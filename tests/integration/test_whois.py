@@ -28,6 +28,27 @@ class WhoisTests(TestCase):
         """Storage settings of the daemon."""
         return {}
 
+    async def test_lists_pseudonyms_of_a_did(self) -> None:
+        """Of every epoch, for any spelling of a registered DID, and for DIDs that are not registered."""
+        daemon = prepare_daemon({"storage": self.storage(), "log": {"dids": "keyed"}})
+        self.addCleanup(daemon.clean)
+        await deferToThread(daemon.start)
+        bob = await enrol_wallet(daemon, reactor)
+        path = daemon.directory / "log.key"
+        first = Pseudonymizer("keyed", load_pseudonym_key(path))
+        start_key_epoch(path, to_utc_day(0))
+        second = Pseudonymizer("keyed", load_pseudonym_key(path))
+        for given, did in (
+            (bob.did, bob.did),
+            (f"{bob.did}#key-1", bob.did),
+            ("did:web:Stranger.example", "did:web:stranger.example"),
+        ):
+            expected = (0, f"1  {first.did(did)}\n2  {second.did(did)}\n")
+            self.assertEqual(await deferToThread(self.run_whois, daemon, given), expected)
+        status, text = await deferToThread(self.run_whois, daemon, bob.did, "--json")
+        pseudonyms = [{"epoch": 1, "pseudonym": first.did(bob.did)}, {"epoch": 2, "pseudonym": second.did(bob.did)}]
+        self.assertEqual((status, json.loads(text)), (0, {"did": bob.did, "pseudonyms": pseudonyms}))
+
     async def test_finds_registered_dids_by_pseudonym(self) -> None:
         """Accounts and identities by their pseudonyms of every epoch; unknown DIDs are not found."""
         daemon = prepare_daemon({"storage": self.storage()})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from io import StringIO
 from threading import Event
 
@@ -86,6 +87,13 @@ def test_is_hidden_from_files() -> None:
     with progress_bar("exporting", 2, stream=stream, delay=0.0, interval=0.001) as update:
         update(1)
     assert stream.getvalue() == ""
+
+
+def test_is_hidden_without_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python has no such stream if it was closed before the start, as by `2>&-`."""
+    monkeypatch.setattr(sys, "stderr", None)
+    with progress_bar("exporting", 2, delay=0.0, interval=0.001) as update:
+        update(1)
 
 
 def test_ends_with_the_line_of_an_error(terminal: FakeStream) -> None:

@@ -180,7 +180,8 @@ class SharingTests(SynchronousTestCase):
         """Sockets of systemd cannot be shared."""
         self.assertEqual(
             self.refusal_of("systemd:domain=INET:index=0"),
-            "cannot listen on systemd:domain=INET:index=0: workers cannot share sockets of systemd; set workers to 1",
+            "cannot listen on systemd:domain=INET:index=0: workers cannot share sockets passed by systemd; "
+            "set workers: 1",
         )
 
     def directory(self) -> str:

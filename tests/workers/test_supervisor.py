@@ -898,7 +898,7 @@ class WorkerSettingsTests(SynchronousTestCase):
                 "storage": {"backend": "mongodb"},
             },
         ):
-            with self.assertRaisesRegex(ValueError, "workers\n.*expected 1 with"):
+            with self.assertRaisesRegex(ValueError, "workers\n.*expected 1, because"):
                 Config.model_validate({"workers": 2, **more})
 
 

@@ -244,8 +244,8 @@ class SessionOwnerRecord:
             return
         self._warned.add(theirs)
         _log.warn(
-            "this node is MongoDB user {ours}, another one is {theirs}; use the same user on all nodes: otherwise "
-            "the open transactions of a killed node cannot be aborted, and block the others for a minute",
+            "this node connects to MongoDB as user {ours}, another node as {theirs}; use the same user on all nodes, "
+            "or the open transactions of a killed node cannot be aborted and block the others for a minute",
             ours=ours or "nobody",
             theirs=theirs or "nobody",
         )

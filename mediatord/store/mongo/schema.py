@@ -323,7 +323,7 @@ class MongoSchema:
         if found.get("readable_from", 1) > self.version:
             raise StoreUnusable(
                 f"cannot use the MongoDB database: its schema version is {theirs}, "
-                f"at most {self.version} is supported; upgrade mediatord"
+                f"but this release supports at most {self.version}; upgrade mediatord"
             )
         if theirs > self.version:
             _log.warn("the database has schema version {version}, written by a newer mediatord", version=theirs)

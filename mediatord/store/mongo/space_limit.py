@@ -125,7 +125,10 @@ class MongoSpaceLimit:
                 raise
             if not self._warned:
                 self._warned = True
-                _log.warn("space limits are not enforced: the MongoDB user may not run dbStats; grant it that action")
+                _log.warn(
+                    "space limits are not enforced: the MongoDB user lacks the dbStats privilege; grant it readWrite "
+                    "on the database"
+                )
             return None
 
     async def _check_logging_errors(self) -> None:

@@ -187,7 +187,7 @@ def migrate_schema(connection: sqlite3.Connection, steps: Sequence[str]) -> None
         version = _read_version(connection)
         if version > len(steps):
             raise DatabaseUnusable(
-                f"its schema version is {version}, at most {len(steps)} is supported; upgrade mediatord"
+                f"its schema version is {version}, but this release supports at most {len(steps)}; upgrade mediatord"
             )
         for step in steps[version:]:
             for statement in _split_statements(step):
@@ -350,7 +350,7 @@ def check_tables(connection: sqlite3.Connection) -> list[str]:
     steps = read_schema_steps()
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > len(steps):
-        return [f"its schema version is {version}, at most {len(steps)} is supported; upgrade mediatord"]
+        return [f"its schema version is {version}, but this release supports at most {len(steps)}; upgrade mediatord"]
     if version < len(steps):
         return []  # the daemon upgrades it at its next start
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as fresh:

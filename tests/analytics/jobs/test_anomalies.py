@@ -80,8 +80,8 @@ def test_finds_exactly_the_incidents(found: Anomalies) -> None:
 def test_reason_states_value_baseline_and_spread(found: Anomalies) -> None:
     lost = found[LAST, 10, "messages_lost"]
     assert lost["reason"] == (
-        "Messages lost: 40 in the hour from 10:00 UTC, 40.0 times the usual spread of 1 above the usual 0 "
-        "(median of 4 Mondays at that hour)."
+        "Messages lost: 40 in the hour from 10:00 UTC, above the usual 0 (median of 4 Mondays at that hour) by 40.0 "
+        "times the usual spread of 1."
     )
     assert (lost["expected"], lost["spread"], lost["z"], lost["samples"]) == (0, 1, 40, 4)
     assert found[LAST, 12, "error_share"]["reason"].startswith("Share of requests refused or failed: 30.0 % in ")

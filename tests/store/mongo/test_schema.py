@@ -385,7 +385,7 @@ class UpgradeTests(SchemaTestCase):
         """A database that is being migrated to an incompatible version is rejected."""
         newer = self.open_version(self.make_next_version(readable_from=2))
         await self.migrating
-        with self.assertRaisesRegex(StoreUnusable, "its schema version is 2, at most 1 is supported"):
+        with self.assertRaisesRegex(StoreUnusable, "its schema version is 2, but this release supports at most 1"):
             await self.open_version(MongoSchema([THINGS]))
         self.migrate.callback(None)
         await newer
@@ -458,7 +458,7 @@ class VersionTests(SchemaTestCase):
         await newer.close()
         self.documents["messages"].drop_index("message_expiry")
         server: ReplicaSetClient = self.make_client()
-        with self.assertRaisesRegex(StoreUnusable, "its schema version is 3, at most 1 is supported"):
+        with self.assertRaisesRegex(StoreUnusable, "its schema version is 3, but this release supports at most 1"):
             await self.open_store(server=server)
         self.assertFalse(server.is_available)
         self.assertNotIn("message_expiry", self.list_indexes("messages"))

@@ -160,7 +160,7 @@ class StatisticsErrorTests(SpaceTestCase):
         """It is logged once; the last known state stays."""
         store, log_text = await self.check_with_error(13)
         self.assertEqual((bool(store.fault_description), len(log_text)), (True, 1))
-        self.assertIn("may not run dbStats", log_text[0])
+        self.assertIn("lacks the dbStats privilege", log_text[0])
         with self.servers.failpoint("dbStats", times=1, errorCode=13):
             await store.space_limit.check()
         self.assertEqual(len(log_text), 1)

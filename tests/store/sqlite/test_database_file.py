@@ -121,7 +121,7 @@ class OpeningTests(SynchronousTestCase):
         self.assertEqual(
             self.read_refusal(self.path),
             "cannot open the store: its schema version is 99, "
-            f"at most {len(read_schema_steps())} is supported; upgrade mediatord",
+            f"but this release supports at most {len(read_schema_steps())}; upgrade mediatord",
         )
         self.assertEqual(self.path.read_bytes(), before)
 

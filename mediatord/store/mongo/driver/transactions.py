@@ -468,7 +468,7 @@ class TransactionRunner:
             self._uncertain.append((session, undo))
         else:
             self.sessions.quarantine_session(session)
-            _log.error("too many commits with an unknown outcome: one is not resolved")
+            _log.error("too many commits with an unknown outcome: this one stays unresolved")
         self._on_uncertain()
 
 
