@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from twisted.application.service import Service
 from twisted.internet import reactor as _reactor  # noqa: TID251  real sockets
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
@@ -92,17 +91,6 @@ class InProcessNode:
         if self._running:
             self._running = False
             await self.service.stopService()
-
-    async def stop_services(self, *names: str) -> None:
-        """Stop some of its services, as if they had been killed."""
-        for child in list(self.service):
-            if child.name in names:
-                await self._stop_service(child)
-
-    async def _stop_service(self, child: Service) -> None:
-        stopped: Any = child.stopService()
-        if isinstance(stopped, Deferred):
-            await stopped
 
 
 class InProcessClusterTestCase(TestCase):
