@@ -142,7 +142,7 @@ def take_sample(url: str) -> StatusSample:
     ready = None if code == 404 else _parse_health(code, body) or HealthState(False, f"HTTP {code}")
     code, body, date = _fetch(f"{url}/metrics")
     if code != 200:
-        return StatusSample(health, ready, f"not available to this address (HTTP {code}); see metrics.allow, or use a URL that bypasses the proxy")
+        return StatusSample(health, ready, f"hidden from this address (HTTP {code}), by metrics.allow or a proxy")
     try:
         families = list(text_string_to_metric_families(body))
     except ValueError:

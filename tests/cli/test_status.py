@@ -192,7 +192,7 @@ def test_shows_state_without_access_to_figures(capsys: Capture) -> None:
     assert found == {
         "status": "ok",
         "healthy": True,
-        "metrics": "not available to this address (HTTP 403); see metrics.allow, or use a URL that bypasses the proxy",
+        "metrics": "hidden from this address (HTTP 403), by metrics.allow or a proxy",
     }
 
 
