@@ -1,7 +1,7 @@
 """
-`make deb`: a package for Debian, mediatord_<version>_<arch>.deb, which brings its own environment in /opt/mediatord.
+`make deb`: builds the Debian package mediatord_<version>_<arch>.deb, with its own environment in /opt/mediatord.
 
-Of Debian's programs it needs dpkg-deb and python3 alone.
+Of Debian's programs the build needs only dpkg-deb and python3.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from email.utils import format_datetime
 from pathlib import Path
 
-from deb.environment import bundled, make_environment
+from deb.environment import list_distributions, make_environment
 from deb.tree import ROOT, build_wheel, source_date
 
 HERE = Path(__file__).parent
@@ -39,19 +39,19 @@ _COMPLETIONS = {
 
 
 def main(out: Path) -> None:
-    """:param out: the directory that wheel and package are written to."""
+    """:param out: directory for wheel and package."""
     with tempfile.TemporaryDirectory(prefix="m-") as scratch:
         root = Path(scratch) / "r"
-        # nosemgrep: open-to-others  the root of a package, as Debian has it
+        # nosemgrep: open-to-others  the root of a package has this mode
         root.mkdir(mode=0o755)
         wheel = build_wheel(Path(scratch), out)
         python = make_environment(root, PYTHON, wheel)
-        _lay_out(root)
-        _document(root)
+        _install_files(root)
+        _install_documentation(root)
         package = out / f"mediatord_{_version()}_{_architecture()}.deb"
-        _control(root, python)
-        _date(root)
-        _pack(root, package)
+        _write_control_files(root, python)
+        _normalize_modes_and_times(root)
+        _build_package(root, package)
     sys.stdout.write(f"{package}\n")
 
 
@@ -77,8 +77,8 @@ def _write(target: Path, text: str | bytes, mode: int = 0o644) -> None:
     target.chmod(mode)
 
 
-def _lay_out(root: Path) -> None:
-    """Everything but the environment and what is generated."""
+def _install_files(root: Path) -> None:
+    """Install all files but the environment and generated ones."""
     for unit in sorted((ROOT / "systemd").glob("mediatord*")):
         _install(unit, root / "lib/systemd/system" / unit.name)
     _install(ROOT / "etc/analytics.yaml", root / "etc/mediatord/analytics.yaml")
@@ -96,27 +96,28 @@ def _lay_out(root: Path) -> None:
         (root / name).symlink_to(leads_to)
 
 
-def _document(root: Path) -> None:
+def _install_documentation(root: Path) -> None:
     docs = root / "usr/share/doc/mediatord"
     _install(HERE / "copyright", docs / "copyright")
-    rows = "".join("{}=={}  # {}\n".format(*row) for row in bundled(root))
-    # mediatord-analytics-setup reads it, and what is in /usr/share/doc need not be there.
+    rows = "".join("{}=={}  # {}\n".format(*row) for row in list_distributions(root))
+    # mediatord-analytics-setup reads it; files in /usr/share/doc may be missing on a system.
     _write(root / "usr/share/mediatord/bundled.txt", rows)
     (docs / "bundled.txt").symlink_to("../../mediatord/bundled.txt")
-    _write(docs / "changelog.gz", _zipped(_changelog()))
-    _write(docs / "NEWS.gz", _zipped((ROOT / "CHANGELOG.rst").read_text("utf-8")))
+    _write(docs / "changelog.gz", _compress(_changelog()))
+    _write(docs / "NEWS.gz", _compress((ROOT / "CHANGELOG.rst").read_text("utf-8")))
     with tempfile.TemporaryDirectory() as scratch:
-        _told(root, "mediatord.cli.man", scratch)
+        _run_module(root, "mediatord.cli.man", scratch)
         for page in sorted(Path(scratch).glob("*.[1-8]")):
             section = root / f"usr/share/man/man{page.suffix[1:]}"
-            _write(section / f"{page.name}.gz", _zipped(page.read_text("utf-8")))
+            _write(section / f"{page.name}.gz", _compress(page.read_text("utf-8")))
     _write(
-        root / "usr/share/man/man8/mediatord-analytics-setup.8.gz", _zipped((HERE / "analytics-setup.8").read_text())
+        root / "usr/share/man/man8/mediatord-analytics-setup.8.gz",
+        _compress((HERE / "analytics-setup.8").read_text()),
     )
 
 
-def _told(root: Path, *arguments: str) -> str:
-    """What a module in the environment prints."""
+def _run_module(root: Path, *arguments: str) -> str:
+    """Run a module in the environment, and return its output."""
     command = [str(root / "opt/mediatord/bin/python"), "-I", "-m", *arguments]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
@@ -129,25 +130,25 @@ def _changelog() -> str:
     )
 
 
-def _zipped(text: str) -> bytes:
+def _compress(text: str) -> bytes:
     return gzip.compress(text.encode(), 9, mtime=0)
 
 
-def _files(root: Path) -> Iterator[Path]:
+def _list_files(root: Path) -> Iterator[Path]:
     for path in sorted(root.rglob("*")):
         if path.is_file() and not path.is_symlink() and "DEBIAN" not in path.relative_to(root).parts:
             yield path
 
 
 def _md5(path: Path) -> str:
-    """As dpkg wants it, against accidents: it proves nothing."""
+    """Checksum for dpkg, against accidental changes only."""
     return hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
 
 
-def _control(root: Path, python: tuple[int, int]) -> None:
-    """:param python: it is bound to, as compiled modules and the path of the environment are."""
+def _write_control_files(root: Path, python: tuple[int, int]) -> None:
+    """:param python: the version that compiled modules and the path of the environment require."""
     sizes = (-(-path.lstat().st_size // 1024) if path.is_file() else 1 for path in root.rglob("*"))
-    sums = [f"{_md5(path)}  {path.relative_to(root)}\n" for path in _files(root)]
+    sums = [f"{_md5(path)}  {path.relative_to(root)}\n" for path in _list_files(root)]
     major, minor = python
     fields = {
         "version": _version(),
@@ -164,8 +165,8 @@ def _control(root: Path, python: tuple[int, int]) -> None:
         _install(HERE / script, place / script, 0o755)
 
 
-def _date(root: Path) -> None:
-    """Modes do not depend on the umask of who builds, nor dates on when."""
+def _normalize_modes_and_times(root: Path) -> None:
+    """Make modes independent of the umask, and times independent of the time of the build."""
     for path in (root, *root.rglob("*")):
         if path.is_symlink():
             continue
@@ -175,9 +176,9 @@ def _date(root: Path) -> None:
             os.utime(path, (source_date(),) * 2)
 
 
-def _pack(root: Path, package: Path) -> None:
+def _build_package(root: Path, package: Path) -> None:
     environ = {**os.environ, "SOURCE_DATE_EPOCH": str(source_date())}
-    # One thread: with several the bytes depend on how many.
+    # With several threads, the bytes would depend on their number.
     form = ("--root-owner-group", "-Zxz", "--threads-max=1")
     subprocess.run(["dpkg-deb", *form, "--build", root, package], env=environ, stdout=subprocess.DEVNULL, check=True)
 

@@ -1,4 +1,4 @@
-"""The virtual environment of the Debian package: made somewhere else, and as it will stand in /opt/mediatord."""
+"""The virtual environment of the Debian package: built elsewhere, with the paths that it has in /opt/mediatord."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pathlib import Path
 from deb.tree import source_date
 
 PREFIX = Path("/opt/mediatord")
-# Programs of others that twistd, twist and the analysis have no need of.
+# Programs that stay in the environment; twistd, twist and the analysis need no others.
 _KEPT = {"mediatord", "mediatord-analytics", "twist", "twistd", "python", "python3"}
 
 
 def make_environment(root: Path, python: str, wheel: Path) -> tuple[int, int]:
     """
-    Install the wheel, with MongoDB's driver, below `root`; the version of Python that it is for.
+    Install the wheel and the MongoDB driver below `root`. Return the version of Python that they require.
 
-    :param root: what will be / of the target. Its path must be short: it stands in lines that programs begin with.
-    :param python: the interpreter of the distribution, as it is called on the target.
+    :param root: the root directory of the package. Its path must be short, because first lines of scripts contain it.
+    :param python: path of the interpreter on the target system.
     """
     target = root / PREFIX.relative_to("/")
     _run(python, "-m", "venv", "--without-pip", "--symlinks", str(target))
@@ -31,16 +31,16 @@ def make_environment(root: Path, python: str, wheel: Path) -> tuple[int, int]:
     install = ("install", "--quiet", "--disable-pip-version-check", "--no-compile", "--no-warn-script-location")
     _run(sys.executable, "-m", "pip", "--python", str(target / "bin/python"), *install, f"{wheel}[mongodb]", "pip")
     version = _version(target)
-    _tidy(target, version)
-    _relocate(target, root)
-    _record(target, version)
+    _delete_unneeded_files(target, version)
+    _replace_build_path(target, root)
+    _update_records(target, version)
     _compile(target, root)
     _fill_plugin_cache(target, version)
     return version
 
 
-def bundled(root: Path) -> list[tuple[str, str, str]]:
-    """Name, version and licence of all that is in it, by name."""
+def list_distributions(root: Path) -> list[tuple[str, str, str]]:
+    """Name, version and licence of all distributions in the environment, by name."""
     program = (
         "import importlib.metadata as m\n"
         "for d in m.distributions():\n"
@@ -50,8 +50,8 @@ def bundled(root: Path) -> list[tuple[str, str, str]]:
         "    print(i['Name'], i['Version'], l.split('\\n')[0], sep='\\t')\n"
     )
     target = root / PREFIX.relative_to("/")
-    told = subprocess.run([target / "bin/python", "-I", "-c", program], capture_output=True, text=True, check=True)
-    rows = (tuple(line.split("\t")) for line in told.stdout.splitlines())
+    result = subprocess.run([target / "bin/python", "-I", "-c", program], capture_output=True, text=True, check=True)
+    rows = (tuple(line.split("\t")) for line in result.stdout.splitlines())
     return sorted(((a, b, c) for a, b, c in rows), key=lambda row: row[0].lower())
 
 
@@ -62,8 +62,8 @@ def _run(*command: str) -> None:
 
 def _version(target: Path) -> tuple[int, int]:
     program = "import sys; print(*sys.version_info[:2])"
-    told = subprocess.run([target / "bin/python", "-c", program], capture_output=True, text=True, check=True)
-    major, minor = map(int, told.stdout.split())
+    result = subprocess.run([target / "bin/python", "-c", program], capture_output=True, text=True, check=True)
+    major, minor = map(int, result.stdout.split())
     return major, minor
 
 
@@ -71,8 +71,8 @@ def _site_packages(target: Path, version: tuple[int, int]) -> Path:
     return target / "lib/python{}.{}/site-packages".format(*version)
 
 
-def _tidy(target: Path, version: tuple[int, int]) -> None:
-    """What is of no use there, or says where this was built."""
+def _delete_unneeded_files(target: Path, version: tuple[int, int]) -> None:
+    """Delete files that the package does not need, or that contain the path of the build."""
     kept = {*_KEPT, "python{}.{}".format(*version)}
     for script in (target / "bin").iterdir():
         if script.name not in kept:
@@ -83,14 +83,14 @@ def _tidy(target: Path, version: tuple[int, int]) -> None:
         (own / "direct_url.json").unlink(missing_ok=True)
 
 
-def _record(target: Path, version: tuple[int, int]) -> None:
-    """What pip wrote down of files that are gone, and of programs that now begin with another line."""
+def _update_records(target: Path, version: tuple[int, int]) -> None:
+    """Update the RECORD files of pip after files were deleted and first lines of scripts changed."""
     for record in _site_packages(target, version).glob("*.dist-info/RECORD"):
-        lines = (_recorded(record.parents[1], line) for line in record.read_text("utf-8").splitlines())
+        lines = (_update_record_line(record.parents[1], line) for line in record.read_text("utf-8").splitlines())
         record.write_text("".join(f"{line}\n" for line in lines if line), "utf-8")
 
 
-def _recorded(place: Path, line: str) -> str | None:
+def _update_record_line(place: Path, line: str) -> str | None:
     name, _, rest = line.partition(",")
     path = place / name.strip('"')
     if not path.exists():
@@ -102,13 +102,13 @@ def _recorded(place: Path, line: str) -> str | None:
     return f"{name},sha256={digest},{len(content)}"
 
 
-def _relocate(target: Path, root: Path) -> None:
-    for path in _texts(target):
+def _replace_build_path(target: Path, root: Path) -> None:
+    for path in _list_text_files(target):
         text = path.read_text("utf-8")
         path.write_text(text.replace(str(root), ""), "utf-8")
 
 
-def _texts(target: Path) -> Iterator[Path]:
+def _list_text_files(target: Path) -> Iterator[Path]:
     yield target / "pyvenv.cfg"
     for script in sorted((target / "bin").iterdir()):
         if not script.is_symlink():
@@ -116,17 +116,17 @@ def _texts(target: Path) -> Iterator[Path]:
 
 
 def _compile(target: Path, root: Path) -> None:
-    """Once and for all, since nobody may write there; unchecked, as packages do not keep fractions of seconds."""
+    """Compile all modules. Hashes are unchecked, because packages do not keep fractions of seconds."""
     modes = ("--invalidation-mode", "unchecked-hash", "-s", str(root), "-p", "/")
     _run(str(target / "bin/python"), "-m", "compileall", "-q", "-j1", *modes, str(target / "lib"))
 
 
 def _fill_plugin_cache(target: Path, version: tuple[int, int]) -> None:
-    """What `twist` would write there if it were allowed to. It has to be newer than what it was made from."""
+    """Write the plugin cache, which `twist` may not write; it has to be newer than its sources."""
     program = "from twisted.plugin import IPlugin, getPlugins; list(getPlugins(IPlugin))"
     _run(str(target / "bin/python"), "-I", "-c", program)
     cache = _site_packages(target, version) / "twisted/plugins/dropin.cache"
-    # nosemgrep: open-to-others  a program of a package, for everybody
+    # nosemgrep: open-to-others  a file of a package, readable by all users
     cache.chmod(0o644)
     for path in (target, *target.rglob("*")):
         os.utime(path, (source_date() - 10,) * 2, follow_symlinks=False)

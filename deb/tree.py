@@ -1,4 +1,4 @@
-"""A clean copy of this tree to build from: what earlier builds left behind must not get into a package."""
+"""Builds from a clean copy of this tree, so that leftovers of earlier builds do not get into a package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# 1980 is the earliest year that an archive of a wheel knows.
+# A wheel is a ZIP archive, whose earliest year is 1980.
 _EARLIEST = 315_532_800
 _LEFT_OUT = (
     ".*",
@@ -25,43 +25,43 @@ _LEFT_OUT = (
 
 
 def copy_tree(target: Path) -> None:
-    """Everything but what is built, hidden or of somebody's own. :param target: is made; must not be there."""
+    """Copy all files but hidden, built and local ones. :param target: a directory that does not exist yet."""
     shutil.copytree(ROOT, target, ignore=shutil.ignore_patterns(*_LEFT_OUT), symlinks=True)
-    # The one hidden file that something is built by.
+    # The only hidden file that a build needs.
     shutil.copy2(ROOT / ".dockerignore", target)
 
 
 def source_date() -> int:
     """
-    Seconds since the epoch that every file of a package is dated: SOURCE_DATE_EPOCH, else the last commit, else the
-    day of the last change to `setup.cfg`, where the version is.
+    Modification time of all files of a package, in seconds since the epoch: SOURCE_DATE_EPOCH, else that of the last
+    commit, else that of `setup.cfg`, which has the version.
     """
     if (given := os.environ.get("SOURCE_DATE_EPOCH", "")).isdecimal():
         return max(int(given), _EARLIEST)
-    asked = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
+    command = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
     try:
-        told = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+        output = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     except OSError:
-        told = ""
-    return max(int(told) if told.isdecimal() else int((ROOT / "setup.cfg").stat().st_mtime), _EARLIEST)
+        output = ""
+    return max(int(output) if output.isdecimal() else int((ROOT / "setup.cfg").stat().st_mtime), _EARLIEST)
 
 
 def build_wheel(scratch: Path, out: Path) -> Path:
     """
-    The sdist, and from it the wheel, in `out`; the path of the wheel.
+    Build the sdist, and from it the wheel, in `out`. Return the path of the wheel.
 
-    :param scratch: a directory for what is needed on the way.
-    :raise subprocess.CalledProcessError: it cannot be built.
+    :param scratch: a directory for temporary files.
+    :raise subprocess.CalledProcessError: the build fails.
     """
     copy_tree(scratch / "tree")
     environ = {**os.environ, "SOURCE_DATE_EPOCH": str(source_date())}
-    made = scratch / "made"
-    command = [sys.executable, "-m", "build", "--outdir", str(made), str(scratch / "tree")]
+    built = scratch / "built"
+    command = [sys.executable, "-m", "build", "--outdir", str(built), str(scratch / "tree")]
     done = subprocess.run(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     if done.returncode:
         sys.stderr.buffer.write(done.stdout)
         raise subprocess.CalledProcessError(done.returncode, command)
     out.mkdir(parents=True, exist_ok=True)
-    for file in sorted(made.iterdir()):
+    for file in sorted(built.iterdir()):
         shutil.copy(file, out / file.name)
-    return out / next(made.glob("*.whl")).name
+    return out / next(built.glob("*.whl")).name

@@ -10,7 +10,7 @@ from deb.tree import build_wheel
 
 
 def main(out: Path) -> None:
-    """:param out: the directory that both are written to."""
+    """:param out: directory for both files."""
     with tempfile.TemporaryDirectory(prefix="mediatord-wheel-") as scratch:
         wheel = build_wheel(Path(scratch), out)
     for file in (wheel.with_name(wheel.name.split("-py3")[0] + ".tar.gz"), wheel):
