@@ -7,7 +7,7 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
@@ -22,7 +22,7 @@ from mediatord.store.sqlite.database_file import (
     check_structure,
     create_database,
 )
-from mediatord.store.sqlite.executor import FILE_CHECK_INTERVAL
+from mediatord.store.sqlite.executor import FILE_CHECK_INTERVAL, SQLiteExecutor
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 from tests.store.builders import ALICE, BOB, NOON, ImmediateClock, make_database_path, make_payload, make_sqlite_store
 
@@ -321,6 +321,33 @@ class FirstStartTests(SynchronousTestCase):
         self.path.with_name(self.path.name + "-wal").write_bytes(b"x")
         with self.assertRaisesRegex(ValueError, "its write-ahead log"):
             create_database(self.path)
+
+
+class FullDiskTests(FileTestCase):
+    """A disk on which SQLite finds no space, although the limits leave some."""
+
+    def limit_pages(self, count: int) -> None:
+        """Let SQLite find no space beyond a number of pages, at least the present one."""
+        executor = cast(SQLiteExecutor, self.store._executor)
+        pragma = f"PRAGMA max_page_count={count}"
+        self.successResultOf(
+            executor.write("limit", lambda connection: connection.execute(pragma).fetchall(), shrinking=True)
+        )
+
+    def test_failed_write_is_refused_and_reported(self) -> None:
+        """The message is refused, and the store counts as full until there is space again."""
+        space = cast(SQLiteExecutor, self.store._executor)._space
+        free = 1 << 20
+        self.patch(space, "_disk", lambda: (free, 1 << 40))
+        self.limit_pages(1)
+        self.assert_unavailable(self.enqueue_ids("large", size=200_000))
+        self.assertEqual(self.faults, [("full", True)])
+        self.assertEqual(self.list_ids(), ["first"])
+        self.limit_pages(1 << 30)
+        free = 1 << 39
+        self.check_after_a_second()
+        self.assertEqual(self.faults, [("full", True), ("full", False)])
+        self.successResultOf(self.enqueue_ids("large", size=200_000))
 
 
 class SpaceLimitTests(FileTestCase):
