@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import os
@@ -11,12 +12,14 @@ import sys
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mediatord.backup.archive import verify_archive, write_archive
+from mediatord.backup.durable_files import create_file_atomically
 from mediatord.backup.records import (
     RECORD_KINDS,
     AccountRecord,
@@ -149,6 +152,16 @@ def test_does_not_overwrite(archive: Path) -> None:
     with pytest.raises(RuntimeError):
         write_archive(archive.with_name("b.gz"), "sqlite", fail())
     assert [path.name for path in archive.parent.iterdir()] == ["a.gz"]
+
+
+def test_reports_denied_permission(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory where this user may not create files; root may, hence the patch."""
+    monkeypatch.setattr(os, "open", Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
+    with (
+        pytest.raises(BackupError, match="cannot write .*new.gz: Permission denied"),
+        create_file_atomically(archive.with_name("new.gz")),
+    ):
+        pass
 
 
 def test_restarts_after_kill(archive: Path) -> None:

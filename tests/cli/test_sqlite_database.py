@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -84,6 +85,16 @@ def test_check_finds_missing_tables(
     assert (status, out) == (1, f"{database}: it is a database of another program; check storage.sqlite.path")
     database.write_bytes(b"")
     assert run_command(*command, capsys=capsys)[2] == f"mediatord: the database {database} is empty"
+
+
+def test_reports_unreadable_database(
+    config: Path, database: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that this user may not read, for commands that read and for backups; root may, hence the patch."""
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != database)
+    for command in (("store", "check"), ("backup", "--to", database.with_name("b.tar"))):
+        status, _, error = run_command(*command, "--config", config, capsys=capsys)
+        assert (status, error) == (1, f"mediatord: cannot read {database}: Permission denied")
 
 
 def test_vacuum_shrinks_file(config: Path, database: Path, capsys: pytest.CaptureFixture[str]) -> None:
