@@ -10,7 +10,7 @@ from twisted.internet.defer import fail
 from twisted.internet.task import deferLater
 from twisted.web.client import Agent
 
-from mediatord.cluster import anti_entropy
+from mediatord.cluster import anti_entropy, membership
 from mediatord.cluster.membership import IDENTITY_DIFFERS, SECRET_DIFFERS
 from mediatord.errors import StoreUnavailable
 from mediatord.runtime.secret_files import create_secret_file
@@ -110,6 +110,18 @@ class RefusalTests(TwoNodeTestCase):
         refused_node = self.start_node("c", public_url="http://127.0.0.1:1")
         await self.wait_until(lambda: refused_node.fatal_errors)
         self.assertEqual((refused_node.fatal_errors, self.list_live_names()), ([IDENTITY_DIFFERS], ["a", "b"]))
+
+    async def test_name_in_use(self) -> None:
+        """A node whose name another one uses ends with one line that says where that is, which goes on."""
+        # The answer of the other node suffices: its next renewal of its lease is not awaited.
+        self.patch(membership, "LEASE_POLL_INTERVAL", 2 * WAIT_TIMEOUT)
+        nodes = self.successResultOf(self.store.cluster.list_nodes())
+        refused_node = self.start_node("b")
+        await self.wait_until(lambda: refused_node.fatal_errors)
+        line = f"node: the name b is in use by the node at {nodes[1].address}; give every node its own name"
+        self.assertEqual(refused_node.fatal_errors, [line])
+        live_nodes = self.successResultOf(self.store.cluster.list_nodes())
+        self.assertEqual([node.boot for node in live_nodes], [node.boot for node in nodes])
 
 
 class StoreOutageTests(TwoNodeTestCase):

@@ -163,6 +163,15 @@ class StoredContractTests(SynchronousTestCase):
         )
         self.assertEqual(len(self.stored_contracts(self.alice)), 2)
 
+    def test_sender_is_not_notified(self) -> None:
+        """A request or a response notifies the sockets of its recipient only, not those of its sender."""
+        alice, bob = self.alice.connect(), self.bob.connect()
+        self.alice.answer(REQUEST, to=self.bob.did, **SEALED)
+        self.assertEqual((alice.take_frames(), bob.take_frames()), ([], UPDATED))
+        signed = self.alice.contract_with(self.bob)
+        self.assertEqual(self.respond(self.bob, signed, to=self.alice.did), (200, ""))
+        self.assertEqual((alice.take_frames(), bob.take_frames()), (UPDATED, []))
+
     def test_response_of_non_participant(self) -> None:
         """Only a participant can respond, and only to the other one."""
         signed = self.alice.contract_with(self.bob)

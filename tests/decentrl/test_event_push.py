@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from mediatord.protocol.decentrl.crypto import sign_event
 from mediatord.store.interfaces.messages import RemovedMessage
-from tests.in_memory_identities import PRIVATE, InMemoryIdentity, bad_dids, code_of, register_two_identities
+from tests.in_memory_identities import PRIVATE, PUBLIC, InMemoryIdentity, bad_dids, code_of, register_two_identities
 from tests.in_memory_mediator import NOW, FakeSocket
 
 
@@ -163,11 +165,14 @@ class PushTests(SynchronousTestCase):
         self.assertEqual([event["payload"] for event in push["events"]], ["after"])
 
     def test_other_commands_push_nothing(self) -> None:
-        """Registrations, queries, acknowledgements, stored events, and refused commands."""
+        """Registrations, queries, acknowledgements, stored and public events, and refused commands."""
         socket, own = self.bob.connect(), self.bob.did
         self.bob.register()
         event = {"sender_did": own, "recipient_did": own, "payload": "x", "timestamp": 1, "encrypted_tags": []}
         self.bob.answer("SAVE_EVENTS", events=[event])
+        public: dict[str, Any] = {"event": "news", "tags": [], "timestamp": 1}
+        signature = sign_event("news", [], 1, self.bob.seed)
+        self.bob.answer("PUBLISH_PUBLIC_EVENT", channel=PUBLIC, **public, event_signature=signature)
         self.bob.answer("QUERY_EVENTS")
         self.bob.answer("ACKNOWLEDGE_PENDING_EVENTS", event_ids=[])
         request, respond = "REQUEST_COMMUNICATION_CONTRACT", "COMMUNICATION_CONTRACT_RESPONSE"
@@ -207,22 +212,29 @@ class PushTests(SynchronousTestCase):
         self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 1)
 
     def test_expired_registration(self) -> None:
-        """A socket outlives the registration and gets nothing until it is renewed."""
+        """
+        A socket outlives the registration. Until it is renewed, what others send is refused, and neither stored nor
+        pushed.
+        """
         now = int(self.in_memory.clock.seconds())
         carol = InMemoryIdentity(self.in_memory, "carol")
         carol.register(expires_at=now + 20)
         carol.save_contract_with(self.alice)
         socket = carol.connect()
         self.in_memory.clock.advance(20)
-        self.alice.send_event(carol)
-        self.alice.ask(
-            "REQUEST_COMMUNICATION_CONTRACT",
-            to=carol.did,
-            encrypted_contract_request="x",
-            requestor_ephemeral_public_key="y",
-        )
+        request, respond = "REQUEST_COMMUNICATION_CONTRACT", "COMMUNICATION_CONTRACT_RESPONSE"
+        signed = carol.contract_with(self.alice)
+        for reply in (
+            self.alice.send_event(carol),
+            self.alice.ask(request, to=carol.did, encrypted_contract_request="x", requestor_ephemeral_public_key="y"),
+            self.alice.ask(respond, to=carol.did, signed_communication_contract=signed),
+        ):
+            self.assertEqual(code_of(reply), (404, "RECIPIENT_NOT_REGISTERED"))
         self.assertEqual(socket.take_frames(), [])
         carol.register()
+        requests = carol.query("PENDING_COMMUNICATION_CONTRACT_REQUESTS", "pending_communication_contract_requests")
+        contracts = carol.query("COMMUNICATION_CONTRACTS", "communication_contracts", filter={})
+        self.assertEqual((carol.pending(), requests, len(contracts)), ([], [], 1))
         self.alice.send_event(carol)
         self.assertEqual([frame["type"] for frame in socket.take_frames()], ["PENDING_EVENTS"])
 

@@ -125,6 +125,15 @@ class AuthenticationTests(SynchronousTestCase):
         self.in_memory.clock.advance(300)
         self.assertEqual(self.refusal_of(frame), ("INVALID_MESSAGE", 4002))
 
+    def test_nonce_is_accepted_once(self) -> None:
+        """Another frame with a used nonce is refused."""
+        frame = self.alice.authentication_frame()
+        InMemoryDecentrlSocket(self.in_memory).send(frame)
+        self.in_memory.clock.advance(1)
+        other = self.authentication_with(json.loads(frame)["nonce"])
+        self.assertNotEqual(other, frame)
+        self.assertEqual(self.refusal_of(other), ("INVALID_MESSAGE", 4002))
+
     def test_nonces_of_commands_are_separate(self) -> None:
         """Commands and sockets may use the same nonce."""
         nonce = json.loads(self.alice.authentication_frame())["nonce"]
@@ -158,6 +167,15 @@ class AuthenticationTests(SynchronousTestCase):
         self.assertEqual(codes[-1], "RATE_LIMITED")
         (limited,) = {code for _, code in [self.refusal_of(bob.authentication_frame())]}
         self.assertEqual(limited, 1013)
+
+    def test_sockets_are_limited_by_identity(self) -> None:
+        """An identity may open as many sockets in a minute as it may send commands; other identities may go on."""
+        self.in_memory, alice, bob = register_two_identities(self, limits={"account_per_minute": 3})
+        self.in_memory.clock.advance(60)
+        for _ in range(3):
+            alice.connect()
+        self.assertEqual(self.refusal_of(alice.authentication_frame()), ("RATE_LIMITED", 1013))
+        bob.connect()
 
 
 class KeepaliveTests(SynchronousTestCase):

@@ -346,6 +346,17 @@ class DecentrlProtocolTests(SynchronousTestCase):
         self.site_fixture.clock.advance(0.1)
         self.assert_refused(websocket_client, 4001, "AUTH_TIMEOUT")
 
+    def test_incomplete_messages_do_not_delay_timeout(self) -> None:
+        """Neither a ping nor the beginning of a message extends the ten seconds."""
+        pinging, unfinished = (self.site_fixture.websocket_client("/ws") for _ in range(2))
+        self.site_fixture.clock.advance(9.9)
+        pinging.send(b"hello?", PING_FRAME)
+        unfinished.send(HELLO[:5], final=False)
+        self.assertEqual([opcode for opcode, _ in pinging.frames()], [10])
+        self.site_fixture.clock.advance(0.1)
+        for websocket_client in (pinging, unfinished):
+            self.assert_refused(websocket_client, 4001, "AUTH_TIMEOUT")
+
     def test_invalid_authentication(self) -> None:
         """Invalid text and binary messages are refused."""
         for frame, opcode in ((b"hello", TEXT), (b"{}", TEXT), (b"{}", BINARY), (b"\xff", TEXT), (b"", TEXT)):

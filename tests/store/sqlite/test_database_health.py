@@ -204,6 +204,19 @@ class DamageTests(FileTestCase):
             self.assert_unavailable(make_sqlite_store(self.clock, self.path).open())
             self.assertEqual(log.read_bytes(), content)
 
+    def test_unusable_database_is_unchanged(self) -> None:
+        """A database of a newer version or of another program is refused at the start, and stays as it is."""
+        self.close()
+        for pragma, reason in (
+            ("user_version = 99", "its schema version is 99, but this release supports at most"),
+            ("application_id = 1", "the file is a database of another program$"),
+        ):
+            with closing(sqlite3.connect(self.path)) as connection:
+                connection.execute(f"PRAGMA {pragma}")
+            before = self.path.read_bytes()
+            self.assertRegex(self.read_refusal(), f"^cannot use the database {self.path}: {reason}")
+            self.assertEqual(self.path.read_bytes(), before)
+
     def test_damage_found_by_read(self) -> None:
         """Damage found by a read is a fault from then on; nothing is written to the file."""
         size = self.fill_database()

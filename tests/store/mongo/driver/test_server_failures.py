@@ -13,7 +13,7 @@ from twisted.internet.task import deferLater
 from mediatord.errors import PayloadTooLarge, StoreUnavailable, UnknownRecipient
 from mediatord.runtime.request_time import request_deadline
 from mediatord.store.interfaces.messages import Payload
-from mediatord.store.interfaces.store import ignore_observation
+from mediatord.store.interfaces.store import StoreUnusable, ignore_observation
 from mediatord.store.mongo.driver import client
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.collection import MAX_DOCUMENT_BYTES, MongoCommand, encode_document
@@ -508,8 +508,18 @@ class OpeningTests(MongoTestCase):
         await self.run_in_thread(alone.start)
         self.addCleanup(alone.kill)
         server = self.make_client(uri=f"mongodb://127.0.0.1:{alone.port}/test")
-        with self.assertRaisesRegex(UnsupportedServer, f"127.0.0.1:{alone.port} is not a member of a replica set"):
+        reason = f"127.0.0.1:{alone.port} is not a member of a replica set"
+        with self.assertRaisesRegex(UnsupportedServer, reason):
             await server.open()
+        with self.assertRaisesRegex(StoreUnusable, reason):
+            await self.open_store(server=server)
+
+    async def test_does_not_use_replica_set_of_other_name(self) -> None:
+        """A replica set of another name than the URI has is not used."""
+        server = self.make_client(uri=self.servers.uri(self.database, replicaSet="another"))
+        with self.with_short_time_limit(), self.assertRaises(StoreUnavailable):
+            await server.open()
+        self.assertFalse(server.is_available)
 
 
 class CredentialTests(MongoTestCase):
