@@ -6,16 +6,14 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from twisted.internet import reactor as _reactor  # noqa: TID251  real sockets
 from twisted.internet.defer import Deferred
 from twisted.internet.task import deferLater
 from twisted.trial.unittest import TestCase
 
-from mediatord.app import cluster as app_cluster
 from mediatord.app.daemon import build_daemon
-from mediatord.cluster import anti_entropy
 from mediatord.config.settings import Config
 from mediatord.identity.key_file import create_keys
 from mediatord.runtime.secret_files import create_secret_file
@@ -31,17 +29,6 @@ reactor: Any = _reactor
 SECRET = b"what the nodes of this cluster know and nobody else"
 WAIT_TIMEOUT = 120.0
 POLL_INTERVAL = 0.01
-
-
-class AdjustableClock:
-    """The reactor's time plus an offset."""
-
-    def __init__(self) -> None:
-        self.ahead = 0.0
-
-    def seconds(self) -> float:
-        """Seconds since the epoch."""
-        return float(reactor.seconds()) + self.ahead
 
 
 class InProcessNode:
@@ -103,16 +90,12 @@ class InProcessClusterTestCase(TestCase):
     names: Sequence[str] = ("a", "b")
 
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
-        """Start the daemons, with short intervals."""
-        self.patch(app_cluster, "ANTI_ENTROPY_INTERVAL", 0.3)
-        self.patch(app_cluster, "SWEEP_INTERVAL", 0.3)
-        self.patch(anti_entropy, "MIN_MESSAGE_AGE", 0.05)
+        """Start the daemons."""
         self.directory = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, self.directory)
         create_keys(self.directory / "keys.jwks")
         create_secret_file(self.directory / "cluster.secret", SECRET)
-        self.wall_clock = AdjustableClock()
-        self.store: IStore = MemoryStore(cast(Any, self.wall_clock), QueueLimits())
+        self.store: IStore = MemoryStore(reactor, QueueLimits())
         enforce_identity(self.store.cluster)
         self.url = ""
         self.nodes: list[InProcessNode] = []

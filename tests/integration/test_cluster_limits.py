@@ -49,6 +49,14 @@ class JoinTests(JoinRefusalTestCase):
             create_keys(node.directory / "keys.jwks")
             self.assertIn("copy keys.jwks", self.refusal(node))
 
+    def test_refuses_single_node(self) -> None:
+        """It would not notify the nodes of what it accepts; they keep serving."""
+        with self.extra_node(node="d", cluster={"listen": None}) as single_node:
+            line = self.refusal(single_node)
+        self.assertIn("cluster.listen is null, but a cluster uses this database", line)
+        for node in self.cluster.nodes:
+            node.await_health()
+
 
 class SingleNodeTests(JoinRefusalTestCase):
     """A single node on its own database."""

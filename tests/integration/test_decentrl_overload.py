@@ -58,14 +58,17 @@ class LimitTests(RefusalDaemonTestCase):
         mixed = [
             one for five in zip(pending[:6], requests[:6], stored, public, contracts, strict=True) for one in five
         ]
-        statuses = [
-            answer.status for answer in self.daemon_client.post_concurrently(mixed + pending[6:] + requests[6:])
-        ]
-        self.assertEqual(sorted(statuses), [200] * 9 + [429] * 33)
+        responses = self.daemon_client.post_concurrently(mixed + pending[6:] + requests[6:])
+        self.assertEqual(sorted(response.status for response in responses), [200] * 9 + [429] * 33)
+        for response in responses:
+            if response.status != 200:
+                self.assert_error(response, 429, "RATE_LIMITED")
         self.assertEqual((len(bob.pending_events()), len(bob.contract_requests())), (3, 2))
         public_events = self.daemon_client.request("GET", f"/public/{bob.did}").json["events"]
         self.assertEqual(len(bob.query("EVENTS", "events")) + len(public_events), 3)
         self.assertEqual(len(bob.query("COMMUNICATION_CONTRACTS", "communication_contracts")), 2)
+        another_event = partial(alice.command, "x", to=bob.did, channel=PRIVATE_CHANNEL)
+        self.assert_refused(another_event, 429, "RATE_LIMITED")
 
 
 class StoreTests(RefusalDaemonTestCase):

@@ -15,11 +15,21 @@ from tests.integration.raw_decentrl_client import RawDecentrlClient, RawWebSocke
 from tests.integration.refusal_test_case import OTHER_MEDIATOR, RefusalDaemonTestCase
 
 BINARY = 2
+MAX_MESSAGE_BYTES = 20_000
+MAX_SOCKETS = 8
 
 
 class SocketTests(RefusalDaemonTestCase):
-    """Alice and Bob, who may send to each other; Carol, who is not registered."""
+    """
+    Alice and Bob, who may send to each other; Carol, who is not registered.
 
+    :cvar silent_socket: sends nothing.
+    """
+
+    settings: ClassVar[dict[str, Any]] = {
+        "limits": {"max_message_bytes": MAX_MESSAGE_BYTES, "max_connections_per_ip": MAX_SOCKETS}
+    }
+    silent_socket: ClassVar[RawWebSocket]
     alice: ClassVar[RawDecentrlClient]
     bob: ClassVar[RawDecentrlClient]
     carol: ClassVar[RawDecentrlClient]
@@ -27,6 +37,8 @@ class SocketTests(RefusalDaemonTestCase):
     @classmethod
     def setUpClass(cls) -> None:
         super().setUpClass()
+        cls.silent_socket = RawWebSocket(cls.daemon_client)
+        cls.addClassCleanup(cls.silent_socket.close)
         cls.alice, cls.bob, cls.carol = (
             RawDecentrlClient(cls.daemon_client, alias) for alias in ("alice", "bob", "carol")
         )
@@ -81,6 +93,34 @@ class SocketTests(RefusalDaemonTestCase):
         self.assert_refused({**foreign, "signature": ""}, "SIGNING_KEY_NOT_FOUND", 4005)
         self.assert_refused({**self.carol.authentication(), "signature": ""}, "INVALID_SIGNATURE", 4006)
         self.assert_refused(self.carol.authentication(), "NOT_REGISTERED", 4007)
+
+    def test_unauthenticated_socket_is_closed(self) -> None:
+        """After ten seconds, most of which other tests may have used."""
+        self.assert_authentication_failed(self.silent_socket, "AUTH_TIMEOUT", 4001)
+
+    def test_closes_socket_with_oversized_message(self) -> None:
+        """1009 on both paths; `limits.max_message_bytes` itself is accepted, and so by POST."""
+        for path in ("/didcomm", "/ws"):
+            socket = self.open_unauthenticated(path)
+            socket.send(b"x" * (MAX_MESSAGE_BYTES + 1))
+            self.assertEqual(socket.read_until_close()[1].code, 1009)
+        socket = self.open_unauthenticated("/didcomm")
+        socket.send(b"x" * MAX_MESSAGE_BYTES)
+        self.assertEqual(socket.receive()["body"]["code"], "e.p.msg")
+        for path in ("/didcomm", "/"):
+            for excess, status in ((0, 400), (1, 413)):
+                response = self.daemon_client.request("POST", path, b"x" * (MAX_MESSAGE_BYTES + excess))
+                self.assertEqual(response.status, status, path)
+
+    def test_sockets_are_limited_by_address(self) -> None:
+        """On both paths together, with 429."""
+        paths = ["/didcomm", "/ws"] * (MAX_SOCKETS // 2)
+        for path in paths:
+            self.addCleanup(RawWebSocket(self.daemon_client, path, source="127.0.0.2").close)
+        for path in set(paths):
+            with self.assertRaisesRegex(AssertionError, "HTTP/1.1 429 "):
+                RawWebSocket(self.daemon_client, path, source="127.0.0.2")
+        self.open_unauthenticated()
 
     def test_pushes_to_all_sockets(self) -> None:
         """Every socket of a DID gets each event unchanged; the event stays pending until acknowledged."""

@@ -438,16 +438,22 @@ def start_process(command: str, config: Path, **variables: str) -> Iterator[subp
 def test_notifies_service_manager(command: str, config_file: Path, tmp_path: Path) -> None:
     """
     READY=1 once requests are served or a reload is done, STOPPING=1 with the orderly stop (systemd's Type=notify and
-    notify-reload).
+    notify-reload). The reload names the changed settings that it does not apply.
     """
     with NotifySocket(tmp_path, PATIENCE_SECONDS) as manager:
         with start_process(command, config_file, NOTIFY_SOCKET=manager.address) as process:
             assert manager.next_state() == "READY=1"
             assert manager.statuses[-1] == "serving"
             assert send_request(port_of(config_file), "GET", "/health")[0] == 200
+            settings = yaml.safe_load(config_file.read_text("utf-8"))
+            settings = merge_settings(settings, {"queue": {"ttl": "60s"}, "limits": {"ip_per_minute": 7}})
+            config_file.write_text(yaml.safe_dump(settings), "utf-8")
             process.send_signal(signal.SIGHUP)
             assert manager.next_state().startswith("RELOADING=1\nMONOTONIC_USEC=")
             assert manager.next_state() == "READY=1"
+            lines = (config_file.parent / "output").read_text("utf-8").splitlines()
+            (reloaded,) = [line for line in lines if "configuration reloaded" in line]
+            assert reloaded.endswith("configuration reloaded; restart to apply queue.ttl")
             process.terminate()
             assert manager.next_state() == "STOPPING=1"
             assert process.wait(STOP_SECONDS) == 0

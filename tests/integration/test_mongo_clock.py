@@ -1,8 +1,10 @@
-"""A daemon whose clock becomes wrong while MongoDB's is right."""
+"""A daemon whose clock is wrong at its start, or becomes wrong later, while MongoDB's is right."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
@@ -11,7 +13,8 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from tests.integration.cluster import make_mongo_storage
-from tests.integration.message_load import PATIENCE_SECONDS, enrol_wallet, prepare_forwards
+from tests.integration.daemon import clean_environment
+from tests.integration.message_load import PATIENCE_SECONDS, enrol_wallet, prepare_daemon, prepare_forwards
 from tests.integration.test_lifecycle import send_request
 from tests.skewed_clock import ClockedDaemon, SkewedClock
 
@@ -59,3 +62,22 @@ class ClockSkewTests(TestCase):
         self.assertEqual(await leave(), 202)
         await deferToThread(daemon.stop)
         self.assertNotIn("Traceback", daemon.output())
+
+    def test_wrong_clock_at_start_ends_daemon(self) -> None:
+        """With one line that names the difference, from one process as from workers."""
+        clock = SkewedClock(DAYS)
+        self.addCleanup(clock.remove)
+        for workers in (1, 2):
+            daemon = prepare_daemon({"storage": make_mongo_storage(self), "workers": workers})
+            self.addCleanup(daemon.clean)
+            result = subprocess.run(
+                [sys.executable, "-m", "mediatord", "run", "--config", str(daemon.config)],
+                env={**clean_environment(), **clock.variables()},
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE_SECONDS,
+                check=False,
+            )
+            self.assertEqual(result.returncode, 1, result.stderr)
+            (line,) = result.stderr.strip().splitlines()
+            self.assertIn("the clock of this host is 4 days ahead of the MongoDB server's", line)

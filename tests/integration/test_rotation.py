@@ -277,7 +277,7 @@ class WorkersTests(_RotationTests):
             lambda: all(send_request(daemon.port, "POST", "/didcomm", large)[0] == 413 for _ in range(MAX_SOCKETS)),
             daemon.output,
         )
-        self.assertNotIn("a restart is needed", daemon.output())
+        self.assertNotIn("restart to apply", daemon.output())
         daemon.config.write_text(yaml.safe_dump(values), "utf-8")
         os.kill(daemon.pid, signal.SIGHUP)
         wait_for(

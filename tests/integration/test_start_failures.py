@@ -154,6 +154,16 @@ def test_failing_daemon_reports_the_reason(
     assert "Traceback" not in result.stderr + initialized_mediator.log
 
 
+def test_failing_foreground_start_reports_the_reason(initialized_mediator: InitializedMediator) -> None:
+    """On standard error in one line, and in the log; no pid file remains."""
+    with store_in_use(initialized_mediator):
+        result = initialized_mediator.run_twistd("--nodaemon")
+    assert (result.returncode, initialized_mediator.pid.exists()) == (1, False)
+    (line,) = result.stderr.splitlines()
+    assert "another daemon uses it" in line
+    assert "another daemon uses it" in initialized_mediator.log
+
+
 def test_unusable_user_is_reported(initialized_mediator: InitializedMediator) -> None:
     """A user without access, or that it may not switch to, which Twisted notices after binding the ports."""
     result = initialized_mediator.run_twistd("--uid", "nobody")
