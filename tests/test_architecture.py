@@ -26,6 +26,7 @@ SHARED = {
     "mediatord.observability.event_schema",
     "mediatord.observability.pseudonyms",
     "mediatord.observability.segments",
+    "mediatord.runtime.progress_bar",
     "mediatord.runtime.secret_files",
 }
 # Run before Java is available for Spark, or without it.

@@ -404,7 +404,7 @@ def test_describes_changed_settings(nightly: NightlyFixture) -> None:
     """Otherwise incomparable days could be compared."""
     before = {"settings": {**SETTINGS.model_dump(), "top": 7}, "code_version": "0.0.1", "schema_version": 1}
     changes = describe_changes(before, SETTINGS)
-    assert "top was 7, is 20" in changes
+    assert "top changed from 7 to 20" in changes
     assert any(line.startswith("code_version was 0.0.1, is ") for line in changes)
     assert len(changes) == 2
 

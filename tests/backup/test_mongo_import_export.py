@@ -230,7 +230,7 @@ class CredentialTests(MongoTestCase):
         wrong_uri = uri.replace("p4ss", "wrong")
         with self.assertRaises(BackupError) as caught:
             await self.run_in_thread(export_store, wrong_uri, folder / "c.gz")
-        self.assertIn("refused: AuthenticationFailed", str(caught.exception))
+        self.assertIn("returned an error: AuthenticationFailed", str(caught.exception))
         self.assertNotIn("wrong", str(caught.exception))
 
 

@@ -193,7 +193,7 @@ def test_checks_database(config_path: Path, capsys: Capture) -> None:
     with sqlite3.connect(path) as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
-    assert "is 99, at most" in read_problems(config_path, 1, capsys)[0][2]
+    assert "is 99, but this release supports at most" in read_problems(config_path, 1, capsys)[0][2]
     path.unlink()
     (log := config_path.parent / "log").mkdir(exist_ok=True)
     (log / "events.jsonl").touch()

@@ -40,7 +40,7 @@ COMPOSED = {
 # Messages of libraries.
 FOREIGN = {"file is not a database"}
 _PROGRAMS = (
-    r"\.venv/bin/\S+|apt-get|curl|dpkg-reconfigure|iostat|journalctl|keys|kill|log-keys|make"
+    r"(?:\.venv|env)/bin/\S+|apt-get|curl|dpkg-reconfigure|iostat|journalctl|keys|kill|log-keys|make"
     r"|mediatord(?:-analytics)?|openssl|promtool|queue|ssh|systemctl|twistd"
 )
 # A placeholder of a message on a page: dots, or a word such as FILE or N.

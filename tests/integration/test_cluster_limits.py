@@ -97,11 +97,14 @@ class LimitTests(ClusterTestCase):
     settings: ClassVar[dict[str, Any]] = {"limits": {"ip_per_minute": 200}}
 
     def test_rate_limit_is_shared_by_all_nodes(self) -> None:
-        """Within 5 % (issue: rate limits)."""
+        """Within 5 %, in the less than a minute that the requests may take here (issue: rate limits)."""
         connections = [DaemonClient(node).connection() for node in self.cluster.nodes]
-        admitted = 0
+        admitted = sent = 0
+        end = time.monotonic() + 50
         try:
-            for connection, _ in zip(cycle(connections), range(2 * 200), strict=False):
+            for connection, sent in zip(cycle(connections), range(1, 2 * 200 + 1), strict=False):
+                if time.monotonic() > end:
+                    break
                 response = send_request_on(
                     connection, "POST", "/didcomm", b"no envelope", {"Content-Type": "text/plain"}
                 )
@@ -109,4 +112,4 @@ class LimitTests(ClusterTestCase):
         finally:
             for connection in connections:
                 connection.close()
-        self.assertTrue(190 <= admitted <= 210, admitted)
+        self.assertTrue(min(190, 0.95 * sent) <= admitted <= 210, (admitted, sent))

@@ -255,7 +255,7 @@ def test_finding_agrees_with_generated_incident(month: AnalysedMonth) -> None:
     assert found["traffic_drop"] == "traffic less than half of the usual in the hours 12, 13"
     late = {finding.incident.name: finding.text for finding in month.found_before}["late_segment"]
     assert "lines missing until the segment arrives" in late
-    assert found["late_segment"].endswith("nothing is missing any longer")
+    assert found["late_segment"].endswith("no lines missing")
 
 
 # --- quiet days -----------------------------------------------------------------------------------------------------

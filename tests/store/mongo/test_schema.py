@@ -281,7 +281,7 @@ class AuthorizationTests(MongoTestCase):
         self.assertEqual(self.list_warnings(), [])
         store = await self.open_store(uri=other)
         (warning,) = self.list_warnings()
-        self.assertIn(f"MongoDB user other@{self.database}, another one is one@{self.database}", warning)
+        self.assertIn(f"MongoDB as user other@{self.database}, another node as one@{self.database}", warning)
         await self.open_store(uri=one)
         await store.open()
         self.assertEqual(len(self.list_warnings()), 2)
