@@ -405,7 +405,7 @@ def test_describes_changed_settings(nightly: NightlyFixture) -> None:
     before = {"settings": {**SETTINGS.model_dump(), "top": 7}, "code_version": "0.0.1", "schema_version": 1}
     changes = describe_changes(before, SETTINGS)
     assert "top changed from 7 to 20" in changes
-    assert any(line.startswith("code_version was 0.0.1, is ") for line in changes)
+    assert any(line.startswith("code_version changed from 0.0.1 to ") for line in changes)
     assert len(changes) == 2
 
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from itertools import cycle
 from typing import Any, ClassVar
 
 from mediatord.identity.key_file import create_keys
@@ -102,9 +101,9 @@ class LimitTests(ClusterTestCase):
         admitted = sent = 0
         end = time.monotonic() + 50
         try:
-            for connection, sent in zip(cycle(connections), range(1, 2 * 200 + 1), strict=False):
-                if time.monotonic() > end:
-                    break
+            while sent < 2 * 200 and time.monotonic() < end:
+                connection = connections[sent % len(connections)]
+                sent += 1
                 response = send_request_on(
                     connection, "POST", "/didcomm", b"no envelope", {"Content-Type": "text/plain"}
                 )
