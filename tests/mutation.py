@@ -67,6 +67,7 @@ GROUPS = {
             "ratelimit/test_rate_limiter_charges.py",
             "ratelimit/test_distributed_limiter.py",
             "ratelimit/test_trusted_peers.py",
+            "store/test_disk_space.py",
         ),
         "calls or bytes or storm or Flood or percent",
     ),
