@@ -35,8 +35,8 @@ def hold_run_lock(files: FileSystem, out: str, run_id: str) -> Iterator[None]:
     """
     Hold the lock of a results directory.
 
-    Each run writes its own lock file, then looks for others. Of two simultaneous runs neither may continue, but never
-    both, and the file system needs no exclusive creation.
+    Each run writes its own lock file, then looks for others. Two simultaneous runs may both stop, but never both
+    continue; the file system needs no exclusive creation.
 
     :raise AnalyticsError: another run holds the lock, on any host.
     """

@@ -22,7 +22,7 @@ from mediatord.bench.results import build_json_report, describe_environment, for
 from mediatord.config.value_syntax import parse_size
 from mediatord.config.value_types import split_url
 from mediatord.protocol import encoding
-from mediatord.runtime.number_options import IntegerRange, NumberRange
+from mediatord.runtime.option_types import IntegerRange, NumberRange
 from mediatord.wallet.temporary_daemon import DaemonStartError
 
 _DEFAULTS = BenchmarkPlan()

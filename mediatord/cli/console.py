@@ -17,7 +17,7 @@ import click
 from click.core import ParameterSource
 
 from mediatord.config.value_syntax import CONFIG_PATH_VARIABLE, DEFAULT_CONFIG_PATH
-from mediatord.runtime.number_options import IntegerRange
+from mediatord.runtime.option_types import IntegerRange
 
 if TYPE_CHECKING:
     from mediatord.cli.store_access import StoreAccess

@@ -30,7 +30,7 @@ from mediatord.cli.console import (
     url_option,
 )
 from mediatord.errors import OperatorError
-from mediatord.runtime.number_options import NumberRange
+from mediatord.runtime.option_types import NumberRange
 from mediatord.runtime.progress_bar import progress_bar
 
 if TYPE_CHECKING:

@@ -183,7 +183,7 @@ class LoadSenders:
                     served = True
                     self._record_connection()
         except (OSError, HTTPException):
-            pass  # the connection broke: the post has
+            pass  # the connection broke: the post has no status
         finally:
             connection.close()
             self._record_exit()

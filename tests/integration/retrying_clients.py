@@ -153,7 +153,7 @@ class RetryingSenders:
             response = connection.getresponse()
             post.status, post.retry_after = response.status, response.getheader("Retry-After")
         except (OSError, HTTPException):
-            pass  # the connection broke: the post has
+            pass  # the connection broke: the post has no status
         finally:
             connection.close()
             post.duration = time.monotonic() - post.started_at

@@ -1,4 +1,4 @@
-"""Types of command-line options whose errors and help say `integer` and `number`."""
+"""Types of command-line options, whose errors and help say `integer` and `number`."""
 
 from __future__ import annotations
 
