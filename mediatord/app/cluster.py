@@ -248,9 +248,7 @@ def build_cluster_services(
         is_wanted=lambda recipient: recipient is None,
         filter_served=filter_registered,
     )
-    receiver = NotificationReceiver(
-        clock, messages, events, filter_registered, decentrl.event_pusher.push_contracts_updated
-    )
+    receiver = NotificationReceiver(messages, events, filter_registered, decentrl.event_pusher.push_contracts_updated)
     anti_entropy = AntiEntropy(clock, (messages, events), core.connections.backlogs.forget)
     sweeper = LapsedNodeSweeper(
         clock,

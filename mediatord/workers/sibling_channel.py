@@ -406,7 +406,9 @@ class _PushLane(Generic[Item]):
         if pusher.was_pushed(id_):
             return _TAKEN
         if not self._is_reading and 0.0 <= now - sent_at <= MAX_PUSH_AGE:
-            return _TAKEN if pusher.push_remote(self._make(fields[1:], payload)) else _NOT_TAKEN
+            item = self._make(fields[1:], payload)
+            if item.expires_at is None or item.expires_at > now:
+                return _TAKEN if pusher.push_remote(item) else _NOT_TAKEN
         if len(self._late) < MAX_LATE:
             self._late.append(id_)
         if not self._is_reading:
