@@ -36,32 +36,29 @@ _PSS = "PSS MiB"
 _COLUMNS = (PER_SECOND, PER_CPU_SECOND, "p50 ms", "p99 ms", "push p50", "push p99", TIMES, _PSS)
 
 
-class _MeasuredContender:
+class _Contender:
     """
     A mediator, its load of forwards, and its load of live deliveries.
 
-    :ivar memory: rows of its memory, by what happened before.
+    :ivar started: its memory without wallets.
     """
 
     def __init__(self, mediator: MeasuredMediator, size: int, failures: list[str]) -> None:
-        self.memory = {"started": self._memory(mediator)}
-        self.mediator = mediator
+        self._pid = mediator.pid
+        self.started = self._memory()
         self.forwards = ForwardLoad(mediator, failures, size)
         self.cycles = CycleLoad(mediator, failures, _LIVE_WALLETS, size)
-        self.memory["wallets enrolled"] = self._memory(mediator)
 
-    def record_memory(self) -> None:
-        """Add a row of the memory now."""
-        check = self.forwards.stored_check
-        self.memory[f"{check.accepted} forwards, {self.cycles.pushed} live"] = self._memory(self.mediator)
+    def post(self, connections: int, seconds: float) -> Figures:
+        """Closed loop of forwards to wallets that are offline; the memory afterwards."""
+        return self.forwards.post(connections, seconds) | self._memory()
 
     def deliver(self, connections: int, seconds: float) -> Figures:
-        """Closed loop of forwards to live wallets, which acknowledge them."""
-        return self.cycles.run(connections, seconds).figures()
+        """Closed loop of forwards to live wallets, which acknowledge them; the memory afterwards."""
+        return self.cycles.run(connections, seconds).figures() | self._memory()
 
-    @staticmethod
-    def _memory(mediator: MeasuredMediator) -> Figures:
-        return {_PSS: pss_bytes(mediator.pid) / _MIB}
+    def _memory(self) -> Figures:
+        return {_PSS: pss_bytes(self._pid) / _MIB}
 
 
 def measure_mediators(options: ComparisonOptions) -> ResultTable:
@@ -69,29 +66,27 @@ def measure_mediators(options: ComparisonOptions) -> ResultTable:
     participants, cores, size = Participants(), assign_cores(), min(options.sizes)
     rows, targets, failures = dict[str, Figures](), list[PerformanceTarget](), list[str]()
     with ExitStack() as stack:
-        contenders = {OURS: _MeasuredContender(_mediatord(stack, cores), size, failures)}
+        contenders = {OURS: _Contender(_mediatord(stack, cores), size, failures)}
         try:
             theirs = _affinidi(stack, cores, participants)
-            contenders[AFFINIDI] = _MeasuredContender(theirs, size, failures)
+            contenders[AFFINIDI] = _Contender(theirs, size, failures)
         except (DriverUnavailable, RuntimeError) as error:
             participants.skipped[AFFINIDI] = str(error)
         for connections, goal in GOALS.items():
             prefix = f"{connections} connection{'s' if connections > 1 else ''}  "
-            rows |= _compare(
-                prefix, {name: one.forwards.post for name, one in contenders.items()}, connections, options
-            )
+            rows |= _compare(prefix, {name: one.post for name, one in contenders.items()}, connections, options)
             targets += select_targets(rows, prefix, {AFFINIDI: goal}, "forwards by CPU time")
         for connections in GOALS:
             prefix = f"{connections} live  "
             rows |= _compare(prefix, {name: one.deliver for name, one in contenders.items()}, connections, options)
-        for name, one in contenders.items():
-            one.record_memory()
-            rows |= {f"{name}, {when}": figures for when, figures in one.memory.items()}
-    checks = {name: one.forwards.stored_check for name, one in contenders.items()}
+    rows |= {f"started  {name}": one.started for name, one in contenders.items()}
     notes = (
         f"{format_size(size)}, {_LIVE_WALLETS} live wallets. {cores.note} Ours commits with synchronous=FULL.",
         "Affinidi's store is not synced: what it answered outlives its process, and not the machine.",
-        *(f"{name}: {check.accepted} answers, {check.stored} messages." for name, check in checks.items()),
+        *(
+            f"{name}: {one.forwards.stored_check.note} {one.cycles.pushed} were pushed."
+            for name, one in contenders.items()
+        ),
         *participants.notes(),
     )
     return ResultTable("Mediators at their number of connections", _COLUMNS, rows, targets, list(notes), failures)
