@@ -326,7 +326,11 @@ class CycleLoad:
         self._failures += result.failures()
         return result
 
+    def count_queued(self) -> int:
+        """Number of messages queued for the wallets."""
+        return sum(live.count_queued() for live in self.live_sockets)
+
     def check_queues(self) -> None:
         """Check that nothing is queued."""
-        if left := sum(live.count_queued() for live in self.live_sockets):
+        if left := self.count_queued():
             self._failures.append(f"{left} messages were acknowledged and are still queued")
