@@ -226,11 +226,7 @@ class ForwardLoad:
         self.group = mediator.enrol(wallets, short=short)
         self.bodies: list[bytes] = []
         self._fetched = 0
-        if isinstance(mediator.mediator, AffinidiMediator):
-            # Equal messages are one to it when they are fetched.
-            count = self.group.count_queued
-        count = count or (self._fetch if mediator.daemon is None else lambda: count_stored_rows(mediator.database))
-        self.stored_check = StoredMessageCheck(count, failures, self.server.success)
+        self.stored_check = StoredMessageCheck(count or self._count_stored, failures, self.server.success)
         if size:
             self.prepare(size)
 
@@ -252,7 +248,12 @@ class ForwardLoad:
         """Post, and check what is stored."""
         return self.stored_check.check(self.start(connections, *seconds, **load).result(), payloads=payloads)
 
-    def _fetch(self) -> int:
+    def _count_stored(self) -> int:
+        if self.mediator.daemon is not None:
+            return count_stored_rows(self.mediator.database)
+        if isinstance(self.mediator.mediator, AffinidiMediator):
+            # To it, equal messages are one when they are fetched.
+            return self.group.count_queued()
         self._fetched += self.group.drain().accepted
         return self._fetched
 
