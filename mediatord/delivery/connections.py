@@ -164,6 +164,14 @@ class TooManySubscriptions(Exception):
     """The socket has as many subscriptions as one may have."""
 
 
+def _ignore_frame(frame: bytes) -> None:
+    """Nothing is written to a closed connection."""
+
+
+def _ignore_drained() -> None:
+    """A closed connection waits for nothing."""
+
+
 @implementer(IPushProducer)
 class SendQueue:
     """
@@ -263,11 +271,13 @@ class SendQueue:
             self._on_drained()
 
     def stopProducing(self) -> None:
-        """The connection is closed: drop queued frames, which are still in the store."""
+        """The connection is closed: drop queued frames, which are still in the store, and the connection."""
         self._stopped = True
         self._queued = None
         self.queued_bytes = 0
         self._on_drained()
+        # They are methods of the connection, which would stay in a reference cycle.
+        self._write, self._on_drained = _ignore_frame, _ignore_drained
 
 
 class WebSocketSession(Protocol):

@@ -281,6 +281,8 @@ class PathResource(Resource):
         channel = request.channel
         transport = channel.transport
         outcome: int | bytes = request.channel.site.sockets.render(request)
+        if channel.transport is None:  # taken over; channel and request would stay in a reference cycle
+            channel.requests.clear()
         # A client may send its first frames together with the upgrade.
         frames = channel.take_unparsed_bytes()
         if frames and not transport.disconnecting:

@@ -36,6 +36,10 @@ _RESERVE_SHARE = 1 / 16
 _BLOCK_BYTES = 512  # of st_blocks
 
 _FALLOC_FL_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
+# Loaded once: every further CDLL leaves reference cycles with classes of its own.
+_fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
+if _fallocate is not None:
+    _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +84,8 @@ def preallocate(descriptor: int, size: int) -> None:
 
     `posix_fallocate` writes into the file where the file system does not support this; here, nothing happens then.
     """
-    try:
-        fallocate = ctypes.CDLL(None, use_errno=True).fallocate
-    except AttributeError:
-        return
-    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    fallocate(descriptor, _FALLOC_FL_KEEP_SIZE, 0, size)
+    if _fallocate is not None:
+        _fallocate(descriptor, _FALLOC_FL_KEEP_SIZE, 0, size)
 
 
 class DiskSpaceMonitor:
