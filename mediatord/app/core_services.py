@@ -162,7 +162,7 @@ class CoreServices:
                 origin.node, origin.boot, node_settings.address, node_settings.keys.seal, identity.fingerprint
             )
             self.cluster = ClusterSubsystem(reactor, self.store, metrics, self.node, node_settings)
-            self.connections.set_presence_publisher(self.cluster.presence_publisher, reactor)
+            self.connections.set_presence_publisher(self.cluster.links.publisher, reactor)
         self.node_health = self.cluster.node_health if self.cluster else NodeHealth(reactor)
 
         make_limiter = self.cluster.quotas.make_limiter if self.cluster else make_local_limiter

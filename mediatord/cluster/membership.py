@@ -74,7 +74,7 @@ class Membership(Service):
     Keeps this node a live member, from when the store is open until the service stops.
 
     :param health: is informed about membership and clock.
-    :param presence: publishes while this node is a member.
+    :param presence: publishes while this node is a member; None for a worker.
     :param probe: the boot that answers at the address of a node, if any does.
     :param give_up: ends the daemon with a line for the operator.
     :param on_first_join: called when this node has joined for the first time.
@@ -91,7 +91,7 @@ class Membership(Service):
         store: IClusterStore,
         node: ClusterNode,
         health: NodeHealth,
-        presence: PresencePublisher,
+        presence: PresencePublisher | None,
         *,
         probe: Callable[[ClusterNode], Awaitable[str | None]],
         give_up: Callable[[str], None],
@@ -161,7 +161,8 @@ class Membership(Service):
         _log.info("node {name} has joined the cluster", name=self._node.name)
         self._joined_at = self._clock.seconds()
         self._health.joined()
-        self._presence.joined()
+        if self._presence is not None:
+            self._presence.joined()
         on_first_join, self._on_first_join = self._on_first_join, lambda: None
         on_first_join()
         # A timer is not affected when the clock is set.
@@ -186,7 +187,8 @@ class Membership(Service):
         if self._joined_at is not None:
             self._joined_at = None
             self._health.parted()
-            self._presence.parted()
+            if self._presence is not None:
+                self._presence.parted()
 
     async def _join(self) -> bool:
         """Join, however long it takes; False if the daemon had to give up."""
@@ -297,7 +299,8 @@ class Membership(Service):
                 pause = JOIN_RETRY_DELAY
 
     async def _stop(self) -> None:
-        await self._presence.stop()
+        if self._presence is not None:
+            await self._presence.stop()
         if self._task is not None:
             await self._drop_lease()
 
