@@ -104,7 +104,7 @@ class PlaceTests(DurableCommitTestCase):
         self.assertTrue(self.is_committed_at_once(self.store.claim_nonce(b"key", NOON + 60)))
         self.assertTrue(self.is_committed_at_once(self.store.acknowledge("did:example:alice", ["a"])))
         self.assertFalse(self.is_committed_at_once(self.store.grant("did:example:bob")))
-        self.assertFalse(self.is_committed_at_once(self.enqueue_ids(*[f"m{number}" for number in range(33)])))
+        self.assertFalse(self.is_committed_at_once(self.enqueue_ids(*[f"m{number}" for number in range(17)])))
         self.assertFalse(self.is_committed_at_once(self.enqueue_ids("large", data=b"x" * 200_000)))
         self.assertTrue(self.is_committed_at_once(self.enqueue_ids("last")))
 
