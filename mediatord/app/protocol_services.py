@@ -89,7 +89,9 @@ class DIDCommServices:
             push_elsewhere = core.cluster.links.remote_delivery.deliver_message
             backlog_recorder = partial(record_backlog, reactor, core.connections, store.find_arrivals)
             pickup_recorder = partial(record_pickups, store.cluster, queue.delivered_timeout)
-        self.live = LiveDelivery(context, backlog_recorder)
+        siblings = core.cluster.siblings if core.cluster else None
+        resolve_elsewhere = siblings.remote_delivery.resolve_push if siblings else None
+        self.live = LiveDelivery(context, backlog_recorder, resolve_elsewhere)
         forward_wrapper = ForwardWrapper(resolver, reactor, new_didcomm_message_id)
         websocket_url = "ws" + config.public_url.removeprefix("http")
         targets = EndpointResolver(

@@ -57,7 +57,7 @@ class DeliveryMarkWriter:
     """
     Marks messages in the store as delivered.
 
-    Marks are for operators, counters and other nodes. With a single node they are delayed, since nearly every push is
+    Marks are for operators, counters and other nodes. Without other nodes they are delayed, as nearly every push is
     acknowledged soon and then needs no write.
 
     :param write: `mark_delivered` of the store.
@@ -140,23 +140,29 @@ class LiveDelivery:
 
     :param record_backlog: notes what waits for a DID when a socket has subscribed to it, so that several nodes do not
         deliver it twice; None where there are no other nodes.
+    :param resolve_elsewhere: has other workers forget the push of a message, by account and id; fires with whether
+        one of them had pushed it, or returns None if none can have. None where there are no workers.
     """
 
     def __init__(
         self,
         context: DIDCommContext,
         record_backlog: Callable[[WebSocketSession, str], Awaitable[None]] | None = None,
+        resolve_elsewhere: Callable[[str, str], Deferred[bool] | None] | None = None,
     ) -> None:
         self._context = context
         self._connections = context.connections
         self._packer = context.packer
         self._record_backlog = record_backlog
+        self._resolve_elsewhere = resolve_elsewhere
         self._pushes: OrderedDict[str, _UnacknowledgedPush] = OrderedDict()
         # With several nodes, each keeps what it has pushed to its own sockets.
         self._pushed: OrderedDict[str, None] = OrderedDict()
         self._by_session: CompactMultiMap[WebSocketSession, str, None] = CompactMultiMap()
         self._bound: CompactMultiMap[WebSocketSession, str, None] = CompactMultiMap()
-        self._marks = DeliveryMarkWriter(context.clock, self._mark, 0.0 if context.node else MARK_DELAY)
+        # Other nodes know of pushes by their marks only.
+        delay = 0.0 if context.node and resolve_elsewhere is None else MARK_DELAY
+        self._marks = DeliveryMarkWriter(context.clock, self._mark, delay)
         self._connections.on_close(self._session_closed)
 
     def can_bind(self, session: WebSocketSession, did: str) -> bool:
@@ -290,7 +296,14 @@ class LiveDelivery:
         for one in removed:
             # Pushes of other nodes are marked in the store.
             live = self.resolve_push(one.id) or bool(self._context.node and one.pushes)
-            self._context.recorder.record_acknowledgement(one, "live" if live else "pickup", "didcomm")
+            elsewhere = self._resolve_elsewhere and self._resolve_elsewhere(one.account, one.id)
+            if live or elsewhere is None:
+                self._record_acknowledgement(live, one)
+            else:
+                elsewhere.addCallback(self._record_acknowledgement, one)
+
+    def _record_acknowledgement(self, live: bool, removed: RemovedMessage) -> None:
+        self._context.recorder.record_acknowledgement(removed, "live" if live else "pickup", "didcomm")
 
     def resolve_push(self, id_: str) -> bool:
         """Forget the push of a removed message; whether it had been pushed here."""
