@@ -26,6 +26,8 @@ from mediatord.bench.processes import (
     ForkedCall,
     assign_cores,
     limit_sockets,
+    list_children,
+    list_sockets,
     pin_to_cores,
     read_line,
     spawn_module,
@@ -34,6 +36,7 @@ from mediatord.bench.raw_clients import (
     TIMEOUT_SECONDS,
     build_handshake,
     encode_frame,
+    open_socket,
     parse_frame,
     split_handshake,
     split_url,
@@ -49,6 +52,7 @@ from mediatord.bench.results import (
     format_size,
     latency_figures,
     progress_bar,
+    run_interleaved,
     safe_ratio,
     scenario,
     time_bar,
@@ -273,6 +277,90 @@ def measure_cycle(plan: BenchmarkPlan, table: ResultTable) -> None:
         f"Milliseconds since a forward was sent, or was due. {mediator.note}",
         f"{cycles.pushed} messages were pushed exactly once and acknowledged.",
     ]
+
+
+_SAME_WORKER, _OTHER_WORKER, _OF_LOCAL = "socket at the same worker", "socket at the other worker", "CPU, x cycle"
+# Tries until the kernel has given a connection to a worker.
+_MAX_CONNECTS = 64
+
+
+@scenario(
+    "Messages to wallets that are online, at two workers",
+    (PER_SECOND, PER_CPU_SECOND, _OF_FORWARD, _OF_LOCAL, "push p50", "push p99", CLIENT_US),
+)
+def measure_siblings(plan: BenchmarkPlan, table: ResultTable) -> None:
+    """Cycles in one process, and at two workers: sockets at the worker that takes the forwards, and at the other."""
+    name = format_size(plan.sizes[0])
+    with ExitStack() as stack:
+        one = stack.enter_context(open_mediator(plan))
+        two = stack.enter_context(open_mediator(plan, settings={"MEDIATORD_WORKERS": "2"}))
+        offline = ForwardLoad(one, table.failures, plan.sizes[0])
+        workers = list_children(two.pid)
+        first, second = [stack.enter_context(closing(_WorkerConnections(pid, workers))) for pid in workers]
+        at_first = CycleLoad(two, table.failures, _CYCLE_WALLETS, plan.sizes[0], connect=first.connect)
+        local = CycleLoad(one, table.failures, _CYCLE_WALLETS, plan.sizes[0])
+        contenders: dict[str, Contender] = {
+            _FORWARD: lambda: offline.start(plan.clients, plan.seconds).result().figures(),
+            _CYCLE: lambda: local.run(plan.clients, plan.seconds).figures(),
+            _SAME_WORKER: partial(first.run, at_first, plan.clients, plan.seconds),
+            _OTHER_WORKER: partial(second.run, at_first, plan.clients, plan.seconds),
+        }
+        run_interleaved(contenders, 1)  # a warm-up
+        results = table.compare(contenders, plan.rounds, f"{name}  ", {_OF_FORWARD: (_FORWARD, PER_CPU_SECOND)})
+        for load in (local, at_first):
+            load.check_queues()
+    for contender in (_CYCLE, _SAME_WORKER, _OTHER_WORKER):
+        table.rows[f"{name}  {contender}"][_OF_LOCAL] = results.ratio(_CYCLE, contender, PER_CPU_SECOND)
+    other = table.rows[f"{name}  {_OTHER_WORKER}"]
+    table.add_target(f"cycles {name} across workers, of forwards", 0.33, other[_OF_FORWARD])
+    table.add_target(f"CPU of a cycle {name} across workers, x one process", 1.3, other[_OF_LOCAL], most=True)
+    table.notes = [
+        f"{_CYCLE_WALLETS} wallets in live mode, at most {plan.clients} messages in flight. Nothing is pinned.",
+    ]
+
+
+class _WorkerConnections:
+    """
+    Connections to one of several workers: the kernel chooses, so others are closed again. They are opened once.
+
+    :param pid: process of the worker.
+    :param workers: processes of all workers.
+    """
+
+    def __init__(self, pid: int, workers: Sequence[int]) -> None:
+        self._pid = pid
+        self._workers = workers
+        self._open: list[socket.socket] = []
+        self._taken = 0
+
+    def connect(self, url: str, source: str = "") -> socket.socket:
+        """A new connection, which the worker has accepted."""
+        for _ in range(_MAX_CONNECTS):
+            before = {pid: list_sockets(pid) for pid in self._workers}
+            connection = open_socket(url, source)
+            accepted_by: list[int] = []
+            while not accepted_by:
+                accepted_by = [pid for pid in self._workers if list_sockets(pid) - before[pid]]
+            if accepted_by == [self._pid]:
+                return connection
+            connection.close()
+        raise RuntimeError("the kernel gave no connection to one of the workers")
+
+    def run(self, load: CycleLoad, connections: int, seconds: float) -> Figures:
+        """Run cycles whose forwards arrive over connections that stay open for the next run."""
+        self._taken = 0
+        return load.run(connections, seconds, connect=self._reuse).figures()
+
+    def _reuse(self, url: str, source: str) -> socket.socket:
+        if self._taken == len(self._open):
+            self._open.append(self.connect(url, source))
+        self._taken += 1
+        return self._open[self._taken - 1].dup()
+
+    def close(self) -> None:
+        """Close them."""
+        for connection in self._open:
+            connection.close()
 
 
 _LIMITS = (10, 100)

@@ -210,7 +210,7 @@ class WorkersTests(DaemonTestCase):
         self.assertEqual([await alice_socket.closed(), await bob_socket.closed()], [1001, 1001])
 
     async def test_acknowledgement_at_another_worker(self) -> None:
-        """It counts as live, although the push was not marked in the store, and the pushing worker forgets the push."""
+        """It counts as live, although the push was not marked in the store, and the pusher forgets it."""
         daemon = self.start_workers()
         alice, bob = await enrol_wallet(daemon, reactor), await enrol_wallet(daemon, reactor)
         sockets = await self.open_socket_at_each_worker(daemon, alice, bob)
