@@ -39,6 +39,7 @@ from mediatord.protocol.didcomm.message import (
     OutgoingMessage,
     parse_message_object,
 )
+from mediatord.protocol.didcomm.plain_envelope import open_plain_envelope
 from mediatord.protocol.error_codes import IDENTUS_PROBLEM_CODES, get_didcomm_error_code
 from mediatord.ratelimit.admission import RequestReply
 from mediatord.runtime.request_time import measure_time
@@ -131,7 +132,7 @@ ACCEPTED = RequestReply(202, media_type="")
 
 MAX_ENVELOPE_LAYERS = 3
 
-_open_envelope = measure_time(jwe.decrypt_envelope)
+_open_envelope, _open_plain_envelope = measure_time(jwe.decrypt_envelope), measure_time(open_plain_envelope)
 _verify = measure_time(Signature.verify)
 
 
@@ -193,6 +194,35 @@ class MessageUnpacker:
         did = authcrypt_sender.did if authcrypt_sender else signer
         return UnpackedMessage(message, own_kid, layer.compute_digest(), authcrypt_sender, signer, did)
 
+    def open_at_once(self, raw: bytes) -> UnpackedMessage | None:
+        """
+        As :meth:`open`, for an authcrypt of the plain form (:mod:`mediatord.protocol.didcomm.plain_envelope`), with
+        one layer and by a sender whose document is cached; None for any other message.
+        """
+        claim: _ClaimedSender | None = None
+
+        def find_sender_key(kid: str) -> PublicKey | None:
+            nonlocal claim
+            document = self._resolver.get_cached(strip_did_url(kid))
+            method = None if document is None else document.key_agreement_key(kid)
+            if document is None or method is None:
+                return None
+            claim = _ClaimedSender(kid, method.key, document, False)
+            return method.key
+
+        opened = _open_plain_envelope(raw, self._agreement_keys, find_sender_key)
+        if opened is None or claim is None:
+            return None
+        try:
+            value = _parse_plaintext(opened.plaintext)
+            if "ciphertext" in value or "payload" in value:
+                return None
+            message = parse_message_object(value, opened.plaintext)
+            sender = _check_sender(message, claim, (opened.kid, opened.key), None)
+        except MediatorError:
+            return None
+        return UnpackedMessage(message, opened.kid, opened.digest, sender, None, sender.did if sender else None)
+
     async def _open_layer(
         self, envelope: jwe.Envelope, sender: _ClaimedSender | None, peer: str
     ) -> tuple[bytes, str, PrivateKey, _ClaimedSender | None]:
@@ -228,6 +258,10 @@ class MessageUnpacker:
         if method is None:
             raise UnresolvableDID
         return _verify(signature, method.key), canonicalize_did(kid)
+
+    def is_kept(self, authcrypt_sender: AuthcryptSender) -> bool:
+        """Whether :meth:`keep` would do nothing."""
+        return self._resolver.is_remembered(authcrypt_sender.document.did)
 
     async def keep(self, authcrypt_sender: AuthcryptSender) -> None:
         """Store the long form of an account's DID, so that the short form can be resolved (reference 8.4)."""
