@@ -129,6 +129,7 @@ class DIDCommDispatcher:
         if not opened:
             opened.append(await self._open(raw, origin, cost))
         (received,) = opened
+        record.crypto.seconds += received.seconds
         message = received.message
         record.kind, record.sender = self._names.get(message.type.key), received.sender
         if message.type.key == FORWARD_KEY:
@@ -249,7 +250,6 @@ class DIDCommDispatcher:
         try:
             self._require_authcrypt_sender(received)
             ids = parse_message_ids(message.require_body())
-            context.rate_limiter.check_allowance(account.did, origin.peer)
             self._replays.claim_in_memory(received, account)
         except MediatorError as error:
             release_traceback(error)  # the general path finds it again

@@ -139,13 +139,11 @@ class _FastPath(Generic[P, R]):
                 self._gate.leave()
 
     def _try_refuse(self, one: P, error: MediatorError) -> RequestReply:
-        if not isinstance(error, InternalFault):
-            try:
-                return self._refuse(one, error)
-            except Exception:
-                _log.failure("refusing a message failed", redact_failure())
-                error = InternalFault()
-        return self._context.packer.refuse(error, None)
+        try:
+            return self._refuse(one, error)
+        except Exception:
+            _log.failure("refusing a message failed", redact_failure())
+            return self._context.packer.refuse(InternalFault(), None)
 
 
 def _call_fallback(fallback: Callable[[], None]) -> None:
@@ -275,8 +273,10 @@ class ForwardFastPath(_FastPath[_PendingForward, EnqueueResult]):
         return ACCEPTED
 
     def _refuse(self, one: _PendingForward, error: MediatorError) -> RequestReply:
-        forward = one.forward
-        return self._context.packer.refuse_anonymous(error, forward.id, forward.thread, forward.kid)
+        packer, forward = self._context.packer, one.forward
+        if isinstance(error, InternalFault):
+            return packer.refuse(error, None)
+        return packer.refuse_anonymous(error, forward.id, forward.thread, forward.kid)
 
 
 class _ReceivedAcknowledgement(NamedTuple):
@@ -354,7 +354,7 @@ class AcknowledgementFastPath(_FastPath[_PendingAcknowledgement, Acknowledgement
 
     def _read(self, received: _ReceivedAcknowledgement) -> MessageRequest | None:
         """None for a message that the general path has to read, or to refuse."""
-        began, context, size = perf_counter(), self._context, len(received.raw)
+        context, size = self._context, len(received.raw)
         cost, peer, session = compute_request_cost(size), received.origin.peer, received.origin.session
         if not context.rate_limiter.may_read(peer, cost):
             return None
@@ -365,7 +365,7 @@ class AcknowledgementFastPath(_FastPath[_PendingAcknowledgement, Acknowledgement
             return None  # it concerns no other message
         if opened is None:
             return None
-        watch = Stopwatch(perf_counter() - began)
+        watch = Stopwatch(opened.seconds)
         record = context.recorder.begin_request("didcomm", peer, size, watch, received.received_at)
         record.session = session.name if session else None
         return MessageRequest(opened, received.origin, record, cost, None)
@@ -413,4 +413,4 @@ class AcknowledgementFastPath(_FastPath[_PendingAcknowledgement, Acknowledgement
 
     def _refuse(self, one: _PendingAcknowledgement, error: MediatorError) -> RequestReply:
         self._dispatcher.cancel_acknowledgement(one.request)
-        return self._context.packer.refuse(error, one.request.received)
+        return self._context.packer.refuse(error, None if isinstance(error, InternalFault) else one.request.received)
