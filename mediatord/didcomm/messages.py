@@ -31,7 +31,7 @@ from mediatord.protocol.didcomm import json_web_signature, jwe
 from mediatord.protocol.didcomm.did_document import MAX_ROUTING_KEYS, DIDDocument, strip_did_url
 from mediatord.protocol.didcomm.forward import make_forward
 from mediatord.protocol.didcomm.json_web_signature import Signature
-from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
+from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE, open_plain_envelope
 from mediatord.protocol.didcomm.keys import PrivateKey, PublicKey
 from mediatord.protocol.didcomm.message import (
     PLAINTEXT_MEDIA_TYPE,
@@ -40,7 +40,6 @@ from mediatord.protocol.didcomm.message import (
     OutgoingMessage,
     parse_message_object,
 )
-from mediatord.protocol.didcomm.plain_envelope import open_plain_envelope
 from mediatord.protocol.error_codes import IDENTUS_PROBLEM_CODES, get_didcomm_error_code
 from mediatord.ratelimit.admission import RequestReply
 from mediatord.runtime.request_time import measure_time
@@ -199,8 +198,8 @@ class MessageUnpacker:
 
     def open_at_once(self, raw: bytes) -> UnpackedMessage | None:
         """
-        As :meth:`open`, for an authcrypt of the plain form (:mod:`mediatord.protocol.didcomm.plain_envelope`), with
-        one layer and by a sender whose document is cached; None for any other message.
+        As :meth:`open`, for an authcrypt that :func:`~mediatord.protocol.didcomm.jwe.open_plain_envelope` opens, with
+        one layer, by a sender whose document is cached; None for any other message.
         """
         began, claim = perf_counter(), cast(_ClaimedSender | None, None)
 

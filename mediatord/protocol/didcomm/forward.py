@@ -22,13 +22,14 @@ from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.jwe import (
     CIPHERTEXT_PLACEHOLDER,
     ENCRYPTED_MEDIA_TYPE,
+    FALLBACK_ERRORS,
     MIN_CUT_SIZE,
     cut_ciphertext,
+    open_plain_envelope,
     restore_ciphertext,
 )
 from mediatord.protocol.didcomm.keys import PrivateKey
 from mediatord.protocol.didcomm.message import MAX_ID, Message, OutgoingMessage, extract_attachment_json, parse_time
-from mediatord.protocol.didcomm.plain_envelope import FALLBACK_ERRORS, open_plain_envelope
 from mediatord.protocol.encoding import (
     MAX_MEMBERS,
     MAX_VALUES,
