@@ -242,15 +242,16 @@ def list_buffers() -> Iterator[str]:
             queued,
         ),
         "presence_lookups": (
-            "messages whose recipient is looked up on other nodes; with several nodes or workers",
+            "messages whose recipient is looked up on other nodes; with several nodes",
             f"{_constant('cluster.remote_delivery:MAX_PENDING'):,} or "
             f"{_size(_constant('cluster.remote_delivery:MAX_PENDING_BYTES'))}",
             f"{queued}, and are retried later",
         ),
         "cluster_hints": (
-            "pushes for other nodes; in a cluster",
+            "pushes for other nodes or workers",
             f"{_constant('cluster.peer_notifications:MAX_QUEUED'):,} or "
-            f"{_size(_constant('cluster.peer_notifications:MAX_QUEUED_BYTES'))} per node",
+            f"{_size(_constant('cluster.peer_notifications:MAX_QUEUED_BYTES'))} per node, "
+            f"{_constant('workers.sibling_channel:MAX_OUTSTANDING'):,} per worker",
             f"{queued}, and are retried later",
         ),
     }
