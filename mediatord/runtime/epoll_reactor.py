@@ -57,7 +57,7 @@ class LeanEPollReactor(EPollReactor):
 
     def timeout(self) -> float | None:
         """Seconds for which nothing is due, or None."""
-        if self._immediate:
+        if self._immediate or self._justStopped:
             return 0.0
         if self._newTimedCalls or not self._pendingTimedCalls:
             return super().timeout()

@@ -103,6 +103,19 @@ class ImmediateCallTests(ReactorTestCase):
         self.reactor.seconds = lambda: 1006.0
         self.assertEqual(self.reactor.timeout(), 0.0)
 
+    def test_stop(self) -> None:
+        """Such a call can stop the reactor, which does not wait for a timer then."""
+        waits: list[float | None] = []
+
+        def stop() -> None:
+            self.reactor.stop()
+            waits.append(self.reactor.timeout())
+
+        self.reactor.callLater(60, self.record("timer"))
+        self.reactor.callLater(0, stop)
+        self.reactor.run(installSignalHandlers=False)
+        self.assertEqual((self.made, waits), ([], [0.0]))
+
     def test_cancel(self) -> None:
         """A cancelled call is not made, also if a call of the same iteration cancels it."""
         later = [self.reactor.callLater(0, self.record("cancelled")) for _ in range(2)]
