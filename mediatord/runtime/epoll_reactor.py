@@ -101,7 +101,7 @@ class LeanEPollReactor(EPollReactor):
             if selectable is None:  # closed by the handler of another
                 continue
             try:
-                if event != EPOLLIN:
+                if event != EPOLLIN or selectable.fileno() == -1:  # which says that it is closed
                     self._doReadOrWrite(selectable, descriptor, event)
                     continue
                 try:

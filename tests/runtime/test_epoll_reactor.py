@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -174,6 +175,40 @@ class Recorder(Protocol):
         self.lost = reason
         if b"badly" in self.received:
             raise ZeroDivisionError("secret")
+
+
+class ClosedReader:
+    """A reader that says by its descriptor that it is closed."""
+
+    def __init__(self) -> None:
+        self.pipe = os.pipe()
+        self.descriptor = self.pipe[0]
+        self.lost: Failure | None = None
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def logPrefix(self) -> str:  # noqa: N802  Twisted's name
+        return "reader"
+
+    def doRead(self) -> None:  # noqa: N802  Twisted's name
+        raise AssertionError("it is closed")
+
+    def connectionLost(self, reason: Failure) -> None:  # noqa: N802  Twisted's name
+        self.lost = reason
+        for descriptor in self.pipe:
+            os.close(descriptor)
+
+
+class ClosedReaderTests(ReactorTestCase):
+    def test_negative_descriptor(self) -> None:
+        """A reader whose descriptor has become -1 is dropped without being read."""
+        reader = ClosedReader()
+        self.reactor.addReader(reader)
+        os.write(reader.pipe[1], b"data")
+        reader.descriptor = -1
+        self.iterate_until(lambda: reader.lost)
+        self.assertEqual(self.reactor.getReaders(), [self.reactor.waker])
 
 
 class EventTests(ReactorTestCase):
