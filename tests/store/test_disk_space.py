@@ -56,7 +56,7 @@ def test_preallocation_leaves_no_reference_cycles(tmp_path: Path) -> None:
         gc.collect()
         gc.disable()
         try:
-            preallocate(file.fileno(), 4096)
+            preallocate(file.fileno(), 0, 4096)
             assert gc.collect() == 0
         finally:
             gc.enable()

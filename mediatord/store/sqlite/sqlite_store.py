@@ -4,7 +4,7 @@ The store in an SQLite database.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, fail, succeed
@@ -19,6 +19,7 @@ from mediatord.store.interfaces.administration import IStoreAdministration
 from mediatord.store.interfaces.cluster_and_quotas import IClusterStore
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, IDecentrlStore
 from mediatord.store.interfaces.messages import (
+    AcknowledgementRequest,
     AcknowledgementResult,
     EarlyResultCallback,
     EnqueueRequest,
@@ -49,15 +50,18 @@ from mediatord.store.sqlite.administration import SQLiteStoreAdministration
 from mediatord.store.sqlite.connection import StoreConnection
 from mediatord.store.sqlite.database_file import TableSizeEstimator
 from mediatord.store.sqlite.decentrl_store import SQLiteDecentrlStore, estimate_items_bytes
-from mediatord.store.sqlite.executor import SQLExecutor, get_single_result, sql_method, timed_sql_method
+from mediatord.store.sqlite.executor import SliceSize, SQLExecutor, get_single_result, sql_method, timed_sql_method
 from mediatord.store.sqlite.message_writes import EnqueueOperation, MarkDeliveredOperation, RemoveOperation
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Messages that expire in one transaction: nobody else can write meanwhile.
-EXPIRY_BATCH_MESSAGES = 64
-EXPIRY_BATCH_BYTES = 1_048_576
+# Rows of a slice of each kind, at least and at most, and bytes of expired messages in one: nobody else can write
+# meanwhile.
+EXPIRY_SLICE_ROWS = 8, 64
+EXPIRY_SLICE_BYTES = 1_048_576
+ACCOUNTS_SLICE_ROWS = 8, 64
+PRUNE_SLICE_ROWS = 32, 256
 # Seconds for which an account is cached: an operator may have removed it.
 ACCOUNT_CACHE_SECONDS = 60.0
 
@@ -115,6 +119,9 @@ class SQLiteStore:
         self._accounts: OwnerCache[Account] = OwnerCache(
             capacity, now=clock.seconds, lifetime=ACCOUNT_CACHE_SECONDS, length=lambda account: len(account.did)
         )
+        self._expiry_size = SliceSize(*EXPIRY_SLICE_ROWS)
+        self._accounts_size = SliceSize(*ACCOUNTS_SLICE_ROWS)
+        self._prune_size = SliceSize(*PRUNE_SLICE_ROWS)
         self._table_sizes = TableSizeEstimator()
         self._decentrl = SQLiteDecentrlStore(executor, clock, caps, max_nonces)
         self.decentrl: IDecentrlStore = self._decentrl
@@ -208,34 +215,38 @@ class SQLiteStore:
         return self._executor.write("mark_delivered", MarkDeliveredOperation(filter_valid_ids(ids), node))
 
     def remove_messages(self, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
-        return self._executor.write("remove", RemoveOperation(filter_valid_ids(ids), None, self._clock.seconds()))
+        operation = RemoveOperation(filter_valid_ids(ids), None, self._clock.seconds())
+        return self._executor.write("remove", operation).addCallback(_get_removed)
 
     def acknowledge(self, account: str, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
-        return self._remove(RemoveOperation(filter_valid_ids(ids), account, self._clock.seconds()))
+        acknowledged = self._acknowledge_each([AcknowledgementRequest(account, ids)])
+        return acknowledged.addCallback(get_single_result).addCallback(_get_removed)
 
-    def acknowledge_once(
-        self,
-        account: str,
-        ids: Sequence[str],
-        key: bytes,
-        until: float,
-        share: float = 1.0,
-        *,
-        with_status: bool = False,
-    ) -> Deferred[AcknowledgementResult | None]:
-        now = self._clock.seconds()
-        claim = coordination_queries.NonceClaim(key, until, now, share, self._max_nonces)
-        return self._remove(RemoveOperation(filter_valid_ids(ids), account, now, claim, with_status))
+    def acknowledge_each(
+        self, requests: Sequence[AcknowledgementRequest]
+    ) -> Deferred[list[AcknowledgementResult | MediatorError]]:
+        return self._acknowledge_each(requests)
+
+    def _acknowledge_each(self, requests: Sequence[AcknowledgementRequest]) -> Deferred[list[Any]]:
+        operations, digests = [], {}
+        for place, (account, ids, with_status) in enumerate(requests):
+            operations.append(RemoveOperation(filter_valid_ids(ids), account, self._clock.seconds(), with_status))
+            if some := message_queries.parse_digests(operations[-1].ids):
+                digests[place] = some
+        if digests:
+            return Deferred.fromCoroutine(self._acknowledge_by_digest(operations, digests))
+        return self._executor.write_each("acknowledge", [(operation, 0) for operation in operations])
 
     def expire_messages(self, limit: int) -> Deferred[list[RemovedMessage]]:
-        """In several transactions, between which others write."""
+        """In slices, between which others write."""
         return Deferred.fromCoroutine(self._expire_messages(limit))
 
     async def _expire_messages(self, limit: int) -> list[RemovedMessage]:
         expired: list[RemovedMessage] = []
-        while (some := min(limit - len(expired), EXPIRY_BATCH_MESSAGES)) > 0:
-            arguments = self._clock.seconds(), some, EXPIRY_BATCH_BYTES
-            removed = await self._executor.write("expire", message_writes.expire_messages, *arguments)
+        work = message_writes.expire_messages
+        while (left := limit - len(expired)) > 0:
+            arguments = self._clock.seconds(), left, EXPIRY_SLICE_BYTES
+            removed = await self._executor.write_slice("expire", self._expiry_size, work, *arguments)
             if not removed:
                 break
             expired += removed
@@ -263,7 +274,8 @@ class SQLiteStore:
         self, limit: int, *, unused_before: float | None, idle_before: float | None
     ) -> Deferred[list[ExpiredAccount]]:
         arguments = limit, unused_before, idle_before
-        expired = self._executor.write("expire_accounts", account_queries.expire_accounts, *arguments)
+        work = account_queries.expire_accounts
+        expired = self._executor.write_slice("expire_accounts", self._accounts_size, work, *arguments)
         return expired.addCallback(lambda accounts: self._forget_all(accounts) if accounts else accounts)
 
     def update_recipients(
@@ -284,12 +296,12 @@ class SQLiteStore:
         )
 
     def prune_nonces(self) -> Deferred[int]:
-        """In several transactions, between which others write; deletes expired quotas and registrations as well."""
+        """In slices, between which others write; deletes expired quotas and registrations as well."""
         return Deferred.fromCoroutine(self._prune_nonces())
 
     async def _prune_nonces(self) -> int:
         def prune(work: Callable[..., Any], *args: Any) -> Deferred[Any]:
-            return self._executor.write("prune", work, self._clock.seconds(), *args)
+            return self._executor.write_slice("prune", self._prune_size, work, self._clock.seconds(), *args)
 
         key: Any = b""
         while key is not None:
@@ -298,9 +310,8 @@ class SQLiteStore:
         while place is not None:
             number, place = await prune(coordination_queries.prune_nonces, place)
             pruned += number
-        number = decentrl_queries.REGISTRATIONS_PER_PRUNE
-        while number == decentrl_queries.REGISTRATIONS_PER_PRUNE:
-            number = await prune(decentrl_queries.drop_expired_registrations)
+        while await prune(decentrl_queries.drop_expired_registrations):
+            pass
         return int(pruned)
 
     def _make_operations(self, requests: Sequence[EnqueueRequest]) -> list[tuple[EnqueueOperation, int]]:
@@ -319,22 +330,19 @@ class SQLiteStore:
                 self._owners.forget([request.recipient_did])
         return outcomes
 
-    def _remove(self, operation: RemoveOperation) -> Deferred[Any]:
-        """Remove messages by their ids and the digests of their payloads."""
-        digests = message_queries.parse_digests(operation.ids)
-        if digests:
-            return Deferred.fromCoroutine(self._remove_by_digest(operation, digests))
-        return self._executor.write("acknowledge", operation)
-
-    async def _remove_by_digest(self, operation: RemoveOperation, digests: list[bytes]) -> Any:
-        ids = dict.fromkeys(operation.ids)
-        after: int | None = -1
-        while after is not None:
-            arguments = operation.account, digests, after
-            found, after = await self._executor.read("acknowledge", message_queries.find_by_digest, *arguments)
-            ids |= dict.fromkeys(found)
-        operation.ids = tuple(ids)
-        return await self._executor.write("acknowledge", operation)
+    async def _acknowledge_by_digest(
+        self, operations: Sequence[RemoveOperation], digests: Mapping[int, list[bytes]]
+    ) -> list[AcknowledgementResult | MediatorError]:
+        """Add the ids of the payloads with these digests, by the place of the operation; then remove."""
+        for place, some in digests.items():
+            operation, ids = operations[place], dict.fromkeys(operations[place].ids)
+            after: int | None = -1
+            while after is not None:
+                arguments = operation.account, some, after
+                found, after = await self._executor.read("acknowledge", message_queries.find_by_digest, *arguments)
+                ids |= dict.fromkeys(found)
+            operation.ids = tuple(ids)
+        return await self._executor.write_each("acknowledge", [(operation, 0) for operation in operations])
 
     def _read_cached(
         self, name: str, read: Callable[[StoreConnection, str], T | None], cache: OwnerCache[T], did: str
@@ -360,3 +368,7 @@ class SQLiteStore:
         self._owners.clear()
         self._accounts.clear()
         return result
+
+
+def _get_removed(result: AcknowledgementResult) -> list[RemovedMessage]:
+    return result.removed
