@@ -411,9 +411,17 @@ class MessageDIDFinder:
             for one in await query(RECIPIENTS.find({"_id": {"$in": missing}}, projection={"did": 1})):
                 recipients[one["_id"]] = one["did"]
                 self._recipients.keep(one["did"], one["_id"], one["did"])
-        known = dict(accounts or {})
-        missing = [id for id in {one["account"] for one in documents} if id not in known]
-        if missing:
-            found = await query(ACCOUNTS.find({"_id": {"$in": missing}}, projection={"did": 1}))
-            known |= {one["_id"]: one["did"] for one in found}
-        return MessageDIDs(recipients, known)
+        return MessageDIDs(recipients, await find_accounts_of_messages(query, documents, accounts or {}))
+
+
+async def find_accounts_of_messages(
+    query: Callable[[MongoCommand], Awaitable[list[Document]]],
+    documents: Collection[Document],
+    known: Mapping[ObjectId, str] = {},  # noqa: B006  it is not changed
+) -> Mapping[ObjectId, str]:
+    """Find the DIDs of the accounts of messages, beside those that are known."""
+    missing = {one["account"] for one in documents} - known.keys()
+    if not missing:
+        return known
+    found = await query(ACCOUNTS.find({"_id": {"$in": list(missing)}}, projection={"did": 1}))
+    return {**known, **{one["_id"]: one["did"] for one in found}}

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
 from bson import ObjectId
 from twisted.logger import Logger
 
-from mediatord.errors import StoreUnavailable
-from mediatord.store.fair_share import KnownSenders, get_party
+from mediatord.errors import MediatorError, StoreUnavailable
+from mediatord.store.fair_share import KnownSenders, MessageVolume, get_party
 from mediatord.store.interfaces.messages import LedgerEntry, RemovalReason, RemovedMessage
-from mediatord.store.mongo.accounts import MessageDIDFinder, MessageDIDs
+from mediatord.store.mongo.accounts import DIDCache, MessageDIDs, find_accounts_of_messages
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
-from mediatord.store.mongo.driver.collection import Collection, Document, MongoCommand, batch_by_size
-from mediatord.store.mongo.driver.operation import Operation
+from mediatord.store.mongo.driver.collection import Collection as MongoCollection
+from mediatord.store.mongo.driver.collection import Document, MongoCommand, batch_by_size
+from mediatord.store.mongo.driver.operation import Operation, retry_on_duplicate_key
 from mediatord.store.mongo.driver.transactions import Transaction, UndoCallback
 from mediatord.store.mongo.ledger import build_ledger_entries
 from mediatord.store.mongo.message_queues import EVICTION_PROJECTION, REMOVAL_PROJECTION, build_removed, join_origin
-from mediatord.store.mongo.schema import ABSENT, ACCOUNTS, MESSAGES, RECIPIENTS
+from mediatord.store.mongo.nonces import NonceClaimAttempt, NonceClaimRequest, NonceClaims
+from mediatord.store.mongo.schema import ACCOUNTS, MESSAGES, RECIPIENTS
 
 RemovalListener = Callable[[Sequence[RemovedMessage]], None]
 P = TypeVar("P", str, bytes)
@@ -30,6 +32,8 @@ _DIGEST_PATTERN = re.compile("[0-9a-f]{64}")
 # Messages that expire in one transaction, and seconds after which no other one is started.
 _EXPIRY_BATCH = 100
 _EXPIRY_SECONDS = 1.0
+# Recipients of an account that are remembered.
+_MAX_LIKELY_RECIPIENTS = 16
 _ACKNOWLEDGE_PROJECTION = {**EVICTION_PROJECTION, "seq": 1, "digest": 1}
 # Bytes that an id adds to a query beside itself, with the digest that it may be; and bytes of a query.
 _BYTES_PER_ID = 64
@@ -52,7 +56,7 @@ class UncertainRemovalReporter:
         self._listener = listener
 
     async def find_missing(
-        self, transaction: Transaction, collection: Collection, removed: Sequence[RemovedMessage]
+        self, transaction: Transaction, collection: MongoCollection, removed: Sequence[RemovedMessage]
     ) -> UndoCallback | None:
         """Part of an undo: find which of the messages do not exist, to report them when the undo is durable."""
         if not removed:
@@ -81,11 +85,13 @@ class RemovalRequest(NamedTuple):
     :param ids: message ids, or digests if an account is given.
     :param account: remove only its messages; None: anybody's.
     :param now: time of the acknowledgement.
+    :param claim: a nonce to be claimed with the removal; if it is claimed already, nothing is removed.
     """
 
     ids: Sequence[str]
     account: str | None = None
     now: float = 0.0
+    claim: NonceClaimRequest | None = None
 
     @property
     def size(self) -> int:
@@ -98,33 +104,50 @@ class RemovalRequest(NamedTuple):
         return [bytes.fromhex(id) for id in self.ids if _DIGEST_PATTERN.fullmatch(id)]
 
 
+# None if the nonce was claimed before; or the error that there is no room for it.
+RemovalOutcome = list[RemovedMessage] | None | MediatorError
+
+
 class RemovalBatch:
     """
-    Removes messages; a BatchOperation on :class:`RemovalRequest`, answered with the removed messages.
+    Removes messages; a BatchOperation on :class:`RemovalRequest`, answered with a RemovalOutcome each.
 
     :param entry: of the ledger.
+    :param nonce_claims: for requests with a claim.
     """
 
     def __init__(
-        self, did_finder: MessageDIDFinder, reporter: UncertainRemovalReporter, entry: LedgerEntry = "acknowledged"
+        self,
+        reporter: UncertainRemovalReporter,
+        entry: LedgerEntry = "acknowledged",
+        nonce_claims: NonceClaims | None = None,
     ) -> None:
-        self._did_finder = did_finder
         self._reporter = reporter
         self._entry = entry
+        self._nonce_claims = nonce_claims
+        # Recipients of the messages that an account had removed last, which are likely to be those of the next.
+        self._likely_recipients: DIDCache[str, Collection[ObjectId]] = DIDCache()
 
     async def __call__(
         self, run: Operation, works: Sequence[RemovalRequest], tries: int | None
-    ) -> Sequence[list[RemovedMessage]]:
-        answers: list[list[RemovedMessage]] = []
+    ) -> Sequence[RemovalOutcome]:
+        claims = [work.claim for work in works if work.claim is not None]
+        attempt = await self._nonce_claims.prepare(run, claims) if claims and self._nonce_claims else None
+        answers: list[RemovalOutcome] = []
 
-        async def remove(transaction: Transaction) -> list[list[RemovedMessage]]:
-            answers[:] = await self._remove(transaction, works)
-            return answers
+        async def remove(transaction: Transaction) -> None:
+            answers[:] = await self._remove(transaction, works, attempt)
 
-        async def report(transaction: Transaction) -> UndoCallback | None:
-            return await self._reporter.find_missing(transaction, MESSAGES, [one for some in answers for one in some])
+        async def undo(transaction: Transaction) -> UndoCallback | None:
+            if attempt is not None:
+                attempt.withdraw(transaction)
+            removed = [one for some in answers if isinstance(some, list) for one in some]
+            return await self._reporter.find_missing(transaction, MESSAGES, removed)
 
-        return await run.transact(remove, report, tries=tries)
+        await retry_on_duplicate_key(lambda: run.transact(remove, undo, tries=tries))
+        if attempt is not None and self._nonce_claims is not None:
+            self._nonce_claims.record(attempt)
+        return answers
 
     async def expire(
         self, client: ReplicaSetClient, clocks: ClockSkewMonitor, now: float, limit: int
@@ -160,34 +183,83 @@ class RemovalBatch:
         """:param expired: set to the removed messages."""
         order = {"expires_at": 1, "seq": 1}
         found = await transaction.query(MESSAGES.find(filter, sort=order, limit=limit, projection=REMOVAL_PROJECTION))
-        dids = await self._did_finder.find(transaction.query, found)
-        entries = build_ledger_entries(transaction.slot, "didcomm", expired=len(found))
-        transaction.write_at_end(build_removals(found), entries)
-        expired[:] = _build_removed_list(found, dids, "ttl")
+        recipients = await _find_recipients(transaction, found)
+        accounts = await find_accounts_of_messages(transaction.query, found)
+        transaction.write_at_end(
+            build_removals(found, recipients), build_ledger_entries(transaction.slot, "didcomm", expired=len(found))
+        )
+        expired[:] = _build_removed_list(found, _get_dids(recipients, accounts), "ttl")
 
-    async def _remove(self, transaction: Transaction, works: Sequence[RemovalRequest]) -> list[list[RemovedMessage]]:
+    async def _remove(
+        self, transaction: Transaction, works: Sequence[RemovalRequest], attempt: NonceClaimAttempt | None
+    ) -> list[RemovalOutcome]:
         account_dids = list({work.account for work in works if work.account is not None})
+        likely = {id for did in account_dids for id in self._likely_recipients.get(did, ())}
         ids = list({id for work in works for id in work.ids})
         owners, *some = await transaction.query_many(
             ACCOUNTS.find({"did": {"$in": account_dids}}, projection={"did": 1}),
+            _build_recipient_query(likely),
+            *([] if attempt is None else [attempt.query]),
             *[
                 MESSAGES.find({"_id": {"$in": chunk}}, projection=_ACKNOWLEDGE_PROJECTION)
                 for chunk in _split_into_queries(ids)
             ],
         )
-        accounts: dict[ObjectId, str] = {one["_id"]: one["did"] for one in owners}
-        some += await _find_by_digest(transaction, works, {did: id for id, did in accounts.items()})
+        known_recipients = some.pop(0)
+        if attempt is not None:
+            attempt.decide(transaction, some.pop(0))
+        some += await _find_by_digest(transaction, works, {one["did"]: one["_id"] for one in owners})
         found = [document for part in some for document in part]
-        dids = await self._did_finder.find(transaction.query, found, accounts)
+        recipients = await _find_recipients(transaction, found, known_recipients)
+        known_accounts = {one["_id"]: one["did"] for one in owners}
+        accounts = await find_accounts_of_messages(transaction.query, found, known_accounts)
+        dids = _get_dids(recipients, accounts)
         candidates = _RemovalCandidates(found, dids)
-        taken = [candidates.take(work) for work in works]
-        if self._entry == "acknowledged":
-            await _record_senders(transaction, [(work.now, some) for work, some in zip(works, taken, strict=True)])
+        claimed = iter(() if attempt is None else attempt.results)
+        answers: list[RemovalOutcome] = []
+        acknowledged: list[tuple[float, Sequence[Document]]] = []
+        for work in works:
+            is_new = True if work.claim is None else next(claimed)
+            if is_new is not True:
+                answers.append(is_new or None)
+                continue
+            taken = candidates.take(work)
+            answers.append(_build_removed_list(taken, dids, None))
+            acknowledged.append((work.now, taken))
+            concerned = {one["recipient"] for one in taken}
+            if work.account is not None and 0 < len(concerned) <= _MAX_LIKELY_RECIPIENTS:
+                self._likely_recipients.keep(work.account, work.account, concerned)
+        senders = _update_senders(acknowledged, recipients) if self._entry == "acknowledged" else {}
         entries = {self._entry: len(candidates.taken)}
         transaction.write_at_end(
-            build_removals(candidates.taken), build_ledger_entries(transaction.slot, "didcomm", **entries)
+            build_removals(candidates.taken, recipients, senders),
+            build_ledger_entries(transaction.slot, "didcomm", **entries),
         )
-        return [_build_removed_list(some, dids, None) for some in taken]
+        return answers
+
+
+def _build_recipient_query(ids: Collection[ObjectId]) -> MongoCommand:
+    fields = {"did": 1, "messages": 1, "registered": 1, "senders": 1}
+    return RECIPIENTS.find({"_id": {"$in": list(ids)}}, projection=fields, hint="_id_")
+
+
+async def _find_recipients(
+    transaction: Transaction, messages: Iterable[Document], known: Iterable[Document] = ()
+) -> dict[ObjectId, Document]:
+    """
+    Find the recipients of messages, by id.
+
+    :param known: those that were read already, and perhaps others.
+    """
+    recipients = {one["_id"]: one for one in known}
+    missing = {one["recipient"] for one in messages} - recipients.keys()
+    if missing:
+        recipients |= {one["_id"]: one for one in await transaction.query(_build_recipient_query(missing))}
+    return recipients
+
+
+def _get_dids(recipients: Mapping[ObjectId, Document], accounts: Mapping[ObjectId, str]) -> MessageDIDs:
+    return MessageDIDs({id: one["did"] for id, one in recipients.items()}, accounts)
 
 
 async def _find_by_digest(
@@ -235,8 +307,14 @@ class _RemovalCandidates:
         return removal.account is None or self._dids.accounts.get(document["account"]) == removal.account
 
 
-async def _record_senders(transaction: Transaction, acknowledged: Sequence[tuple[float, Sequence[Document]]]) -> None:
-    """Record whose messages the recipients have acknowledged, and when."""
+def _update_senders(
+    acknowledged: Iterable[tuple[float, Sequence[Document]]], recipients: Mapping[ObjectId, Document]
+) -> dict[ObjectId, str]:
+    """
+    Return the :class:`KnownSenders` of the recipients that have to remember others, or other times.
+
+    :param acknowledged: messages, and when they were acknowledged.
+    """
     # Parties by recipient and time: ten thousand messages of a thousand recipients may be acknowledged at once.
     acknowledged_parties: dict[ObjectId, dict[float, list[int]]] = {}
     for now, some in acknowledged:
@@ -244,50 +322,57 @@ async def _record_senders(transaction: Transaction, acknowledged: Sequence[tuple
             party = get_party(join_origin(one))
             if party:
                 acknowledged_parties.setdefault(one["recipient"], {}).setdefault(now, []).append(party)
-    if not acknowledged_parties:
-        return
-    wanted = {"_id": {"$in": list(acknowledged_parties)}}
-    updates = []
-    for one in await transaction.query(RECIPIENTS.find(wanted, projection={"senders": 1}, hint="_id_")):
-        senders = KnownSenders(one.get("senders"))
-        if any([senders.acknowledged(parties, now) for now, parties in acknowledged_parties[one["_id"]].items()]):
-            updates.append({"q": {"_id": one["_id"]}, "u": {"$set": {"senders": senders.text()}}})
-    transaction.write_at_end(RECIPIENTS.update_each(updates))
+    changed = {}
+    for id, parties_by_time in acknowledged_parties.items():
+        senders = KnownSenders(recipients.get(id, {}).get("senders"))
+        if any([senders.acknowledged(parties, now) for now, parties in parties_by_time.items()]):
+            changed[id] = senders.text()
+    return changed
 
 
 async def withdraw_messages(transaction: Transaction, ids: Sequence[str]) -> None:
     """Remove those of the messages that exist, to undo that they were queued."""
     found = await transaction.query(MESSAGES.find({"_id": {"$in": list(ids)}}, projection=REMOVAL_PROJECTION))
-    entries = build_ledger_entries(transaction.slot, "didcomm", withdrawn=len(found))
-    transaction.write_at_end(build_removals(found), entries)
+    removals = build_removals(found, await _find_recipients(transaction, found))
+    transaction.write_at_end(removals, build_ledger_entries(transaction.slot, "didcomm", withdrawn=len(found)))
 
 
-def build_removals(documents: Iterable[Document]) -> list[MongoCommand]:
+def build_removals(
+    documents: Iterable[Document],
+    recipients: Mapping[ObjectId, Document],
+    senders: Mapping[ObjectId, str] = {},  # noqa: B006  it is not changed
+) -> list[MongoCommand]:
     """
-    Build the writes that delete messages and update the counters of their recipients. A recipient that is not
-    registered is deleted with its last message.
+    Build the writes that delete messages and update their recipients. A recipient that is not registered is deleted
+    with its last message.
 
-    :param documents: read in the same transaction.
+    :param documents: read in the same transaction, as were the `recipients`.
+    :param senders: result of :func:`_update_senders`.
     """
     ids: list[str] = []
-    counts: dict[ObjectId, list[int]] = {}
+    volumes: dict[ObjectId, MessageVolume] = {}
     for one in documents:
         ids.append(one["_id"])
-        count = counts.setdefault(one["recipient"], [0, 0])
-        count[0] -= 1
-        count[1] -= one["size"]
+        volumes.setdefault(one["recipient"], MessageVolume()).add(1, one["size"])
     if not ids:
         return []
-    updates = [
-        {"q": {"_id": recipient}, "u": {"$inc": {"messages": messages, "bytes": size, "changes": 1}}}
-        for recipient, (messages, size) in counts.items()
-    ]
-    emptied = {"_id": {"$in": list(counts)}, "messages": 0}
+    updates, unused = [], []
+    for id, volume in volumes.items():
+        if id not in recipients:
+            continue
+        change: Document = {"$inc": {"messages": -volume.messages, "bytes": -volume.size, "changes": 1}}
+        if id in senders:
+            change["$set"] = {"senders": senders[id]}
+        if recipients[id]["messages"] == volume.messages:
+            change["$unset"] = {"waited_for": 1}
+            if "registered" not in recipients[id]:
+                unused.append(id)
+                continue
+        updates.append({"q": {"_id": id}, "u": change})
     return [
         *MESSAGES.delete({"_id": {"$in": ids}}),
         *RECIPIENTS.update_each(updates),
-        *RECIPIENTS.update(emptied, {"$unset": {"waited_for": 1}}, multi=True),
-        *RECIPIENTS.delete({**emptied, "registered": ABSENT}),
+        *(RECIPIENTS.delete({"_id": {"$in": unused}}) if unused else ()),
     ]
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from twisted.internet.defer import Deferred, fail, gatherResults
 from twisted.internet.interfaces import IReactorTime
@@ -100,18 +101,16 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
         self._clocks = ClockSkewMonitor(client, MAX_CLOCK_SKEW)
         reporter = UncertainRemovalReporter(on_late_removals)
         self._enqueue_batch = EnqueueBatch(limits, reporter)
-        self._removal_batch = RemovalBatch(self._did_finder, reporter)
         self._nonces = NonceCapacity(client, max_nonces)
         self._nonce_claims = NonceClaims(client, self._nonces)
+        self._removal_batch = RemovalBatch(reporter, nonce_claims=self._nonce_claims)
         event_reporter = UncertainRemovalReporter(on_late_acknowledgements)
         self._decentrl = MongoDecentrlStore(
             client, clock, caps, self._nonces, self._clocks, event_reporter, self.space_limit.refuses
         )
         self.decentrl: IDecentrlStore = self._decentrl
         self.cluster: IClusterStore = MongoClusterStore(client, self._clocks)
-        self.administration: IStoreAdministration = MongoStoreAdministration(
-            client, self._did_finder, self._owner_cache.clear
-        )
+        self.administration: IStoreAdministration = MongoStoreAdministration(client, self._owner_cache.clear)
 
     @property
     def fault_description(self) -> str:
@@ -205,14 +204,17 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
         return self._batcher.submit("mark_pending", mark_pending, known, frozenset(known))
 
     def remove_messages(self, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
-        return self._remove("remove", filter_valid_ids(ids), None)
+        return self._remove("remove", RemovalRequest(filter_valid_ids(ids)))
 
     def acknowledge(self, account: str, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
-        return self._remove("acknowledge", filter_valid_ids(ids), account)
+        return self._remove("acknowledge", RemovalRequest(filter_valid_ids(ids), account, self._clock.seconds()))
 
-    def _remove(self, name: str, ids: Sequence[str], account: str | None) -> Deferred[list[RemovedMessage]]:
-        request = RemovalRequest(ids, account, self._clock.seconds())
-        keys = frozenset(ids) if account is None else {account, *ids}
+    def _remove(self, name: str, request: RemovalRequest) -> Deferred[Any]:
+        keys: set[Hashable] = {*request.ids}
+        if request.account is not None:
+            keys.add(request.account)
+        if request.claim is not None:
+            keys.add(request.claim.key)
         return self._batcher.submit(name, self._removal_batch, request, keys, request.size)
 
     @operation
@@ -226,15 +228,13 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
         *,
         with_status: bool = False,
     ) -> AcknowledgementResult | None:
-        """In several transactions."""
-        if not await self.claim_nonce(key, until, share):
+        """The status is read after the transaction."""
+        now = self._clock.seconds()
+        claim = NonceClaimRequest(key, until, now, share)
+        removed = await self._remove("acknowledge", RemovalRequest(filter_valid_ids(ids), account, now, claim))
+        if removed is None:
             return None
-        try:
-            result = AcknowledgementResult(await self.acknowledge(account, ids))
-        except Exception:
-            # Nothing was removed, so the same acknowledgement may come again.
-            await self.release_nonce(key)
-            raise
+        result = AcknowledgementResult(removed)
         if with_status:
             # What was removed has to be reported in any case.
             try:
