@@ -94,7 +94,7 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
         self._schema = MongoSchema(ALL_COLLECTIONS, (*MIGRATIONS, *migrations))
         self._batcher = TransactionBatcher(client, at_once=_WRITE_BATCHES_AT_ONCE, bounds=_BATCH_BOUNDS)
         self._claim_batcher = TransactionBatcher(client, at_once=_CLAIM_BATCHES_AT_ONCE, bounds=_BATCH_BOUNDS)
-        self._batchers = self._batcher, self._claim_batcher, self._owner_batcher
+        self._batchers = self._batcher, self._claim_batcher, self._lookup_batcher
         self._session_owner = SessionOwnerRecord(client)
         self._did_finder = MessageDIDFinder()
         self._account_mutex = KeyedMutex(client.clock)
@@ -110,7 +110,7 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
         )
         self.decentrl: IDecentrlStore = self._decentrl
         self.cluster: IClusterStore = MongoClusterStore(client, self._clocks)
-        self.administration: IStoreAdministration = MongoStoreAdministration(client, self._owner_cache.clear)
+        self.administration: IStoreAdministration = MongoStoreAdministration(client, self.forget_accounts)
 
     @property
     def fault_description(self) -> str:
