@@ -18,6 +18,12 @@ PEERS := .venv-peers/.installed .venv-sicpa/.installed .venv-indicio/.installed
 ifneq ($(shell command -v npm 2>/dev/null),)
 PEERS += .node-peers/.installed
 endif
+# AFFINIDI_MEDIATOR=/path/to/mediator names another one.
+ifndef AFFINIDI_MEDIATOR
+ifneq ($(shell command -v cargo 2>/dev/null),)
+PEERS += .affinidi/.installed
+endif
+endif
 
 # Chromium, Prometheus and two proxies, from Debian, where the machine lacks them.
 FOREIGN += .debs/.installed
@@ -169,7 +175,7 @@ bench-analytics: $(VENV)/.installed-test ## measure the nightly analysis against
 	@$(BIN)/mediatord-analytics goals $(ARGS)
 
 clean: ## delete environments and caches; var/dev with its keys stays
-	rm -rf .venv .venv-* .node-* .debs .debian .mongod build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis _trial_temp*
+	rm -rf .venv .venv-* .node-* .affinidi .debs .debian .mongod build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis _trial_temp*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(DEV)/mediator.yaml: | $(VENV)/.installed
@@ -249,8 +255,8 @@ $(VENV)/.installed-fuzz: $(VENV)/.installed-test
 
 # --- software to compare with: rules for the stamps in PEERS ----------------------------------------------------
 
-.PHONY: .venv-peers .node-peers
-.venv-peers .node-peers: %: %/.installed
+.PHONY: .venv-peers .node-peers .affinidi
+.venv-peers .node-peers .affinidi: %: %/.installed
 	@test -e $<
 
 # What cannot be made is skipped, by name.
@@ -271,6 +277,13 @@ $(VENV)/.installed-fuzz: $(VENV)/.installed-test
 	  if [ -e "$$node/include/node/node.h" ]; then export npm_config_nodedir="$$node"; fi; \
 	  test ! -e .installed || npm rebuild --loglevel=error better-sqlite3 >/dev/null || \
 	  echo "make: SQLite for Node could not be built; Veramo is not measured" >&2
+
+# It links to libdbus; Debian has that in libdbus-1-dev.
+.affinidi/.installed:
+	@echo "compiling Affinidi's mediator into $(@D), about an hour ..."
+	@nice cargo install affinidi-messaging-mediator --version 0.18.21 --locked --quiet --root $(@D) \
+	  --no-default-features --features didcomm,fjall-backend,jemalloc && touch $@ || \
+	  echo "make: $(@D) could not be made; what is in it is not measured" >&2
 
 # --- programs of Debian for the tests ------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from mediatord.config.file import ConfigError, load_config
 from mediatord.config.settings import Config
 from mediatord.config.value_syntax import CONFIG_PATH_VARIABLE, DEFAULT_CONFIG_PATH, get_default_config_path
 from mediatord.errors import StartupError
+from mediatord.runtime.epoll_reactor import use_lean_events
 from mediatord.runtime.memory_reclaimer import limit_malloc_mmap_threshold, tune_garbage_collector
 from mediatord.runtime.reactor_clock import install_monotonic_clock
 
@@ -310,6 +311,7 @@ def makeService(options: Options) -> IService:
     """Build the service for `twistd`."""
     from twisted.internet import reactor  # noqa: TID251  the one place that names it
 
+    use_lean_events(reactor)
     install_monotonic_clock(reactor)
     status = StartupReporter(options.twistd)
     root = TwistdDaemonService(reactor, status, options["banner"])

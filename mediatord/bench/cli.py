@@ -10,7 +10,10 @@ from typing import Any
 
 import click
 
+from mediatord.bench.affinidi_mediator import AffinidiMediator
+from mediatord.bench.measured_mediator import find_target
 from mediatord.bench.plan import (
+    AFFINIDI_SCENARIOS,
     DEFAULT_SCENARIOS,
     MONGODB_SCENARIOS,
     OPTIONAL_SCENARIOS,
@@ -161,13 +164,13 @@ def bench(
     grew; a missed target is only reported.
     """
     plan = BenchmarkPlan(sizes=sizes, target_pid=target_pid or 0, **numbers)
-    wanted: Sequence[str] = scenarios or (TARGET_SCENARIOS if plan.target else tuple(DEFAULT_SCENARIOS))
+    wanted: Sequence[str] = scenarios or (() if plan.target else tuple(DEFAULT_SCENARIOS))
     _validate_plan(plan, wanted)
     around, is_json_printed = describe_environment(), json_file == _STDOUT
     click.echo(format_heading(plan, around), err=is_json_printed)
     tables = []
     try:
-        for name in wanted:
+        for name in _select_target_scenarios(plan, wanted) if plan.target else wanted:
             click.echo(f"measuring: {name}", err=True)
             module, _, function = SCENARIOS[name].partition(":")
             tables.append(getattr(import_module(f"mediatord.bench.{module}"), function)(plan))
@@ -182,6 +185,15 @@ def bench(
     if svg_file is not None:
         svg_file.write_text(render_svg(select_charts(tables)), "utf-8")
     return 1 if any(table.failures for table in tables) else 0
+
+
+def _select_target_scenarios(plan: BenchmarkPlan, wanted: Sequence[str]) -> Sequence[str]:
+    """The wanted ones, or all that the target can run."""
+    if not isinstance(find_target(plan), AffinidiMediator):
+        return wanted or TARGET_SCENARIOS
+    if unable := sorted(set(wanted) - set(AFFINIDI_SCENARIOS)):
+        raise click.UsageError(f"{', '.join(unable)}: not available with Affinidi's mediator")
+    return wanted or AFFINIDI_SCENARIOS
 
 
 def _validate_plan(plan: BenchmarkPlan, wanted: Sequence[str]) -> None:

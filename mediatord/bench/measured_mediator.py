@@ -8,6 +8,12 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+from mediatord.bench.affinidi_mediator import (
+    AffinidiLiveSocket,
+    AffinidiMediator,
+    enrol_affinidi_group,
+    find_affinidi_mediator,
+)
 from mediatord.bench.load_generator import CycleResult, CycleRunner, Load, TargetServer
 from mediatord.bench.plan import DAEMON_SETTINGS, DISTINCT_MESSAGES, RECIPIENTS, BenchmarkPlan
 from mediatord.bench.processes import CoreAssignment, cpu_seconds, pin_to_cores
@@ -21,6 +27,7 @@ from mediatord.bench.wallet_group import (
     find_mediator,
     require_socket_url,
 )
+from mediatord.wallet.didcomm_client import DIDCommMediator
 from mediatord.wallet.temporary_daemon import TemporaryDaemon, run_temporary_daemon
 
 DATABASE_FILE = "mediator.sqlite3"
@@ -38,6 +45,15 @@ def query_database(database: Path, query: str) -> Any:
 def count_stored_rows(database: Path, table: str = "message") -> int:
     """Number of committed rows."""
     return int(query_database(database, f"SELECT count(*) FROM {table}"))
+
+
+def find_target(plan: BenchmarkPlan) -> DIDCommMediator:
+    """
+    The mediator at the plan's target.
+
+    :raise RuntimeError: there is none.
+    """
+    return find_affinidi_mediator(plan.target, plan.target_did) or find_mediator(plan.target, plan.target_did)
 
 
 class StoredMessageCheck:
@@ -96,7 +112,7 @@ class MeasuredMediator:
         self.daemon = daemon
         self._cores = cores
         self.url = daemon.url if daemon else plan.target
-        self.mediator = find_mediator(self.url, plan.target_did)
+        self.mediator = find_target(plan) if daemon is None else find_mediator(self.url)
         self.groups: list[WalletGroup] = []
         self.live_sockets: list[LiveSocket] = []
         self._target_pid = plan.target_pid
@@ -143,13 +159,16 @@ class MeasuredMediator:
             return daemon.start(*program)
 
     def enrol(self, count: int, *, short: bool = True) -> WalletGroup:
-        """Enrol wallets. Those of a target empty their queues and unregister in the end."""
+        """Enrol wallets. Those of a target empty their queues and unregister in the end, if it knows registration."""
+        if isinstance(self.mediator, AffinidiMediator):
+            return enrol_affinidi_group(self.mediator, count, short=short)
         self.groups.append(enrol_group(self.mediator, count, short=short))
         return self.groups[-1]
 
     def connect(self, wallet: BlockingWallet, *socket: WebSocketClient) -> LiveSocket:
         """Open a WebSocket of a wallet, as of :class:`LiveSocket`."""
-        self.live_sockets.append(LiveSocket(wallet, *socket))
+        kind = AffinidiLiveSocket if isinstance(self.mediator, AffinidiMediator) else LiveSocket
+        self.live_sockets.append(kind(wallet, *socket))
         return self.live_sockets[-1]
 
     def close(self) -> None:
@@ -207,6 +226,9 @@ class ForwardLoad:
         self.group = mediator.enrol(wallets, short=short)
         self.bodies: list[bytes] = []
         self._fetched = 0
+        if isinstance(mediator.mediator, AffinidiMediator):
+            # Equal messages are one to it when they are fetched.
+            count = self.group.count_queued
         count = count or (self._fetch if mediator.daemon is None else lambda: count_stored_rows(mediator.database))
         self.stored_check = StoredMessageCheck(count, failures, self.server.success)
         if size:
@@ -233,6 +255,10 @@ class ForwardLoad:
     def _fetch(self) -> int:
         self._fetched += self.group.drain().accepted
         return self._fetched
+
+
+# So many that a forward has been acknowledged long before it is posted again.
+_FORWARDS_PER_WALLET = 16
 
 
 class CycleLoad:
@@ -264,10 +290,14 @@ class CycleLoad:
         self._runs = 0
         group = mediator.enrol(wallets, short=short)
         self._server = TargetServer(group.hop.http_uri, mediator.pid)
-        self._forwards = [(self._server.encode(body), tag) for body, tag in group.forwards(size, 4 * wallets)]
+        bodies = group.forwards(size, _FORWARDS_PER_WALLET * wallets)
+        self._forwards = [(self._server.encode(body), tag) for body, tag in bodies]
         url = url or require_socket_url(group.mediator)
         self.live_sockets = [
-            mediator.connect(wallet, WebSocketClient(url, source=loopback_address(number) if apart else ""))
+            mediator.connect(
+                wallet,
+                WebSocketClient(url, source=loopback_address(number) if apart else "", headers=wallet.http_headers),
+            )
             for number, wallet in enumerate(group.wallets)
         ]
         for live in self.live_sockets:

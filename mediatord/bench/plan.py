@@ -39,6 +39,8 @@ MONGODB_SCENARIOS = {
 SCENARIOS = DEFAULT_SCENARIOS | OPTIONAL_SCENARIOS | MONGODB_SCENARIOS
 # Use standard protocols only, so that any mediator can be measured.
 TARGET_SCENARIOS = ("forward", "latency", "cycle", "drain", "storm", "mixed")
+# Affinidi's mediator stores equal messages once, and holds one socket per DID.
+AFFINIDI_SCENARIOS = ("forward", "latency", "cycle")
 
 # Distinct messages per size: more than fit in a cache that would make repetitions cheaper.
 DISTINCT_MESSAGES = 300

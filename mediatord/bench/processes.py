@@ -74,6 +74,12 @@ def rss_bytes(pid: int) -> int:
     return sum(int(text.split()[1]) * _PAGE_BYTES for text in _read_tree(pid, "statm"))
 
 
+def pss_bytes(pid: int) -> int:
+    """Memory of a process and its children, each page divided by the number of processes that share it."""
+    fields = (line.split() for text in _read_tree(pid, "smaps_rollup") for line in text.splitlines())
+    return sum(int(field[1]) * 1024 for field in fields if field[0] == "Pss:")
+
+
 def _read_tree(pid: int, name: str) -> Iterator[str]:
     """A file in /proc of a process and of its children, some of which end at any time."""
     with suppress(FileNotFoundError, ProcessLookupError):

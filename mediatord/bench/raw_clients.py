@@ -10,6 +10,7 @@ import struct
 import threading
 from array import array
 from collections import Counter
+from collections.abc import Mapping
 from time import perf_counter
 from urllib.parse import urlsplit
 
@@ -32,15 +33,23 @@ def split_url(url: str) -> tuple[str, int, str]:
     return target.hostname or "", target.port or 80, target.path or "/"
 
 
+def _encode_headers(headers: Mapping[str, str] | None) -> str:
+    return "".join(f"{name}: {value}\r\n" for name, value in (headers or {}).items())
+
+
 def encode_request(
-    url: str, body: bytes = b"", content_type: str = ENCRYPTED_MEDIA_TYPE, method: str = "POST"
+    url: str,
+    body: bytes = b"",
+    content_type: str = ENCRYPTED_MEDIA_TYPE,
+    method: str = "POST",
+    headers: Mapping[str, str] | None = None,
 ) -> bytes:
-    """An HTTP request with the headers of an ordinary client."""
+    """An HTTP request with the headers of an ordinary client, and further ones."""
     host, port, path = split_url(url)
     query = urlsplit(url).query
     head = (
         f"{method} {path}{'?' if query else ''}{query} HTTP/1.1\r\nHost: {host}:{port}\r\n"
-        "User-Agent: mediatord-bench\r\nAccept: */*\r\n"
+        f"User-Agent: mediatord-bench\r\nAccept: */*\r\n{_encode_headers(headers)}"
     )
     if method == "POST":
         head += f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n"
@@ -151,9 +160,11 @@ class KeepAliveClient(threading.local):
         self._socket = open_socket(url, timeout=_CLIENT_TIMEOUT_SECONDS)
         self._used = perf_counter()
 
-    def post(self, body: bytes, content_type: str = ENCRYPTED_MEDIA_TYPE) -> HTTPResponse:
+    def post(
+        self, body: bytes, content_type: str = ENCRYPTED_MEDIA_TYPE, headers: Mapping[str, str] | None = None
+    ) -> HTTPResponse:
         """POST to the URL."""
-        return self.exchange(encode_request(self._url, body, content_type))
+        return self.exchange(encode_request(self._url, body, content_type, headers=headers))
 
     def exchange(self, request: bytes) -> HTTPResponse:
         """Send an encoded request to the same server, and wait for its response."""
@@ -184,13 +195,13 @@ KERNEL_BYTES = 4096
 _MEDIUM_LENGTH, _LONG_LENGTH = 126, 1 << 16
 
 
-def build_handshake(url: str) -> bytes:
-    """The opening handshake for a `ws://` URL (RFC 6455 4.1)."""
+def build_handshake(url: str, headers: Mapping[str, str] | None = None) -> bytes:
+    """The opening handshake for a `ws://` URL (RFC 6455 4.1), with further headers."""
     host, port, path = split_url(url)
     key = base64.b64encode(secrets.token_bytes(16)).decode()
     return (
         f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        f"Sec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n{_encode_headers(headers)}\r\n"
     ).encode()
 
 
@@ -215,15 +226,18 @@ class WebSocketClient:
     :param url: `ws://host:port/path`.
     :param kernel_bytes: size of the kernel's receive buffer; its default if 0.
     :param source: local address; any if empty.
+    :param headers: of the handshake, in addition to the usual ones.
     :ivar socket: the connection.
     :raise ConnectionError: the server did not switch protocols.
     """
 
-    def __init__(self, url: str, kernel_bytes: int = 0, source: str = "") -> None:
+    def __init__(
+        self, url: str, kernel_bytes: int = 0, source: str = "", headers: Mapping[str, str] | None = None
+    ) -> None:
         self.socket = open_socket(url, source)
         if kernel_bytes:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, kernel_bytes)
-        self.socket.sendall(build_handshake(url))
+        self.socket.sendall(build_handshake(url, headers))
         received = b""
         try:
             while (rest := split_handshake(received)) is None:

@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import cycle, islice
@@ -28,6 +28,7 @@ from mediatord.bench.results import LoadResult, progress_bar
 from mediatord.errors import MediatorError
 from mediatord.protocol.didcomm.did_document import parse_did_document
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE, EphemeralKey
+from mediatord.protocol.didcomm.message import Message
 from mediatord.protocol.encoding import dumps, loads_object
 from mediatord.wallet.decentrl_client import CommandRefused
 from mediatord.wallet.didcomm_client import (
@@ -132,6 +133,7 @@ class BlockingWallet(DIDCommWallet):
     A wallet whose requests block, for :func:`run_blocking`.
 
     :param ephemeral_keys: used in turn, because generating keys takes half of the time of a request.
+    :ivar http_headers: of its requests and of the handshake of its sockets, in addition to the usual ones.
     """
 
     def __init__(
@@ -143,6 +145,7 @@ class BlockingWallet(DIDCommWallet):
         ephemeral_keys: Iterator[EphemeralKey],
     ) -> None:
         super().__init__(identity, None, SystemClock(), mediator, documents)  # type: ignore[arg-type]
+        self.http_headers: dict[str, str] = {}
         self._connection = connection
         self._ephemeral_keys = ephemeral_keys
 
@@ -155,7 +158,7 @@ class BlockingWallet(DIDCommWallet):
     ) -> HTTPResponse:
         """POST to the mediator."""
         assert self._connection is not None
-        return self._connection.post(body)
+        return self._connection.post(body, headers=self.http_headers)
 
 
 def _generate_ephemeral_key() -> EphemeralKey:
@@ -169,16 +172,24 @@ class WalletGroup:
     Wallets of one mediator.
 
     :param hop: whom forwards are encrypted for: the mediator, unless it grants the DID of another.
+    :param forward_headers: of forwards to them, in addition to the usual ones.
     """
 
     mediator: DIDCommMediator
     wallets: tuple[BlockingWallet, ...]
     hop: DIDCommMediator
     connection: KeepAliveClient | None = None
+    forward_headers: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def generate(
-        cls, mediator: DIDCommMediator, count: int, connection: KeepAliveClient | None = None, *, short: bool = True
+        cls,
+        mediator: DIDCommMediator,
+        count: int,
+        connection: KeepAliveClient | None = None,
+        *,
+        short: bool = True,
+        kind: type[BlockingWallet] = BlockingWallet,
     ) -> WalletGroup:
         """
         New wallets, which are not enrolled.
@@ -187,7 +198,7 @@ class WalletGroup:
         """
         documents, keys = DIDDocumentCache(), cycle([_generate_ephemeral_key() for _ in range(_EPHEMERAL_KEYS)])
         identities = (WalletIdentity.generate(endpoint=None if short else mediator.did) for _ in range(count))
-        wallets = tuple(BlockingWallet(one, mediator, documents, connection, keys) for one in identities)
+        wallets = tuple(kind(one, mediator, documents, connection, keys) for one in identities)
         return cls(mediator, wallets, mediator, connection)
 
     def unregister(self) -> None:
@@ -208,8 +219,12 @@ class WalletGroup:
         """
         for wallet in islice(cycle(self.wallets), count):
             inner = [build_inner_envelope(wallet.identity, size) for _ in range(payloads)]
-            packed = anoncrypt(build_forward(wallet.did, inner, to=[self.hop.did]), self.hop.document)
-            yield packed, loads_object(inner[-1])["tag"]
+            forward = build_forward(wallet.did, inner, to=[self.hop.did], **self.forward_headers)
+            yield anoncrypt(forward, self.hop.document), loads_object(inner[-1])["tag"]
+
+    def count_queued(self) -> int:
+        """Number of messages queued for the wallets, according to the mediator."""
+        return sum(run_blocking(wallet.status()).message_count for wallet in self.wallets)
 
     def drain(self, connections: int = 2, limit: int = 50) -> LoadResult:
         """
@@ -286,9 +301,9 @@ class LiveSocket:
     :param socket: by default a new one.
     """
 
-    def __init__(self, wallet: DIDCommWallet, socket: WebSocketClient | None = None) -> None:
+    def __init__(self, wallet: BlockingWallet, socket: WebSocketClient | None = None) -> None:
         self.wallet = wallet
-        self.socket = socket or WebSocketClient(require_socket_url(wallet.mediator))
+        self.socket = socket or WebSocketClient(require_socket_url(wallet.mediator), headers=wallet.http_headers)
         self.fileno, self.close = self.socket.fileno, self.socket.close
 
     def enable_live_delivery(self) -> None:
@@ -308,9 +323,11 @@ class LiveSocket:
         """Acknowledge messages without waiting for a response."""
         self.send("messages-received", return_route="none", message_id_list=ids)
 
-    def send(self, name: str, return_route: str = "all", **body: Any) -> None:
-        """Send a Pickup request."""
-        self.socket.send(self.wallet.pack(f"{PICKUP}/{name}", body, return_route=return_route)[1])
+    def send(self, name: str, return_route: str = "all", **body: Any) -> str:
+        """Send a Pickup request; its id."""
+        message, envelope = self.wallet.pack(f"{PICKUP}/{name}", body, return_route=return_route)
+        self.socket.send(envelope)
+        return str(message["id"])
 
     def take_deliveries(self, *most: int) -> Iterator[list[tuple[str, str]]]:
         """Read what has arrived: id and envelope's `tag` of each message of each delivery; a status has none."""
@@ -322,13 +339,16 @@ class LiveSocket:
             yield [(one.id, loads_object(one.payload)["tag"]) for one in delivered]
 
     def _ask(self, name: str, **body: Any) -> dict[str, Any]:
-        """Body of the `status` that responds to a request. Pushes that arrive before are ignored."""
-        self.send(name, **body)
+        """Body of the `status` that responds to a request. What arrives before is ignored."""
+        id_ = self.send(name, **body)
         while True:
-            for raw in self.socket.take():
-                message = self.wallet.from_mediator(raw).message
-                if message.type.uri == f"{PICKUP}/status":
+            for message in map(self._open, self.socket.take()):
+                if message is not None and message.type.uri == f"{PICKUP}/status" and message.thid == id_:
                     return message.body or {}
+
+    def _open(self, raw: bytes) -> Message | None:
+        """A message of the mediator itself; None for another."""
+        return self.wallet.from_mediator(raw).message
 
 
 def require_socket_url(mediator: DIDCommMediator) -> str:

@@ -25,6 +25,7 @@ from mediatord.errors import StartupError
 from mediatord.identity.invitation import build_short_invitation_url
 from mediatord.identity.mediator_identity import MediatorIdentity
 from mediatord.net.listeners import find_self_signed_certificate
+from mediatord.runtime.epoll_reactor import use_lean_events
 from mediatord.runtime.reactor_clock import install_monotonic_clock
 from mediatord.tap import DaemonService
 from mediatord.workers.supervised_worker import SPEC_FD, WorkerSpec
@@ -87,6 +88,7 @@ def worker(name: str) -> int:
     from twisted.internet import reactor as global_reactor  # noqa: TID251  this is the program
 
     reactor: Any = global_reactor
+    use_lean_events(reactor)
     install_monotonic_clock(reactor)
     connection = SupervisorConnection(reactor, spec, partial(_exit_without_supervisor, Path(spec.node_socket).parent))
     root = DaemonService(reactor, connection.report_failure)

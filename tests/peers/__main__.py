@@ -13,12 +13,19 @@ from mediatord.bench.plan import BenchmarkPlan
 from mediatord.bench.results import ResultTable, build_json_report, describe_environment, format_heading
 from mediatord.protocol import encoding
 from mediatord.wallet.temporary_daemon import DaemonStartError
-from tests.peers import envelope_benchmark, forward_benchmark, http_benchmark, websocket_benchmark
+from tests.peers import (
+    envelope_benchmark,
+    forward_benchmark,
+    http_benchmark,
+    mediator_benchmark,
+    websocket_benchmark,
+)
 from tests.peers.comparison import ComparisonOptions
 
 SCENARIOS: dict[str, Callable[[ComparisonOptions], ResultTable]] = {
     "opening": envelope_benchmark.measure_envelopes,
     "forward": forward_benchmark.measure_forwards,
+    "mediators": mediator_benchmark.measure_mediators,
     "post": http_benchmark.measure_http,
     "sockets": websocket_benchmark.measure_websockets,
 }
@@ -26,6 +33,7 @@ SCENARIOS: dict[str, Callable[[ComparisonOptions], ResultTable]] = {
 PEERS: dict[str, tuple[str, ...]] = {
     "opening": tuple(envelope_benchmark.GOALS),
     "forward": tuple(forward_benchmark.GOALS),
+    "mediators": (mediator_benchmark.AFFINIDI,),
     "post": tuple(http_benchmark.GOALS),
     "sockets": tuple(websocket_benchmark.SERVERS),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import sqlite3
+import tomllib
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,12 @@ from typing import Any
 import pytest
 
 from mediatord.bench.results import InterleavedResults
+from mediatord.bench.wallet_group import find_mediator
+from mediatord.protocol.didcomm.keys import PrivateKey
+from mediatord.protocol.encoding import decode_base64url
 from tests.peers import envelope_benchmark, forward_benchmark, http_benchmark, websocket_benchmark
 from tests.peers.__main__ import PEERS, SCENARIOS, scenarios_with
+from tests.peers.affinidi_server import find_program, read_version, write_configuration
 from tests.peers.comparison import OURS, TIMES, ComparisonOptions, Participants, compare_rows, select_targets
 from tests.peers.driver_processes import DriverProgram, DriverUnavailable, RunningDriver, run_driver
 from tests.peers.envelope_benchmark import OPENERS, find_disagreements, make_job, read_rate, start_openers
@@ -123,6 +128,50 @@ def test_failing_peer_is_reported(job: Path) -> None:
             {"odd": DriverProgram("open_mediatord.py", arguments=("sideways",))},
         )
     assert participants.skipped == {"odd": "KeyError: 'sideways'"}
+
+
+# --- Affinidi's mediator ------------------------------------------------------------------------------------------
+
+
+def read_secret(entries: dict[str, str], name: str) -> Any:
+    """The data of an entry."""
+    return json.loads(decode_base64url(entries[name]))["data"]
+
+
+def test_configuration_of_the_mediator(tmp_path: Path) -> None:
+    """Valid TOML, whose secrets are those of the keys in its DID."""
+    settings = tomllib.loads(write_configuration(tmp_path, 7037).read_text("utf-8"))
+    mediator = find_mediator("http://127.0.0.1:7037", settings["mediator_did"].removeprefix("did://"))
+    assert mediator.http_uri == "http://127.0.0.1:7037/mediator/v1"
+    assert settings["limits"]["rate_limit_per_ip"] == "0"
+    assert settings["storage"]["data_dir"] == str(tmp_path / "data")
+    entries = json.loads((tmp_path / "secrets.json").read_text())["entries"]
+    agreement, _ = read_secret(entries, "mediator_operating_secrets")
+    (method,) = mediator.document.key_agreement
+    assert (agreement["id"], PrivateKey.from_jwk(agreement["privateKeyJwk"]).public) == (method.id, method.key)
+    token_key = bytes(read_secret(entries, "mediator_jwt_secret"))
+    assert (len(token_key), token_key[1]) == (83, 81)
+    assert PrivateKey.from_secret("Ed25519", token_key[16:48]).public.raw == token_key[51:]
+
+
+def test_missing_mediator_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A binary given by path is taken; without one the text says what to do."""
+    monkeypatch.setattr("tests.peers.affinidi_server.PROJECT", tmp_path)
+    monkeypatch.delenv("AFFINIDI_MEDIATOR", raising=False)
+    with pytest.raises(DriverUnavailable, match=r"`make .affinidi` compiles it with cargo"):
+        find_program()
+    program = tmp_path / "bin" / "mediator"
+    monkeypatch.setenv("AFFINIDI_MEDIATOR", str(program))
+    with pytest.raises(DriverUnavailable, match="names no program"):
+        find_program()
+    program.parent.mkdir()
+    program.touch(0o755)
+    assert find_program() == program
+    assert read_version(program) == "of unknown version"
+    (tmp_path / ".crates.toml").write_text(
+        '[v1]\n"affinidi-messaging-mediator 0.18.21 (registry+x)" = ["mediator"]\n'
+    )
+    assert read_version(program) == "0.18.21"
 
 
 # --- equal work --------------------------------------------------------------------------------------------------

@@ -1,0 +1,229 @@
+"""The daemon's reactor: calls without a delay, and events without Twisted's wrappers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from twisted.internet import base, epollreactor
+from twisted.internet.epollreactor import EPollReactor
+from twisted.internet.error import ConnectionDone
+from twisted.internet.interfaces import IHalfCloseableProtocol
+from twisted.internet.protocol import ClientFactory, Factory, Protocol, connectionDone
+from twisted.internet.selectreactor import SelectReactor
+from twisted.python.failure import Failure
+from twisted.trial.unittest import SynchronousTestCase
+from zope.interface import implementer
+
+from mediatord.runtime import epoll_reactor
+from mediatord.runtime.epoll_reactor import use_lean_events
+
+MOST_ITERATIONS = 1000
+
+
+class ReactorTestCase(SynchronousTestCase):
+    """A reactor that the test iterates."""
+
+    def setUp(self) -> None:
+        self.reactor: Any = EPollReactor()
+        use_lean_events(self.reactor)
+        self.addCleanup(self.close)
+        self.made: list[str] = []
+
+    def close(self) -> None:
+        """Close everything that the reactor has open."""
+        for selectable in [*self.reactor.removeAll(), self.reactor.waker]:
+            selectable.connectionLost(Failure(ConnectionDone()))
+        self.reactor._poller.close()
+
+    def record(self, name: str) -> Callable[[], None]:
+        """A function that records its call."""
+        return lambda: self.made.append(name)
+
+    def iterate_until(self, condition: Callable[[], object]) -> None:
+        """Iterate until something is true."""
+        for _ in range(MOST_ITERATIONS):
+            if condition():
+                return
+            self.reactor.iterate(0.01)
+        self.fail("it did not happen")
+
+
+class ImmediateCallTests(ReactorTestCase):
+    def test_order_and_iteration(self) -> None:
+        """Calls are made in order, and those that they make in the next iteration."""
+        self.reactor.callLater(0, lambda: self.reactor.callLater(0, self.record("third")))
+        self.reactor.callLater(0, self.record("first"))
+        self.reactor.callLater(0, self.record("second"))
+        self.assertEqual(self.reactor.timeout(), 0)
+        self.reactor.runUntilCurrent()
+        self.assertEqual(self.made, ["first", "second"])
+        self.reactor.runUntilCurrent()
+        self.assertEqual(self.made, ["first", "second", "third"])
+        self.assertIsNone(self.reactor.timeout())
+
+    def test_same_iteration_as_cause(self) -> None:
+        """A call that another thread or a timer causes is made in the same iteration."""
+        now = [self.reactor.seconds()]
+        self.reactor.seconds = lambda: now[0]
+        self.reactor.callFromThread(self.reactor.callLater, 0, self.record("thread"))
+        self.reactor.callLater(1, self.reactor.callLater, 0, self.record("timer"))
+        self.reactor.runUntilCurrent()
+        self.assertEqual(self.made, ["thread"])
+        now[0] += 1
+        self.reactor.runUntilCurrent()
+        self.assertEqual(self.made, ["thread", "timer"])
+
+    def test_no_comparisons(self) -> None:
+        """Such a call is not compared with the timers, of which each connection has one."""
+        compared: list[object] = []
+        for _ in range(64):
+            self.reactor.callLater(60, self.record("timer"))
+        self.reactor.iterate(0)
+
+        def compare(one: base.DelayedCall, other: base.DelayedCall) -> bool:
+            compared.append(one)
+            return one.time < other.time
+
+        self.patch(base.DelayedCall, "__lt__", compare)
+        self.patch(base.DelayedCall, "__le__", compare)
+        self.reactor.callLater(0, self.record("now"))
+        self.reactor.iterate(0)
+        self.assertEqual((self.made, compared), (["now"], []))
+
+    def test_cancel(self) -> None:
+        """A cancelled call is not made, also if a call of the same iteration cancels it."""
+        later = [self.reactor.callLater(0, self.record("cancelled")) for _ in range(2)]
+        later[0].cancel()
+        self.assertEqual(self.reactor.getDelayedCalls(), later[1:])
+        first = self.reactor.callLater(0, lambda: later.pop().cancel())
+        later.append(self.reactor.callLater(0, self.record("cancelled")))
+        later[1].cancel()
+        self.reactor.iterate(0)
+        self.assertEqual((self.made, self.reactor._cancellations, len(later)), ([], 0, 2))
+        self.assertFalse(first.active())
+
+    def test_delay(self) -> None:
+        """A call that is delayed after all is a timer."""
+        call = self.reactor.callLater(0, self.record("later"))
+        call.reset(60)
+        self.reactor.iterate(0)
+        self.assertTrue(call.active())
+        self.assertEqual((self.made, self.reactor.getDelayedCalls()), ([], [call]))
+        call.reset(0)
+        self.reactor.iterate(0)
+        self.assertEqual(self.made, ["later"])
+
+    def test_failure(self) -> None:
+        """A call that fails is logged without the text of its exception, and the others are made."""
+        self.reactor.callLater(0, int, "secret")
+        self.reactor.callLater(0, self.record("next"))
+        self.reactor.iterate(0)
+        (failure,) = self.flushLoggedErrors(ValueError)
+        self.assertEqual((self.made, str(failure.value)), (["next"], ""))
+
+
+@implementer(IHalfCloseableProtocol)
+class Recorder(Protocol):
+    """Records what a connection does."""
+
+    def __init__(self) -> None:
+        self.received = b""
+        self.lost: Failure | None = None
+        self.is_half_closed = False
+
+    def dataReceived(self, data: bytes) -> None:
+        self.received += data
+        if b"fail" in data:
+            raise ValueError("secret")
+
+    def readConnectionLost(self) -> None:  # noqa: N802  Twisted's name
+        self.is_half_closed = True
+
+    def writeConnectionLost(self) -> None:  # noqa: N802  Twisted's name
+        pass
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self.lost = reason
+        if b"badly" in self.received:
+            raise ZeroDivisionError("secret")
+
+
+class EventTests(ReactorTestCase):
+    """A server and a client in one reactor."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.ends: list[Recorder] = []
+
+        def build(_: object) -> Recorder:
+            self.ends.append(Recorder())
+            return self.ends[-1]
+
+        factory = Factory()
+        factory.buildProtocol = build  # type: ignore[method-assign,assignment]
+        factory.noisy = False
+        port = self.reactor.listenTCP(0, factory, interface="127.0.0.1")
+        client = ClientFactory()
+        client.noisy = False
+        client.buildProtocol = build  # type: ignore[method-assign,assignment]
+        self.reactor.connectTCP("127.0.0.1", port.getHost().port, client)
+        self.iterate_until(lambda: len([end for end in self.ends if end.transport]) == 2)
+        is_server = [end.transport.getHost().port == port.getHost().port for end in self.ends]  # type: ignore[union-attr]
+        self.server = self.ends[is_server.index(True)]
+        self.client = self.ends[is_server.index(False)]
+
+    def send(self, data: bytes) -> None:
+        """Send from the client."""
+        self.client.transport.write(data)  # type: ignore[union-attr]
+
+    def test_no_wrapper(self) -> None:
+        """Reading makes none of the calls that add a prefix to the legacy log."""
+        wrapped: list[object] = []
+        self.patch(vars(epollreactor)["log"], "callWithLogger", lambda *call: wrapped.append(call))
+        self.send(b"data")
+        self.iterate_until(lambda: self.server.received == b"data")
+        self.assertEqual(wrapped, [])
+
+    def test_failing_reader(self) -> None:
+        """A protocol that fails loses its connection, which is logged without the exception's text."""
+        self.send(b"fail")
+        self.iterate_until(lambda: self.server.lost)
+        self.assertIsInstance(self.server.lost.value, ValueError)  # type: ignore[union-attr]
+        (failure,) = self.flushLoggedErrors(ValueError)
+        self.assertEqual(str(failure.value), "")
+
+    def test_failing_disconnection(self) -> None:
+        """The loop goes on when a protocol fails as it loses its connection."""
+        self.send(b"fail badly")
+        self.iterate_until(lambda: self.server.lost)
+        (failure,) = self.flushLoggedErrors(ZeroDivisionError)
+        self.assertEqual(str(failure.value), "")
+        self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
+        self.iterate_until(lambda: self.client.lost or self.client.is_half_closed)
+
+    def test_half_close(self) -> None:
+        """A protocol learns that its peer sends nothing more, and can still answer."""
+        self.client.transport.loseWriteConnection()  # type: ignore[union-attr]
+        self.iterate_until(lambda: self.server.is_half_closed)
+        self.assertIsNone(self.server.lost)
+        self.server.transport.write(b"answer")  # type: ignore[union-attr]
+        self.iterate_until(lambda: self.client.received == b"answer")
+        self.server.transport.loseConnection()  # type: ignore[union-attr]
+        self.iterate_until(lambda: self.server.lost)
+
+    def test_bounded_events(self) -> None:
+        """An iteration handles a limited number of events, and the next ones the others."""
+        self.patch(epoll_reactor, "MAX_EVENTS", 1)
+        self.send(b"one")
+        self.server.transport.write(b"two")  # type: ignore[union-attr]
+        self.iterate_until(lambda: self.server.received and self.client.received)
+
+
+class OtherReactorTests(SynchronousTestCase):
+    def test_unchanged(self) -> None:
+        """Reactors of other kinds remain as they are."""
+        reactor = SelectReactor()
+        self.addCleanup(reactor.waker.connectionLost, Failure(ConnectionError()))
+        use_lean_events(reactor)
+        self.assertIs(type(reactor), SelectReactor)
