@@ -140,7 +140,8 @@ class MongoAccountStore:
             if retired or prior == new or [one["did"] for one in found] != [prior]:
                 return False
             renaming = ACCOUNTS.update({"_id": found[0]["_id"]}, {"$set": {"did": new}})
-            t.write_at_end(renaming, RETIRED_DIDS.insert([{"_id": prior}]))
+            moved = RECIPIENTS.update({"account": found[0]["_id"]}, {"$inc": {"moves": 1}}, multi=True)
+            t.write_at_end(renaming, moved, RETIRED_DIDS.insert([{"_id": prior}]))
             return True
 
         try:

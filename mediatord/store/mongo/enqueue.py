@@ -46,7 +46,6 @@ from mediatord.store.mongo.message_queues import (
     NETWORK_BITS,
     MessageQueueFinder,
     MessageQueueState,
-    build_account_query,
     build_removed,
     join_origin,
     split_origin,
@@ -457,15 +456,12 @@ class _EnqueuePass:
 
     async def write_if_unchanged(self, transaction: Transaction) -> bool:
         """
-        Write, although the queues were not read, if none would exceed a limit; return whether all are still
-        registered by the same accounts and have room. If not, the transaction must not be committed.
+        Write, although the queues were not read, on the condition that all are still registered, by accounts with the
+        same DIDs, and have room; return whether that holds. If not, the transaction must not be committed.
         """
-        accounts = {plan.queue.account_id: plan.queue.account for plan in self.plans}
-        found, updated, *_ = await transaction.write(
-            [build_account_query(accounts), *self.build_writes(transaction.slot, get_common_room(self._limits))]
-        )
-        current = {one["_id"]: one["did"] for one in found["cursor"]["firstBatch"]}
-        return current == accounts and updated["n"] == len(self.plans)
+        writes = self.build_writes(transaction.slot, get_common_room(self._limits))
+        updated, *_ = await transaction.write(writes)
+        return bool(updated["n"] == len(self.plans))
 
     def build_writes(self, slot: SessionSlot, room: MessageVolume | None = None) -> list[MongoCommand]:
         """
@@ -564,5 +560,5 @@ def _build_counter_update(plan: EvictionPlan, room: MessageVolume | None) -> Doc
     wanted: Document = {"_id": plan.queue.recipient_id}
     if room is not None:
         most = {"messages": {"$lte": room.messages - messages}, "bytes": {"$lte": room.size - size}}
-        wanted |= {"registered": PRESENT, **most}
+        wanted |= {"registered": PRESENT, "moves": plan.queue.moves or ABSENT, **most}
     return {"q": wanted, "u": change}

@@ -58,6 +58,7 @@ class MessageQueueState(NamedTuple):
     :param did: in its stored form.
     :param account: DID of the account that has registered it.
     :param changes: number of changes of the queue so far.
+    :param moves: how often the account has got another DID.
     """
 
     did: str
@@ -67,6 +68,7 @@ class MessageQueueState(NamedTuple):
     messages: int
     bytes: int
     changes: int
+    moves: int
 
 
 class MessageQueueFinder:
@@ -107,21 +109,21 @@ class MessageQueueFinder:
         found, owners = await transaction.query_many(
             # `senders` is long, and matters only while a queue is full.
             RECIPIENTS.find(registered, projection={"senders": 0}),
-            build_account_query(likely),
+            _build_account_query(likely),
         )
         missing = {one["account"] for one in found} - {one["_id"] for one in owners}
         if missing:
-            owners += await transaction.query(build_account_query(missing))
+            owners += await transaction.query(_build_account_query(missing))
         accounts: dict[ObjectId, str] = {one["_id"]: one["did"] for one in owners}
         queues: dict[bytes, MessageQueueState] = {}
         for one in found:
             did, account = one["did"], one["account"]
-            volume = one["messages"], one["bytes"], one.get("changes", 0)
-            queues[one["did_digest"]] = MessageQueueState(did, one["_id"], account, accounts[account], *volume)
+            numbers = one["messages"], one["bytes"], one.get("changes", 0), one.get("moves", 0)
+            queues[one["did_digest"]] = MessageQueueState(did, one["_id"], account, accounts[account], *numbers)
         return {did: queues[digest] for did, digest in digests.items() if digest in queues}
 
 
-def build_account_query(ids: Collection[ObjectId]) -> MongoCommand:
+def _build_account_query(ids: Collection[ObjectId]) -> MongoCommand:
     return ACCOUNTS.find({"_id": {"$in": list(ids)}}, projection={"did": 1})
 
 

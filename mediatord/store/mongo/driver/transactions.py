@@ -214,7 +214,7 @@ class Transaction:
 
     async def write(self, commands: Iterable[MongoCommand]) -> list[Document]:
         """
-        Send writes now, with reads among them, and return their replies; mostly :meth:`write_at_end` is better.
+        Send writes now, and return their replies; mostly :meth:`write_at_end` is better.
 
         :raise DuplicateKeyError: a document exists, and the transaction is aborted.
         """
