@@ -50,7 +50,7 @@ from mediatord.store.mongo.message_queues import (
     join_origin,
     split_origin,
 )
-from mediatord.store.mongo.removal import UncertainRemovalReporter, withdraw_messages
+from mediatord.store.mongo.removal import RecentMessages, UncertainRemovalReporter, withdraw_messages
 from mediatord.store.mongo.schema import ABSENT, MESSAGES, PRESENT, RECIPIENTS
 
 # Bytes of a message document beside its payload, at most.
@@ -330,6 +330,7 @@ class EnqueueBatch:
 
     limits: QueueLimits
     reporter: UncertainRemovalReporter
+    recent: RecentMessages
     finder: MessageQueueFinder = field(default_factory=MessageQueueFinder)
     usage_cache: QueueUsageCache = field(default_factory=QueueUsageCache)
 
@@ -367,6 +368,9 @@ class EnqueueBatch:
         await run.transact(enqueue, undo, tries=tries)
         self.usage_cache.keep(plans.values())
         self.finder.remember({did: plan.get_changed_queue() for did, plan in plans.items()})
+        for plan in set(plans.values()):
+            for one in plan.new_messages:
+                self.recent.add(one.payload.id, len(one.payload.data), one.now, one.request.origin, plan.queue)
         return answers
 
     def is_possible(self, requests: Sequence[EnqueueRequest]) -> bool:

@@ -74,7 +74,7 @@ class NonceClaims:
         attempt = await self.prepare(run, works)
 
         async def claim(transaction: Transaction) -> None:
-            attempt.decide(transaction, await transaction.query(attempt.query))
+            transaction.write_at_end(attempt.decide(await transaction.query(attempt.query)))
 
         async def undo(transaction: Transaction) -> None:
             attempt.withdraw(transaction)
@@ -147,11 +147,11 @@ class NonceClaimAttempt:
         self.claimed: Collection[bytes] = ()
         self.replaced = 0
 
-    def decide(self, transaction: Transaction, found: Sequence[Document]) -> None:
+    def decide(self, found: Sequence[Document]) -> list[MongoCommand]:
         """
-        Decide the claims as if they had come one by one, and write them.
+        Decide the claims as if they had come one by one, and build the writes.
 
-        :param found: result of the query.
+        :param found: result of the query; empty on the chance that all are new, else the writes fail.
         """
         released = self._pending_releases
         held: dict[bytes, float] = {
@@ -170,9 +170,7 @@ class NonceClaimAttempt:
             self.results.append(result)
         replaced = list(existing & new.keys())
         self.claimed, self.replaced = new.keys(), len(replaced)
-        transaction.write_at_end(
-            NONCES.delete({"_id": {"$in": replaced}}) if replaced else (), NONCES.insert(new.values())
-        )
+        return [*(NONCES.delete({"_id": {"$in": replaced}}) if replaced else ()), *NONCES.insert(new.values())]
 
     def withdraw(self, transaction: Transaction) -> None:
         """Undo the claims."""

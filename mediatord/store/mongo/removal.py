@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import count
 from typing import NamedTuple, TypeVar
 
 from bson import ObjectId
@@ -18,12 +19,20 @@ from mediatord.store.mongo.accounts import DIDCache, MessageDIDs, find_accounts_
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
 from mediatord.store.mongo.driver.collection import Collection as MongoCollection
 from mediatord.store.mongo.driver.collection import Document, MongoCommand, batch_by_size
+from mediatord.store.mongo.driver.errors import RepeatTransaction
 from mediatord.store.mongo.driver.operation import Operation, retry_on_duplicate_key
 from mediatord.store.mongo.driver.transactions import Transaction, UndoCallback
 from mediatord.store.mongo.ledger import build_ledger_entries
-from mediatord.store.mongo.message_queues import EVICTION_PROJECTION, REMOVAL_PROJECTION, build_removed, join_origin
+from mediatord.store.mongo.message_queues import (
+    EVICTION_PROJECTION,
+    REMOVAL_PROJECTION,
+    MessageQueueState,
+    build_removed,
+    join_origin,
+    split_origin,
+)
 from mediatord.store.mongo.nonces import NonceClaimAttempt, NonceClaimRequest, NonceClaims
-from mediatord.store.mongo.schema import ACCOUNTS, MESSAGES, RECIPIENTS
+from mediatord.store.mongo.schema import ABSENT, ACCOUNTS, MESSAGES, PRESENT, RECIPIENTS
 
 RemovalListener = Callable[[Sequence[RemovedMessage]], None]
 P = TypeVar("P", str, bytes)
@@ -34,6 +43,8 @@ _EXPIRY_BATCH = 100
 _EXPIRY_SECONDS = 1.0
 # Recipients of an account that are remembered.
 _MAX_LIKELY_RECIPIENTS = 16
+# Messages that are remembered, and recipients with their known senders.
+_MAX_RECENT_MESSAGES = 4_096
 _ACKNOWLEDGE_PROJECTION = {**EVICTION_PROJECTION, "seq": 1, "digest": 1}
 # Bytes that an id adds to a query beside itself, with the digest that it may be; and bytes of a query.
 _BYTES_PER_ID = 64
@@ -104,6 +115,69 @@ class RemovalRequest(NamedTuple):
         return [bytes.fromhex(id) for id in self.ids if _DIGEST_PATTERN.fullmatch(id)]
 
 
+class _RecentMessage(NamedTuple):
+    """:param document: what a removal needs of it; `seq` is only comparable with that of others of this kind."""
+
+    queue: MessageQueueState
+    document: Document
+
+
+class RecentMessages:
+    """
+    The messages that this process has queued last, and the known senders of their recipients as they were last.
+
+    Other operations and nodes may have changed any of them.
+    """
+
+    def __init__(self) -> None:
+        self._messages: OrderedDict[str, _RecentMessage] = OrderedDict()
+        self._senders: OrderedDict[ObjectId, str | None] = OrderedDict()
+        self._numbers = count()
+
+    def add(self, id: str, size: int, received_at: float, origin: int, queue: MessageQueueState) -> None:
+        """Add a message that is durable."""
+        document = {
+            "_id": id,
+            "recipient": queue.recipient_id,
+            "account": queue.account_id,
+            "seq": next(self._numbers),
+            "size": size,
+            "received_at": received_at,
+            "pushes": 0,
+            "digest": b"",
+            **split_origin(origin),
+        }
+        self._messages[id] = _RecentMessage(queue, document)
+        if len(self._messages) > _MAX_RECENT_MESSAGES:
+            self._messages.popitem(last=False)
+
+    def forget(self, ids: Iterable[str]) -> None:
+        for id in ids:
+            self._messages.pop(id, None)
+
+    def set_senders(self, recipient: ObjectId, senders: str | None) -> None:
+        self._senders[recipient] = senders
+        self._senders.move_to_end(recipient)
+        if len(self._senders) > _MAX_RECENT_MESSAGES:
+            self._senders.popitem(last=False)
+
+    def recall(self, works: Sequence[RemovalRequest]) -> list[_RecentMessage] | None:
+        """What was known of all messages that accounts acknowledge; None unless all are known, and their own."""
+        found = {}
+        for work in works:
+            for id in work.ids:
+                message = self._messages.get(id)
+                if message is None or message.queue.account != work.account:
+                    return None
+                found[id] = message
+        if any(one.queue.recipient_id not in self._senders for one in found.values()):
+            return None
+        return list(found.values())
+
+    def get_senders(self, recipient: ObjectId) -> str | None:
+        return self._senders[recipient]
+
+
 # None if the nonce was claimed before; or the error that there is no room for it.
 RemovalOutcome = list[RemovedMessage] | None | MediatorError
 
@@ -114,6 +188,7 @@ class RemovalBatch:
 
     :param entry: of the ledger.
     :param nonce_claims: for requests with a claim.
+    :param recent: messages that need not be read before they are acknowledged.
     """
 
     def __init__(
@@ -121,7 +196,9 @@ class RemovalBatch:
         reporter: UncertainRemovalReporter,
         entry: LedgerEntry = "acknowledged",
         nonce_claims: NonceClaims | None = None,
+        recent: RecentMessages | None = None,
     ) -> None:
+        self._recent = recent
         self._reporter = reporter
         self._entry = entry
         self._nonce_claims = nonce_claims
@@ -134,8 +211,16 @@ class RemovalBatch:
         claims = [work.claim for work in works if work.claim is not None]
         attempt = await self._nonce_claims.prepare(run, claims) if claims and self._nonce_claims else None
         answers: list[RemovalOutcome] = []
+        recalled = None if self._recent is None else self._recent.recall(works)
 
         async def remove(transaction: Transaction) -> None:
+            nonlocal recalled
+            if recalled:
+                some, recalled = recalled, None  # if it fails for any reason, all is read
+                answers[:], is_done = await self._remove_recalled(transaction, works, attempt, some)
+                if is_done:
+                    return
+                raise RepeatTransaction
             answers[:] = await self._remove(transaction, works, attempt)
 
         async def undo(transaction: Transaction) -> UndoCallback | None:
@@ -147,6 +232,8 @@ class RemovalBatch:
         await retry_on_duplicate_key(lambda: run.transact(remove, undo, tries=tries))
         if attempt is not None and self._nonce_claims is not None:
             self._nonce_claims.record(attempt)
+        if self._recent is not None:
+            self._recent.forget([id for work in works for id in work.ids])
         return answers
 
     async def expire(
@@ -207,35 +294,67 @@ class RemovalBatch:
         )
         known_recipients = some.pop(0)
         if attempt is not None:
-            attempt.decide(transaction, some.pop(0))
+            transaction.write_at_end(attempt.decide(some.pop(0)))
         some += await _find_by_digest(transaction, works, {one["did"]: one["_id"] for one in owners})
         found = [document for part in some for document in part]
         recipients = await _find_recipients(transaction, found, known_recipients)
         known_accounts = {one["_id"]: one["did"] for one in owners}
         accounts = await find_accounts_of_messages(transaction.query, found, known_accounts)
-        dids = _get_dids(recipients, accounts)
-        candidates = _RemovalCandidates(found, dids)
-        claimed = iter(() if attempt is None else attempt.results)
-        answers: list[RemovalOutcome] = []
-        acknowledged: list[tuple[float, Sequence[Document]]] = []
-        for work in works:
-            is_new = True if work.claim is None else next(claimed)
-            if is_new is not True:
-                answers.append(is_new or None)
-                continue
-            taken = candidates.take(work)
-            answers.append(_build_removed_list(taken, dids, None))
-            acknowledged.append((work.now, taken))
+        candidates = _RemovalCandidates(found, _get_dids(recipients, accounts))
+        answers, acknowledged = candidates.take_all(works, attempt)
+        senders = _update_senders(acknowledged, recipients) if self._entry == "acknowledged" else {}
+        self._remember_recipients(acknowledged)
+        if self._recent is not None:
+            for id, one in recipients.items():
+                self._recent.set_senders(id, senders.get(id, one.get("senders")))
+        transaction.write_at_end(
+            build_removals(candidates.taken, recipients, senders),
+            build_ledger_entries(transaction.slot, "didcomm", **{self._entry: len(candidates.taken)}),
+        )
+        return answers
+
+    def _remember_recipients(self, acknowledged: Iterable[tuple[RemovalRequest, Sequence[Document]]]) -> None:
+        for work, taken in acknowledged:
             concerned = {one["recipient"] for one in taken}
             if work.account is not None and 0 < len(concerned) <= _MAX_LIKELY_RECIPIENTS:
                 self._likely_recipients.keep(work.account, work.account, concerned)
-        senders = _update_senders(acknowledged, recipients) if self._entry == "acknowledged" else {}
-        entries = {self._entry: len(candidates.taken)}
-        transaction.write_at_end(
-            build_removals(candidates.taken, recipients, senders),
-            build_ledger_entries(transaction.slot, "didcomm", **entries),
+
+    async def _remove_recalled(
+        self,
+        transaction: Transaction,
+        works: Sequence[RemovalRequest],
+        attempt: NonceClaimAttempt | None,
+        messages: Sequence[_RecentMessage],
+    ) -> tuple[list[RemovalOutcome], bool]:
+        """
+        Remove messages that were not read, on the condition that they and their recipients have not changed; return
+        whether that holds. If not, the transaction must not be committed.
+        """
+        assert self._recent is not None
+        claims = [] if attempt is None else attempt.decide([])
+        queues = {one.queue.recipient_id: one.queue for one in messages}
+        recipients = {id: {"senders": self._recent.get_senders(id)} for id in queues}
+        dids = MessageDIDs(
+            {id: one.did for id, one in queues.items()}, {one.account_id: one.account for one in queues.values()}
         )
-        return answers
+        candidates = _RemovalCandidates([one.document for one in messages], dids)
+        answers, acknowledged = candidates.take_all(works, attempt)
+        taken = candidates.taken
+        if _update_senders(acknowledged, recipients) or not taken:
+            return answers, False
+        volumes = _sum_volumes(taken)
+        updates = [
+            _build_conditional_update(queues[id], volume, recipients[id]["senders"]) for id, volume in volumes.items()
+        ]
+        updated, deleted, *_ = await transaction.write(
+            [
+                *RECIPIENTS.update_each(updates),
+                *MESSAGES.delete({"_id": {"$in": [one["_id"] for one in taken]}, "pushes": 0}),
+                *claims,
+                *build_ledger_entries(transaction.slot, "didcomm", **{self._entry: len(taken)}),
+            ]
+        )
+        return answers, (updated["n"], deleted["n"]) == (len(volumes), len(taken))
 
 
 def _build_recipient_query(ids: Collection[ObjectId]) -> MongoCommand:
@@ -294,6 +413,26 @@ class _RemovalCandidates:
             self._ids_by_digest[one["digest"]].append(id)
         self.taken: list[Document] = []
 
+    def take_all(
+        self, works: Iterable[RemovalRequest], attempt: NonceClaimAttempt | None
+    ) -> tuple[list[RemovalOutcome], list[tuple[RemovalRequest, list[Document]]]]:
+        """
+        Take the messages of all removals whose nonces could be claimed.
+
+        :return: the answer to each removal, and what was taken for which one.
+        """
+        claimed = iter(() if attempt is None else attempt.results)
+        answers: list[RemovalOutcome] = []
+        taken: list[tuple[RemovalRequest, list[Document]]] = []
+        for work in works:
+            is_new = True if work.claim is None else next(claimed)
+            if is_new is True:
+                taken.append((work, self.take(work)))
+                answers.append(_build_removed_list(taken[-1][1], self._dids, None))
+            else:
+                answers.append(is_new or None)
+        return answers, taken
+
     def take(self, removal: RemovalRequest) -> list[Document]:
         """Take the messages of a removal, in order of arrival if it is of an account."""
         ids = dict.fromkeys(removal.ids)
@@ -308,20 +447,20 @@ class _RemovalCandidates:
 
 
 def _update_senders(
-    acknowledged: Iterable[tuple[float, Sequence[Document]]], recipients: Mapping[ObjectId, Document]
+    acknowledged: Iterable[tuple[RemovalRequest, Sequence[Document]]], recipients: Mapping[ObjectId, Document]
 ) -> dict[ObjectId, str]:
     """
     Return the :class:`KnownSenders` of the recipients that have to remember others, or other times.
 
-    :param acknowledged: messages, and when they were acknowledged.
+    :param acknowledged: what was taken for each acknowledgement.
     """
     # Parties by recipient and time: ten thousand messages of a thousand recipients may be acknowledged at once.
     acknowledged_parties: dict[ObjectId, dict[float, list[int]]] = {}
-    for now, some in acknowledged:
+    for work, some in acknowledged:
         for one in some:
             party = get_party(join_origin(one))
             if party:
-                acknowledged_parties.setdefault(one["recipient"], {}).setdefault(now, []).append(party)
+                acknowledged_parties.setdefault(one["recipient"], {}).setdefault(work.now, []).append(party)
     changed = {}
     for id, parties_by_time in acknowledged_parties.items():
         senders = KnownSenders(recipients.get(id, {}).get("senders"))
@@ -338,7 +477,7 @@ async def withdraw_messages(transaction: Transaction, ids: Sequence[str]) -> Non
 
 
 def build_removals(
-    documents: Iterable[Document],
+    documents: Collection[Document],
     recipients: Mapping[ObjectId, Document],
     senders: Mapping[ObjectId, str] = {},  # noqa: B006  it is not changed
 ) -> list[MongoCommand]:
@@ -349,15 +488,10 @@ def build_removals(
     :param documents: read in the same transaction, as were the `recipients`.
     :param senders: result of :func:`_update_senders`.
     """
-    ids: list[str] = []
-    volumes: dict[ObjectId, MessageVolume] = {}
-    for one in documents:
-        ids.append(one["_id"])
-        volumes.setdefault(one["recipient"], MessageVolume()).add(1, one["size"])
-    if not ids:
+    if not documents:
         return []
     updates, unused = [], []
-    for id, volume in volumes.items():
+    for id, volume in _sum_volumes(documents).items():
         if id not in recipients:
             continue
         change: Document = {"$inc": {"messages": -volume.messages, "bytes": -volume.size, "changes": 1}}
@@ -370,10 +504,35 @@ def build_removals(
                 continue
         updates.append({"q": {"_id": id}, "u": change})
     return [
-        *MESSAGES.delete({"_id": {"$in": ids}}),
+        *MESSAGES.delete({"_id": {"$in": [one["_id"] for one in documents]}}),
         *RECIPIENTS.update_each(updates),
         *(RECIPIENTS.delete({"_id": {"$in": unused}}) if unused else ()),
     ]
+
+
+def _sum_volumes(documents: Iterable[Document]) -> dict[ObjectId, MessageVolume]:
+    """Return the volume of messages by recipient."""
+    volumes: dict[ObjectId, MessageVolume] = {}
+    for one in documents:
+        volumes.setdefault(one["recipient"], MessageVolume()).add(1, one["size"])
+    return volumes
+
+
+def _build_conditional_update(queue: MessageQueueState, volume: MessageVolume, senders: str | None) -> Document:
+    """Build the update of a recipient that is still registered by an account with this DID, and has these senders."""
+    wanted = {
+        "_id": queue.recipient_id,
+        "registered": PRESENT,
+        "moves": queue.moves or ABSENT,
+        "senders": ABSENT if senders is None else senders,
+    }
+    counters = {
+        "messages": {"$subtract": ["$messages", volume.messages]},
+        "bytes": {"$subtract": ["$bytes", volume.size]},
+        "changes": {"$add": ["$changes", 1]},
+    }
+    mark = {"waited_for": {"$cond": [{"$gt": ["$messages", 0]}, "$waited_for", "$$REMOVE"]}}
+    return {"q": wanted, "u": [{"$set": counters}, {"$set": mark}]}
 
 
 def _split_into_queries(values: Iterable[P]) -> Iterator[list[P]]:

@@ -48,7 +48,13 @@ from mediatord.store.mongo.message_queues import (
 )
 from mediatord.store.mongo.nonces import NonceCapacity, NonceClaimRequest, NonceClaims
 from mediatord.store.mongo.queue_statistics import MongoQueueStatistics
-from mediatord.store.mongo.removal import RemovalBatch, RemovalListener, RemovalRequest, UncertainRemovalReporter
+from mediatord.store.mongo.removal import (
+    RecentMessages,
+    RemovalBatch,
+    RemovalListener,
+    RemovalRequest,
+    UncertainRemovalReporter,
+)
 from mediatord.store.mongo.schema import ALL_COLLECTIONS, MIGRATIONS, MongoMigration, MongoSchema
 from mediatord.store.mongo.space_limit import MongoSpaceLimit
 from mediatord.store.mongo.transaction_batcher import TransactionBatcher
@@ -100,10 +106,11 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
         self._account_mutex = KeyedMutex(client.clock)
         self._clocks = ClockSkewMonitor(client, MAX_CLOCK_SKEW)
         reporter = UncertainRemovalReporter(on_late_removals)
-        self._enqueue_batch = EnqueueBatch(limits, reporter)
+        self._recent = RecentMessages()
+        self._enqueue_batch = EnqueueBatch(limits, reporter, self._recent)
         self._nonces = NonceCapacity(client, max_nonces)
         self._nonce_claims = NonceClaims(client, self._nonces)
-        self._removal_batch = RemovalBatch(reporter, nonce_claims=self._nonce_claims)
+        self._removal_batch = RemovalBatch(reporter, nonce_claims=self._nonce_claims, recent=self._recent)
         event_reporter = UncertainRemovalReporter(on_late_acknowledgements)
         self._decentrl = MongoDecentrlStore(
             client, clock, caps, self._nonces, self._clocks, event_reporter, self.space_limit.refuses
@@ -197,6 +204,7 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
 
     def mark_delivered(self, ids: Sequence[str], *, node: str = "") -> Deferred[None]:
         known = filter_valid_ids(ids)
+        self._recent.forget(known)
         return self._batcher.submit("mark_delivered", mark_delivered, (known, node), frozenset(known))
 
     def mark_pending(self, ids: Sequence[str]) -> Deferred[list[str]]:

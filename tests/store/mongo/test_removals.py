@@ -38,7 +38,8 @@ class AcknowledgedSenderTests(SynchronousTestCase):
             for number in range(RECIPIENTS)
         ]
         self.patch(CountingId, "compared", 0)
-        works = [(0.0, documents), (float(PROBATION_SECONDS), documents[:RECIPIENTS])]
+        first, later = [removal.RemovalRequest((), now=now) for now in (0.0, float(PROBATION_SECONDS))]
+        works = [(first, documents), (later, documents[:RECIPIENTS])]
         changed = removal._update_senders(works, recipients)
         self.assertLessEqual(CountingId.compared, 2 * (len(documents) + 2 * RECIPIENTS))
         self.assertEqual(len(changed), RECIPIENTS)
