@@ -245,8 +245,8 @@ class IStore(IMessageStore, IAccountStore, INonceCache):
     ) -> Deferred[AcknowledgementResult | None]:
         """
         Claim a nonce as :meth:`~INonceCache.claim_nonce`, and if it was new, acknowledge as
-        :meth:`~mediatord.store.interfaces.messages.IMessageStore.acknowledge`; where the backend can, in one
-        transaction. Fires with None if the nonce was claimed before; then nothing was removed.
+        :meth:`~mediatord.store.interfaces.messages.IMessageStore.acknowledge`, in one transaction. Fires with None if
+        the nonce was claimed before; then nothing was removed.
 
         :param with_status: whether the result has the status of all queues of the account, as after that, unless that
             cannot be read.
