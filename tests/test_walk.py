@@ -16,8 +16,8 @@ BOUNDS: dict[str, tuple[int, int, int]] = {
     "forward and live push": (26, 133, 76),
     "acknowledgement": (31, 197, 117),
     "TWO_WAY_PRIVATE": (24, 111, 63),
-    "push across workers, sender's side": (25, 156, 73),
-    "push across workers, socket's side": (22, 115, 63),
+    "push across workers, sender's side": (23, 126, 61),
+    "push across workers, socket's side": (21, 101, 53),
 }
 
 

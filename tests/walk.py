@@ -44,8 +44,8 @@ SETTLED_SECONDS = 0.05
 PATIENCE_SECONDS = 120.0
 # Tries until the kernel has given two connections to two workers.
 MAX_CONNECTIONS = 64
-# The function that is entered where a notification from another worker arrives.
-NOTIFIED = "PeerServerConnection.dataReceived"
+# The function that is entered where a push from another worker arrives.
+NOTIFIED = "_SiblingServerConnection.dataReceived"
 
 SETTINGS = {
     "MEDIATORD_LIMITS__DID_PER_MINUTE": "1000000",
@@ -290,7 +290,7 @@ async def worker_walks(reactor: Any, url: str, tracers: Tracers) -> dict[str, Wa
             await wallet_socket.pushed.get()
 
         await pushed()
-        # Timers run in both processes: only the worker with the socket serves a notification.
+        # Timers run in both processes: only the worker with the socket serves a push.
         if any(walk.enters(NOTIFIED) for walk in (await tracers.record(reactor, only_pushed)).values()):
             walks = (await tracers.record_fewest(reactor, only_pushed)).values()
             (socket_side,) = [walk for walk in walks if walk.enters(NOTIFIED)]

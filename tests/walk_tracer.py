@@ -18,6 +18,8 @@ from types import FrameType
 from typing import Any
 
 _PREFIX = str(Path(__file__).parents[1] / "mediatord") + os.sep
+# The loop, which runs for all requests together, and whose calls would otherwise be Twisted's.
+_REACTOR = _PREFIX + os.path.join("runtime", "epoll_reactor.py")
 
 
 class CallRecorder:
@@ -31,7 +33,7 @@ class CallRecorder:
         """Called by the interpreter."""
         if self.enabled and event == "call":
             code = frame.f_code
-            if code.co_filename.startswith(_PREFIX):
+            if code.co_filename.startswith(_PREFIX) and code.co_filename != _REACTOR:
                 self.calls.append((threading.get_ident(), code.co_filename[len(_PREFIX) :], code.co_qualname))
 
     def answer(self, command: str) -> Any:

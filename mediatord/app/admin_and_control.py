@@ -151,8 +151,11 @@ def build_control_socket(
         core.events.flush()
         return None if core.events.pending else core.recorder
 
-    def has_subscriber(did: str) -> bool:
-        return bool(core.connections.subscribers(did))
+    async def has_subscriber(did: str) -> bool:
+        siblings = core.cluster.siblings if core.cluster else None
+        return bool(core.connections.subscribers(did)) or (
+            siblings is not None and await siblings.remote_delivery.has_live_session(did)
+        )
 
     operations = ControlOperations(core.store, open_recorder, has_subscriber)
 

@@ -21,7 +21,7 @@ from mediatord.cluster.peer_connection import (
     read_cluster_keys,
 )
 from mediatord.cluster.peer_notifications import NotificationReceiver, PeerNotificationDelivery, PeerQueues
-from mediatord.cluster.presence import PresenceLookup, PresencePublisher, SharedPresenceCounters
+from mediatord.cluster.presence import PresenceLookup, PresencePublisher
 from mediatord.cluster.remote_delivery import RemoteDelivery
 from mediatord.config.settings import Config
 from mediatord.errors import StartupError
@@ -32,6 +32,8 @@ from mediatord.runtime.periodic_tasks import PeriodicTasks
 from mediatord.runtime.secret_files import SecretFileError
 from mediatord.store.interfaces.cluster_and_quotas import ClusterNode
 from mediatord.store.interfaces.store import IStore
+from mediatord.workers.live_did_counters import LiveDIDCounters
+from mediatord.workers.sibling_channel import SiblingDelivery, SiblingListener, SiblingServer, get_worker_number
 from mediatord.workers.supervised_worker import WorkerSpec
 
 if TYPE_CHECKING:
@@ -49,15 +51,13 @@ class NodeSettings:
 
     :param listen: endpoint string of its node-to-node listener.
     :param address: client endpoint string for other nodes.
-    :param is_worker: whether it is a worker of this daemon; as for :class:`Membership`.
-    :param counters: presence counters shared with the other workers; None between hosts.
+    :param worker_socket: where a worker listens for the other workers of its daemon; None for a node.
     """
 
     listen: str
     address: str
     keys: ClusterKeys = field(repr=False)
-    is_worker: bool = False
-    counters: SharedPresenceCounters | None = None
+    worker_socket: Path | None = None
 
 
 def resolve_node_settings(config: Config, worker: WorkerSpec | None = None) -> NodeSettings | None:
@@ -67,9 +67,8 @@ def resolve_node_settings(config: Config, worker: WorkerSpec | None = None) -> N
     :raise StartupError: the cluster secret cannot be used.
     """
     if worker is not None:
-        counters = SharedPresenceCounters.open(Path(worker.node_socket))
         keys = derive_cluster_keys(worker.secret)
-        return NodeSettings(worker.address, worker.address, keys, is_worker=True, counters=counters)
+        return NodeSettings(worker.address, worker.address, keys, Path(worker.node_socket))
     listen, address, secret = config.cluster.listen, config.cluster.address, config.cluster.secret_file
     if listen is None or address is None or secret is None:
         return None
@@ -79,12 +78,86 @@ def resolve_node_settings(config: Config, worker: WorkerSpec | None = None) -> N
         raise StartupError(str(error)) from None
 
 
+class NodeLinks:
+    """
+    Pushes between the nodes of a cluster: each publishes its presence in the store, and notifies the others.
+
+    :ivar remote_delivery: notifies other nodes of what is accepted here.
+    """
+
+    def __init__(
+        self, reactor: Any, store: IStore, metrics: Metrics, node: ClusterNode, settings: NodeSettings
+    ) -> None:
+        self._store = store
+        self._node = node
+        self._settings = settings
+        self._metrics = metrics
+        self._client = PeerClient(reactor, settings.keys)
+        self._queues = PeerQueues(reactor, self._client.call, metrics)
+        self.publisher = PresencePublisher(reactor, store.cluster, node.boot)
+        self.remote_delivery = RemoteDelivery(
+            reactor, node.boot, PresenceLookup(reactor, store.cluster), self._queues, metrics
+        )
+        self.probe = self._client.probe
+        metrics.register_buffer("cluster_hints", lambda: self._queues.pending)
+        metrics.register_buffer("presence_lookups", lambda: self.remote_delivery.pending)
+
+    def set_live_nodes(self, boots: Collection[str]) -> None:
+        """Notify only these nodes from now on."""
+        self._queues.set_live_nodes(boots)
+        self.remote_delivery.set_live_nodes(boots)
+
+    def build_listener(self, clock: Any, receiver: NotificationReceiver) -> Service:
+        """Build the node-to-node listener."""
+        refused = self._metrics.refused_peer_requests.inc
+        server = PeerServer(clock, self._settings.keys, self._node.boot, receiver.receive, refused)
+        return Listener(self._settings.listen, server, clock)
+
+    def end(self) -> None:
+        """Send nothing more."""
+        self.remote_delivery.end()
+        self._queues.end()
+        self._client.close()
+
+
+class SiblingLinks:
+    """
+    Pushes between the workers of a daemon.
+
+    :ivar publisher: counts live DIDs in memory that all workers map.
+    :ivar remote_delivery: pushes to sockets at other workers.
+    """
+
+    def __init__(self, reactor: Any, metrics: Metrics, path: Path) -> None:
+        self._path = path
+        number = get_worker_number(path)
+        self.publisher = LiveDIDCounters(path.parent, number)
+        self.remote_delivery = SiblingDelivery(reactor, self.publisher, path.parent, number, metrics)
+        metrics.register_buffer("cluster_hints", lambda: self.remote_delivery.pending)
+
+    async def probe(self, node: ClusterNode) -> str | None:
+        """None: what holds the name of a worker that has ended shows in its lease alone."""
+        return None
+
+    def set_live_nodes(self, boots: Collection[str]) -> None:
+        """Whether other workers answer shows on their connections."""
+
+    def build_listener(self, clock: Any, receiver: NotificationReceiver) -> Service:
+        """Build the service that listens for other workers, and connects to them."""
+        server = SiblingServer(clock, receiver, lambda number: self.remote_delivery.connect([number]))
+        return SiblingListener(clock, self._path, server, self.remote_delivery)
+
+    def end(self) -> None:
+        """Push nothing more."""
+        self.remote_delivery.end()
+
+
 class ClusterSubsystem:
     """
     The cluster side of one process.
 
     :ivar node: this process.
-    :ivar remote_delivery: notifies other nodes of what is accepted here.
+    :ivar links: to other nodes, or to the other workers of this daemon.
     :ivar leader_lease: elects the node that does the housekeeping.
     :ivar quotas: rate limits shared by all nodes.
     """
@@ -95,19 +168,13 @@ class ClusterSubsystem:
         self._reactor = reactor
         self._store = store
         self.node = node
-        self.settings = settings
-        self.peer_client = PeerClient(reactor, settings.keys)
         self.node_health = NodeHealth(reactor, NODE_LEASE)
-        self.presence_publisher = PresencePublisher(reactor, store.cluster, node.boot, settings.counters)
-        self._peer_queues = PeerQueues(reactor, self.peer_client.call, metrics)
-        self.remote_delivery = RemoteDelivery(
-            reactor,
-            node.boot,
-            PresenceLookup(reactor, store.cluster),
-            self._peer_queues,
-            metrics,
-            settings.counters,
-        )
+        self.siblings: SiblingLinks | None = None
+        self.links: NodeLinks | SiblingLinks
+        if settings.worker_socket is None:
+            self.links = NodeLinks(reactor, store, metrics, node, settings)
+        else:
+            self.links = self.siblings = SiblingLinks(reactor, metrics, settings.worker_socket)
         self.leader_lease = LeaderLease(
             reactor, store.cluster, node.boot, is_member=lambda: self.node_health.is_member
         )
@@ -115,8 +182,6 @@ class ClusterSubsystem:
         self._metrics = metrics
         self._live_count = 1
         self._node_names: dict[str, str] = {}
-        metrics.register_buffer("cluster_hints", lambda: self._peer_queues.pending)
-        metrics.register_buffer("presence_lookups", lambda: self.remote_delivery.pending)
 
     def build_membership(self, give_up: Callable[[str], None], on_first_join: Callable[[], None]) -> Membership:
         """Build the service that joins the cluster and leaves it."""
@@ -125,12 +190,12 @@ class ClusterSubsystem:
             self._store.cluster,
             self.node,
             self.node_health,
-            self.presence_publisher,
-            probe=self.peer_client.probe,
+            self.links.publisher if isinstance(self.links, NodeLinks) else None,
+            probe=self.links.probe,
             give_up=give_up,
             on_first_join=on_first_join,
             set_live_nodes=self.set_live_nodes,
-            is_worker=self.settings.is_worker,
+            is_worker=self.siblings is not None,
         )
 
     def set_live_nodes(self, live: Collection[ClusterNode]) -> None:
@@ -141,9 +206,7 @@ class ClusterSubsystem:
             self._node_names[node.boot] = node.name
         for boot in list(self._node_names)[:-_MAX_KNOWN_NODES]:
             del self._node_names[boot]
-        boots = {node.boot for node in live}
-        self._peer_queues.set_live_nodes(boots)
-        self.remote_delivery.set_live_nodes(boots)
+        self.links.set_live_nodes({node.boot for node in live})
 
     def name_of(self, boot: str) -> str:
         """The name of a node that is or was live."""
@@ -151,9 +214,7 @@ class ClusterSubsystem:
 
     async def stop(self) -> None:
         """Send no more notifications; what was not acknowledged stays in the store."""
-        self.remote_delivery.end()
-        self._peer_queues.end()
-        self.peer_client.close()
+        self.links.end()
 
 
 def build_cluster_services(
@@ -187,16 +248,7 @@ def build_cluster_services(
         is_wanted=lambda recipient: recipient is None,
         filter_served=filter_registered,
     )
-    receiver = NotificationReceiver(
-        clock, messages, events, filter_registered, decentrl.event_pusher.push_contracts_updated
-    )
-    server = PeerServer(
-        clock,
-        cluster.settings.keys,
-        boot,
-        receiver.receive,
-        core.recorder.metrics.refused_peer_requests.inc,
-    )
+    receiver = NotificationReceiver(messages, events, filter_registered, decentrl.event_pusher.push_contracts_updated)
     anti_entropy = AntiEntropy(clock, (messages, events), core.connections.backlogs.forget)
     sweeper = LapsedNodeSweeper(
         clock,
@@ -220,5 +272,5 @@ def build_cluster_services(
     return [
         tasks,
         ShutdownStep("notifications", cluster.stop),
-        Listener(cluster.settings.listen, server, clock),
+        cluster.links.build_listener(clock, receiver),
     ]

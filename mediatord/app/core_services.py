@@ -18,7 +18,7 @@ from mediatord.cluster.membership import NodeHealth
 from mediatord.config.settings import Config
 from mediatord.delivery.connections import ConnectionManager
 from mediatord.didcomm.forward_router import SenderFingerprint
-from mediatord.errors import StartupError
+from mediatord.errors import StartupError, StoreUnavailable
 from mediatord.http.client_address import name_peer_network
 from mediatord.identity.mediator_identity import MediatorIdentity
 from mediatord.net.outbound_http import OutboundHTTPClient
@@ -27,6 +27,7 @@ from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.metrics import Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer, renew_pseudonym_key
 from mediatord.probe.identities_and_recognition import derive_probe_credentials
+from mediatord.probe.store_health import StoreHealthMonitor
 from mediatord.ratelimit.admission import RequestAdmission, RequestGate
 from mediatord.ratelimit.rate_limiter import RateLimiter, RateLimits, make_local_limiter
 from mediatord.ratelimit.registration import RegistrationLimits, RegistrationQuota
@@ -93,6 +94,8 @@ class CoreServices:
     :ivar monotonic: seconds of a monotonic clock.
     :ivar probe_credentials: identify the daemon's requests to itself.
     :ivar sender_fingerprints: identify senders within a queue.
+    :ivar check_store: raises StoreUnavailable, or ShutdownInProgress. A server is asked each time; SQLite may be slow
+        as long as it works.
     :ivar store_name: the same for all processes that use the store, and for no other store.
     :raise StartupError: keys, identity or log key cannot be used.
     """
@@ -159,7 +162,7 @@ class CoreServices:
                 origin.node, origin.boot, node_settings.address, node_settings.keys.seal, identity.fingerprint
             )
             self.cluster = ClusterSubsystem(reactor, self.store, metrics, self.node, node_settings)
-            self.connections.set_presence_publisher(self.cluster.presence_publisher, reactor)
+            self.connections.set_presence_publisher(self.cluster.links.publisher, reactor)
         self.node_health = self.cluster.node_health if self.cluster else NodeHealth(reactor)
 
         make_limiter = self.cluster.quotas.make_limiter if self.cluster else make_local_limiter
@@ -172,6 +175,14 @@ class CoreServices:
         self.reloader.follow(self._apply_limits)
         self.gate = RequestGate(reactor)
         self.requests = RequestAdmission(reactor, self.gate, self.recorder)
+        self.store_health = StoreHealthMonitor(
+            reactor,
+            self._ping_store,
+            is_open=lambda: self.gate.is_open,
+            failure_count=lambda: metrics.rejected.get("store_unavailable"),
+            steady=monotonic,
+        )
+        self.check_store = self.store_health.ask if config.storage.backend == "sqlite" else self._ping_store
         self.outbound = OutboundHTTPClient(reactor, allow_private=config.outbound.allow_private)
         metrics.register_buffer("store_operations", self.store.get_buffered)
         metrics.register_buffer("event_log", lambda: (None, self.events.pending))
@@ -184,6 +195,15 @@ class CoreServices:
     async def render_metrics(self) -> bytes:
         """The metrics of this process in text format."""
         return self.recorder.metrics.render()
+
+    async def _ping_store(self) -> None:
+        metrics = self.recorder.metrics
+        try:
+            await self.gate.run_request(self.store.ping)
+        except StoreUnavailable:
+            metrics.set_storage_up(False)
+            raise
+        metrics.set_storage_up(True)
 
     def _apply_limits(self, config: Config) -> None:
         self.connections.limit(*_build_connection_limits(config))

@@ -113,6 +113,7 @@ def build_daemon(
         *admin_listeners,
         *build_control_socket(core, config, worker),
         accept_delay,
+        core.store_health,
         readiness,
         status,
     ]

@@ -86,7 +86,7 @@ class DIDCommServices:
         )
         backlog_recorder, pickup_recorder, push_elsewhere = None, None, None
         if core.cluster:
-            push_elsewhere = core.cluster.remote_delivery.deliver_message
+            push_elsewhere = core.cluster.links.remote_delivery.deliver_message
             backlog_recorder = partial(record_backlog, reactor, core.connections, store.find_arrivals)
             pickup_recorder = partial(record_pickups, store.cluster, queue.delivered_timeout)
         self.live = LiveDelivery(context, backlog_recorder)
@@ -193,7 +193,7 @@ class DecentrlServices:
         )
         remote_delivery, pickup_recorder, backlog_recorder = None, None, None
         if core.cluster:
-            remote_delivery = core.cluster.remote_delivery
+            remote_delivery = core.cluster.links.remote_delivery
             pickup_recorder = partial(record_pickups, store.cluster, config.queue.delivered_timeout)
             backlog_recorder = partial(record_backlog, clock, core.connections, store.decentrl.find_pending_arrivals)
         self.event_pusher = EventPusher(core.connections, recorder, remote_delivery)

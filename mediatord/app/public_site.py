@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from mediatord.app.core_services import CoreServices
 from mediatord.app.metrics_collection import StoreMetricsRefresher
 from mediatord.app.protocol_services import DecentrlServices, DIDCommServices
-from mediatord.cluster.membership import StoreHealthCheck
 from mediatord.config.settings import Config
-from mediatord.errors import StoreUnavailable
 from mediatord.http.client_address import AllowedOrigins, ClientAddressResolver
 from mediatord.http.flow_control import RoundRobinScheduler
 from mediatord.http.resources import HTTPContext, StaticDocuments, report_no_probe
@@ -42,7 +40,7 @@ def build_site(
         receive=didcomm.dispatcher.receive,
         command=decentrl.dispatcher.receive,
         public=decentrl.dispatcher.public,
-        ping_store=_build_store_ping(core, config),
+        check_store=core.check_store,
         find_store_problem=lambda: core.store.fault_description,
         find_node_problem=lambda: core.node_health.trouble,
         refresh_store_metrics=StoreMetricsRefresher(core),
@@ -80,20 +78,3 @@ def _get_site_limits(config: Config) -> SiteLimits:
     limits = config.limits
     connections = 4 * limits.max_connections_per_ip, 4 * limits.trusted_connections
     return SiteLimits(limits.max_message_bytes, *connections, limits.max_outbox_bytes, limits.max_unread_bytes)
-
-
-def _build_store_ping(core: CoreServices, config: Config) -> Callable[[], Awaitable[None]]:
-    """The check of the store for `/health`. A server is asked each time; SQLite may be slow as long as it works."""
-    metrics = core.recorder.metrics
-
-    async def ping() -> None:
-        try:
-            await core.gate.run_request(core.store.ping)
-        except StoreUnavailable:
-            metrics.set_storage_up(False)
-            raise
-        metrics.set_storage_up(True)
-
-    if config.storage.backend != "sqlite":
-        return ping
-    return StoreHealthCheck(ping, core.monotonic, lambda: metrics.rejected.get("store_unavailable"))

@@ -1,6 +1,6 @@
 """
 Cluster membership: a node joins under its name, renews its lease, and joins again after losing it. Its health is that
-membership, its clock, and whether the store answers.
+membership and its clock.
 
 A name whose lease another boot holds may belong to a killed predecessor of this node, or to a node that is running.
 """
@@ -16,7 +16,6 @@ from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import deferLater
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from mediatord.cluster.presence import PresencePublisher
 from mediatord.errors import StoreUnavailable
@@ -75,7 +74,7 @@ class Membership(Service):
     Keeps this node a live member, from when the store is open until the service stops.
 
     :param health: is informed about membership and clock.
-    :param presence: publishes while this node is a member.
+    :param presence: publishes while this node is a member; None for a worker.
     :param probe: the boot that answers at the address of a node, if any does.
     :param give_up: ends the daemon with a line for the operator.
     :param on_first_join: called when this node has joined for the first time.
@@ -92,7 +91,7 @@ class Membership(Service):
         store: IClusterStore,
         node: ClusterNode,
         health: NodeHealth,
-        presence: PresencePublisher,
+        presence: PresencePublisher | None,
         *,
         probe: Callable[[ClusterNode], Awaitable[str | None]],
         give_up: Callable[[str], None],
@@ -162,7 +161,8 @@ class Membership(Service):
         _log.info("node {name} has joined the cluster", name=self._node.name)
         self._joined_at = self._clock.seconds()
         self._health.joined()
-        self._presence.joined()
+        if self._presence is not None:
+            self._presence.joined()
         on_first_join, self._on_first_join = self._on_first_join, lambda: None
         on_first_join()
         # A timer is not affected when the clock is set.
@@ -187,7 +187,8 @@ class Membership(Service):
         if self._joined_at is not None:
             self._joined_at = None
             self._health.parted()
-            self._presence.parted()
+            if self._presence is not None:
+                self._presence.parted()
 
     async def _join(self) -> bool:
         """Join, however long it takes; False if the daemon had to give up."""
@@ -298,7 +299,8 @@ class Membership(Service):
                 pause = JOIN_RETRY_DELAY
 
     async def _stop(self) -> None:
-        await self._presence.stop()
+        if self._presence is not None:
+            await self._presence.stop()
         if self._task is not None:
             await self._drop_lease()
 
@@ -369,60 +371,3 @@ class NodeHealth:
         if self._clock_problem:
             _log.info("the clocks of this host and of the MongoDB server agree again")
         self._clock_problem = ""
-
-
-# Seconds for which a success may be reported without waiting for the next check.
-HEALTHY_RESULT_TTL = 1.0
-
-
-class StoreHealthCheck:
-    """
-    Checks the store, once for all concurrent callers.
-
-    A caller within a second of the last success does not wait, since a slow disk delays the check as much as any
-    other operation. The check runs all the same, and its failure is reported to the next caller.
-
-    :param check: queries the store; raises what is wrong.
-    :param monotonic: seconds of a monotonic clock.
-    :param failure_count: store failures of requests so far; the last success is not reused after another one.
-    """
-
-    def __init__(
-        self, check: Callable[[], Awaitable[None]], monotonic: Callable[[], float], failure_count: Callable[[], int]
-    ) -> None:
-        self._check = check
-        self._monotonic = monotonic
-        self._failure_count = failure_count
-        self._failures_seen = 0
-        self._is_running = False
-        self._healthy_until = -HEALTHY_RESULT_TTL
-        self._waiters: list[Deferred[None]] = []
-
-    async def __call__(self) -> None:
-        """Return if the store answers; raise what is wrong otherwise."""
-        waiter: Deferred[None] = Deferred()
-        self._waiters.append(waiter)
-        if not self._is_running:
-            self._is_running = True
-            Deferred.fromCoroutine(self._run_check()).addBoth(self._resolve_waiters)
-        if (
-            not waiter.called
-            and self._monotonic() < self._healthy_until
-            and self._failure_count() == self._failures_seen
-        ):
-            self._waiters.remove(waiter)
-            return
-        await waiter
-
-    async def _run_check(self) -> None:
-        await self._check()
-
-    def _resolve_waiters(self, result: Failure | None) -> None:
-        self._is_running = False
-        self._healthy_until = (
-            -HEALTHY_RESULT_TTL if isinstance(result, Failure) else self._monotonic() + HEALTHY_RESULT_TTL
-        )
-        self._failures_seen = self._failure_count()
-        waiters, self._waiters = self._waiters, []
-        for one in waiters:
-            one.callback(result)  # a Failure becomes an errback

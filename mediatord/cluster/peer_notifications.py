@@ -3,8 +3,7 @@ Notifications between nodes: an item in the store is for sockets of another node
 
 The sender queues them for each node and sends them in batches, one at a time, so that a DID's arrive in order. A
 request is `{"protocol": 1, "hints": {"messages": [ids], "events": [ids], "contracts": [DIDs]}}`, its answer
-`{"protocol": 1, "pushed": {...}}` with those that a socket took. Between workers of one daemon a request also has
-`"contents"`, the messages themselves, if all of them fit in it; other nodes read them from the store. Nodes of
+`{"protocol": 1, "pushed": {...}}` with those that a socket took. The other node reads them from the store. Nodes of
 different versions run side by side: both sides ignore unknown members and kinds, and a higher protocol number means
 nothing. The answer to an unknown kind is that none of it was pushed.
 """
@@ -12,7 +11,7 @@ nothing. The answer to an unknown kind is that none of it was pushed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
@@ -30,7 +29,7 @@ from mediatord.protocol import encoding
 from mediatord.runtime.failure_logging import LogThrottle, redact_failure
 from mediatord.store.interfaces.cluster_and_quotas import MAX_CLOCK_SKEW, ClusterNode, IClusterStore
 from mediatord.store.interfaces.decentrl import PendingEvent
-from mediatord.store.interfaces.messages import MessageArrival, PayloadForm, StoredMessage
+from mediatord.store.interfaces.messages import MessageArrival, StoredMessage
 
 _log = Logger()
 
@@ -61,47 +60,18 @@ class PeerNotification:
     payload_bytes: int = field(default=0, compare=False)
 
 
-def encode_names(
-    member: Literal["hints", "pushed"], names: NotificationNames, messages: Sequence[StoredMessage] = ()
-) -> bytes:
-    """
-    Encode the body of a request or an answer.
-
-    :param messages: what a request of a worker is about.
-    """
-    body: dict[str, Any] = {"protocol": PROTOCOL_VERSION, member: names}
-    if messages:
-        body["contents"] = [
-            (
-                (one.id, one.recipient_did, one.account, encoding.encode_base64url(one.payload), one.form),
-                (one.received_at, one.expires_at),
-            )
-            for one in messages
-        ]
-    return encoding.dumps(body)
+def encode_names(member: Literal["hints", "pushed"], names: NotificationNames) -> bytes:
+    """Encode the body of a request or an answer."""
+    return encoding.dumps({"protocol": PROTOCOL_VERSION, member: names})
 
 
 def decode_names(member: Literal["hints", "pushed"], body: bytes) -> NotificationNames:
     """
-    Decode the body of a request or an answer, without messages.
+    Decode the body of a request or an answer.
 
     :raise ValueError: it is malformed.
     """
-    return _read_names(member, encoding.loads_object(body))
-
-
-def decode_request(body: bytes, now: float) -> tuple[NotificationNames, dict[str, StoredMessage]]:
-    """
-    Decode the body of a request: names, and the messages that it contains and that have not expired, by id.
-
-    :raise ValueError: it is malformed.
-    """
-    request = encoding.loads_object(body)
-    return _read_names("hints", request), _read_messages(request.get("contents", []), now)
-
-
-def _read_names(member: Literal["hints", "pushed"], body: dict[str, Any]) -> NotificationNames:
-    groups = body.get(member)
+    groups = encoding.loads_object(body).get(member)
     if not isinstance(groups, dict):
         raise ValueError(f"no {member}")
     found: NotificationNames = {}
@@ -114,32 +84,12 @@ def _read_names(member: Literal["hints", "pushed"], body: dict[str, Any]) -> Not
     return found
 
 
-def _read_messages(contents: Any, now: float) -> dict[str, StoredMessage]:
-    messages = {}
-    try:
-        for texts, times in contents:
-            id_, recipient_did, account, payload, form = texts
-            received_at, expires_at = map(float, times)
-            if set(map(type, texts)) != {str} or form not in get_args(PayloadForm):
-                raise ValueError
-            if expires_at > now:
-                messages[id_] = StoredMessage(
-                    id_, recipient_did, account, encoding.decode_base64url(payload), form, received_at, expires_at
-                )
-    except (TypeError, ValueError):
-        raise ValueError("malformed contents") from None
-    return messages
-
-
 # Queued notifications per node, and bytes of the payloads they refer to, which stay in memory meanwhile.
 MAX_QUEUED = 1000
 MAX_QUEUED_BYTES = 33_554_432
 # Per request.
 MAX_BATCH = 100
 MAX_BATCH_BYTES = 4_194_304
-# Seconds for which a message may have been queued and is still sent with its notification. One that has waited
-# longer, for a slow node, may have been acknowledged meanwhile, so the other node reads it from the store.
-MAX_MESSAGE_AGE = 0.1
 # Seconds before the second and the third attempt.
 RETRY_DELAYS = (0.1, 0.5)
 # Seconds for which a node that was replaced gets no notifications, unless the store reports its end earlier. Not
@@ -152,7 +102,6 @@ PeerCall = Callable[[ClusterNode, bytes], Awaitable[bytes]]
 @dataclass(eq=False, slots=True)
 class _QueuedNotification:
     notification: PeerNotification
-    message: StoredMessage | None
     since: float
     answered: Deferred[bool | None] = field(default_factory=Deferred)
 
@@ -181,13 +130,11 @@ class PeerQueue:
         """Queued notifications, and the bytes of their payloads."""
         return len(self._queue), self._bytes
 
-    def enqueue(self, notification: PeerNotification, message: StoredMessage | None) -> Deferred[bool | None]:
+    def enqueue(self, notification: PeerNotification) -> Deferred[bool | None]:
         """
         Send a notification; fires with whether a socket took the item, None if unknown; never fails.
 
         Nothing is sent while another node answers at the address.
-
-        :param message: what it is about, to save the other node from reading it.
         """
         now = self._clock.seconds()
         # The lower bound matters when the clock is set back.
@@ -199,7 +146,7 @@ class PeerQueue:
         ):
             self._metrics.cluster_pushes.inc("dropped")
             return succeed(None)
-        queued = _QueuedNotification(notification, message, now)
+        queued = _QueuedNotification(notification, now)
         self._queue.append(queued)
         self._bytes += notification.payload_bytes
         if self._sending is None:
@@ -254,13 +201,11 @@ class PeerQueue:
         return batch
 
     async def _send_with_retries(self, batch: Sequence[_QueuedNotification]) -> NotificationNames | None:
-        """
-        What was pushed; None if unknown.
-
-        Only the first attempt carries messages, and only new ones: later they may be acknowledged or expired.
-        """
-        is_new = 0.0 <= self._clock.seconds() - batch[0].since <= MAX_MESSAGE_AGE
-        body = _encode_batch(batch, with_messages=is_new)
+        """What was pushed; None if unknown."""
+        names: NotificationNames = {}
+        for queued in batch:
+            names.setdefault(queued.notification.kind, []).append(queued.notification.name)
+        body = encode_names("hints", names)
         for pause in (*RETRY_DELAYS, None):
             try:
                 return decode_names("pushed", await self._call(self._node, body))
@@ -273,7 +218,6 @@ class PeerQueue:
                 if pause is None or self._is_closed:
                     break
             await deferLater(self._clock, pause)
-            body = _encode_batch(batch, with_messages=False)
         self._log_failure("does not respond")
         return None
 
@@ -302,24 +246,6 @@ class PeerQueue:
             one.answered.callback(delivered)
 
 
-def _encode_batch(batch: Sequence[_QueuedNotification], *, with_messages: bool) -> bytes:
-    """Encode a request. :param with_messages: whether it may contain the messages, if there is room for all."""
-    names: NotificationNames = {}
-    messages: list[StoredMessage] = []
-    size = 0
-    for queued in batch:
-        names.setdefault(queued.notification.kind, []).append(queued.notification.name)
-        if queued.message is not None:
-            messages.append(queued.message)
-            size += len(queued.message.payload)
-    # Base64 adds a third: payloads of more than three quarters of a request need not be encoded to see it.
-    if with_messages and len(messages) == len(batch) and size <= MAX_BODY_BYTES // 4 * 3:
-        body = encode_names("hints", names, messages)
-        if len(body) <= MAX_BODY_BYTES:
-            return body
-    return encode_names("hints", names)
-
-
 class PeerQueues:
     """
     The queues of all nodes that were notified, by boot.
@@ -344,9 +270,7 @@ class PeerQueues:
     def __len__(self) -> int:
         return len(self._queues)
 
-    def enqueue(
-        self, node: ClusterNode, notification: PeerNotification, message: StoredMessage | None = None
-    ) -> Deferred[bool | None]:
+    def enqueue(self, node: ClusterNode, notification: PeerNotification) -> Deferred[bool | None]:
         """As :meth:`PeerQueue.enqueue`; fails at once after the end."""
         if self._is_closed:
             self._metrics.cluster_pushes.inc("failed")
@@ -354,7 +278,7 @@ class PeerQueues:
         queue = self._queues.get(node.boot)
         if queue is None:
             queue = self._queues[node.boot] = PeerQueue(self._clock, node, self._call, self._metrics)
-        return queue.enqueue(notification, message)
+        return queue.enqueue(notification)
 
     def set_live_nodes(self, live: Collection[str]) -> None:
         """
@@ -414,18 +338,15 @@ class PeerNotificationDelivery(Generic[Item]):
         """DIDs that have sockets here."""
         return self.connections.live(self.is_wanted)
 
-    async def push_notified(self, ids: Sequence[str], received: Mapping[str, Item] | None = None) -> list[str]:
+    async def push_notified(self, ids: Sequence[str]) -> list[str]:
         """
         Push what another node has notified this one of; returns the ids that were pushed, now or before.
 
-        :param received: items by id; used if none is missing, as those of one DID are pushed in order.
         :raise StoreUnavailable: the store did not answer.
         """
         was_pushed = self.pusher.was_pushed
         pushed = list(filter(was_pushed, ids))
         wanted = [id_ for id_ in ids if id_ not in pushed] if pushed else ids
-        if received and received.keys() >= set(wanted):
-            return pushed + [id_ for id_ in wanted if self.pusher.push_remote(received[id_])]
         async for items in self._find_served(wanted):
             # A repeated notification may have been served meanwhile.
             pushed += [item.id for item in items if was_pushed(item.id) or self.pusher.push_remote(item)]
@@ -468,13 +389,12 @@ class PeerNotificationDelivery(Generic[Item]):
 @dataclass(frozen=True, slots=True)
 class NotificationReceiver:
     """
-    Handles notifications from other nodes.
+    Pushes to the sockets of this process what other nodes, or workers, have accepted.
 
     :param filter_registered: which of several DIDs may still be notified of their contracts.
     :param push_contracts_updated: notifies the sockets of a DID; False if there are none.
     """
 
-    clock: IReactorTime
     didcomm: PeerNotificationDelivery[StoredMessage]
     decentrl: PeerNotificationDelivery[PendingEvent]
     filter_registered: Callable[[Collection[str]], Awaitable[Collection[str]]]
@@ -487,10 +407,10 @@ class NotificationReceiver:
         :raise ValueError: the request is malformed.
         :raise StoreUnavailable: the sender has to try again later.
         """
-        pushed, messages = decode_request(body, self.clock.seconds())
+        pushed = decode_names("hints", body)
         for kind, names in pushed.items():
             if kind == "messages":
-                pushed[kind] = await self.didcomm.push_notified(names, messages)
+                pushed[kind] = await self.didcomm.push_notified(names)
             elif kind == "events":
                 pushed[kind] = await self.decentrl.push_notified(names)
             else:

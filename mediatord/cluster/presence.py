@@ -2,19 +2,14 @@
 Presence: which nodes hold live sockets of a DID.
 
 Each node publishes its own DIDs to the store (:class:`PresencePublisher`) and looks up those of others
-(:class:`PresenceLookup`, :class:`PresenceCache`). Workers of one daemon also share counters in memory, which tell
-them without a query whether a cached answer is still complete (:class:`SharedPresenceCounters`).
+(:class:`PresenceLookup`, :class:`PresenceCache`).
 """
 
 from __future__ import annotations
 
-import mmap
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
-from operator import itemgetter
-from pathlib import Path
-from zlib import crc32
 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -28,94 +23,19 @@ from mediatord.store.interfaces.cluster_and_quotas import ClusterNode, IClusterS
 
 _log = Logger()
 
-# Counters per worker; DIDs that hash to the same number share one.
-COUNTERS_PER_WORKER = 4_096
-_COUNTER_BYTES = 8
-
-PresenceEpoch = tuple[int, ...]
-
-
-class SharedPresenceCounters:
-    """
-    Counters of new sockets in memory that all workers of a daemon map.
-
-    Each worker writes only its own section, so no lock is needed. A replacement worker continues with the counts of
-    the one before it.
-
-    :param number: index of the worker, from 0.
-    """
-
-    def __init__(self, path: Path, number: int) -> None:
-        with open(path, "r+b") as file:
-            memory = mmap.mmap(file.fileno(), 0)
-        counters = memoryview(memory).cast("Q")
-        sections = range(0, len(counters), COUNTERS_PER_WORKER)
-        self._others = [counters[start : start + COUNTERS_PER_WORKER] for start in sections]
-        self._own = self._others.pop(number)
-
-    @classmethod
-    def open(cls, socket: Path) -> SharedPresenceCounters | None:
-        """
-        The counters of the worker with this node-to-node socket; None if the supervisor has not created any.
-
-        :raise OSError: the file cannot be mapped.
-        """
-        path = presence_counter_path(socket)
-        return cls(path, int(socket.stem) - 1) if path.exists() else None
-
-    def increment(self, dids: Iterable[str]) -> None:
-        """Record that this worker has sockets of these DIDs and that the store knows it."""
-        for did in dids:
-            self._own[_counter_index(did)] += 1
-
-    def epoch(self, did: str) -> PresenceEpoch:
-        """A value that changes whenever another worker gains a socket of the DID, and never repeats."""
-        return tuple(map(itemgetter(_counter_index(did)), self._others))
-
-
-def create_presence_counters(socket: Path, count: int) -> None:
-    """
-    Create the counters of all workers, set to zero.
-
-    :param socket: node-to-node socket of one of the workers.
-    :param count: number of workers.
-    :raise OSError: the file cannot be written.
-    """
-    presence_counter_path(socket).write_bytes(bytes(count * COUNTERS_PER_WORKER * _COUNTER_BYTES))
-
-
-def presence_counter_path(socket: Path) -> Path:
-    """Path of the counters that belong to a worker's node-to-node socket."""
-    return socket.with_name("presence-counters")
-
-
-def _counter_index(did: str) -> int:
-    return crc32(did.encode("utf-8", "surrogatepass")) % COUNTERS_PER_WORKER
-
-
 # With DIDs of 2,000 characters these are 40 MiB at most.
 MAX_CACHED_DIDS = 20_000
-# Seconds for which an entry without a valid epoch still says where to try first.
+# Seconds for which an entry says where to try first.
 RECENT_NODE_TTL = 60.0
 
 
 class PresenceCache:
-    """
-    Nodes that held sockets of a DID when the store was last asked.
+    """Nodes that held sockets of a DID when the store was last asked: a guess, to be confirmed by a lookup."""
 
-    An entry is complete while the epoch of its DID is unchanged: a node increments the counter after the store knows
-    of its socket and before the socket's owner learns that live delivery is on. So no node has gained a socket since,
-    and a message stored before a later increment is part of the backlog that the new socket reports. Without shared
-    counters an entry is a guess, to be confirmed by a lookup.
-
-    :ivar epoch: the current epoch of a DID, to be read before the store is asked; None without shared counters.
-    """
-
-    def __init__(self, clock: IReactorTime, counters: SharedPresenceCounters | None = None) -> None:
-        self.epoch: Callable[[str], PresenceEpoch | None] = counters.epoch if counters else lambda did: None
+    def __init__(self, clock: IReactorTime) -> None:
         self._clock = clock
         self._live: frozenset[str] = frozenset()
-        self._entries: OrderedDict[str, tuple[PresenceEpoch | None, float, Sequence[ClusterNode]]] = OrderedDict()
+        self._entries: OrderedDict[str, tuple[float, Sequence[ClusterNode]]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -124,29 +44,19 @@ class PresenceCache:
         """Return only these nodes from now on."""
         self._live = frozenset(boots)
 
-    def get_nodes(self, did: str) -> tuple[Sequence[ClusterNode], bool]:
-        """The live nodes last known to hold sockets of a DID, and whether no other node can hold any."""
-        entry = self._entries.get(did)
-        if entry is None:
-            return (), False
-        epoch, until, nodes = entry
-        live = [node for node in nodes if node.boot in self._live]
-        if epoch is not None and epoch == self.epoch(did):
-            return live, len(live) == len(nodes)
-        if not nodes or until <= self._clock.seconds():
+    def get_nodes(self, did: str) -> Sequence[ClusterNode]:
+        """The live nodes last known to hold sockets of a DID."""
+        until, nodes = self._entries.get(did, (0.0, ()))
+        if nodes and until <= self._clock.seconds():
             del self._entries[did]
-            return (), False
-        return live, False
+            return ()
+        return [node for node in nodes if node.boot in self._live]
 
-    def record(self, did: str, nodes: Sequence[ClusterNode], epoch: PresenceEpoch | None) -> None:
-        """
-        Store the result of a lookup.
-
-        :param epoch: as read before the lookup; None if the result may be incomplete.
-        """
+    def record(self, did: str, nodes: Sequence[ClusterNode]) -> None:
+        """Store the result of a lookup."""
         self._entries.pop(did, None)
-        if nodes or epoch is not None:
-            self._entries[did] = epoch, self._clock.seconds() + RECENT_NODE_TTL, nodes
+        if nodes:
+            self._entries[did] = self._clock.seconds() + RECENT_NODE_TTL, nodes
             if len(self._entries) > MAX_CACHED_DIDS:
                 self._entries.popitem(last=False)
 
@@ -230,16 +140,12 @@ class PresencePublisher:
     right however quickly sockets come and go.
 
     :param boot: of this node.
-    :param counters: incremented once the store knows of a socket, before its owner is told.
     """
 
-    def __init__(
-        self, clock: IReactorTime, store: IClusterStore, boot: str, counters: SharedPresenceCounters | None = None
-    ) -> None:
+    def __init__(self, clock: IReactorTime, store: IClusterStore, boot: str) -> None:
         self._clock = clock
         self._store = store
         self._boot = boot
-        self._counters = counters
         self._present: set[str] = set()
         self._changed: dict[str, None] = {}
         # What the store knows, and what it may know although its answer was lost.
@@ -347,11 +253,7 @@ class PresencePublisher:
         if dids:
             generation = self._generation
             self._maybe_published.update(dids)
-            try:
-                await self._store.add_presence(self._boot, dids)
-            finally:
-                if self._counters is not None:
-                    self._counters.increment(dids)  # also after a failure: the store may know all the same
+            await self._store.add_presence(self._boot, dids)
             if generation == self._generation:
                 self._published.update(dids)
 

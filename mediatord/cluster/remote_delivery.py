@@ -19,7 +19,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mediatord.cluster.peer_notifications import PeerNotification, PeerQueues
-from mediatord.cluster.presence import PresenceCache, PresenceEpoch, PresenceLookup, SharedPresenceCounters
+from mediatord.cluster.presence import PresenceCache, PresenceLookup
 from mediatord.errors import StoreUnavailable
 from mediatord.observability.metrics import Metrics
 from mediatord.runtime.failure_logging import redact_failure
@@ -37,25 +37,19 @@ class NotificationFanout:
 
     :param on_done: called when nothing more is awaited.
     :param acknowledged: boots that have answered, and those that need no notification.
-    :ivar message: sent with it to nodes in the cache; None if they shall read it from the store.
     :ivar delivered: fires with whether a socket of another node took it, as soon as that is known.
     :ivar sent: boots that it was sent to.
     :ivar waiting: those of them whose answers are awaited.
     :ivar holders: boots that hold sockets, once they are known.
-    :ivar is_cache_complete: whether it was sent to all nodes that can hold sockets, so that they are looked up only
-        if one of them did not deliver it.
     """
 
     notification: PeerNotification
     on_done: Callable[[NotificationFanout], None] | None
     acknowledged: set[str]
-    message: StoredMessage | None = None
     delivered: Deferred[bool] = field(default_factory=Deferred)
     sent: set[str] = field(default_factory=set)
     waiting: set[str] = field(default_factory=set)
     holders: frozenset[str] | None = None
-    is_cache_complete: bool = False
-    is_undelivered: bool = False
     is_lookup_done: bool = False
 
     @property
@@ -188,21 +182,17 @@ LOOKUP_DELAY = 0.05
 # Notifications whose outcome is unknown, and bytes of their payloads, which stay in memory meanwhile.
 MAX_PENDING = 10_000
 MAX_PENDING_BYTES = 67_108_864
-# Bytes of the largest payload that is sent with its notification.
-MAX_SENT_PAYLOAD_BYTES = 16_384
 
 
 class RemoteDelivery:
     """
     Notifies other nodes of what was accepted here. None of its Deferreds fails.
 
-    Nodes in the presence cache are notified at once. Unless the cache is known to be complete, a lookup follows,
-    after the item is stored, and the nodes that it adds are notified as well. So a socket that has just connected
-    anywhere is found as if there were no cache. Notifications of one DID reach each node in order.
+    Nodes in the presence cache are notified at once. A lookup follows, after the item is stored, and the nodes that
+    it adds are notified as well. So a socket that has just connected anywhere is found as if there were no cache.
+    Notifications of one DID reach each node in order.
 
     :param boot: of this node.
-    :param counters: shared with the other workers of a daemon, which are sent small messages as well; None for nodes
-        that share only the store.
     """
 
     def __init__(
@@ -212,16 +202,13 @@ class RemoteDelivery:
         presence_lookup: PresenceLookup,
         peers: PeerQueues,
         metrics: Metrics,
-        counters: SharedPresenceCounters | None = None,
     ) -> None:
         self._clock = clock
         self._boot = boot
         self._presence_lookup = presence_lookup
         self._peers = peers
         self._metrics = metrics
-        self._cache = PresenceCache(clock, counters)
-        # Between hosts they could be read on the way.
-        self._sends_messages = counters is not None
+        self._cache = PresenceCache(clock)
         self._retry_queue = ContractChangeRetryQueue(
             clock, self._retry_contracts, lambda: metrics.cluster_pushes.inc("dropped")
         )
@@ -238,11 +225,7 @@ class RemoteDelivery:
 
     def deliver_message(self, message: StoredMessage) -> Deferred[bool]:
         """Fires with whether a socket of another node took a message."""
-        size = len(message.payload)
-        is_sent = self._sends_messages and size <= MAX_SENT_PAYLOAD_BYTES
-        return self._deliver(
-            PeerNotification("messages", message.id, message.account, size), message if is_sent else None
-        )
+        return self._deliver(PeerNotification("messages", message.id, message.account, len(message.payload)))
 
     def deliver_event(self, event: PendingEvent) -> Deferred[bool]:
         """Fires with whether a socket of another node took an event."""
@@ -258,7 +241,7 @@ class RemoteDelivery:
             self._retry_queue.add(did, ())
             return succeed(False)
         fanout = NotificationFanout(PeerNotification("contracts", did, did), self._contracts_notified, set())
-        return self._start(fanout, self._cache.get_nodes(did)[0])
+        return self._start(fanout)
 
     def set_live_nodes(self, live: Collection[str]) -> None:
         """
@@ -281,24 +264,15 @@ class RemoteDelivery:
             not self._pending_count or self._pending_bytes + payload_bytes <= MAX_PENDING_BYTES
         )
 
-    def _deliver(self, notification: PeerNotification, message: StoredMessage | None = None) -> Deferred[bool]:
-        nodes, is_complete = self._cache.get_nodes(notification.did)
-        if is_complete and not nodes:
-            return succeed(False)
+    def _deliver(self, notification: PeerNotification) -> Deferred[bool]:
         if not self._has_capacity(notification.payload_bytes):
             # Anti-entropy finds it in the store.
             self._metrics.cluster_pushes.inc("dropped")
             return succeed(False)
-        return self._start(NotificationFanout(notification, None, set(), message), nodes, is_complete=is_complete)
+        return self._start(NotificationFanout(notification, None, set()))
 
-    def _start(
-        self, fanout: NotificationFanout, nodes: Sequence[ClusterNode], *, is_complete: bool = False
-    ) -> Deferred[bool]:
-        """
-        Send to cached nodes, and look up others.
-
-        :param is_complete: whether only the cached nodes can hold sockets.
-        """
+    def _start(self, fanout: NotificationFanout) -> Deferred[bool]:
+        """Send to cached nodes, and look up others."""
         notification = fanout.notification
         self._pending_count += 1
         self._pending_bytes += notification.payload_bytes
@@ -306,15 +280,10 @@ class RemoteDelivery:
         if pending is None:
             pending = self._pending_by_did[notification.did] = _PendingFanouts()
         pending.fanouts[fanout] = None
-        if self._is_closed:
-            nodes = ()
+        nodes = () if self._is_closed else self._cache.get_nodes(notification.did)
         self._send(pending, nodes, fanout)
-        fanout.message = None  # so that what is still looked up needs no memory for it
         if not nodes:
             self._look_up(fanout)
-        elif is_complete:
-            fanout.is_cache_complete = True
-            self._finish(fanout)
         else:
             self._awaiting_lookup.append(fanout)
             if self._lookup_timer is None:
@@ -330,15 +299,13 @@ class RemoteDelivery:
                 if node.boot not in fanout.sent and node.boot not in fanout.acknowledged:
                     fanout.sent.add(node.boot)
                     fanout.waiting.add(node.boot)
-                    answered = self._peers.enqueue(node, fanout.notification, fanout.message)
+                    answered = self._peers.enqueue(node, fanout.notification)
                     answered.addCallback(self._answered, fanout, node.boot)
 
     def _answered(self, delivered: bool | None, fanout: NotificationFanout, boot: str) -> None:
         if delivered is not None:
             fanout.acknowledged.add(boot)
-        if not delivered:
-            fanout.is_undelivered = True
-        elif not fanout.delivered.called:
+        if delivered and not fanout.delivered.called:
             self._resolve(fanout, delivered=True)
         if boot in fanout.waiting:
             fanout.waiting.discard(boot)
@@ -351,10 +318,7 @@ class RemoteDelivery:
 
     def _finish(self, fanout: NotificationFanout) -> None:
         """Finish if nothing more is awaited."""
-        if fanout.is_cache_complete and fanout.is_undelivered:
-            fanout.is_cache_complete = False
-            self._look_up(fanout)
-        elif not fanout.waiting and (fanout.is_cache_complete or fanout.is_lookup_done):
+        if not fanout.waiting and fanout.is_lookup_done:
             self._remove_pending(fanout)
             if not fanout.delivered.called:
                 self._resolve(fanout, delivered=False)
@@ -378,22 +342,18 @@ class RemoteDelivery:
         if self._is_closed:
             self._finish_lookup(fanout, None)
             return
-        did = fanout.notification.did
-        epoch, found = self._cache.epoch(did), self._presence_lookup.find(did)
-        found.addCallbacks(self._found, self._not_found, callbackArgs=(fanout, epoch), errbackArgs=(fanout,))
+        found = self._presence_lookup.find(fanout.notification.did)
+        found.addCallbacks(self._found, self._not_found, callbackArgs=(fanout,), errbackArgs=(fanout,))
         found.addErrback(lambda failure: _log.failure("notifying other nodes failed", redact_failure(failure)))
 
-    def _found(
-        self, records: Sequence[PresenceRecord], fanout: NotificationFanout, epoch: PresenceEpoch | None
-    ) -> None:
+    def _found(self, records: Sequence[PresenceRecord], fanout: NotificationFanout) -> None:
         did = fanout.notification.did
         others = [record for record in records if record.boot != self._boot]
         nodes = [record.node for record in others if record.node is not None]
         stale = len(others) - len(nodes) + len(fanout.sent - set(map(_get_boot, others)))
         for _ in range(stale):
             self._metrics.stale_presence.inc()
-        # A node whose lease has expired may return.
-        self._cache.record(did, nodes, epoch if len(nodes) == len(others) else None)
+        self._cache.record(did, nodes)
         self._send(self._pending_by_did[did], nodes, fanout)
         self._finish_lookup(fanout, nodes)
 
@@ -421,7 +381,7 @@ class RemoteDelivery:
             return
         notification = PeerNotification("contracts", did, did)
         fanout = NotificationFanout(notification, self._contracts_retried, set(acknowledged))
-        self._start(fanout, self._cache.get_nodes(did)[0])
+        self._start(fanout)
 
     def _contracts_retried(self, fanout: NotificationFanout) -> None:
         if fanout.is_complete:

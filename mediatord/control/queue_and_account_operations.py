@@ -6,7 +6,7 @@ The command line calls the same operations directly on a store that no daemon us
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
@@ -43,14 +43,14 @@ class ControlError(Exception):
 class ControlOperations:
     """
     :param open_recorder: logs removals; None while the event log takes no lines, when nothing is removed.
-    :param has_subscriber: whether a socket of this process is subscribed to a DID.
+    :param has_subscriber: whether a socket of this daemon is subscribed to a DID.
     """
 
     def __init__(
         self,
         store: IStore,
         open_recorder: Callable[[], EventRecorder | None],
-        has_subscriber: Callable[[str], bool] = lambda did: False,
+        has_subscriber: Callable[[str], Awaitable[bool]] | None = None,
     ) -> None:
         self._store = store
         self._has_subscriber = has_subscriber
@@ -99,7 +99,7 @@ class ControlOperations:
 
     async def _has_live_session(self, did: str) -> bool:
         """Whether messages for a DID are pushed to a WebSocket, here or at another worker or node."""
-        if self._has_subscriber(did):
+        if self._has_subscriber is not None and await self._has_subscriber(did):
             return True
         records = await self._store.cluster.find_presence([did])
         return any(one.node is not None for one in records)

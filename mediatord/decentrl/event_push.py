@@ -28,10 +28,10 @@ _MAX_REMEMBERED_PUSHES = 100_000
 class IRemoteEventPusher(Protocol):
     """Has other nodes push. Its Deferreds fire with whether a socket took the frame, and never fail."""
 
-    def deliver_event(self, event: PendingEvent) -> Deferred[bool]:
-        """Push a stored event."""
+    def deliver_event(self, event: PendingEvent) -> Deferred[bool] | None:
+        """Push a stored event; None if no other node can have a socket."""
 
-    def notify_contracts_changed(self, did: str) -> Deferred[bool]:
+    def notify_contracts_changed(self, did: str) -> object:
         """Notify about a new contract of `did`, or a new request for one."""
 
 
@@ -73,9 +73,10 @@ class EventPusher:
         """
         return self._push(event, self._connections.subscribers(event.recipient_did, by=by, message=event.id))
 
-    def _push_elsewhere(self, event: PendingEvent) -> Deferred[bool]:
+    def _push_elsewhere(self, event: PendingEvent) -> Deferred[bool] | None:
         assert self._remote_delivery is not None
-        return self._remote_delivery.deliver_event(event).addCallback(self._remember, event, here=False)
+        taken = self._remote_delivery.deliver_event(event)
+        return taken and taken.addCallback(self._remember, event, here=False)
 
     def _push(self, event: PendingEvent, subscribers: Sequence[tuple[WebSocketSession, None]]) -> bool:
         shown = {"id": event.id, "sender_did": event.sender_did, "payload": event.payload}

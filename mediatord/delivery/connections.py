@@ -164,6 +164,14 @@ class TooManySubscriptions(Exception):
     """The socket has as many subscriptions as one may have."""
 
 
+def _ignore_frame(frame: bytes) -> None:
+    """Nothing is written to a closed connection."""
+
+
+def _ignore_drained() -> None:
+    """A closed connection waits for nothing."""
+
+
 @implementer(IPushProducer)
 class SendQueue:
     """
@@ -263,11 +271,13 @@ class SendQueue:
             self._on_drained()
 
     def stopProducing(self) -> None:
-        """The connection is closed: drop queued frames, which are still in the store."""
+        """The connection is closed: drop queued frames, which are still in the store, and the connection."""
         self._stopped = True
         self._queued = None
         self.queued_bytes = 0
         self._on_drained()
+        # They are methods of the connection, which would stay in a reference cycle.
+        self._write, self._on_drained = _ignore_frame, _ignore_drained
 
 
 class WebSocketSession(Protocol):
@@ -329,13 +339,13 @@ class LiveDispatcher(Generic[Item]):
     Passes stored messages or events to sockets of this process, to other nodes, or elsewhere.
 
     :param push: writes to the sockets of this process; False when none took it.
-    :param push_elsewhere: has other nodes push; fires with whether a socket took it and never fails. None for one
-        process.
+    :param push_elsewhere: has other nodes push; fires with whether a socket took it and never fails, or returns None
+        if no other can have one. None for one process.
     :param fail_over: called with what no socket took; None to leave it in the queue.
     """
 
     push: Callable[[Item], bool]
-    push_elsewhere: Callable[[Item], Deferred[bool]] | None
+    push_elsewhere: Callable[[Item], Deferred[bool] | None] | None
     fail_over: Callable[[Item], None] | None = None
 
     def dispatch(self, item: Item, on_result: Callable[[bool], None] | None = None) -> None:
@@ -348,7 +358,7 @@ class LiveDispatcher(Generic[Item]):
         if self.push_elsewhere is not None:
             # The recipient may have sockets at several nodes, and all of them get it.
             taken = self.push_elsewhere(item)
-            if not pushed:
+            if taken is not None and not pushed:
                 taken.addCallback(self._finish, item, on_result)
                 taken.addErrback(
                     lambda failure: _log.failure("pushing to other nodes failed", redact_failure(failure))

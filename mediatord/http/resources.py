@@ -124,7 +124,7 @@ class HTTPContext:
     :param receive: processes a DIDComm message; raises ShutdownInProgress.
     :param command: processes a Decentrl command of a rate limit key; raises ShutdownInProgress.
     :param public: reads a public channel: DID of the path, query, rate limit key; raises ShutdownInProgress.
-    :param ping_store: raises StoreUnavailable.
+    :param check_store: raises StoreUnavailable, or ShutdownInProgress.
     :param find_store_problem: a known problem of the store; empty if there is none.
     :param find_node_problem: another reason why no requests should be sent here; empty if there is none.
     :param refresh_store_metrics: refreshes the metrics of the store.
@@ -143,7 +143,7 @@ class HTTPContext:
     receive: Callable[[bytes, MessageOrigin], Awaitable[RequestReply]]
     command: Callable[[bytes, str], Awaitable[RequestReply]]
     public: Callable[[str, Mapping[bytes, Sequence[bytes]], str], Awaitable[RequestReply]]
-    ping_store: Callable[[], Awaitable[None]]
+    check_store: Callable[[], Awaitable[None]]
     find_store_problem: Callable[[], str]
     find_node_problem: Callable[[], str]
     refresh_store_metrics: Callable[[], Awaitable[None]]
@@ -281,6 +281,8 @@ class PathResource(Resource):
         channel = request.channel
         transport = channel.transport
         outcome: int | bytes = request.channel.site.sockets.render(request)
+        if channel.transport is None:  # taken over; channel and request would stay in a reference cycle
+            channel.requests.clear()
         # A client may send its first frames together with the upgrade.
         frames = channel.take_unparsed_bytes()
         if frames and not transport.disconnecting:
@@ -353,7 +355,7 @@ class RootResource(PathResource):
         """`/health`: 200, or 503 with the problem, if the store does not respond or the node cannot serve."""
         context = self._context
         try:
-            await context.ping_store()
+            await context.check_store()
         except ShutdownInProgress:
             problem = "stopping"
         except StoreUnavailable:
@@ -389,7 +391,7 @@ class RootResource(PathResource):
         except StoreUnavailable:
             # A ping updates the metric that tells an unavailable store from slow statistics.
             with suppress(StoreUnavailable, ShutdownInProgress):
-                await context.ping_store()
+                await context.check_store()
         try:
             text = await context.render_metrics()
         except TimeoutError:

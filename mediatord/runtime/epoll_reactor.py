@@ -21,6 +21,8 @@ from mediatord.runtime.failure_logging import redact_failure
 
 # Events in one iteration. The kernel returns the others first the next time.
 MAX_EVENTS = 1024
+# What epoll_wait(2) takes, in milliseconds.
+MAX_WAIT_SECONDS = (1 << 31) / 1000 - 1
 
 _log = Logger()
 
@@ -55,11 +57,23 @@ class LeanEPollReactor(EPollReactor):
 
     def timeout(self) -> float | None:
         """Seconds for which nothing is due, or None."""
-        return 0.0 if self._immediate else super().timeout()
+        if self._immediate:
+            return 0.0
+        if self._newTimedCalls or not self._pendingTimedCalls:
+            return super().timeout()
+        left: float = self._pendingTimedCalls[0].time - self.seconds()
+        return 0.0 if left < 0.0 else min(left, MAX_WAIT_SECONDS)
 
     def runUntilCurrent(self) -> None:  # noqa: N802  Twisted's name
         """Make the calls that are due."""
-        super().runUntilCurrent()
+        timers = self._pendingTimedCalls
+        if (
+            self.threadCallQueue
+            or self._newTimedCalls
+            or (timers and timers[0].time <= self.seconds())
+            or self._justStopped
+        ):
+            super().runUntilCurrent()
         if not self._immediate:
             return
         calls, self._immediate = self._immediate, []
@@ -89,20 +103,16 @@ class LeanEPollReactor(EPollReactor):
             try:
                 if event != EPOLLIN:
                     self._doReadOrWrite(selectable, descriptor, event)
-                elif why := self._read(selectable):
+                    continue
+                try:
+                    why = selectable.doRead()
+                except BaseException as error:  # as Twisted does
+                    _log.failure("reading from a connection failed", redact_failure())
+                    why = error
+                if why is not None:
                     self._disconnectSelectable(selectable, why, True)
             except BaseException:  # as Twisted does
                 _log.failure("handling an event failed", redact_failure())
-
-    @staticmethod
-    def _read(selectable: Any) -> BaseException | None:
-        """Why the connection has ended, if it has."""
-        try:
-            why: BaseException | None = selectable.doRead()
-        except BaseException as error:  # as Twisted does
-            _log.failure("reading from a connection failed", redact_failure())
-            why = error
-        return why
 
 
 def use_lean_events(reactor: Any) -> None:

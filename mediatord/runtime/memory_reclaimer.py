@@ -28,6 +28,9 @@ _MAX_COLLECTION_TIME_SHARE = 0.02
 # threshold up to 32 MiB, and keeps such blocks in its heap below any small block.
 _M_MMAP_THRESHOLD, _MMAP_BYTES = -3, 262_144
 
+# Loaded once: every further CDLL leaves reference cycles with classes of its own.
+_libc = ctypes.CDLL(None)
+
 
 def release_traceback(error: BaseException) -> None:
     """
@@ -53,14 +56,14 @@ def tune_garbage_collector() -> None:
 
 def limit_malloc_mmap_threshold() -> None:
     """Make glibc return large blocks as soon as they are freed."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(_libc, "mallopt", None)
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
 
 
 def trim_malloc_heap() -> None:
     """Make glibc return free memory to the system."""
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    malloc_trim = getattr(_libc, "malloc_trim", None)
     if malloc_trim is not None:
         malloc_trim(0)
 

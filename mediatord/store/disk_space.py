@@ -36,6 +36,10 @@ _RESERVE_SHARE = 1 / 16
 _BLOCK_BYTES = 512  # of st_blocks
 
 _FALLOC_FL_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
+# Loaded once: every further CDLL leaves reference cycles with classes of its own.
+_fallocate = getattr(ctypes.CDLL(None), "fallocate", None)
+if _fallocate is not None:
+    _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +78,14 @@ class SpaceLimits:
         )
 
 
-def preallocate(descriptor: int, size: int) -> None:
+def preallocate(descriptor: int, start: int, size: int) -> None:
     """
-    Allocate disk blocks to a file, whose length and content stay the same.
+    Allocate disk blocks to a part of a file, whose length and content stay the same.
 
     `posix_fallocate` writes into the file where the file system does not support this; here, nothing happens then.
     """
-    try:
-        fallocate = ctypes.CDLL(None, use_errno=True).fallocate
-    except AttributeError:
-        return
-    fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    fallocate(descriptor, _FALLOC_FL_KEEP_SIZE, 0, size)
+    if _fallocate is not None:
+        _fallocate(descriptor, _FALLOC_FL_KEEP_SIZE, start, size)
 
 
 class DiskSpaceMonitor:
@@ -186,7 +186,8 @@ class DiskSpaceMonitor:
 def _extend_reserve(descriptor: int, size: int) -> None:
     """Extend the reserve beyond the end of a file, unless at least half of it is there."""
     if not _has_reserve(descriptor, size):
-        preallocate(descriptor, os.fstat(descriptor).st_size + size)
+        # Only beyond the end: the blocks before it, which are there, would be looked up one by one.
+        preallocate(descriptor, os.fstat(descriptor).st_size, size)
 
 
 def _has_reserve(descriptor: int, size: int) -> bool:

@@ -16,7 +16,6 @@ from twisted.internet.task import LoopingCall
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 
-from mediatord.cluster.presence import create_presence_counters
 from mediatord.errors import StartupError
 from mediatord.observability.systemd import (
     STATUS_SERVING,
@@ -25,8 +24,10 @@ from mediatord.observability.systemd import (
     notify_systemd,
 )
 from mediatord.workers.control_channel import NoAnswer
+from mediatord.workers.live_did_counters import create_live_did_counters
 from mediatord.workers.metrics_aggregator import MetricsAggregator
 from mediatord.workers.shared_listeners import SharedListeners
+from mediatord.workers.sibling_channel import get_socket_path
 from mediatord.workers.supervised_worker import FIRST_SOCKET_FD, SupervisedWorker, WorkerSpec
 
 _log = Logger()
@@ -152,7 +153,7 @@ class Supervisor(Service):
             # Not earlier, since the database has to belong to the user that the workers run as.
             self._check()
             self._directory = Path(tempfile.mkdtemp(prefix="mediatord-workers-"))
-            create_presence_counters(self._directory / "1.sock", len(self._slots))
+            create_live_did_counters(self._directory, len(self._slots))
         except (ValueError, OSError) as error:
             self._listeners.close()
             if isinstance(error, ValueError):
@@ -248,7 +249,7 @@ class Supervisor(Service):
         _log.info("started worker {name}, process {pid}", name=slot.name, pid=slot.child.pid)
 
     def _spawn_worker(self, slot: _WorkerSlot) -> SupervisedWorker:
-        path = self._directory / f"{slot.number + 1}.sock"
+        path = get_socket_path(self._directory, slot.number)
         for stale in (path, path.with_name(f"{path.name}.lock")):
             stale.unlink(missing_ok=True)
         sockets = self._listeners.descriptors(slot.number)

@@ -168,7 +168,8 @@ class InMemoryNode(InMemoryMediator):
         """Stop without leaving the cluster, as after kill -9."""
         self._running = False
         self.test_case.network.in_memory_nodes.pop(self.boot, None)
-        self.cluster.presence_publisher.stop()
+        assert isinstance(self.cluster.links, wiring.NodeLinks)
+        self.cluster.links.publisher.stop()
         task = self.membership._task
         self.membership._task = None
         if task is not None:

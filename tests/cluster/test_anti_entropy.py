@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from math import inf
-from typing import Any, cast
+from typing import Any
 
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.task import Clock
@@ -23,10 +22,7 @@ from mediatord.cluster.anti_entropy import (
 )
 from mediatord.cluster.peer_notifications import (
     MAX_VISIBILITY_DELAY,
-    NotificationReceiver,
     PeerNotificationDelivery,
-    decode_names,
-    encode_names,
 )
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.messages import ArrivalWindow, MessageArrival, StoredMessage
@@ -130,36 +126,6 @@ class NotificationReceiverTests(SynchronousTestCase):
             lookup.callback([make_message("a")])
         self.assertEqual([self.successResultOf(item) for item in both], [["a"], ["a"]])
         self.assertEqual(source.pushed, ["a"])
-
-    def test_pushes_messages_sent_with_notification(self) -> None:
-        """Messages sent with the notification are pushed without the store, unless pushed before."""
-        source = FakeMessageSource()
-        source.pushed, source.stuck = ["a"], {"c"}
-        self.assertEqual(self.push_sent(source, "abc", map(make_message, "abc")), ["a", "b"])
-        self.assertEqual((source.pushed, source.found), (["a", "b"], []))
-
-    def test_missing_messages_are_read_before_push(self) -> None:
-        """Nothing is pushed before missing messages have been read: the order is kept."""
-        source = FakeMessageSource(*map(make_message, "abc"))
-        self.assertEqual(self.push_sent(source, "abc", map(make_message, "ac")), ["a", "b", "c"])
-        self.assertEqual((source.pushed, source.found), (["a", "b", "c"], [["a", "b", "c"]]))
-
-    def test_expired_message_is_read(self) -> None:
-        """A message that has expired on the way is looked up, and so not pushed."""
-        source = FakeMessageSource()
-        self.assertEqual(self.push_sent(source, "a", [replace(make_message("a"), expires_at=NOW)]), [])
-        self.assertEqual((source.pushed, source.found), ([], [["a"]]))
-
-    def push_sent(
-        self, source: FakeMessageSource, ids: Iterable[str], messages: Iterable[StoredMessage]
-    ) -> list[str]:
-        """Ids reported as pushed for a request with messages."""
-        clock = Clock()
-        clock.advance(NOW)
-        receiver = NotificationReceiver(clock, source.delivery, cast(Any, None), cast(Any, None), lambda did: False)
-        body = encode_names("hints", {"messages": list(ids)}, list(messages))
-        answer = self.successResultOf(Deferred.fromCoroutine(receiver.receive(body)))
-        return decode_names("pushed", answer).get("messages", [])
 
     def test_reads_more_than_one_page(self) -> None:
         """Messages that the store does not return at once are requested again."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, cast
-from unittest.mock import Mock
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
@@ -25,7 +23,6 @@ from mediatord.cluster.peer_notifications import (
     ENVELOPE_BYTES,
     MAX_BATCH,
     MAX_BATCH_BYTES,
-    MAX_MESSAGE_AGE,
     MAX_NOTIFICATIONS,
     MAX_QUEUED,
     MAX_QUEUED_BYTES,
@@ -36,10 +33,8 @@ from mediatord.cluster.peer_notifications import (
     PeerNotification,
     PeerQueues,
     decode_names,
-    decode_request,
     encode_names,
 )
-from mediatord.protocol import encoding
 from mediatord.store.interfaces.cluster_and_quotas import ClusterNode
 from mediatord.store.interfaces.messages import StoredMessage
 
@@ -95,10 +90,9 @@ class PeersTestCase(SynchronousTestCase):
         node: ClusterNode = BEA,
         did: str = "",
         payload_bytes: int = 0,
-        message: StoredMessage | None = None,
     ) -> Deferred[bool | None]:
         """Enqueue one notification, for a DID of its own unless one is given."""
-        return self.peers.enqueue(node, PeerNotification("messages", name, did or name, payload_bytes), message)
+        return self.peers.enqueue(node, PeerNotification("messages", name, did or name, payload_bytes))
 
     def enqueue_many(self, count: int, prefix: str = "m") -> list[Deferred[bool | None]]:
         """Enqueue so many."""
@@ -180,75 +174,6 @@ class SendingTests(PeersTestCase):
         self.enqueue("x", node=CAL)
         self.clock.advance(0)
         self.assertEqual([node for node, _, _ in self.pending_calls].count(CAL), 1)
-
-
-class MessageTests(PeersTestCase):
-    """Messages that are sent with their notifications."""
-
-    def send(self, *messages: StoredMessage | None) -> None:
-        """Notify of these messages; None for one that is not at hand."""
-        for number, message in enumerate(messages):
-            self.enqueue(message.id if message else f"none {number}", message=message)
-        self.clock.advance(0)
-
-    def read_sent(self) -> list[StoredMessage]:
-        """Messages in the oldest request."""
-        body = self.pending_calls[0][1]
-        self.assertLessEqual(len(body), MAX_BODY_BYTES)
-        return list(decode_request(body, 0.0)[1].values())
-
-    def test_messages_are_sent_unchanged(self) -> None:
-        """The peer gets what it would have read from the store."""
-        messages = [make_message("a"), replace(make_message("b"), payload=bytes(range(256)), form="base64")]
-        self.send(*messages)
-        self.assertEqual(self.list_requests(), [["a", "b"]])
-        self.assertEqual(self.read_sent(), messages)
-
-    def test_all_messages_or_none(self) -> None:
-        """If the peer has to read one message it reads all, to keep their order."""
-        self.send(make_message("a"), None, make_message("b"))
-        self.assertEqual(self.read_sent(), [])
-        self.assertEqual(self.list_requests(), [["a", "none 1", "b"]])
-
-    def test_too_large_messages(self) -> None:
-        """Messages never make a request too long or a batch smaller, and none is encoded in vain."""
-        encode = Mock(wraps=encoding.encode_base64url)
-        self.patch(encoding, "encode_base64url", encode)
-        self.send(*(replace(make_message(f"m{number}"), payload=bytes(16_384)) for number in range(4)))
-        self.assertEqual(self.read_sent(), [])
-        self.assertEqual([len(names) for names in self.list_requests()], [4])
-        encode.assert_not_called()
-
-    def test_nearly_too_large_messages(self) -> None:
-        """Fields beside the payloads count too."""
-        self.send(*(replace(make_message(f"m{number}"), payload=bytes(491)) for number in range(MAX_BATCH)))
-        self.assertEqual(self.read_sent(), [])
-        self.assertEqual([len(names) for names in self.list_requests()], [MAX_BATCH])
-
-    def test_messages_queued_for_long_are_not_sent(self) -> None:
-        """While the peer was slow the recipient may have acknowledged a message elsewhere."""
-        self.send(make_message("a"))
-        self.send(make_message("b"))
-        self.clock.advance(2 * MAX_MESSAGE_AGE)
-        self.respond()
-        self.assertEqual(self.read_sent(), [])
-        self.assertEqual(self.list_requests(), [["b"]])
-
-    def test_short_wait_still_sends_messages(self) -> None:
-        """A response of usual speed is no long delay."""
-        self.send(make_message("a"))
-        self.send(make_message("b"))
-        self.clock.advance(MAX_MESSAGE_AGE / 2)
-        self.respond()
-        self.assertEqual(self.read_sent(), [make_message("b")])
-
-    def test_retry_sends_no_messages(self) -> None:
-        """Before a retry the recipient may have acknowledged a message."""
-        self.send(make_message("a"))
-        self.fail_with(PeerCallFailed)
-        self.clock.advance(RETRY_DELAYS[0])
-        self.assertEqual(self.read_sent(), [])
-        self.assertEqual(self.list_requests(), [["a"]])
 
 
 class LimitTests(PeersTestCase):
@@ -477,25 +402,6 @@ class BodyTests(SynchronousTestCase):
     def test_repeated_name_counts_once(self) -> None:
         """A repeated name counts once."""
         self.assertEqual(decode_names("hints", b'{"hints":{"messages":["a","b","a"]}}'), {"messages": ["a", "b"]})
-
-    def test_malformed_messages(self) -> None:
-        """Malformed messages are refused, unless the node reads from the store itself."""
-        valid = (["a", "did:x:b", "did:x:b", "e30", "json"], [1, 2.5])
-        malformed: tuple[Any, ...] = (
-            5,
-            [5],
-            [[]],
-            [valid, [valid[0], [1, "x"]]],
-            [[["a", "did:x:b", "did:x:b", "e30"], valid[1]]],
-            [[["a", "did:x:b", "did:x:b", "e30", "yaml"], valid[1]]],
-            [[["a", "did:x:b", "did:x:b", "?", "json"], valid[1]]],
-        )
-        for contents in malformed:
-            body = json.dumps({"hints": {"messages": ["a"]}, "contents": contents}).encode()
-            self.assertRaises(ValueError, decode_request, body, 0.0)
-            self.assertEqual(decode_names("hints", body), {"messages": ["a"]})
-        names, messages = decode_request(json.dumps({"hints": {}, "contents": [valid]}).encode(), 0.0)
-        self.assertEqual((names, messages["a"].payload), ({}, b"{}"))
 
     def test_envelope_size(self) -> None:
         """A body with all kinds and no names."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,7 +19,6 @@ from mediatord.cluster.remote_delivery import (
     MAX_PENDING,
     MAX_PENDING_BYTES,
     MAX_RETRY_DELAY,
-    MAX_SENT_PAYLOAD_BYTES,
     MIN_RETRY_DELAY,
     RemoteDelivery,
 )
@@ -134,7 +132,6 @@ class RemoteDeliveryTestCase(SynchronousTestCase):
         self.lookups: list[Deferred[list[PresenceRecord]]] = []
         self.notifications: list[tuple[str, str]] = []
         self.weights: list[int] = []
-        self.messages: list[StoredMessage | None] = []
         self.responses: dict[str, bool | Deferred[bool | None] | None] = {}
         self.stale = 0
         self.outcomes: list[str] = []
@@ -150,11 +147,8 @@ class RemoteDeliveryTestCase(SynchronousTestCase):
             found.callback(self.presence)
         return found
 
-    def enqueue(
-        self, node: ClusterNode, notification: PeerNotification, message: StoredMessage | None
-    ) -> Deferred[bool | None]:
+    def enqueue(self, node: ClusterNode, notification: PeerNotification) -> Deferred[bool | None]:
         """Recorded."""
-        self.messages.append(message)
         self.notifications.append((node.name, notification.name))
         self.weights.append(notification.payload_bytes)
         response = self.responses.get(node.name, True)
@@ -250,37 +244,6 @@ class RemoteDeliveryTests(RemoteDeliveryTestCase):
         self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
 
 
-class SentMessageTests(RemoteDeliveryTestCase):
-    """Messages that are sent with their notifications."""
-
-    def setUp(self) -> None:
-        super().setUp()
-        epochs = count()
-        counters: Any = SimpleNamespace(epoch=lambda did: (next(epochs),))
-        self.remote_delivery = RemoteDelivery(
-            self.clock, ANN.boot, cast(Any, self), cast(Any, self), cast(Any, self), counters
-        )
-        self.remote_delivery.set_live_nodes([ANN.boot, BEA.boot, CAL.boot])
-
-    def test_cached_nodes_get_message(self) -> None:
-        """Cached nodes get the message; nodes found later read it, so that it is not held for them."""
-        self.cache_presence(BEA)
-        self.messages.clear()
-        self.send()
-        self.clock.advance(LOOKUP_DELAY)
-        self.answer_lookup(BEA, CAL)
-        self.assertEqual(self.take_sent(), [("bea", "m"), ("cal", "m")])
-        self.assertEqual(self.messages, [make_message("m"), None])
-
-    def test_large_message(self) -> None:
-        """A large message is read by the node."""
-        self.cache_presence(BEA)
-        self.messages.clear()
-        for size in (MAX_SENT_PAYLOAD_BYTES, MAX_SENT_PAYLOAD_BYTES + 1):
-            self.remote_delivery.deliver_message(replace(make_message("m"), payload=bytes(size)))
-        self.assertEqual([message is None for message in self.messages], [False, True])
-
-
 class PendingLookupBytesTests(RemoteDeliveryTestCase):
     """Bytes held until presence is known."""
 
@@ -355,7 +318,6 @@ class CachedPresenceTests(RemoteDeliveryTestCase):
         self.assertIs(self.successResultOf(self.send("1")), True)
         self.assertIs(self.successResultOf(self.send("2")), True)
         self.assertEqual((self.take_sent(), self.lookups), ([("bea", "1"), ("bea", "2")], []))
-        self.assertEqual(self.messages, [None] * 3)  # it was sent only to workers of one daemon
         self.clock.advance(LOOKUP_DELAY)
         self.answer_lookup(BEA)
         self.answer_lookup(BEA)

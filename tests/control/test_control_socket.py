@@ -174,7 +174,11 @@ class OperationTests(ControlSocketTestCase):
     async def test_live_session(self) -> None:
         """A socket of this process counts, and one of another node while the node's lease lasts."""
         connected: set[str] = set()
-        self.run_operation = ControlOperations(self.store, lambda: None, connected.__contains__).run
+
+        async def has_subscriber(did: str) -> bool:
+            return did in connected
+
+        self.run_operation = ControlOperations(self.store, lambda: None, has_subscriber).run
         self.serve()
 
         async def is_live() -> bool:

@@ -6,6 +6,7 @@ import gc
 import socket
 import sys
 import tracemalloc
+import weakref
 from typing import Any
 from unittest import mock
 
@@ -17,7 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.delivery.connections import SendQueue
 from mediatord.didcomm.pickup import MARK_DELAY
 from mediatord.http.channel import write_immediately
-from mediatord.http.websocket import KEEPALIVE_SLOTS, KeepaliveScheduler, build_text_header
+from mediatord.http.websocket import KEEPALIVE_SLOTS, PING_INTERVAL, KeepaliveScheduler, build_text_header
 from mediatord.wallet.didcomm_client import read_delivery
 from tests.http.in_memory_site import PING, PONG, InMemorySite, InMemoryWebSocketClient, encode_masked_frame
 from tests.in_memory_mediator import MP, InMemoryReactor, InMemoryWallet, pack_forward
@@ -97,6 +98,34 @@ class MemoryTests(CostsTestCase):
         self.assertEqual(send_queue.queued_bytes, 1)
         send_queue.resumeProducing()
         self.assertIsNone(send_queue._queued)
+
+    def test_sockets_leave_no_reference_cycles(self) -> None:
+        """
+        What a socket leaves when it is opened, and all of it once it is closed, is freed by reference counts.
+
+        The garbage collector looks at objects of its age after millions of messages only.
+        """
+        self.close_from_peer(self.open_live_socket(InMemoryWallet(self.site_fixture).enrol()))
+        for close in (self.close_from_peer, self.close_by_timeout):
+            wallet = InMemoryWallet(self.site_fixture).enrol()
+            gc.collect()
+            gc.disable()
+            self.addCleanup(gc.enable)
+            websocket_client = self.open_live_socket(wallet)
+            self.assertEqual(gc.collect(), 0)
+            kept = weakref.ref(websocket_client.transport.protocol)
+            close(websocket_client)
+            del websocket_client.transport.protocol  # as a transport of Twisted does
+            self.assertIsNone(kept())
+            self.assertEqual(gc.collect(), 0)
+
+    @staticmethod
+    def close_from_peer(websocket_client: InMemoryWebSocketClient) -> None:
+        websocket_client.transport.disconnect()
+
+    def close_by_timeout(self, websocket_client: InMemoryWebSocketClient) -> None:
+        self.site_fixture.clock.pump([1] * int(2 * PING_INTERVAL + 2))
+        self.assertTrue(websocket_client.transport.lost)
 
     def test_did_strings_are_shared(self) -> None:
         """The subscriber of a socket shares its DID string with the tables, and holds no document."""

@@ -25,6 +25,7 @@ from mediatord.identity.key_file import create_keys
 from mediatord.wallet.didcomm_client import DIDCommWallet
 from mediatord.wallet.didcomm_socket import DIDCommSocket
 from mediatord.wallet.temporary_daemon import find_free_port
+from mediatord.workers.sibling_channel import PUSH_TIMEOUT
 from tests.certificate_authority import CertificateAuthority
 from tests.integration.cluster import make_mongo_storage
 from tests.integration.daemon import STOP_SECONDS, Daemon, merge_settings
@@ -202,6 +203,9 @@ class WorkersTests(DaemonTestCase):
                 mediator_storage_up=1,
                 mediator_build_info=1,
             )
+        (directory,) = self.socket_directories(daemon)
+        modes = {path.stat().st_mode & 0o777 for path in (directory, *directory.glob("*.sock"))}
+        self.assertEqual(modes, {0o700, 0o600})
         await self.stop(daemon)
         self.assertEqual([await alice_socket.closed(), await bob_socket.closed()], [1001, 1001])
 
@@ -290,6 +294,32 @@ class WorkersTests(DaemonTestCase):
         self.assertIn("was killed by SIGKILL", daemon.output())
         socket_again = await self.open_socket_at_each_worker(daemon, alice, bob)
         self.assertEqual(set(socket_again), {staying_socket, closing_socket})
+        await self.stop(daemon)
+
+    async def test_stopped_worker_stalls_nobody(self) -> None:
+        """The other worker accepts messages for its sockets, which get each of them once when it goes on."""
+        daemon = self.start_workers()
+        alice, bob = await enrol_wallet(daemon, reactor), await enrol_wallet(daemon, reactor)
+        sockets = await self.open_socket_at_each_worker(daemon, alice, bob)
+        (_, alice_socket), (stopping, bob_socket) = sockets.items()
+        forwards = prepare_forwards(bob, "for later", 3)
+        victim = pid_of(daemon, stopping)
+        os.kill(victim, signal.SIGSTOP)
+        try:
+            for forward in forwards:
+                alice_socket.send_frame(forward.body)
+                await alice_socket.live()
+            await deferLater(reactor, PUSH_TIMEOUT + 1.0)
+        finally:
+            os.kill(victim, signal.SIGCONT)
+        markers = []
+        for _ in forwards:
+            delivered = await bob_socket.pushed.get().addTimeout(PATIENCE_SECONDS, reactor)
+            markers.append(read_marker(bob, delivered))
+            await bob_socket.acknowledge([delivered])
+        self.assertEqual(sorted(markers), [forward.marker for forward in forwards])
+        self.assertEqual(await drain_queue(bob), {})
+        self.assertEqual(bob_socket.pushed.pending, [])
         await self.stop(daemon)
 
     async def test_killed_supervisor_leaves_no_process(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -219,3 +220,16 @@ def test_brackets_in_strings_do_not_count(text: bytes) -> None:
     assert loads_object(b'{"a":"' + text + b'"}')
     with pytest.raises(ValueError, match="^not JSON$"):
         loads(b'{"a":"' + text)
+
+
+def test_serialised_json_has_no_spare_memory() -> None:
+    """A kept message takes its length, not what the encoder reserved for escapes."""
+    values = [{"ciphertext": "x" * 5_000}] * 50
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        kept = [dumps(value) for value in values]
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 1.1 * sum(map(len, kept))

@@ -91,6 +91,18 @@ class ImmediateCallTests(ReactorTestCase):
         self.reactor.iterate(0)
         self.assertEqual((self.made, compared), (["now"], []))
 
+    def test_timeout(self) -> None:
+        """The reactor sleeps until the first timer, but no longer than the kernel can."""
+        self.reactor.seconds = lambda: 1000.0
+        self.reactor.callLater(1e9, self.record("timer"))
+        self.reactor.iterate(0)
+        self.assertEqual(self.reactor.timeout(), epoll_reactor.MAX_WAIT_SECONDS)
+        self.reactor.callLater(5, self.record("timer"))
+        self.reactor.iterate(0)
+        self.assertEqual(self.reactor.timeout(), 5.0)
+        self.reactor.seconds = lambda: 1006.0
+        self.assertEqual(self.reactor.timeout(), 0.0)
+
     def test_cancel(self) -> None:
         """A cancelled call is not made, also if a call of the same iteration cancels it."""
         later = [self.reactor.callLater(0, self.record("cancelled")) for _ in range(2)]
@@ -134,6 +146,8 @@ class Recorder(Protocol):
 
     def dataReceived(self, data: bytes) -> None:
         self.received += data
+        if b"pause" in data:
+            self.transport.pauseProducing()  # type: ignore[union-attr]
         if b"fail" in data:
             raise ValueError("secret")
 
@@ -192,6 +206,12 @@ class EventTests(ReactorTestCase):
         self.assertIsInstance(self.server.lost.value, ValueError)  # type: ignore[union-attr]
         (failure,) = self.flushLoggedErrors(ValueError)
         self.assertEqual(str(failure.value), "")
+
+    def test_failing_paused_reader(self) -> None:
+        """So does one that has paused reading."""
+        self.send(b"pause and fail")
+        self.iterate_until(lambda: self.server.lost)
+        self.assertEqual(len(self.flushLoggedErrors(ValueError)), 1)
 
     def test_failing_disconnection(self) -> None:
         """The loop goes on when a protocol fails as it loses its connection."""

@@ -577,12 +577,8 @@ def encrypt(
         secret = ephemeral.exchange(key) + (derive_static_secret(sender[1], key) if sender else b"")
         wrapped = aes_key_wrap(derive_kek(secret, info, tag if sender else None), cek)
         entries.append({"header": {"kid": kid}, "encrypted_key": encode_base64url(wrapped)})
-    return dumps(
-        {
-            "protected": protected,
-            "recipients": entries,
-            "iv": encode_base64url(iv),
-            "ciphertext": encode_base64url(data),
-            "tag": encode_base64url(tag),
-        }
-    )
+    # Base64url needs no escapes, for which a JSON encoder would reserve eight times the size.
+    return (
+        f'{{"protected":"{protected}","recipients":{dumps(entries).decode()},"iv":"{encode_base64url(iv)}",'
+        f'"ciphertext":"{encode_base64url(data)}","tag":"{encode_base64url(tag)}"}}'
+    ).encode()

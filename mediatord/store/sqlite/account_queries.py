@@ -69,17 +69,26 @@ def get_account_usage(connection: StoreConnection) -> AccountUsage:
 
 
 def expire_accounts(
-    connection: StoreConnection, limit: int, unused_before: float | None, idle_before: float | None
+    connection: StoreConnection, rows: int, limit: int, unused_before: float | None, idle_before: float | None
 ) -> list[ExpiredAccount]:
+    """
+    As :meth:`~mediatord.store.interfaces.store.IAccountStore.expire_accounts`, at least one.
+
+    :param rows: accounts and registered names to remove at most, unless the first account has more.
+    """
     expired: list[ExpiredAccount] = []
     searches: tuple[tuple[ExpiryReason, str, float | None], ...] = (
         ("unused", "fresh = 1 AND created_at <= ? ORDER BY created_at", unused_before),
         ("idle", f"seen_at <= ? AND {_NOTHING_WAITS} ORDER BY seen_at", idle_before),
     )
     for reason, condition, before in searches:
-        if before is not None and len(expired) < limit:
+        if before is not None and rows > 0:
             query = f"SELECT id, did, recipients FROM account WHERE {condition} LIMIT ?"
-            for number, did, recipients in connection.execute(query, (before, limit - len(expired))).fetchall():
+            left = max(0, min(rows, limit - len(expired)))
+            for number, did, recipients in connection.execute(query, (before, left)).fetchall():
+                rows -= 1 + recipients
+                if expired and rows < 0:
+                    break
                 _delete_account(connection, number, did)
                 expired.append(ExpiredAccount(did, recipients, reason))
     if expired:

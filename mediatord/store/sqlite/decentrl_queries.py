@@ -112,7 +112,8 @@ def _get_limit(part: PageRequest) -> tuple[int, int]:
     return min(part.limit, _MAX_INTEGER), min(part.offset, _MAX_INTEGER)
 
 
-REGISTRATIONS_PER_PRUNE = 1_000
+# A registration is in several tables and indexes: so much more than a row elsewhere.
+_ROWS_PER_REGISTRATION = 8
 
 _SELECT_REGISTERED = """
     FROM party p
@@ -239,9 +240,9 @@ def find_contracts(
     return ResultPage(tuple([Contract(id, owner, *rest) for id, *rest in rows]), total)
 
 
-def drop_expired_registrations(connection: StoreConnection, now: float) -> int:
-    """Delete expired registrations, up to a limit; returns their number."""
-    expired = connection.select_rows("seq, peer_id", _SELECT_EXPIRED, (now, REGISTRATIONS_PER_PRUNE))
+def drop_expired_registrations(connection: StoreConnection, rows: int, now: float) -> int:
+    """Delete some expired registrations; returns their number."""
+    expired = connection.select_rows("seq, peer_id", _SELECT_EXPIRED, (now, -(-rows // _ROWS_PER_REGISTRATION)))
     connection.execute_in("DELETE FROM contract WHERE seq IN ({})", [seq for seq, _ in expired])
     drop_unused_parties(connection, {peer_id for _, peer_id in expired})
     return len(expired)

@@ -74,6 +74,12 @@ _CHECKPOINT_PASSES = 3
 _MAX_PAGES_LEFT = 64
 # Seconds by which a commit is delayed at most to collect more operations, where the disk is slow.
 _MAX_COMMIT_DELAY = 0.01
+# Seconds that a slice of long work should take before its commit.
+SLICE_SECONDS = 0.004
+# Seconds for which a slice waits for a moment without other operations. Then it joins them.
+SLICE_PATIENCE = 0.05
+# Slices between two checkpoints, so that no checkpoint has so much to move that commits wait long for the disk.
+SLICES_PER_CHECKPOINT = 8
 # Seconds between two checks of the files and their disk.
 FILE_CHECK_INTERVAL = 1.0
 
@@ -163,6 +169,29 @@ class _Submission:
             log_store_fault("early result callback failed", error)
 
 
+class SliceSize:
+    """
+    Number of rows of the slices of one kind of long work, adjusted so that a slice takes :data:`SLICE_SECONDS`.
+
+    :param least: number that no slice goes below, so that the work proceeds.
+    :param most: number that no slice exceeds, as the time of the commit, which depends on it, is not counted.
+    """
+
+    def __init__(self, least: int, most: int, monotonic_time: Callable[[], float] = monotonic) -> None:
+        self._least = least
+        self._most = most
+        self._time = monotonic_time
+        self.rows = least
+
+    def perform(self, work: Callable[..., T], connection: StoreConnection, *args: Any) -> T:
+        """Call `work` with the connection, the number of rows and further arguments; in the thread that writes."""
+        began = self._time()
+        result = work(connection, self.rows, *args)
+        share = SLICE_SECONDS / max(self._time() - began, SLICE_SECONDS / 2)
+        self.rows = max(self._least, min(self._most, int(self.rows * share)))
+        return result
+
+
 # With its size.
 _QueuedOperation = tuple[_Submission, SQLOperation, int]
 
@@ -175,6 +204,9 @@ class OperationBatcher:
     Operations are collected until the end of the reactor iteration, or while a batch is being performed, and then
     performed as one batch. Their Deferreds fire when the whole batch is done.
 
+    A slice of long work waits until there are no other operations, and joins a batch of others after
+    :data:`SLICE_PATIENCE`. No batch has more than one.
+
     A connection that a job leaves inside a transaction, because it could not be rolled back, is replaced: every later
     `BEGIN` on it would fail.
 
@@ -185,6 +217,7 @@ class OperationBatcher:
         clients that have just been answered come back in that time, and share the next wait.
     :param after_batch: called with the seconds each batch took, before its Deferreds fire.
     :ivar is_accepting: whether operations are accepted; set once all connections of the store are open.
+    :ivar slices_left: slices that may be performed until more are permitted.
     """
 
     runner: JobRunner
@@ -196,6 +229,7 @@ class OperationBatcher:
     max_delay: float = 0.0
     after_batch: Callable[[float], None] | None = None
     is_accepting: bool = field(default=False, init=False)
+    slices_left: int = field(default=SLICES_PER_CHECKPOINT, init=False)
     _connection: StoreConnection | None = field(default=None, init=False)
     _connect: Callable[[], StoreConnection] | None = field(default=None, init=False)
     _delay: float = field(default=0.0, init=False)
@@ -203,6 +237,7 @@ class OperationBatcher:
     _collected: int = field(default=0, init=False)
     _queue: deque[_QueuedOperation] = field(default_factory=deque, init=False)
     _queued_bytes: int = field(default=0, init=False)
+    _slices: deque[_QueuedOperation] = field(default_factory=deque, init=False)
     _busy: bool = field(default=False, init=False)
     _drained: Deferred[None] | None = field(default=None, init=False)
     _next_log_at: float = field(default=0.0, init=False)
@@ -236,7 +271,7 @@ class OperationBatcher:
     def drain(self) -> Deferred[None]:
         """Accept no more operations; fires when all accepted ones are done."""
         self.is_accepting = False
-        if not self._busy:
+        if not self._busy and not self._slices:
             return succeed(None)
         self._drained = Deferred()
         return self._drained
@@ -251,7 +286,31 @@ class OperationBatcher:
     @property
     def buffered(self) -> tuple[int, int]:
         """Number of queued operations, and the bytes that they hold."""
-        return len(self._queue), self._queued_bytes
+        return len(self._queue) + len(self._slices), self._queued_bytes
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a batch is being collected or performed."""
+        return self._busy
+
+    def permit_slices(self, number: int) -> None:
+        """Set the number of slices that may be performed."""
+        self.slices_left = number
+        self._schedule_batch(self.clock.seconds())
+
+    def submit_slice(self, name: str, work: SQLOperation) -> Deferred[list[Any]]:
+        """
+        Perform a slice of long work; fires with its outcome, as the only one.
+
+        :raise StoreUnavailable: not accepting, or too much is queued.
+        """
+        now = self.clock.seconds()
+        if not self.is_accepting or len(self._slices) >= self.limits.waiting:
+            return fail(StoreUnavailable())
+        submission = _Submission(name, 1, now)
+        self._slices.append((submission, work, 0))
+        self._schedule_batch(now)
+        return submission.deferred
 
     def submit(
         self, name: str, works: Sequence[tuple[SQLOperation, int]], early: EarlyOutcomesCallback | None = None
@@ -275,10 +334,14 @@ class OperationBatcher:
         submission = _Submission(name, len(works), now, early)
         for work, more in works:
             queue.append((submission, work, more))
-        if not self._busy:
+        self._schedule_batch(now)
+        return submission.deferred
+
+    def _schedule_batch(self, now: float) -> None:
+        """Collect a batch, unless that is done already, if there is something to perform."""
+        if not self._busy and (self._queue or (self._slices and self.slices_left > 0)):
             self._busy, self._collect_until = True, now + self._delay
             self.clock.callLater(0, self._run_batch)
-        return submission.deferred
 
     def _run_batch(self) -> None:
         now, queue, limits = self.clock.seconds(), self._queue, self.limits
@@ -290,6 +353,11 @@ class OperationBatcher:
         batch: list[_QueuedOperation] = []
         works: list[SQLOperation] = []
         size = 0
+        is_slice_due = not queue or (self._slices and now - self._slices[0][0].since >= SLICE_PATIENCE)
+        if is_slice_due and self._slices and self.slices_left > 0:
+            self.slices_left -= 1
+            batch.append(self._slices.popleft())
+            works.append(batch[0][1])
         while queue and len(batch) < limits.batch and (not batch or size + queue[0][2] <= limits.batch_bytes):
             queued = queue.popleft()
             size += queued[2]
@@ -308,10 +376,8 @@ class OperationBatcher:
         if StoreUnavailable in map(type, outcomes):
             self._report_faults(outcomes, now)
             self._fail_locked_out(batch, outcomes)
-        self._busy = bool(self._queue)
-        if self._busy:
-            self._collect_until = now + self._delay
-            self.clock.callLater(0, self._run_batch)
+        self._busy = False
+        self._schedule_batch(now)
         for (submission, _, _), outcome in zip(batch, outcomes, strict=True):
             submission.outcomes.append(outcome)
             self.observe(submission.name, now - submission.since)
@@ -321,7 +387,7 @@ class OperationBatcher:
         last = batch[-1][0]
         if last.early is not None and len(last.outcomes) < last.number:
             last.report_early(last.early)
-        if self._drained is not None and not self._busy:
+        if self._drained is not None and not self._busy and not self._slices:
             drained, self._drained = self._drained, None
             drained.callback(None)
 
@@ -374,10 +440,10 @@ def get_single_result(outcomes: list[Any]) -> Any:
     return Failure(outcome) if isinstance(outcome, Exception) else outcome
 
 
-def _checkpoint(connection: StoreConnection) -> int:
+def _checkpoint(connection: StoreConnection) -> tuple[int, bool]:
     """
     Move committed pages from the write-ahead log into the database, in the background; returns the size of the log
-    afterwards.
+    afterwards, and whether all of it was moved.
 
     A passive checkpoint waits for nobody, so under a long reader, or when several processes write all the time, the
     log still grows; beyond `MAX_WAL_BYTES` follows a checkpoint that waits for readers and writers and empties it.
@@ -389,11 +455,11 @@ def _checkpoint(connection: StoreConnection) -> int:
     page_size = connection.select_value("PRAGMA page_size")
     end = monotonic() + CHECKPOINT_TRUNCATE_SECONDS
     while pages * page_size > MAX_WAL_BYTES:
-        pages, _ = _checkpoint_pages(connection, "TRUNCATE")
+        pages, moved = _checkpoint_pages(connection, "TRUNCATE")
         if monotonic() >= end:
             break
         sleep(CHECKPOINT_RETRY_SECONDS)
-    return int(pages * page_size)
+    return pages * page_size, pages == moved
 
 
 def _checkpoint_pages(connection: StoreConnection, mode: str) -> tuple[int, int]:
@@ -530,8 +596,9 @@ class SQLiteExecutor:
 
     Some time after the first of several commits the write-ahead log is moved into the database, in the background. It
     is written from its start again only if all of it was moved when the next transaction begins, which never happens
-    while there is one transaction after another. So the last pages are moved by the thread that writes, where nothing
-    can come between: writing over a file costs the disk less than letting it grow.
+    while there is one transaction after another. So then the last pages are moved by the thread that writes, where
+    nothing can come between: writing over a file costs the disk less than letting it grow. Slices of long work, which
+    would fill it faster than anything else, wait for a checkpoint after every few of them.
 
     :param make_runner: makes the thread for a kind of operations: `write`, `read`, `background` for work that takes
         long, such as checkpoints and statistics, and `search` for long reads that a client waits for.
@@ -561,7 +628,7 @@ class SQLiteExecutor:
         self._patience = patience
         self._check_timer: IDelayedCall | None = None
         self._checkpoint_timer: IDelayedCall | None = None
-        self._is_examining = False
+        self._is_examining = self._is_checkpointing = False
         self._ticket_lock = WriteTicketLock(path) if shared else None
         self._clock = clock
         self._observe = observe
@@ -629,6 +696,17 @@ class SQLiteExecutor:
             return fail(StoreUnavailable())
         operation = (lambda connection: work(connection, *args)) if args and callable(work) else work
         return self._writes.submit(name, [(operation, size)]).addCallback(get_single_result)
+
+    def write_slice(self, name: str, size: SliceSize, work: Callable[..., Any], *args: Any) -> Deferred[Any]:
+        """
+        As :meth:`write`, for a slice of long work, which waits while there are other operations.
+
+        :param work: called with the connection, a number of rows and further arguments.
+        """
+        if self.health.faults and self.health.refuses_writing(name, shrinking=False):
+            return fail(StoreUnavailable())
+        done = self._writes.submit_slice(name, lambda connection: size.perform(work, connection, *args))
+        return done.addCallback(get_single_result)
 
     def write_each(
         self, name: str, works: Sequence[tuple[SQLOperation, int]], early: EarlyOutcomesCallback | None = None
@@ -746,22 +824,40 @@ class SQLiteExecutor:
 
     def _after_commit(self, seconds: float) -> None:
         self._observe("commit", seconds)
+        is_urgent = self._writes.slices_left <= 0 and not self._is_checkpointing
         if self._checkpoint_timer is None:
-            self._checkpoint_timer = self._clock.callLater(CHECKPOINT_INTERVAL_SECONDS, self._run_checkpoint)
+            delay = 0.0 if is_urgent else CHECKPOINT_INTERVAL_SECONDS
+            self._checkpoint_timer = self._clock.callLater(delay, self._run_checkpoint)
+        elif is_urgent:
+            self._checkpoint_timer.reset(0.0)
 
     def _run_checkpoint(self) -> None:
+        if self._is_checkpointing:
+            self._checkpoint_timer = self._clock.callLater(CHECKPOINT_INTERVAL_SECONDS, self._run_checkpoint)
+            return
         self._checkpoint_timer = None
+        self._is_checkpointing = True
+        self._writes.permit_slices(0)
         begun = self._clock.seconds()
 
-        def make_reusable(size: int) -> Any:
-            return self._writes.run(self._make_log_reusable) if size > WAL_REUSE_BYTES else None
+        def make_reusable(log: tuple[int, bool]) -> Any:
+            size, is_moved = log
+            # If nobody writes, the next transaction begins at the start of a log that was moved.
+            if size <= WAL_REUSE_BYTES or (is_moved and not self._writes.is_busy):
+                return None
+            return self._writes.run(self._make_log_reusable)
 
         done = self._background.run(self._checkpoint).addCallback(make_reusable)
         done.addCallbacks(
             lambda _: self._observe("checkpoint", self._clock.seconds() - begun), self._report_checkpoint_failure
         )
+        done.addBoth(self._end_checkpoint)
 
-    def _checkpoint(self, connection: StoreConnection) -> int:
+    def _end_checkpoint(self, _: None) -> None:
+        self._is_checkpointing = False
+        self._writes.permit_slices(SLICES_PER_CHECKPOINT)
+
+    def _checkpoint(self, connection: StoreConnection) -> tuple[int, bool]:
         with self._space.keep_reserve():
             return _checkpoint(connection)
 

@@ -16,7 +16,7 @@ from mediatord.store.interfaces.store import log_store_fault
 from mediatord.store.sqlite.connection import SQLOperation, StoreConnection, connect, get_cause
 from mediatord.store.sqlite.coordination_queries import release_lost_deliveries
 from mediatord.store.sqlite.database_file import NO_FOREIGN_KEYS, migrate_schema, read_schema_steps
-from mediatord.store.sqlite.executor import EarlyOutcomesCallback, get_single_result
+from mediatord.store.sqlite.executor import EarlyOutcomesCallback, SliceSize, get_single_result
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 
 
@@ -62,6 +62,9 @@ class InlineExecutor:
     ) -> Deferred[Any]:
         operation = (lambda connection: work(connection, *args)) if callable(work) else work
         return self.write_each(name, [(operation, size)]).addCallback(get_single_result)
+
+    def write_slice(self, name: str, size: SliceSize, work: Callable[..., Any], *args: Any) -> Deferred[Any]:
+        return self.write(name, lambda connection: size.perform(work, connection, *args))
 
     def write_each(
         self, name: str, works: Sequence[tuple[SQLOperation, int]], early: EarlyOutcomesCallback | None = None

@@ -717,10 +717,12 @@ def purge_messages(connection: StoreConnection, ids: Iterable[str]) -> list[Remo
     return removed
 
 
-def expire_messages(connection: StoreConnection, now: float, limit: int, max_bytes: int) -> list[RemovedMessage]:
-    """Remove expired messages, at most `limit` and as many as fit in `max_bytes`, but at least one."""
+def expire_messages(
+    connection: StoreConnection, rows: int, now: float, limit: int, max_bytes: int
+) -> list[RemovedMessage]:
+    """Remove expired messages, at most `rows` or `limit` and as many as fit in `max_bytes`, but at least one."""
     fitting: list[list[Any]] = []
-    for row in connection.select_rows(MESSAGE_ROW_COLUMNS, _SELECT_EXPIRED, (now, max(limit, 0))):
+    for row in connection.select_rows(MESSAGE_ROW_COLUMNS, _SELECT_EXPIRED, (now, max(0, min(rows, limit)))):
         max_bytes -= row[3]
         if fitting and max_bytes < 0:
             break

@@ -49,15 +49,18 @@ from mediatord.store.sqlite.administration import SQLiteStoreAdministration
 from mediatord.store.sqlite.connection import StoreConnection
 from mediatord.store.sqlite.database_file import TableSizeEstimator
 from mediatord.store.sqlite.decentrl_store import SQLiteDecentrlStore, estimate_items_bytes
-from mediatord.store.sqlite.executor import SQLExecutor, get_single_result, sql_method, timed_sql_method
+from mediatord.store.sqlite.executor import SliceSize, SQLExecutor, get_single_result, sql_method, timed_sql_method
 from mediatord.store.sqlite.message_writes import EnqueueOperation, MarkDeliveredOperation, RemoveOperation
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Messages that expire in one transaction: nobody else can write meanwhile.
-EXPIRY_BATCH_MESSAGES = 64
-EXPIRY_BATCH_BYTES = 1_048_576
+# Rows of a slice of each kind, at least and at most, and bytes of expired messages in one: nobody else can write
+# meanwhile.
+EXPIRY_SLICE_ROWS = 8, 64
+EXPIRY_SLICE_BYTES = 1_048_576
+ACCOUNTS_SLICE_ROWS = 8, 64
+PRUNE_SLICE_ROWS = 32, 256
 # Seconds for which an account is cached: an operator may have removed it.
 ACCOUNT_CACHE_SECONDS = 60.0
 
@@ -115,6 +118,9 @@ class SQLiteStore:
         self._accounts: OwnerCache[Account] = OwnerCache(
             capacity, now=clock.seconds, lifetime=ACCOUNT_CACHE_SECONDS, length=lambda account: len(account.did)
         )
+        self._expiry_size = SliceSize(*EXPIRY_SLICE_ROWS)
+        self._accounts_size = SliceSize(*ACCOUNTS_SLICE_ROWS)
+        self._prune_size = SliceSize(*PRUNE_SLICE_ROWS)
         self._table_sizes = TableSizeEstimator()
         self._decentrl = SQLiteDecentrlStore(executor, clock, caps, max_nonces)
         self.decentrl: IDecentrlStore = self._decentrl
@@ -228,14 +234,15 @@ class SQLiteStore:
         return self._remove(RemoveOperation(filter_valid_ids(ids), account, now, claim, with_status))
 
     def expire_messages(self, limit: int) -> Deferred[list[RemovedMessage]]:
-        """In several transactions, between which others write."""
+        """In slices, between which others write."""
         return Deferred.fromCoroutine(self._expire_messages(limit))
 
     async def _expire_messages(self, limit: int) -> list[RemovedMessage]:
         expired: list[RemovedMessage] = []
-        while (some := min(limit - len(expired), EXPIRY_BATCH_MESSAGES)) > 0:
-            arguments = self._clock.seconds(), some, EXPIRY_BATCH_BYTES
-            removed = await self._executor.write("expire", message_writes.expire_messages, *arguments)
+        work = message_writes.expire_messages
+        while (left := limit - len(expired)) > 0:
+            arguments = self._clock.seconds(), left, EXPIRY_SLICE_BYTES
+            removed = await self._executor.write_slice("expire", self._expiry_size, work, *arguments)
             if not removed:
                 break
             expired += removed
@@ -263,7 +270,8 @@ class SQLiteStore:
         self, limit: int, *, unused_before: float | None, idle_before: float | None
     ) -> Deferred[list[ExpiredAccount]]:
         arguments = limit, unused_before, idle_before
-        expired = self._executor.write("expire_accounts", account_queries.expire_accounts, *arguments)
+        work = account_queries.expire_accounts
+        expired = self._executor.write_slice("expire_accounts", self._accounts_size, work, *arguments)
         return expired.addCallback(lambda accounts: self._forget_all(accounts) if accounts else accounts)
 
     def update_recipients(
@@ -284,12 +292,12 @@ class SQLiteStore:
         )
 
     def prune_nonces(self) -> Deferred[int]:
-        """In several transactions, between which others write; deletes expired quotas and registrations as well."""
+        """In slices, between which others write; deletes expired quotas and registrations as well."""
         return Deferred.fromCoroutine(self._prune_nonces())
 
     async def _prune_nonces(self) -> int:
         def prune(work: Callable[..., Any], *args: Any) -> Deferred[Any]:
-            return self._executor.write("prune", work, self._clock.seconds(), *args)
+            return self._executor.write_slice("prune", self._prune_size, work, self._clock.seconds(), *args)
 
         key: Any = b""
         while key is not None:
@@ -298,9 +306,8 @@ class SQLiteStore:
         while place is not None:
             number, place = await prune(coordination_queries.prune_nonces, place)
             pruned += number
-        number = decentrl_queries.REGISTRATIONS_PER_PRUNE
-        while number == decentrl_queries.REGISTRATIONS_PER_PRUNE:
-            number = await prune(decentrl_queries.drop_expired_registrations)
+        while await prune(decentrl_queries.drop_expired_registrations):
+            pass
         return int(pruned)
 
     def _make_operations(self, requests: Sequence[EnqueueRequest]) -> list[tuple[EnqueueOperation, int]]:

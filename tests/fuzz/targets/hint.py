@@ -16,7 +16,7 @@ from mediatord.cluster.peer_connection import (
     PeerServerConnection,
     derive_cluster_keys,
 )
-from mediatord.cluster.peer_notifications import MAX_NOTIFICATIONS, decode_names, decode_request, encode_names
+from mediatord.cluster.peer_notifications import MAX_NOTIFICATIONS, decode_names, encode_names
 from mediatord.protocol import encoding
 from tests.fuzz.fuzz_mediator import FuzzMediator
 from tests.in_memory_mediator import NOW
@@ -28,7 +28,7 @@ _KEYS = derive_cluster_keys(b"s" * 32)
 class HintTarget:
     """Modes: `h` notifications, `p` push results, `n` a request of a node, `x` bytes of a stranger."""
 
-    words = (b'"hints"', b'"pushed"', b'"messages"', b'"events"', b'"contracts"', b'"contents"', PROTOCOL_HELLO)
+    words = (b'"hints"', b'"pushed"', b'"messages"', b'"events"', b'"contracts"', PROTOCOL_HELLO)
     longest = 8_192
     most_calls = (1_500, 30)
     most_memory = (500_000, 200)
@@ -41,7 +41,7 @@ class HintTarget:
         self._server = PeerServer(self._clock, _KEYS, _OURS, self._hints, self._refusals.append)
 
     async def _hints(self, body: bytes) -> bytes:
-        return encode_names("pushed", decode_request(body, NOW)[0])
+        return encode_names("pushed", decode_names("hints", body))
 
     def close(self) -> None:
         """Stop listening."""
@@ -104,8 +104,6 @@ class HintTarget:
         for way, member in ((b"h", "hints"), (b"n", "hints"), (b"p", "pushed")):
             yield way + encoding.dumps({"protocol": 1, member: groups})
         yield b"n" + encoding.dumps({"protocol": 1, "hints": {"messages": ["x"] * 1001}})
-        contents = [(("a", "did:a:b", "did:a:b", "e30", "json"), (NOW, NOW + 1000))]
-        yield b"n" + encoding.dumps({"protocol": 1, "hints": {"messages": ["a"]}, "contents": contents})
         hello = PROTOCOL_HELLO + bytes(32)
         yield b"x" + len(hello).to_bytes(4, "big") + hello + (44).to_bytes(4, "big") + bytes(44)
 

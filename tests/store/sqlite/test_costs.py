@@ -20,7 +20,6 @@ from mediatord.store.interfaces.messages import (
     EnqueueResult,
     MessageLedger,
     QueueLimits,
-    RemovedMessage,
 )
 from mediatord.store.interfaces.store import BatchLimits, ignore_observation
 from mediatord.store.sqlite import (
@@ -29,7 +28,6 @@ from mediatord.store.sqlite import (
     message_queries,
     message_writes,
     queue_statistics,
-    sqlite_store,
 )
 from mediatord.store.sqlite.connection import SQLOperation, StoreConnection, connect
 from mediatord.store.sqlite.database_file import open_database
@@ -173,7 +171,7 @@ class StatementTests(CostTestCase):
     def test_expiry(self) -> None:
         """Any number of expired messages share statements."""
         self.commit(self.make_enqueues(64))
-        works = [lambda c: message_writes.expire_messages(c, NOON + HOUR, 60, 1 << 30)]
+        works = [lambda c: message_writes.expire_messages(c, 60, NOON + HOUR, 60, 1 << 30)]
         self.assertEqual(self.count_statements(works), 8)
 
     def test_one_ledger_write_per_batch(self) -> None:
@@ -181,7 +179,7 @@ class StatementTests(CostTestCase):
         self.commit(self.make_enqueues(64))
         operations = SQLiteOperations(DecentrlQuotas())
         self.commit(operations.prepare_parties())
-        works: list[SQLOperation] = [lambda c: message_writes.expire_messages(c, NOON + HOUR, 1, 1 << 30)]
+        works: list[SQLOperation] = [lambda c: message_writes.expire_messages(c, 1, NOON + HOUR, 1, 1 << 30)]
         for position, enqueue in enumerate(self.make_enqueues(8)):
             event = PendingEvent(f"e{position}", ALICE, BOB, "", NOON)
             works += [
@@ -335,43 +333,6 @@ class QueueCacheTests(CostTestCase):
 
 class BatchSizeTests(CommitTestCase):
     """Long transactions are split, as nobody else can write meanwhile."""
-
-    def expire_messages(self, number: int, size: int, limit: int) -> tuple[list[RemovedMessage], int]:
-        """Number of expired messages, and of the transactions."""
-        for first in range(0, number, 100):
-            names = [f"m{position}" for position in range(first, min(first + 100, number))]
-            self.finish(self.enqueue_ids(*names, data=b"x" * size))
-        self.clock.advance(HOUR)
-        self.observed.clear()
-        expired = self.finish(self.store.expire_messages(limit))
-        return expired, self.observed.count("commit")
-
-    def test_limits_messages_per_transaction(self) -> None:
-        """A transaction removes a bounded number of messages, whatever the limit of the call."""
-        removed, commits = self.expire_messages(500, 10, 500)
-        self.assertEqual([one.id for one in removed], [f"m{position}" for position in range(500)])
-        self.assertEqual(commits, -(-500 // sqlite_store.EXPIRY_BATCH_MESSAGES))
-        self.assertLessEqual(sqlite_store.EXPIRY_BATCH_MESSAGES, 64)
-
-    def test_limits_bytes_per_transaction(self) -> None:
-        """A transaction removes a bounded number of bytes, but at least one message."""
-        removed, commits = self.expire_messages(4, sqlite_store.EXPIRY_BATCH_BYTES // 2 + 1, 3)
-        self.assertEqual((len(removed), commits), (3, 3))
-
-    def test_other_writes_run_in_between(self) -> None:
-        """Operations submitted meanwhile do not wait for the end."""
-        self.finish(self.enqueue_ids(*[f"m{position}" for position in range(300)]))
-        self.clock.advance(HOUR)
-        self.observed.clear()
-        self.writer.hold()
-        expired = self.store.expire_messages(300)
-        self.run_iterations()
-        self.store.claim_nonce(b"key", NOON + 9 * HOUR)
-        self.writer.release()
-        self.run_iterations()
-        self.assertEqual(len(self.successResultOf(expired)), 300)
-        operations = [operation for operation in self.observed if operation != "commit"]
-        self.assertEqual(operations[:3], ["expire", "claim", "expire"])
 
     def test_digests_are_compared_in_parts(self) -> None:
         """Digests of an account are compared for a few recipients at a time."""

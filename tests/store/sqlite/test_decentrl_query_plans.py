@@ -95,8 +95,8 @@ class QueryPlanTests(SynchronousTestCase):
             connection, [coordination_queries.NonceClaim(b"a", NOON + 1, NOON, capacity=2)] * 2
         )
         coordination_queries.release_nonce(connection, b"a")
-        coordination_queries.prune_nonces(connection, NOON, 0)
-        decentrl_queries.drop_expired_registrations(connection, NOON + 2 * HOUR)
+        coordination_queries.prune_nonces(connection, 9, NOON, 0)
+        decentrl_queries.drop_expired_registrations(connection, 9, NOON + 2 * HOUR)
 
     def test_commands_read_no_extra_rows(self) -> None:
         """No command reads more rows than it needs."""

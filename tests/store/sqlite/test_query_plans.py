@@ -119,14 +119,14 @@ class QueryPlanTests(SynchronousTestCase):
         connection.run_operations([message_writes.RemoveOperation(["b"], ALICE, NOON)])
         message_writes.purge_messages(connection, ["c"])
         queue_statistics.read_ledger(connection)
-        message_writes.expire_messages(connection, NOON + 60, 9, 999)
+        message_writes.expire_messages(connection, 9, NOON + 60, 9, 999)
         account_queries.move_account(connection, ALICE, BOB)
         coordination_queries.claim_nonces(
             connection,
             [coordination_queries.NonceClaim(key, NOON + 9, NOON, capacity=1) for key in (b"a", b"a", b"b")],
         )
         coordination_queries.release_nonce(connection, b"b")
-        coordination_queries.prune_nonces(connection, NOON + 60, 0)
+        coordination_queries.prune_nonces(connection, 9, NOON + 60, 0)
         executor.write_ping(connection)
         executor.read_ping(connection)
         self.run_cluster_operations(connection)
@@ -149,7 +149,7 @@ class QueryPlanTests(SynchronousTestCase):
         coordination_queries.drop_node(connection, NOON, "A", until=NOON + 9)
         coordination_queries.take_quota(connection, NOON, b"key", 1, limit=2, period=60.0)
         coordination_queries.return_quota(connection, b"key", 1)
-        coordination_queries.prune_quotas(connection, NOON, b"")
+        coordination_queries.prune_quotas(connection, 9, NOON, b"")
         window = ArrivalWindow(NOON, NOON + 9)
         arrival_queries.find_messages(connection, NOON, ["a"])
         arrival_queries.find_pending_events(connection, ["a"])

@@ -7,15 +7,18 @@ import sys
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
-from threading import current_thread, enumerate
+from threading import Event, current_thread, enumerate
+from time import monotonic
 
 import pytest
 from twisted.internet import reactor  # noqa: TID251  these tests make calls from real threads to it
-from twisted.internet.defer import gatherResults
+from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
+from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
 from mediatord.errors import StoreUnavailable
+from mediatord.probe.store_health import StoreHealthMonitor
 from mediatord.store.factory import build_store
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.sqlite.connection import connect, connect_reader
@@ -76,6 +79,31 @@ class ThreadTests(TestCase):
         self.assertEqual(list_store_threads(), set())
         await self.store.open()
         self.assertEqual(await self.store.find_owner(INBOX), ALICE)
+
+    async def test_health_does_not_wait_for_the_writer(self) -> None:
+        """While the thread that writes is blocked, the health of the store is known without a wait."""
+        await self.open_store()
+        monitor = StoreHealthMonitor(
+            self.clock, self.store.ping, is_open=lambda: True, failure_count=lambda: 0, steady=monotonic
+        )
+        monitor.startService()
+        self.addCleanup(monitor.stopService)
+        await monitor.ask()
+        assert isinstance(self.store, SQLiteStore) and isinstance(self.store._executor, SQLiteExecutor)
+        reached, release = Event(), Event()
+        self.addCleanup(release.set)
+
+        def block(_: object) -> None:
+            reached.set()
+            release.wait()
+
+        blocked = self.store._executor.write("ping", block)
+        await deferToThread(reached.wait)
+        for _ in range(100):
+            self.successResultOf(Deferred.fromCoroutine(monitor.ask()))
+        self.assertFalse(blocked.called)
+        release.set()
+        await blocked
 
     async def test_runner_uses_one_thread(self) -> None:
         """A runner runs everything in one thread, which is not the reactor's."""

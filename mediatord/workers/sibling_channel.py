@@ -1,0 +1,567 @@
+"""
+The channel between the workers of one daemon: pushes of what one has accepted for sockets at another.
+
+Each worker listens on a UNIX socket, and connects to those of all others to push to them. Everything is in frames:
+four bytes of length, then the content. The server begins with a hello, the client with its number. A push is a kind,
+four bytes of length, a JSON array, and the payload, if it has one; so the other worker need not read it from the
+store. The answer to the pushes of one read is one frame, with a byte for each of them, in order.
+
+Pushes of one reactor iteration leave in one write, and their results return in one. Nothing is sealed, since the
+kernel vouches that both ends are processes of one user. What is lost, because a worker was killed, stopped or too
+slow, is in the store, where anti-entropy finds it. A contract change is not: it is repeated when the worker answers.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Generic
+
+from twisted.application.service import Service
+from twisted.internet.defer import Deferred, maybeDeferred, succeed
+from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
+from twisted.internet.protocol import ClientFactory, Factory, connectionDone
+from twisted.internet.task import deferLater
+from twisted.logger import Logger
+from twisted.protocols.basic import Int32StringReceiver
+from twisted.python.failure import Failure
+
+from mediatord.cluster.peer_notifications import Item, NotificationReceiver, PeerNotificationDelivery
+from mediatord.errors import StoreUnavailable
+from mediatord.observability.metrics import Metrics
+from mediatord.protocol import encoding
+from mediatord.runtime.failure_logging import LogThrottle, redact_failure
+from mediatord.store.interfaces.decentrl import PendingEvent
+from mediatord.store.interfaces.messages import StoredMessage
+from mediatord.workers.live_did_counters import LiveDIDCounters
+
+_log = Logger()
+
+# Another version, which the replacement of a worker may have after an upgrade, gets no pushes.
+HELLO = b"mediatord siblings 1\n"
+# Bytes of a frame, and of the largest payload that is sent along.
+MAX_FRAME_BYTES = 4_194_304
+MAX_SENT_PAYLOAD_BYTES = 1_048_576
+
+_MESSAGE, _EVENT, _CONTRACTS, _LIVE = b"m", b"e", b"c", b"l"
+# Whether a socket took it; unknown if it is read from the store first.
+_TAKEN, _NOT_TAKEN, _UNKNOWN = b"1", b"0", b"?"
+_RESULTS: dict[int, bool | None] = {_TAKEN[0]: True, _NOT_TAKEN[0]: False, _UNKNOWN[0]: None}
+
+# Pushes to one worker whose results are awaited, and bytes of their frames.
+MAX_OUTSTANDING = 10_000
+MAX_OUTSTANDING_BYTES = 33_554_432
+# Seconds until a result is given up, with the connection: the worker was stopped, or is too busy.
+PUSH_TIMEOUT = 2.0
+# Seconds between attempts to connect.
+RECONNECT_DELAY = 0.25
+# Seconds for which a push may have been under way. After that its message may have been acknowledged or expired, so
+# it is read from the store.
+MAX_PUSH_AGE = 1.0
+# Pushes that wait to be read from the store, and how many are read at a time.
+MAX_LATE = 10_000
+LATE_BATCH = 100
+# DIDs whose contracts have changed and that a worker was not told of.
+MAX_CHANGED = 10_000
+CHANGED_RETRY_DELAY = 1.0
+
+_PEER_CREDENTIALS = struct.Struct("3i")
+
+
+def is_own_user(connection: socket.socket) -> bool:
+    """Whether the process at the other end of a UNIX socket belongs to the user of this one."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+    _, user, _ = _PEER_CREDENTIALS.unpack(raw)
+    return bool(user == os.geteuid())
+
+
+class _SiblingConnection(Int32StringReceiver):
+    """One end of a connection between two workers."""
+
+    MAX_LENGTH = MAX_FRAME_BYTES
+
+    def connectionMade(self) -> None:
+        if is_own_user(self.transport.getHandle()):  # type: ignore[union-attr]  # a socket
+            self.connected_to_sibling()
+        else:
+            _log.error("refused a connection between workers: the other process belongs to another user")
+            self.abort()
+
+    def connected_to_sibling(self) -> None:
+        """The other end belongs to the same user."""
+        raise NotImplementedError
+
+    def lengthLimitExceeded(self, length: int) -> None:  # noqa: N802  Twisted's name
+        self.abort()
+
+    def abort(self) -> None:
+        """Close the connection at once, and read no more of it."""
+        self.paused = True
+        self.transport.abortConnection()  # type: ignore[union-attr]  # it is connected
+
+
+class _SiblingClientConnection(_SiblingConnection):
+    def __init__(self, link: SiblingLink, number: int) -> None:
+        self._link = link
+        self._number = number
+
+    def connected_to_sibling(self) -> None:
+        self.sendString(b"%d" % self._number)
+
+    def stringReceived(self, string: bytes) -> None:  # noqa: N802  Twisted's name
+        self._link.received(self, string)
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self._link.lost(self)
+
+
+class SiblingLink(ClientFactory):
+    """
+    Pushes to one other worker.
+
+    :param path: of its socket.
+    :param number: of this worker.
+    """
+
+    noisy = False
+
+    def __init__(self, reactor: Any, path: str, number: int, metrics: Metrics) -> None:
+        self._reactor = reactor
+        self._path = path
+        self._number = number
+        self._metrics = metrics
+        # Once it has said hello: one that is stopped accepts connections, but says nothing.
+        self._connection: _SiblingClientConnection | None = None
+        self._connector: Any = None
+        self._retry_timer: IDelayedCall | None = None
+        self._outstanding: deque[tuple[Deferred[bool | None], float, int]] = deque()
+        self._bytes = 0
+        self._timer: IDelayedCall | None = None
+        self._changed: dict[str, None] = {}
+        self._warning = LogThrottle(reactor)
+        self._is_closed = False
+
+    @property
+    def pending(self) -> tuple[int, int]:
+        """Pushes whose results are awaited, and the bytes of their frames."""
+        return len(self._outstanding), self._bytes
+
+    def connect(self) -> None:
+        """Connect, unless that is done or under way."""
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
+            self._retry_timer = None
+        if self._connector is None and not self._is_closed:
+            self._connector = self._reactor.connectUNIX(self._path, self)
+
+    def buildProtocol(self, addr: IAddress | None) -> _SiblingClientConnection:
+        return _SiblingClientConnection(self, self._number)
+
+    def clientConnectionFailed(self, connector: Any, reason: Failure) -> None:
+        self.clientConnectionLost(connector, reason)
+
+    def clientConnectionLost(self, connector: Any, reason: Failure) -> None:  # noqa: N802  Twisted's name
+        """Connect again after a while, or when the other worker connects."""
+        self._connector = None
+        if not self._is_closed and self._retry_timer is None:
+            self._retry_timer = self._reactor.callLater(RECONNECT_DELAY, self._retry)
+
+    def push(self, frame: Sequence[bytes], size: int) -> Deferred[bool | None]:
+        """
+        Push; fires with whether a socket took it, None if unknown; never fails.
+
+        :param frame: its parts, including the length in front.
+        :param size: their bytes.
+        """
+        connection = self._connection
+        if connection is None:
+            self._metrics.cluster_pushes.inc("failed")
+            return succeed(None)
+        outstanding = self._outstanding
+        if outstanding and (len(outstanding) >= MAX_OUTSTANDING or self._bytes + size > MAX_OUTSTANDING_BYTES):
+            self._metrics.cluster_pushes.inc("dropped")
+            return succeed(None)
+        answered: Deferred[bool | None] = Deferred()
+        outstanding.append((answered, self._reactor.seconds(), size))
+        self._bytes += size
+        connection.transport.writeSequence(frame)  # type: ignore[union-attr]  # it is connected
+        if self._timer is None:
+            self._timer = self._reactor.callLater(PUSH_TIMEOUT, self._check_age)
+        return answered
+
+    def notify_changed(self, did: str) -> None:
+        """Tell it, sooner or later, that the contracts of a DID have changed."""
+        self._changed.pop(did, None)
+        self._changed[did] = None
+        if len(self._changed) > MAX_CHANGED:
+            self._changed.pop(next(iter(self._changed)))
+            self._metrics.cluster_pushes.inc("dropped")
+        if self._connection is not None:
+            self._send_changed(did)
+
+    def received(self, connection: _SiblingClientConnection, string: bytes) -> None:
+        """The hello, or results."""
+        if self._connection is connection:
+            self._resolve(string)
+        elif string == HELLO:
+            self._connection = connection
+            for did in tuple(self._changed):
+                self._send_changed(did)
+        else:
+            connection.abort()
+
+    def lost(self, connection: _SiblingClientConnection) -> None:
+        """The connection has ended: the results of what was pushed are unknown."""
+        if self._connection is connection:
+            self._connection = None
+            outstanding, self._outstanding, self._bytes = self._outstanding, deque(), 0
+            for answered, *_ in outstanding:
+                self._metrics.cluster_pushes.inc("failed")
+                answered.callback(None)
+
+    def end(self) -> None:
+        """Close the connection for good."""
+        self._is_closed = True
+        for timer in (self._retry_timer, self._timer):
+            if timer is not None:
+                timer.cancel()
+        self._retry_timer = self._timer = None
+        if self._connector is not None:
+            self._connector.disconnect()
+
+    def _retry(self) -> None:
+        self._retry_timer = None
+        self.connect()
+
+    def _send_changed(self, did: str) -> None:
+        frame, size = encode_push(_CONTRACTS, [did])
+        self.push(frame, size).addCallback(self._changed_answered, did)
+
+    def _changed_answered(self, result: bool | None, did: str) -> None:
+        if result is not None:
+            self._changed.pop(did, None)
+
+    def _resolve(self, results: bytes) -> None:
+        now, metrics = self._reactor.seconds(), self._metrics
+        for result in results:
+            answered, since, size = self._outstanding.popleft()
+            self._bytes -= size
+            taken = _RESULTS.get(result)
+            metrics.cluster_pushes.inc("failed" if taken is None else "pushed" if taken else "no_session")
+            metrics.peer_notification_duration.observe(now - since)
+            answered.callback(taken)
+
+    def _check_age(self) -> None:
+        self._timer = None
+        if not self._outstanding or self._connection is None:
+            return
+        waited = self._reactor.seconds() - self._outstanding[0][1]
+        if 0.0 <= waited < PUSH_TIMEOUT:  # the clock may have been set back
+            self._timer = self._reactor.callLater(PUSH_TIMEOUT - waited, self._check_age)
+            return
+        if count := self._warning.count_occurrence():
+            _log.warn(
+                "another worker does not respond at {path} ({count} times since the last report)",
+                path=self._path,
+                count=count,
+            )
+        self._connection.abort()
+
+
+def encode_push(kind: bytes, fields: Sequence[Any], payload: bytes = b"") -> tuple[Sequence[bytes], int]:
+    """The parts of a frame, including the length in front, and their bytes."""
+    head = encoding.dumps(fields)
+    size = 5 + len(head) + len(payload)
+    return (struct.pack(">IcI", size, kind, len(head)) + head, payload), 4 + size
+
+
+class SiblingDelivery:
+    """
+    Pushes to sockets at other workers of what was accepted here. None of its Deferreds fails.
+
+    :param counters: say which workers may have sockets of a DID.
+    :param directory: of the sockets.
+    :param number: of this worker, from 0.
+    """
+
+    def __init__(
+        self, reactor: Any, counters: LiveDIDCounters, directory: Path, number: int, metrics: Metrics
+    ) -> None:
+        self._clock: IReactorTime = reactor
+        self._counters = counters
+        self._links = {
+            other: SiblingLink(reactor, str(get_socket_path(directory, other)), number, metrics)
+            for other in counters.others
+        }
+
+    @property
+    def pending(self) -> tuple[int, int]:
+        """Pushes whose results are awaited, and the bytes of their frames."""
+        pending = [link.pending for link in self._links.values()]
+        return sum(entries for entries, _ in pending), sum(size for _, size in pending)
+
+    def connect(self, numbers: Iterable[int] | None = None) -> None:
+        """Connect to workers; to all by default."""
+        for number in self._links if numbers is None else numbers:
+            if number in self._links:
+                self._links[number].connect()
+
+    def deliver_message(self, message: StoredMessage) -> Deferred[bool] | None:
+        """Fires with whether a socket of another worker took a message; None if no other can have one."""
+        numbers = self._counters.find_workers(message.account)
+        if not numbers:
+            return None
+        fields = [
+            self._clock.seconds(),
+            message.id,
+            message.recipient_did,
+            message.account,
+            message.form,
+            message.received_at,
+            message.expires_at,
+        ]
+        return self._push(numbers, _MESSAGE, fields, message.payload)
+
+    def deliver_event(self, event: PendingEvent) -> Deferred[bool] | None:
+        """As :meth:`deliver_message`, for an event."""
+        numbers = self._counters.find_workers(event.recipient_did)
+        if not numbers:
+            return None
+        fields = [self._clock.seconds(), event.id, event.recipient_did, event.sender_did, event.received_at]
+        return self._push(numbers, _EVENT, fields, event.payload.encode("utf-8", "surrogatepass"))
+
+    def notify_contracts_changed(self, did: str) -> None:
+        """Have other workers tell the sockets of `did` that its contracts have changed."""
+        for number in self._counters.find_workers(did):
+            self._links[number].notify_changed(did)
+
+    def has_live_session(self, did: str) -> Deferred[bool]:
+        """Fires with whether another worker has a socket that is subscribed to `did`."""
+        numbers = self._counters.find_workers(did)
+        return self._push(numbers, _LIVE, [did]) if numbers else succeed(False)
+
+    def end(self) -> None:
+        """Push nothing more."""
+        for link in self._links.values():
+            link.end()
+
+    def _push(self, numbers: Sequence[int], kind: bytes, fields: list[Any], payload: bytes = b"") -> Deferred[bool]:
+        if len(payload) > MAX_SENT_PAYLOAD_BYTES:
+            fields[0], payload = 0.0, b""  # as if it were late
+        frame, size = encode_push(kind, fields, payload)
+        answers = [self._links[number].push(frame, size) for number in numbers]
+        if len(answers) == 1:
+            return answers[0].addCallback(bool)
+        return _any_taken(answers)
+
+
+def _any_taken(answers: Sequence[Deferred[bool | None]]) -> Deferred[bool]:
+    """Fires with True as soon as one of them does, with False when all have fired without."""
+    result: Deferred[bool] = Deferred()
+    left = len(answers)
+
+    def answered(taken: bool | None) -> None:
+        nonlocal left
+        left -= 1
+        if not result.called and (taken or not left):
+            result.callback(bool(taken))
+
+    for one in answers:
+        one.addCallback(answered)
+    return result
+
+
+def get_socket_path(directory: Path, number: int) -> Path:
+    """The socket of a worker, numbered from 0."""
+    return directory / f"{number + 1}.sock"
+
+
+def get_worker_number(path: Path) -> int:
+    """The number of the worker with a socket."""
+    return int(path.stem) - 1
+
+
+class _PushLane(Generic[Item]):
+    """
+    Pushes of one protocol from other workers: at once, or in order behind those that are read from the store.
+
+    :param make: makes an item from the fields and the payload of a frame.
+    """
+
+    def __init__(
+        self, delivery: PeerNotificationDelivery[Item], make: Callable[[Sequence[Any], bytes], Item]
+    ) -> None:
+        self._delivery: PeerNotificationDelivery[Item] = delivery
+        self._make: Callable[[Sequence[Any], bytes], Item] = make
+        self._late: deque[str] = deque()
+        self._is_reading = False
+
+    def push(self, fields: Sequence[Any], payload: bytes, now: float) -> bytes:
+        sent_at, id_ = fields[:2]
+        pusher = self._delivery.pusher
+        if pusher.was_pushed(id_):
+            return _TAKEN
+        if not self._is_reading and 0.0 <= now - sent_at <= MAX_PUSH_AGE:
+            item = self._make(fields[1:], payload)
+            if item.expires_at is None or item.expires_at > now:
+                return _TAKEN if pusher.push_remote(item) else _NOT_TAKEN
+        if len(self._late) < MAX_LATE:
+            self._late.append(id_)
+        if not self._is_reading:
+            self._is_reading = True
+            Deferred.fromCoroutine(self._push_late()).addErrback(_log_late_failure)
+        return _UNKNOWN
+
+    async def _push_late(self) -> None:
+        try:
+            while self._late:
+                ids = [self._late.popleft() for _ in range(min(LATE_BATCH, len(self._late)))]
+                await self._delivery.push_notified(ids)
+        except StoreUnavailable:
+            self._late.clear()  # anti-entropy finds them
+        finally:
+            self._is_reading = False
+
+
+def _log_late_failure(failure: Failure) -> None:
+    _log.failure("pushing late messages failed", redact_failure(failure))
+
+
+def _make_message(fields: Sequence[Any], payload: bytes) -> StoredMessage:
+    id_, recipient_did, account, form, received_at, expires_at = fields
+    return StoredMessage(id_, recipient_did, account, payload, form, received_at, expires_at)
+
+
+def _make_event(fields: Sequence[Any], payload: bytes) -> PendingEvent:
+    id_, recipient_did, sender_did, received_at = fields
+    return PendingEvent(id_, recipient_did, sender_did, payload.decode("utf-8", "surrogatepass"), received_at)
+
+
+class _SiblingServerConnection(_SiblingConnection):
+    def __init__(self, server: SiblingServer) -> None:
+        self._server = server
+        self._is_greeted = False
+        self._results: list[bytes] = []
+
+    def connected_to_sibling(self) -> None:
+        self.sendString(HELLO)
+        self._server.connections.add(self)
+
+    def dataReceived(self, data: bytes) -> None:
+        super().dataReceived(data)
+        if self._results:
+            results, self._results = b"".join(self._results), []
+            self.sendString(results)
+
+    def stringReceived(self, string: bytes) -> None:  # noqa: N802  Twisted's name
+        if not self._is_greeted:
+            self._is_greeted = True
+            self._server.greeted(int(string))
+            return
+        self._results.append(self._server.receive(string))
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self._server.connections.discard(self)
+
+
+class SiblingServer(Factory):
+    """
+    Receives what other workers push.
+
+    :param receiver: pushes it to the sockets of this worker.
+    :param greeted: called with the number of a worker that has connected.
+    """
+
+    noisy = False
+
+    def __init__(self, clock: IReactorTime, receiver: NotificationReceiver, greeted: Callable[[int], None]) -> None:
+        self._clock = clock
+        self._receiver = receiver
+        self._lanes: dict[bytes, _PushLane[Any]] = {
+            _MESSAGE: _PushLane(receiver.didcomm, _make_message),
+            _EVENT: _PushLane(receiver.decentrl, _make_event),
+        }
+        self._live_dids = receiver.didcomm.connections.live_dids
+        self.greeted = greeted
+        self._changed: dict[str, None] = {}
+        self._is_telling = False
+        self.connections: set[_SiblingServerConnection] = set()
+
+    def buildProtocol(self, addr: IAddress | None) -> _SiblingServerConnection:
+        return _SiblingServerConnection(self)
+
+    def stopFactory(self) -> None:
+        """Close the connections that are still open."""
+        for connection in tuple(self.connections):
+            connection.abort()
+
+    def receive(self, frame: bytes) -> bytes:
+        """Push what a frame contains; returns the result."""
+        kind, start = frame[:1], 5 + int.from_bytes(frame[1:5], "big")
+        fields = encoding.loads(frame[5:start])
+        if kind in self._lanes:
+            return self._lanes[kind].push(fields, frame[start:], self._clock.seconds())
+        (did,) = fields
+        if did not in self._live_dids:
+            return _NOT_TAKEN
+        if kind == _CONTRACTS:
+            self._changed[did] = None
+            if len(self._changed) > MAX_CHANGED:
+                self._changed.pop(next(iter(self._changed)))
+            if not self._is_telling:
+                self._is_telling = True
+                Deferred.fromCoroutine(self._tell_changed()).addErrback(_log_late_failure)
+        return _TAKEN
+
+    async def _tell_changed(self) -> None:
+        try:
+            while self._changed:
+                dids = list(self._changed)[:LATE_BATCH]
+                try:
+                    registered = await self._receiver.filter_registered(dids)
+                except StoreUnavailable:
+                    await deferLater(self._clock, CHANGED_RETRY_DELAY)
+                    continue
+                for did in dids:
+                    del self._changed[did]
+                    if did in registered:
+                        self._receiver.push_contracts_updated(did)
+        finally:
+            self._is_telling = False
+
+
+class SiblingListener(Service):
+    """
+    Listens for other workers, and connects to them.
+
+    :param path: of the socket.
+    """
+
+    name = "sibling listener"
+
+    def __init__(self, reactor: Any, path: Path, server: SiblingServer, delivery: SiblingDelivery) -> None:
+        self._reactor = reactor
+        self._path = path
+        self._server = server
+        self._delivery = delivery
+        self._port: Any = None
+
+    def startService(self) -> None:
+        """
+        Listen before others learn of this worker.
+
+        :raise CannotListenError: the path cannot be used.
+        """
+        super().startService()
+        self._port = self._reactor.listenUNIX(str(self._path), self._server, mode=0o600)
+        self._delivery.connect()
+
+    def stopService(self) -> Deferred[None]:
+        """Close the socket and its connections."""
+        super().stopService()
+        port, self._port = self._port, None
+        return maybeDeferred(port.stopListening) if port is not None else succeed(None)
