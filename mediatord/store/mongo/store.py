@@ -212,12 +212,14 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
         return self._batcher.submit("mark_pending", mark_pending, known, frozenset(known))
 
     def remove_messages(self, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
-        return self._remove("remove", RemovalRequest(filter_valid_ids(ids)))
+        return self._submit_removal("remove", RemovalRequest(filter_valid_ids(ids)))
 
     def acknowledge(self, account: str, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
-        return self._remove("acknowledge", RemovalRequest(filter_valid_ids(ids), account, self._clock.seconds()))
+        return self._submit_removal(
+            "acknowledge", RemovalRequest(filter_valid_ids(ids), account, self._clock.seconds())
+        )
 
-    def _remove(self, name: str, request: RemovalRequest) -> Deferred[Any]:
+    def _submit_removal(self, name: str, request: RemovalRequest) -> Deferred[Any]:
         keys: set[Hashable] = {*request.ids}
         if request.account is not None:
             keys.add(request.account)
@@ -239,7 +241,9 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
         """The status is read after the transaction."""
         now = self._clock.seconds()
         claim = NonceClaimRequest(key, until, now, share)
-        removed = await self._remove("acknowledge", RemovalRequest(filter_valid_ids(ids), account, now, claim))
+        removed = await self._submit_removal(
+            "acknowledge", RemovalRequest(filter_valid_ids(ids), account, now, claim)
+        )
         if removed is None:
             return None
         result = AcknowledgementResult(removed)
