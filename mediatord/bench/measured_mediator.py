@@ -226,11 +226,7 @@ class ForwardLoad:
         self.group = mediator.enrol(wallets, short=short)
         self.bodies: list[bytes] = []
         self._fetched = 0
-        if isinstance(mediator.mediator, AffinidiMediator):
-            # Equal messages are one to it when they are fetched.
-            count = self.group.count_queued
-        count = count or (self._fetch if mediator.daemon is None else lambda: count_stored_rows(mediator.database))
-        self.stored_check = StoredMessageCheck(count, failures, self.server.success)
+        self.stored_check = StoredMessageCheck(count or self._count_stored, failures, self.server.success)
         if size:
             self.prepare(size)
 
@@ -252,7 +248,12 @@ class ForwardLoad:
         """Post, and check what is stored."""
         return self.stored_check.check(self.start(connections, *seconds, **load).result(), payloads=payloads)
 
-    def _fetch(self) -> int:
+    def _count_stored(self) -> int:
+        if self.mediator.daemon is not None:
+            return count_stored_rows(self.mediator.database)
+        if isinstance(self.mediator.mediator, AffinidiMediator):
+            # To it, equal messages are one when they are fetched.
+            return self.group.count_queued()
         self._fetched += self.group.drain().accepted
         return self._fetched
 
@@ -326,7 +327,11 @@ class CycleLoad:
         self._failures += result.failures()
         return result
 
+    def count_queued(self) -> int:
+        """Number of messages queued for the wallets."""
+        return sum(live.count_queued() for live in self.live_sockets)
+
     def check_queues(self) -> None:
         """Check that nothing is queued."""
-        if left := sum(live.count_queued() for live in self.live_sockets):
+        if left := self.count_queued():
             self._failures.append(f"{left} messages were acknowledged and are still queued")

@@ -41,21 +41,29 @@ class _Contender:
     A mediator, its load of forwards, and its load of live deliveries.
 
     :ivar started: its memory without wallets.
+    :ivar failures: a sentence for everything that goes wrong.
     """
 
-    def __init__(self, mediator: MeasuredMediator, size: int, failures: list[str]) -> None:
+    def __init__(self, mediator: MeasuredMediator, size: int) -> None:
         self._pid = mediator.pid
         self.started = self._memory()
-        self.forwards = ForwardLoad(mediator, failures, size)
-        self.cycles = CycleLoad(mediator, failures, _LIVE_WALLETS, size)
+        self.failures = list[str]()
+        self._forwards = ForwardLoad(mediator, self.failures, size)
+        self._cycles = CycleLoad(mediator, self.failures, _LIVE_WALLETS, size)
 
     def post(self, connections: int, seconds: float) -> Figures:
         """Closed loop of forwards to wallets that are offline; the memory afterwards."""
-        return self.forwards.post(connections, seconds) | self._memory()
+        return self._forwards.post(connections, seconds) | self._memory()
 
     def deliver(self, connections: int, seconds: float) -> Figures:
         """Closed loop of forwards to live wallets, which acknowledge them; the memory afterwards."""
-        return self.cycles.run(connections, seconds).figures() | self._memory()
+        return self._cycles.run(connections, seconds).figures() | self._memory()
+
+    def describe(self) -> str:
+        """A sentence on all that was sent."""
+        check, pushed, left = self._forwards.stored_check, self._cycles.pushed, self._cycles.count_queued()
+        sent = f"{check.accepted} forwards answered, {check.stored} stored"
+        return f"{sent}; {pushed} pushed and acknowledged, {left} of them still queued"
 
     def _memory(self) -> Figures:
         return {_PSS: pss_bytes(self._pid) / _MIB}
@@ -64,12 +72,11 @@ class _Contender:
 def measure_mediators(options: ComparisonOptions) -> ResultTable:
     """One table for the smallest size; messages per second of the servers' CPU time are compared."""
     participants, cores, size = Participants(), assign_cores(), min(options.sizes)
-    rows, targets, failures = dict[str, Figures](), list[PerformanceTarget](), list[str]()
+    rows, targets = dict[str, Figures](), list[PerformanceTarget]()
     with ExitStack() as stack:
-        contenders = {OURS: _Contender(_mediatord(stack, cores), size, failures)}
+        contenders = {OURS: _Contender(_mediatord(stack, cores), size)}
         try:
-            theirs = _affinidi(stack, cores, participants)
-            contenders[AFFINIDI] = _Contender(theirs, size, failures)
+            contenders[AFFINIDI] = _Contender(_affinidi(stack, cores, participants), size)
         except (DriverUnavailable, RuntimeError) as error:
             participants.skipped[AFFINIDI] = str(error)
         for connections, goal in GOALS.items():
@@ -79,14 +86,13 @@ def measure_mediators(options: ComparisonOptions) -> ResultTable:
         for connections in GOALS:
             prefix = f"{connections} live  "
             rows |= _compare(prefix, {name: one.deliver for name, one in contenders.items()}, connections, options)
+        sent = [f"{name}: {one.describe()}." for name, one in contenders.items()]
     rows |= {f"started  {name}": one.started for name, one in contenders.items()}
+    failures = [f"{name}: {failure}" for name, one in contenders.items() for failure in one.failures]
     notes = (
         f"{format_size(size)}, {_LIVE_WALLETS} live wallets. {cores.note} Ours commits with synchronous=FULL.",
         "Affinidi's store is not synced: what it answered outlives its process, and not the machine.",
-        *(
-            f"{name}: {one.forwards.stored_check.note} {one.cycles.pushed} were pushed."
-            for name, one in contenders.items()
-        ),
+        *sent,
         *participants.notes(),
     )
     return ResultTable("Mediators at their number of connections", _COLUMNS, rows, targets, list(notes), failures)
