@@ -23,10 +23,8 @@ from mediatord.store.interfaces.messages import (
     PayloadForm,
     QueueLimits,
     RemovalReason,
-    RemovedMessage,
 )
 from mediatord.store.interfaces.store import OperationObserver, StoreFault, ignore_observation
-from mediatord.store.mongo.removal import RemovalRequest
 from mediatord.store.mongo.store import MongoStore
 from mediatord.store.sqlite.connection import LOCK_TIMEOUT_SECONDS
 from mediatord.store.sqlite.executor import JobRunner, SQLiteExecutor
@@ -165,18 +163,12 @@ def make_sqlite_store(
 
 
 class MultiStepMemoryStore(MemoryStore):
-    """Memory store with the operations of the MongoDB store that take several transactions there."""
+    """Memory store with the operations of the MongoDB store that take several transactions."""
 
     enqueue: Any = MongoStore.enqueue
     enqueue_each: Any = MongoStore.enqueue_each
-    acknowledge_once: Any = MongoStore.acknowledge_once
-
-    def _submit_removal(self, _name: str, request: RemovalRequest) -> Deferred[list[RemovedMessage] | None]:
-        """Claim the nonce and remove the messages, in one transaction as there."""
-        assert request.account is not None and request.claim is not None
-        key, until, _, share = request.claim
-        acknowledged = super().acknowledge_once(request.account, request.ids, key, until, share)
-        return acknowledged.addCallback(lambda result: None if result is None else result.removed)
+    acknowledge_each: Any = MongoStore.acknowledge_each
+    _acknowledge_one: Any = MongoStore._acknowledge_one
 
 
 def enforce_identity(cluster: Any) -> None:

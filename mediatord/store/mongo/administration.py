@@ -162,7 +162,6 @@ class MongoStoreAdministration:
             work = [RemovalRequest(list(ids))]
             with self._client.operate("purge") as run:
                 (removed,) = await self._remove_messages(run, work, None)
-            assert isinstance(removed, list)
             return removed
         return await self._purge_events(did, ids)
 

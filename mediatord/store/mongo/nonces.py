@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from math import inf
 from typing import NamedTuple
@@ -62,35 +62,35 @@ class NonceClaims:
         self._tokens: dict[bytes, bytes] = {}
         self._pending_releases: dict[tuple[bytes, bytes], None] = {}
 
-    async def prepare(self, run: Operation, works: Sequence[NonceClaimRequest]) -> NonceClaimAttempt:
-        """Prepare to claim nonces in a transaction."""
-        await self._capacity.refresh_count(run, min([work.share for work in works]))
-        return NonceClaimAttempt(works, self._capacity, self._pending_releases)
-
     async def claim(
         self, run: Operation, works: Sequence[NonceClaimRequest], tries: int | None
     ) -> Sequence[NonceClaimResult]:
         """Claim nonces; a BatchOperation on :class:`NonceClaimRequest`, answered with a NonceClaimResult each."""
-        attempt = await self.prepare(run, works)
+        await self._capacity.refresh_count(run, min(work.share for work in works))
+        keys = list({work.key for work in works})
+        token = os.urandom(_TOKEN_BYTES)
+        before: set[bytes] = set()
 
-        async def claim(transaction: Transaction) -> None:
-            transaction.write_at_end(attempt.decide(await transaction.query(attempt.query)))
+        async def claim(transaction: Transaction) -> list[NonceClaimResult]:
+            nonlocal before
+            found = await transaction.query(build_nonce_query(*keys))
+            before = {one["_id"] for one in found}
+            pending = self._pending_releases
+            held = {one["_id"]: 0.0 if (one["_id"], one.get("token")) in pending else one["until"] for one in found}
+            return self._decide_claims(transaction, works, token, held)
 
         async def undo(transaction: Transaction) -> None:
-            attempt.withdraw(transaction)
+            transaction.write_at_end(NONCES.delete({"_id": {"$in": keys}, "token": token}))
 
-        await retry_on_duplicate_key(lambda: run.transact(claim, undo, tries=tries))
-        self.record(attempt)
-        return attempt.results
-
-    def record(self, attempt: NonceClaimAttempt) -> None:
-        """Record claims that are durable."""
-        for key in attempt.claimed:
+        answers = await retry_on_duplicate_key(lambda: run.transact(claim, undo, tries=tries))
+        new = {work.key for work, one in zip(works, answers, strict=True) if one is True}
+        for key in new:
             self._tokens.pop(key, None)
-            self._tokens[key] = attempt.token
+            self._tokens[key] = token
         while len(self._tokens) > _MAX_OWN_CLAIMS:
             del self._tokens[next(iter(self._tokens))]
-        self._capacity.claimed(len(attempt.claimed) - attempt.replaced)
+        self._capacity.claimed(len(new - before))
+        return answers
 
     async def release(self, key: bytes) -> None:
         """:raise StoreUnavailable: the claim will be released later."""
@@ -119,62 +119,34 @@ class NonceClaims:
 
         return on_released
 
-
-class NonceClaimAttempt:
-    """
-    Claims of nonces in one transaction, which may be repeated.
-
-    :param pending_releases: nonces with their tokens that count as free.
-    :ivar query: finds the nonces that exist.
-    :ivar results: one for each request.
-    :ivar claimed: the nonces that were free.
-    :ivar replaced: how many of them existed.
-    """
-
-    def __init__(
+    def _decide_claims(
         self,
+        transaction: Transaction,
         works: Sequence[NonceClaimRequest],
-        capacity: NonceCapacity,
-        pending_releases: Container[tuple[bytes, bytes | None]],
-    ) -> None:
-        self._works = works
-        self._capacity = capacity
-        self._pending_releases = pending_releases
-        self._keys = list({work.key for work in works})
-        self.query = build_nonce_query(*self._keys)
-        self.token = os.urandom(_TOKEN_BYTES)
-        self.results: list[NonceClaimResult] = []
-        self.claimed: Collection[bytes] = ()
-        self.replaced = 0
-
-    def decide(self, found: Sequence[Document]) -> list[MongoCommand]:
+        token: bytes,
+        held: dict[bytes, float],
+    ) -> list[NonceClaimResult]:
         """
-        Decide the claims as if they had come one by one, and build the writes.
+        Decide the claims as if they had come one by one, and write them.
 
-        :param found: result of the query; empty on the chance that all are new, else the writes fail.
+        :param held: expiry of the existing nonces by key.
         """
-        released = self._pending_releases
-        held: dict[bytes, float] = {
-            one["_id"]: 0.0 if (one["_id"], one.get("token")) in released else one["until"] for one in found
-        }
         existing = set(held)
+        answers: list[NonceClaimResult] = []
         new: dict[bytes, Document] = {}
-        self.results = []
-        for work in self._works:
-            result: NonceClaimResult = ReplayCacheFull()
+        for work in works:
+            answer: NonceClaimResult = ReplayCacheFull()
             if work.key in held or self._capacity.has_room(work.share, len(new.keys() - existing)):
-                result = held.get(work.key, work.now) <= work.now
-            if result is True:
+                answer = held.get(work.key, work.now) <= work.now
+            if answer is True:
                 held[work.key] = work.until
-                new[work.key] = _build_nonce(work.key, work.until, self.token)
-            self.results.append(result)
+                new[work.key] = _build_nonce(work.key, work.until, token)
+            answers.append(answer)
         replaced = list(existing & new.keys())
-        self.claimed, self.replaced = new.keys(), len(replaced)
-        return [*(NONCES.delete({"_id": {"$in": replaced}}) if replaced else ()), *NONCES.insert(new.values())]
-
-    def withdraw(self, transaction: Transaction) -> None:
-        """Undo the claims."""
-        transaction.write_at_end(NONCES.delete({"_id": {"$in": self._keys}, "token": self.token}))
+        transaction.write_at_end(
+            NONCES.delete({"_id": {"$in": replaced}}) if replaced else (), NONCES.insert(new.values())
+        )
+        return answers
 
 
 class NonceCapacity:

@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 from bson import ObjectId
 from twisted.logger import Logger
 
-from mediatord.errors import MediatorError, StoreUnavailable
+from mediatord.errors import StoreUnavailable
 from mediatord.store.fair_share import KnownSenders, MessageVolume, get_party
 from mediatord.store.interfaces.messages import LedgerEntry, RemovalReason, RemovedMessage
 from mediatord.store.mongo.accounts import DIDCache, MessageDIDs, find_accounts_of_messages
@@ -20,7 +20,7 @@ from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClie
 from mediatord.store.mongo.driver.collection import Collection as MongoCollection
 from mediatord.store.mongo.driver.collection import Document, MongoCommand, batch_by_size
 from mediatord.store.mongo.driver.errors import RepeatTransaction
-from mediatord.store.mongo.driver.operation import Operation, retry_on_duplicate_key
+from mediatord.store.mongo.driver.operation import Operation
 from mediatord.store.mongo.driver.transactions import Transaction, UndoCallback
 from mediatord.store.mongo.ledger import build_ledger_entries
 from mediatord.store.mongo.message_queues import (
@@ -31,7 +31,6 @@ from mediatord.store.mongo.message_queues import (
     join_origin,
     split_origin,
 )
-from mediatord.store.mongo.nonces import NonceClaimAttempt, NonceClaimRequest, NonceClaims
 from mediatord.store.mongo.schema import ABSENT, ACCOUNTS, MESSAGES, PRESENT, RECIPIENTS
 
 RemovalListener = Callable[[Sequence[RemovedMessage]], None]
@@ -96,13 +95,11 @@ class RemovalRequest(NamedTuple):
     :param ids: message ids, or digests if an account is given.
     :param account: remove only its messages; None: anybody's.
     :param now: time of the acknowledgement.
-    :param claim: a nonce to be claimed with the removal; if it is claimed already, nothing is removed.
     """
 
     ids: Sequence[str]
     account: str | None = None
     now: float = 0.0
-    claim: NonceClaimRequest | None = None
 
     @property
     def size(self) -> int:
@@ -178,16 +175,11 @@ class RecentMessages:
         return self._senders[recipient]
 
 
-# None if the nonce was claimed before; or the error that there is no room for it.
-RemovalOutcome = list[RemovedMessage] | None | MediatorError
-
-
 class RemovalBatch:
     """
-    Removes messages; a BatchOperation on :class:`RemovalRequest`, answered with a RemovalOutcome each.
+    Removes messages; a BatchOperation on :class:`RemovalRequest`, answered with the removed messages.
 
     :param entry: of the ledger.
-    :param nonce_claims: for requests with a claim.
     :param recent: messages that need not be read before they are acknowledged.
     """
 
@@ -195,43 +187,34 @@ class RemovalBatch:
         self,
         reporter: UncertainRemovalReporter,
         entry: LedgerEntry = "acknowledged",
-        nonce_claims: NonceClaims | None = None,
         recent: RecentMessages | None = None,
     ) -> None:
         self._recent = recent
         self._reporter = reporter
         self._entry = entry
-        self._nonce_claims = nonce_claims
         # Recipients of the messages that an account had removed last, which are likely to be those of the next.
         self._likely_recipients: DIDCache[str, Collection[ObjectId]] = DIDCache()
 
     async def __call__(
         self, run: Operation, works: Sequence[RemovalRequest], tries: int | None
-    ) -> Sequence[RemovalOutcome]:
-        claims = [work.claim for work in works if work.claim is not None]
-        attempt = await self._nonce_claims.prepare(run, claims) if claims and self._nonce_claims else None
-        answers: list[RemovalOutcome] = []
+    ) -> Sequence[list[RemovedMessage]]:
+        answers: list[list[RemovedMessage]] = []
         recalled = None if self._recent is None else self._recent.recall(works)
 
         async def remove(transaction: Transaction) -> None:
             nonlocal recalled
             if recalled:
                 some, recalled = recalled, None  # if it fails for any reason, all is read
-                answers[:], is_done = await self._remove_recalled(transaction, works, attempt, some)
+                answers[:], is_done = await self._remove_recalled(transaction, works, some)
                 if is_done:
                     return
                 raise RepeatTransaction
-            answers[:] = await self._remove(transaction, works, attempt)
+            answers[:] = await self._remove(transaction, works)
 
-        async def undo(transaction: Transaction) -> UndoCallback | None:
-            if attempt is not None:
-                attempt.withdraw(transaction)
-            removed = [one for some in answers if isinstance(some, list) for one in some]
-            return await self._reporter.find_missing(transaction, MESSAGES, removed)
+        async def report(transaction: Transaction) -> UndoCallback | None:
+            return await self._reporter.find_missing(transaction, MESSAGES, [one for some in answers for one in some])
 
-        await retry_on_duplicate_key(lambda: run.transact(remove, undo, tries=tries))
-        if attempt is not None and self._nonce_claims is not None:
-            self._nonce_claims.record(attempt)
+        await run.transact(remove, report, tries=tries)
         if self._recent is not None:
             self._recent.forget([id for work in works for id in work.ids])
         return answers
@@ -277,31 +260,25 @@ class RemovalBatch:
         )
         expired[:] = _build_removed_list(found, _get_dids(recipients, accounts), "ttl")
 
-    async def _remove(
-        self, transaction: Transaction, works: Sequence[RemovalRequest], attempt: NonceClaimAttempt | None
-    ) -> list[RemovalOutcome]:
+    async def _remove(self, transaction: Transaction, works: Sequence[RemovalRequest]) -> list[list[RemovedMessage]]:
         account_dids = list({work.account for work in works if work.account is not None})
         likely = {id for did in account_dids for id in self._likely_recipients.get(did, ())}
         ids = list({id for work in works for id in work.ids})
-        owners, *some = await transaction.query_many(
+        owners, known_recipients, *some = await transaction.query_many(
             ACCOUNTS.find({"did": {"$in": account_dids}}, projection={"did": 1}),
             _build_recipient_query(likely),
-            *([] if attempt is None else [attempt.query]),
             *[
                 MESSAGES.find({"_id": {"$in": chunk}}, projection=_ACKNOWLEDGE_PROJECTION)
                 for chunk in _split_into_queries(ids)
             ],
         )
-        known_recipients = some.pop(0)
-        if attempt is not None:
-            transaction.write_at_end(attempt.decide(some.pop(0)))
         some += await _find_by_digest(transaction, works, {one["did"]: one["_id"] for one in owners})
         found = [document for part in some for document in part]
         recipients = await _find_recipients(transaction, found, known_recipients)
         known_accounts = {one["_id"]: one["did"] for one in owners}
         accounts = await find_accounts_of_messages(transaction.query, found, known_accounts)
         candidates = _RemovalCandidates(found, _get_dids(recipients, accounts))
-        answers, acknowledged = candidates.take_all(works, attempt)
+        answers, acknowledged = candidates.take_all(works)
         senders = _update_senders(acknowledged, recipients) if self._entry == "acknowledged" else {}
         self._remember_recipients(acknowledged)
         if self._recent is not None:
@@ -323,22 +300,20 @@ class RemovalBatch:
         self,
         transaction: Transaction,
         works: Sequence[RemovalRequest],
-        attempt: NonceClaimAttempt | None,
         messages: Sequence[_RecentMessage],
-    ) -> tuple[list[RemovalOutcome], bool]:
+    ) -> tuple[list[list[RemovedMessage]], bool]:
         """
         Remove messages that were not read, on the condition that they and their recipients have not changed; return
         whether that holds. If not, the transaction must not be committed.
         """
         assert self._recent is not None
-        claims = [] if attempt is None else attempt.decide([])
         queues = {one.queue.recipient_id: one.queue for one in messages}
         recipients = {id: {"senders": self._recent.get_senders(id)} for id in queues}
         dids = MessageDIDs(
             {id: one.did for id, one in queues.items()}, {one.account_id: one.account for one in queues.values()}
         )
         candidates = _RemovalCandidates([one.document for one in messages], dids)
-        answers, acknowledged = candidates.take_all(works, attempt)
+        answers, acknowledged = candidates.take_all(works)
         taken = candidates.taken
         if _update_senders(acknowledged, recipients) or not taken:
             return answers, False
@@ -350,7 +325,6 @@ class RemovalBatch:
             [
                 *RECIPIENTS.update_each(updates),
                 *MESSAGES.delete({"_id": {"$in": [one["_id"] for one in taken]}, "pushes": 0}),
-                *claims,
                 *build_ledger_entries(transaction.slot, "didcomm", **{self._entry: len(taken)}),
             ]
         )
@@ -414,24 +388,11 @@ class _RemovalCandidates:
         self.taken: list[Document] = []
 
     def take_all(
-        self, works: Iterable[RemovalRequest], attempt: NonceClaimAttempt | None
-    ) -> tuple[list[RemovalOutcome], list[tuple[RemovalRequest, list[Document]]]]:
-        """
-        Take the messages of all removals whose nonces could be claimed.
-
-        :return: the answer to each removal, and what was taken for which one.
-        """
-        claimed = iter(() if attempt is None else attempt.results)
-        answers: list[RemovalOutcome] = []
-        taken: list[tuple[RemovalRequest, list[Document]]] = []
-        for work in works:
-            is_new = True if work.claim is None else next(claimed)
-            if is_new is True:
-                taken.append((work, self.take(work)))
-                answers.append(_build_removed_list(taken[-1][1], self._dids, None))
-            else:
-                answers.append(is_new or None)
-        return answers, taken
+        self, works: Iterable[RemovalRequest]
+    ) -> tuple[list[list[RemovedMessage]], list[tuple[RemovalRequest, list[Document]]]]:
+        """Take the messages of all removals; return the answers, and what was taken for which removal."""
+        taken = [(work, self.take(work)) for work in works]
+        return [_build_removed_list(some, self._dids, None) for _, some in taken], taken
 
     def take(self, removal: RemovalRequest) -> list[Document]:
         """Take the messages of a removal, in order of arrival if it is of an account."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
 from twisted.internet.defer import Deferred, fail, gatherResults
 from twisted.internet.interfaces import IReactorTime
@@ -19,6 +18,7 @@ from mediatord.store.interfaces.administration import IStoreAdministration
 from mediatord.store.interfaces.cluster_and_quotas import MAX_CLOCK_SKEW, IClusterStore
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, IDecentrlStore
 from mediatord.store.interfaces.messages import (
+    AcknowledgementRequest,
     AcknowledgementResult,
     EarlyResultCallback,
     EnqueueRequest,
@@ -110,7 +110,7 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
         self._enqueue_batch = EnqueueBatch(limits, reporter, self._recent)
         self._nonces = NonceCapacity(client, max_nonces)
         self._nonce_claims = NonceClaims(client, self._nonces)
-        self._removal_batch = RemovalBatch(reporter, nonce_claims=self._nonce_claims, recent=self._recent)
+        self._removal_batch = RemovalBatch(reporter, recent=self._recent)
         event_reporter = UncertainRemovalReporter(on_late_acknowledgements)
         self._decentrl = MongoDecentrlStore(
             client, clock, caps, self._nonces, self._clocks, event_reporter, self.space_limit.refuses
@@ -212,45 +212,28 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
         return self._batcher.submit("mark_pending", mark_pending, known, frozenset(known))
 
     def remove_messages(self, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
-        return self._submit_removal("remove", RemovalRequest(filter_valid_ids(ids)))
+        return self._remove("remove", filter_valid_ids(ids), None)
 
     def acknowledge(self, account: str, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
-        return self._submit_removal(
-            "acknowledge", RemovalRequest(filter_valid_ids(ids), account, self._clock.seconds())
-        )
+        return self._remove("acknowledge", filter_valid_ids(ids), account)
 
-    def _submit_removal(self, name: str, request: RemovalRequest) -> Deferred[Any]:
-        keys: set[Hashable] = {*request.ids}
-        if request.account is not None:
-            keys.add(request.account)
-        if request.claim is not None:
-            keys.add(request.claim.key)
+    def _remove(self, name: str, ids: Sequence[str], account: str | None) -> Deferred[list[RemovedMessage]]:
+        request = RemovalRequest(ids, account, self._clock.seconds())
+        keys = frozenset(ids) if account is None else {account, *ids}
         return self._batcher.submit(name, self._removal_batch, request, keys, request.size)
 
-    @operation
-    async def acknowledge_once(
-        self,
-        account: str,
-        ids: Sequence[str],
-        key: bytes,
-        until: float,
-        share: float = 1.0,
-        *,
-        with_status: bool = False,
-    ) -> AcknowledgementResult | None:
-        """The status is read after the transaction."""
-        now = self._clock.seconds()
-        claim = NonceClaimRequest(key, until, now, share)
-        removed = await self._submit_removal(
-            "acknowledge", RemovalRequest(filter_valid_ids(ids), account, now, claim)
-        )
-        if removed is None:
-            return None
-        result = AcknowledgementResult(removed)
-        if with_status:
+    def acknowledge_each(
+        self, requests: Sequence[AcknowledgementRequest]
+    ) -> Deferred[list[AcknowledgementResult | MediatorError]]:
+        acknowledged = [Deferred.fromCoroutine(self._acknowledge_one(request)) for request in requests]
+        return gatherResults([one.addErrback(_to_error) for one in acknowledged])
+
+    async def _acknowledge_one(self, request: AcknowledgementRequest) -> AcknowledgementResult:
+        result = AcknowledgementResult(await self.acknowledge(request.account, request.ids))
+        if request.with_status:
             # What was removed has to be reported in any case.
             try:
-                result.status = await self.get_queue_status(account, None)
+                result.status = await self.get_queue_status(request.account, None)
             except StoreUnavailable:
                 pass
             except Exception:
@@ -288,10 +271,12 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
 
 
 def _to_outcome(result: list[EnqueueResult] | Failure) -> EnqueueResult | MediatorError:
-    if not isinstance(result, Failure):
-        return result[0]
-    if isinstance(result.value, MediatorError):
-        return result.value.with_traceback(None)
-    # The others may have been stored, and their senders have to get that result.
-    _log.failure("storing a message failed", redact_failure(result))
+    return _to_error(result) if isinstance(result, Failure) else result[0]
+
+
+def _to_error(failure: Failure) -> MediatorError:
+    """The outcome of an operation that failed, while others of the same call may have succeeded."""
+    if isinstance(failure.value, MediatorError):
+        return failure.value.with_traceback(None)
+    _log.failure("changing the store failed", redact_failure(failure))
     return InternalFault()

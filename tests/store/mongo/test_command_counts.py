@@ -11,7 +11,7 @@ from twisted.internet.defer import Deferred, gatherResults
 from mediatord.store.mongo.driver.collection import MongoCommand
 from mediatord.store.mongo.driver.connection_pool import PrimaryConnectionPool
 from mediatord.store.mongo.store import MongoStore
-from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX, MongoTestCase
+from tests.store.mongo.mongo_test_case import ALICE, INBOX, MongoTestCase
 
 TOGETHER = 32
 
@@ -23,7 +23,7 @@ class CommandCountTests(MongoTestCase):
         """An open store; from then on commands are counted."""
         store = await self.open_store()
         await self.enqueue_ids(store, "before")
-        await store.acknowledge_once(ALICE, ["before"], b"before", CLOCK.seconds() + 60)
+        await store.acknowledge(ALICE, ["before"])
         self.commands: Counter[str] = Counter()
         self.round_trips = 0
         exchange = PrimaryConnectionPool.exchange
@@ -67,19 +67,15 @@ class CommandCountTests(MongoTestCase):
         await self.assert_costs(4, [self.enqueue_ids(store, "unknown")], **costs)
 
     async def test_acknowledgement(self) -> None:
-        """
-        An acknowledgement and the claim of its nonce take two round trips, and those that arrive together no more.
-        """
+        """An acknowledgement takes two round trips, and those that arrive together no more."""
         store = await self.prepare()
         ids = [f"m{number}" for number in range(TOGETHER)]
         await self.enqueue_ids(store, "alone", *ids)
         self.commands.clear()
         self.round_trips = 0
-        until = CLOCK.seconds() + 60
-        costs = {"insert": 1, "update": 2, "delete": 1, "commitTransaction": 1}
-        await self.assert_costs(2, [store.acknowledge_once(ALICE, ["alone"], b"alone", until)], **costs)
-        together = [store.acknowledge_once(ALICE, [id], id.encode(), until) for id in ids]
-        await self.assert_costs(2, together, **costs)
+        costs = {"update": 2, "delete": 1, "commitTransaction": 1}
+        await self.assert_costs(2, [store.acknowledge(ALICE, ["alone"])], **costs)
+        await self.assert_costs(2, [store.acknowledge(ALICE, [id]) for id in ids], **costs)
 
     async def test_acknowledgement_of_unknown_message(self) -> None:
         """A message that another node has queued is read before."""
@@ -88,9 +84,8 @@ class CommandCountTests(MongoTestCase):
         await self.enqueue_ids(other, "elsewhere")
         self.commands.clear()
         self.round_trips = 0
-        acknowledged = store.acknowledge_once(ALICE, ["elsewhere"], b"nonce", CLOCK.seconds() + 60)
-        costs = {"find": 4, "insert": 1, "update": 2, "delete": 1, "commitTransaction": 1}
-        await self.assert_costs(3, [acknowledged], **costs)
+        costs = {"find": 3, "update": 2, "delete": 1, "commitTransaction": 1}
+        await self.assert_costs(3, [store.acknowledge(ALICE, ["elsewhere"])], **costs)
 
     async def test_account(self) -> None:
         """Accounts that are looked up together take one query, and a known one none."""
