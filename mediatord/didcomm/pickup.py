@@ -25,7 +25,7 @@ from mediatord.delivery.connections import (
 )
 from mediatord.didcomm.context import DIDCommContext, MessageRequest
 from mediatord.didcomm.messages import AuthcryptSender, RecipientKeys
-from mediatord.errors import LiveModeUnsupported, MediationNotGranted, StoreUnavailable
+from mediatord.errors import LiveModeUnsupported, MediationNotGranted, MediatorError, StoreUnavailable
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.message import OutgoingMessage
 from mediatord.protocol.didcomm.message_pickup import (
@@ -42,7 +42,13 @@ from mediatord.protocol.didcomm.message_pickup import (
 from mediatord.protocol.probe_markers import PROBE_DID_INFIX
 from mediatord.runtime.failure_logging import redact_failure
 from mediatord.runtime.request_time import outside_request
-from mediatord.store.interfaces.messages import QueueStatus, RemovedMessage, StoredMessage
+from mediatord.store.interfaces.messages import (
+    AcknowledgementRequest,
+    AcknowledgementResult,
+    QueueStatus,
+    RemovedMessage,
+    StoredMessage,
+)
 from mediatord.store.interfaces.store import Account
 
 _log = Logger()
@@ -392,11 +398,30 @@ class Pickup:
         ]
         return context.packer.answer(request.received.message, DELIVERY, make_delivery_body(named), attachments)
 
-    async def acknowledge(self, request: MessageRequest, account: Account) -> None:
-        """Remove the messages of this account that a `messages-received` names."""
+    async def acknowledge(
+        self, request: MessageRequest, account: Account, *, with_status: bool
+    ) -> OutgoingMessage | None:
+        """
+        Remove the messages of this account that a `messages-received` names.
+
+        :param with_status: whether to answer with the status of the queue.
+        """
         ids = parse_message_ids(request.received.message.require_body())
         if ids:
-            self._live.record_removed(await self._context.store.acknowledge(account.did, ids))
+            acknowledgement = AcknowledgementRequest(account.did, ids, with_status)
+            (result,) = await self._context.store.acknowledge_each([acknowledgement])
+            if isinstance(result, MediatorError):
+                raise result
+            if (status := self.finish_acknowledgement(request, account, result)) or not with_status:
+                return status
+        return await self.status(request, account) if with_status else None
+
+    def finish_acknowledgement(
+        self, request: MessageRequest, account: Account, result: AcknowledgementResult
+    ) -> OutgoingMessage | None:
+        """Record what was removed; the status of the queue, if it was read."""
+        self._live.record_removed(result.removed)
+        return None if result.status is None else self.make_status(request, account, result.status)
 
     async def live_delivery_change(self, request: MessageRequest, account: Account) -> OutgoingMessage:
         """

@@ -18,6 +18,7 @@ from mediatord.store.interfaces.administration import IStoreAdministration
 from mediatord.store.interfaces.cluster_and_quotas import MAX_CLOCK_SKEW, IClusterStore
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, IDecentrlStore
 from mediatord.store.interfaces.messages import (
+    AcknowledgementRequest,
     AcknowledgementResult,
     EarlyResultCallback,
     EnqueueRequest,
@@ -215,30 +216,18 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
         keys = frozenset(ids) if account is None else {account, *ids}
         return self._batcher.submit(name, self._removal_batch, request, keys, request.size)
 
-    @operation
-    async def acknowledge_once(
-        self,
-        account: str,
-        ids: Sequence[str],
-        key: bytes,
-        until: float,
-        share: float = 1.0,
-        *,
-        with_status: bool = False,
-    ) -> AcknowledgementResult | None:
-        """In several transactions."""
-        if not await self.claim_nonce(key, until, share):
-            return None
-        try:
-            result = AcknowledgementResult(await self.acknowledge(account, ids))
-        except Exception:
-            # Nothing was removed, so the same acknowledgement may come again.
-            await self.release_nonce(key)
-            raise
-        if with_status:
+    def acknowledge_each(
+        self, requests: Sequence[AcknowledgementRequest]
+    ) -> Deferred[list[AcknowledgementResult | MediatorError]]:
+        acknowledged = [Deferred.fromCoroutine(self._acknowledge_one(request)) for request in requests]
+        return gatherResults([one.addErrback(_to_error) for one in acknowledged])
+
+    async def _acknowledge_one(self, request: AcknowledgementRequest) -> AcknowledgementResult:
+        result = AcknowledgementResult(await self.acknowledge(request.account, request.ids))
+        if request.with_status:
             # What was removed has to be reported in any case.
             try:
-                result.status = await self.get_queue_status(account, None)
+                result.status = await self.get_queue_status(request.account, None)
             except StoreUnavailable:
                 pass
             except Exception:
@@ -276,10 +265,12 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
 
 
 def _to_outcome(result: list[EnqueueResult] | Failure) -> EnqueueResult | MediatorError:
-    if not isinstance(result, Failure):
-        return result[0]
-    if isinstance(result.value, MediatorError):
-        return result.value.with_traceback(None)
-    # The others may have been stored, and their senders have to get that result.
-    _log.failure("storing a message failed", redact_failure(result))
+    return _to_error(result) if isinstance(result, Failure) else result[0]
+
+
+def _to_error(failure: Failure) -> MediatorError:
+    """The outcome of an operation that failed, while others of the same call may have succeeded."""
+    if isinstance(failure.value, MediatorError):
+        return failure.value.with_traceback(None)
+    _log.failure("changing the store failed", redact_failure(failure))
     return InternalFault()

@@ -49,7 +49,7 @@ T = TypeVar("T")
 # Bytes assumed for an item of a page before it is read. Of the largest pages no two are read at the same time.
 _ITEM_BYTES = 65_536
 
-# Index entries that are counted in some milliseconds, for which other reads can wait.
+# Index entries that are counted or skipped in some milliseconds, for which other reads can wait.
 _QUICK_SEARCH_ENTRIES = 16_384
 
 # Long searches among the events of one owner that may be queued.

@@ -143,7 +143,7 @@ class PageReadOptions:
     """
     How a page is read.
 
-    :param patience: approximate number of entries that may be counted; None for any number.
+    :param patience: approximate number of entries that may be counted, and that may be skipped; None for any number.
     """
 
     part: PageRequest
@@ -211,13 +211,18 @@ class _EventList:
                 return None
         return record.items
 
-    def page(self, connection: StoreConnection, part: PageRequest, total: int, cursors: PageCursors) -> list[int]:
-        """A slice of it, read from the nearest known position."""
+    def page(
+        self, connection: StoreConnection, reading: PageReadOptions, total: int, cursors: PageCursors
+    ) -> list[int] | None:
+        """A slice of it, read from the nearest known position; None if that needs more patience."""
+        part = reading.part
         number = min(part.limit, total - part.offset)
         if number <= 0:
             return []
         end = part.offset + number
         known, place = cursors.before(part.offset)
+        if reading.patience is not None and min(part.offset - known, total - end) > reading.patience:
+            return None
         # After a long scan the event before the page is read as well, as the cursor for the same page.
         lead = int(part.offset > known)
         if total - end < part.offset - known:
@@ -404,7 +409,8 @@ def _find_page(
         cursors.total = listing.count(connection, reading.patience)
         if cursors.total is None:
             return None
-    return listing.page(connection, reading.part, cursors.total, cursors), cursors.total
+    seqs = listing.page(connection, reading, cursors.total, cursors)
+    return None if seqs is None else (seqs, cursors.total)
 
 
 def _read_events(

@@ -25,7 +25,7 @@ from mediatord.store.interfaces.decentrl import (
     PublicEventFilter,
     StoredEvent,
 )
-from mediatord.store.sqlite import decentrl_queries, event_archive_queries
+from mediatord.store.sqlite import decentrl_queries, decentrl_store, event_archive_queries
 from mediatord.store.sqlite.connection import BYTES_PER_READ, connect
 from mediatord.store.sqlite.event_archive_queries import PageReadOptions
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
@@ -231,6 +231,17 @@ class EventPageTests(TestCase):
                 self.assertEqual(found.total, total)
                 self.assertEqual("events_patiently" in self.observed, long and not repeated, wanted)
                 self.observed.clear()
+
+    async def test_long_skips_run_in_background(self) -> None:
+        """A page far from either end and from what was read runs in the background thread; those after it do not."""
+        self.patch(decentrl_store, "_QUICK_SEARCH_ENTRIES", 60)
+        everything = await self.list_ids(EventFilter(), 0, 1000)
+        await self.save_events(self.make_event(300))  # nothing is known of the new edition
+        everything.append("e300")
+        for offset, long in ((60, False), (240, False), (150, True), (150, False), (159, False), (0, False)):
+            self.observed.clear()
+            self.assertEqual(await self.list_ids(EventFilter(), offset, 9), everything[offset : offset + 9])
+            self.assertEqual("events_patiently" in self.observed, long, offset)
 
     async def test_page_larger_than_read_chunk(self) -> None:
         """A page larger than the read chunk is read in parts and returned complete."""
