@@ -162,7 +162,7 @@ class LiveDelivery:
         self._pushed: OrderedDict[str, None] = OrderedDict()
         self._by_session: CompactMultiMap[WebSocketSession, str, None] = CompactMultiMap()
         self._bound: CompactMultiMap[WebSocketSession, str, None] = CompactMultiMap()
-        self._marks = DeliveryMarkWriter(context.clock, self._mark, 0.0 if context.node else MARK_DELAY)
+        self._marks = DeliveryMarkWriter(context.clock, self._mark, MARK_DELAY if record_backlog is None else 0.0)
         self._connections.on_close(self._session_closed)
 
     def can_bind(self, session: WebSocketSession, did: str) -> bool:
