@@ -112,7 +112,7 @@ def _run_pinned(cores: frozenset[int], contender: Contender) -> Figures:
 _OF_SITE_PER_CPU, _OF_SITE = "x stock Site per CPU-s", "x stock Site"
 _SITE = "stock Site, empty 202"
 # With few clients, few messages share a commit.
-_FEW_CONNECTIONS = 32
+FEW_CONNECTIONS = 32
 
 
 @scenario(
@@ -146,8 +146,8 @@ def measure_forwards(plan: BenchmarkPlan, table: ResultTable) -> None:
             contenders: dict[str, Contender] = {ours: partial(one.post, plan.clients, plan.seconds)}
             with ExitStack() as bare:
                 if not plan.target:
-                    few = f"mediatord, {_FEW_CONNECTIONS} connections"
-                    contenders[few] = partial(one.post, _FEW_CONNECTIONS, plan.seconds)
+                    few = f"mediatord, {FEW_CONNECTIONS} connections"
+                    contenders[few] = partial(one.post, FEW_CONNECTIONS, plan.seconds)
                 contenders[agreement.name] = partial(_run_pinned, cores.server, agreement.run)
                 contenders[_SITE] = partial(_post_to_site, site, one.bodies, plan)
                 if not plan.target:
@@ -240,7 +240,7 @@ def measure_workers(plan: BenchmarkPlan, table: ResultTable) -> None:
     ]
 
 
-_CYCLE_WALLETS = 64
+CYCLE_WALLETS = 64
 _CYCLE, _FORWARD, _OF_FORWARD = "cycle", "forward only", "of forward"
 
 
@@ -252,7 +252,7 @@ def measure_cycle(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Forward, push and acknowledgement: closed loop beside forwards to offline wallets, then at fixed rates."""
     name = format_size(plan.sizes[0])
     with open_mediator(plan, assign_cores()) as mediator:
-        cycles = CycleLoad(mediator, table.failures, _CYCLE_WALLETS, plan.sizes[0])
+        cycles = CycleLoad(mediator, table.failures, CYCLE_WALLETS, plan.sizes[0])
         offline = ForwardLoad(mediator, table.failures, plan.sizes[0])
         cycles.run(plan.clients, plan.warm_up_seconds)
         contenders = {
@@ -272,7 +272,7 @@ def measure_cycle(plan: BenchmarkPlan, table: ResultTable) -> None:
     table.add_target(f"cycles {name}, of forwards", 0.35, closed[_OF_FORWARD])
     table.add_target(f"push p99 {name} at {_GOAL_SHARE:.0%}, ms", 25.0, p99, most=True)
     table.notes = [
-        f"Forward, push to one of {_CYCLE_WALLETS} wallets in live mode, messages-received without a response. "
+        f"Forward, push to one of {CYCLE_WALLETS} wallets in live mode, messages-received without a response. "
         f"Closed loop: at most {plan.clients} messages in flight.",
         f"Milliseconds since a forward was sent, or was due. {mediator.note}",
         f"{cycles.pushed} messages were pushed exactly once and acknowledged.",
@@ -531,7 +531,7 @@ def measure_mixed(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Forwards in an open loop to offline wallets, which fetch meanwhile, and to wallets in live mode."""
     size, connections, seconds = plan.sizes[0], 4 * plan.clients, plan.seconds * plan.rounds
     with open_mediator(plan, assign_cores()) as mediator:
-        online = CycleLoad(mediator, table.failures, _CYCLE_WALLETS, size)
+        online = CycleLoad(mediator, table.failures, CYCLE_WALLETS, size)
         offline = ForwardLoad(mediator, table.failures, size)
         full = offline.start(plan.clients, plan.seconds).result()
         rate = full.figures()[PER_SECOND]
@@ -568,6 +568,6 @@ def measure_mixed(plan: BenchmarkPlan, table: ResultTable) -> None:
     }
     table.notes = [
         f"{format_size(size)}. {_OFFLINE_SHARE:.0%} and {_ONLINE_SHARE:.0%} of {rate:,.0f} forwards per second, "
-        f"the rate of a closed loop, to {RECIPIENTS} and {_CYCLE_WALLETS} wallets; {messages} messages were fetched. "
+        f"the rate of a closed loop, to {RECIPIENTS} and {CYCLE_WALLETS} wallets; {messages} messages were fetched. "
         f"{mediator.note}",
     ]

@@ -166,8 +166,8 @@ class LiveDelivery:
         self._pushed: OrderedDict[str, None] = OrderedDict()
         self._by_session: CompactMultiMap[WebSocketSession, str, None] = CompactMultiMap()
         self._bound: CompactMultiMap[WebSocketSession, str, None] = CompactMultiMap()
-        # Other nodes know of pushes by their marks only.
-        delay = 0.0 if context.node and resolve_elsewhere is None else MARK_DELAY
+        # Other nodes know of pushes by their marks only; workers are told.
+        delay = MARK_DELAY if record_backlog is None or resolve_elsewhere is not None else 0.0
         self._marks = DeliveryMarkWriter(context.clock, self._mark, delay)
         self._connections.on_close(self._session_closed)
 

@@ -11,6 +11,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.didcomm.dispatcher import DIDCommDispatcher
 from mediatord.didcomm.messages import MessageOrigin, UnpackedMessage
 from mediatord.errors import RateLimitExceeded, ReplayedMessage, StoreUnavailable
+from mediatord.protocol.didcomm import jwe
 from mediatord.protocol.didcomm.did_methods import derive_did_peer_3
 from mediatord.ratelimit.admission import RequestReply
 from mediatord.store.interfaces.messages import QueueStatus
@@ -267,3 +268,31 @@ class CostTests(SynchronousTestCase):
             )
         in_memory.clock.advance(0)
         self.assertEqual((len(replies), calls), (3, [3]))
+
+    def test_key_agreements_of_a_cycle(self) -> None:
+        """
+        Forward, push and acknowledgement take four X25519 operations: one to open each message, and a new key and its
+        agreement for the push. The agreements of the two static keys are cached.
+        """
+        wallet = LiveWallet(self, is_fast=True)
+        in_memory, operations = wallet.in_memory, list[str]()
+        forward = pack_forward(in_memory, wallet.bob.did, wallet.bob.make_payload())
+        acknowledgement = wallet.acknowledgement(*wallet.pushed)
+
+        def count(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+            def counted(*args: Any) -> Any:
+                operations.append(name)
+                return function(*args)
+
+            return counted
+
+        module: Any = jwe
+        self.patch(module, "_load_public", count("open", module._load_public))
+        self.patch(module, "compute_x25519", count("agree", module.compute_x25519))
+        generate = module.bindings.crypto_scalarmult_base
+        self.patch(module.bindings, "crypto_scalarmult_base", count("generate", generate))
+        in_memory.receive(forward)
+        self.assertEqual(wallet.send(acknowledgement).status, 200)
+        expected = ["open", "generate", "agree", "open"]
+        # The status that answers the acknowledgement is encrypted as the push is.
+        self.assertEqual(operations, [*expected, "generate", "agree"])

@@ -48,7 +48,13 @@ from mediatord.store.mongo.message_queues import (
 )
 from mediatord.store.mongo.nonces import NonceCapacity, NonceClaimRequest, NonceClaims
 from mediatord.store.mongo.queue_statistics import MongoQueueStatistics
-from mediatord.store.mongo.removal import RemovalBatch, RemovalListener, RemovalRequest, UncertainRemovalReporter
+from mediatord.store.mongo.removal import (
+    RecentMessages,
+    RemovalBatch,
+    RemovalListener,
+    RemovalRequest,
+    UncertainRemovalReporter,
+)
 from mediatord.store.mongo.schema import ALL_COLLECTIONS, MIGRATIONS, MongoMigration, MongoSchema
 from mediatord.store.mongo.space_limit import MongoSpaceLimit
 from mediatord.store.mongo.transaction_batcher import TransactionBatcher
@@ -94,25 +100,24 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
         self._schema = MongoSchema(ALL_COLLECTIONS, (*MIGRATIONS, *migrations))
         self._batcher = TransactionBatcher(client, at_once=_WRITE_BATCHES_AT_ONCE, bounds=_BATCH_BOUNDS)
         self._claim_batcher = TransactionBatcher(client, at_once=_CLAIM_BATCHES_AT_ONCE, bounds=_BATCH_BOUNDS)
-        self._batchers = self._batcher, self._claim_batcher, self._owner_batcher
+        self._batchers = self._batcher, self._claim_batcher, self._lookup_batcher
         self._session_owner = SessionOwnerRecord(client)
         self._did_finder = MessageDIDFinder()
         self._account_mutex = KeyedMutex(client.clock)
         self._clocks = ClockSkewMonitor(client, MAX_CLOCK_SKEW)
         reporter = UncertainRemovalReporter(on_late_removals)
-        self._enqueue_batch = EnqueueBatch(limits, reporter)
-        self._removal_batch = RemovalBatch(self._did_finder, reporter)
+        self._recent = RecentMessages()
+        self._enqueue_batch = EnqueueBatch(limits, reporter, self._recent)
         self._nonces = NonceCapacity(client, max_nonces)
         self._nonce_claims = NonceClaims(client, self._nonces)
+        self._removal_batch = RemovalBatch(reporter, recent=self._recent)
         event_reporter = UncertainRemovalReporter(on_late_acknowledgements)
         self._decentrl = MongoDecentrlStore(
             client, clock, caps, self._nonces, self._clocks, event_reporter, self.space_limit.refuses
         )
         self.decentrl: IDecentrlStore = self._decentrl
         self.cluster: IClusterStore = MongoClusterStore(client, self._clocks)
-        self.administration: IStoreAdministration = MongoStoreAdministration(
-            client, self._did_finder, self._owner_cache.clear
-        )
+        self.administration: IStoreAdministration = MongoStoreAdministration(client, self.forget_accounts)
 
     @property
     def fault_description(self) -> str:
@@ -199,6 +204,7 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
 
     def mark_delivered(self, ids: Sequence[str], *, node: str = "") -> Deferred[None]:
         known = filter_valid_ids(ids)
+        self._recent.forget(known)
         return self._batcher.submit("mark_delivered", mark_delivered, (known, node), frozenset(known))
 
     def mark_pending(self, ids: Sequence[str]) -> Deferred[list[str]]:
