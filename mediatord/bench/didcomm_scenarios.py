@@ -297,8 +297,8 @@ def measure_siblings(plan: BenchmarkPlan, table: ResultTable) -> None:
         offline = ForwardLoad(one, table.failures, plan.sizes[0])
         workers = list_children(two.pid)
         first, second = [stack.enter_context(closing(_WorkerConnections(pid, workers))) for pid in workers]
-        at_first = CycleLoad(two, table.failures, _CYCLE_WALLETS, plan.sizes[0], connect=first.connect)
-        local = CycleLoad(one, table.failures, _CYCLE_WALLETS, plan.sizes[0])
+        at_first = CycleLoad(two, table.failures, CYCLE_WALLETS, plan.sizes[0], connect=first.connect)
+        local = CycleLoad(one, table.failures, CYCLE_WALLETS, plan.sizes[0])
         contenders: dict[str, Contender] = {
             _FORWARD: lambda: offline.start(plan.clients, plan.seconds).result().figures(),
             _CYCLE: lambda: local.run(plan.clients, plan.seconds).figures(),
@@ -315,7 +315,7 @@ def measure_siblings(plan: BenchmarkPlan, table: ResultTable) -> None:
     table.add_target(f"cycles {name} across workers, of forwards", 0.33, other[_OF_FORWARD])
     table.add_target(f"CPU of a cycle {name} across workers, x one process", 1.3, other[_OF_LOCAL], most=True)
     table.notes = [
-        f"{_CYCLE_WALLETS} wallets in live mode, at most {plan.clients} messages in flight. Nothing is pinned.",
+        f"{CYCLE_WALLETS} wallets in live mode, at most {plan.clients} messages in flight. Nothing is pinned.",
     ]
 
 
