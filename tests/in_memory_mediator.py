@@ -18,7 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.app.core_services import CoreServices
 from mediatord.app.protocol_services import DecentrlServices, DIDCommServices
 from mediatord.config.settings import Config
-from mediatord.didcomm.messages import MessageOrigin
+from mediatord.didcomm.messages import MessageOrigin, UnpackedMessage
 from mediatord.errors import StoreUnavailable
 from mediatord.identity.key_file import create_keys
 from mediatord.protocol.didcomm import json_web_signature
@@ -127,13 +127,18 @@ class InMemoryMediator:
     def receive(self, raw: bytes, socket: FakeSocket | None = None, peer: str = PEER) -> RequestReply:
         """Process a DIDComm message, on the fast path if it takes it; the reply."""
         replies: list[RequestReply] = []
-        if socket is None and self.didcomm.forward_fast_path.take(raw, peer, replies.append, lambda: None):
+        opened: list[UnpackedMessage | None] = [None]
+        origin = MessageOrigin(socket.client if socket else peer, socket)
+        if socket is None:
+            taken = self.didcomm.forward_fast_path.take(raw, peer, replies.append, lambda: None)
+        else:
+            taken = self.didcomm.acknowledgement_fast_path.take(raw, origin, replies.append, opened.append)
+        if taken:
             self.clock.advance(0)
             if replies:
                 (reply,) = replies
                 return reply
-        origin = MessageOrigin(socket.client if socket else peer, socket)
-        return self.run(self.didcomm.dispatcher.receive(raw, origin))
+        return self.run(self.didcomm.dispatcher.receive(raw, origin, opened[-1]))
 
     def receive_command(self, raw: bytes, peer: str = PEER) -> RequestReply:
         """Process a Decentrl command; the reply."""

@@ -107,7 +107,9 @@ class NodeLinks:
         self._queues.set_live_nodes(boots)
         self.remote_delivery.set_live_nodes(boots)
 
-    def build_listener(self, clock: Any, receiver: NotificationReceiver) -> Service:
+    def build_listener(
+        self, clock: Any, receiver: NotificationReceiver, resolve_push: Callable[[str], bool]
+    ) -> Service:
         """Build the node-to-node listener."""
         refused = self._metrics.refused_peer_requests.inc
         server = PeerServer(clock, self._settings.keys, self._node.boot, receiver.receive, refused)
@@ -142,9 +144,11 @@ class SiblingLinks:
     def set_live_nodes(self, boots: Collection[str]) -> None:
         """Whether other workers answer shows on their connections."""
 
-    def build_listener(self, clock: Any, receiver: NotificationReceiver) -> Service:
+    def build_listener(
+        self, clock: Any, receiver: NotificationReceiver, resolve_push: Callable[[str], bool]
+    ) -> Service:
         """Build the service that listens for other workers, and connects to them."""
-        server = SiblingServer(clock, receiver, lambda number: self.remote_delivery.connect([number]))
+        server = SiblingServer(clock, receiver, resolve_push, lambda number: self.remote_delivery.connect([number]))
         return SiblingListener(clock, self._path, server, self.remote_delivery)
 
     def end(self) -> None:
@@ -272,5 +276,5 @@ def build_cluster_services(
     return [
         tasks,
         ShutdownStep("notifications", cluster.stop),
-        cluster.links.build_listener(clock, receiver),
+        cluster.links.build_listener(clock, receiver, didcomm.live.resolve_push),
     ]

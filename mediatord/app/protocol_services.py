@@ -21,7 +21,8 @@ from mediatord.delivery.connections import LiveDispatcher, WebSocketSession
 from mediatord.didcomm.context import DIDCommContext
 from mediatord.didcomm.dispatcher import DIDCommDispatcher
 from mediatord.didcomm.endpoint_delivery import EndpointDelivery, EndpointResolver
-from mediatord.didcomm.forward_router import ForwardFastPath, ForwardRouter
+from mediatord.didcomm.fast_paths import AcknowledgementFastPath, ForwardFastPath
+from mediatord.didcomm.forward_router import ForwardRouter
 from mediatord.didcomm.housekeeping import DelayedMessageScheduler, Housekeeping
 from mediatord.didcomm.messages import ForwardWrapper, MessagePacker, MessageUnpacker
 from mediatord.didcomm.pickup import LiveDelivery, Pickup
@@ -89,7 +90,9 @@ class DIDCommServices:
             push_elsewhere = core.cluster.links.remote_delivery.deliver_message
             backlog_recorder = partial(record_backlog, reactor, core.connections, store.find_arrivals)
             pickup_recorder = partial(record_pickups, store.cluster, queue.delivered_timeout)
-        self.live = LiveDelivery(context, backlog_recorder)
+        siblings = core.cluster.siblings if core.cluster else None
+        resolve_elsewhere = siblings.remote_delivery.resolve_push if siblings else None
+        self.live = LiveDelivery(context, backlog_recorder, resolve_elsewhere)
         forward_wrapper = ForwardWrapper(resolver, reactor, new_didcomm_message_id)
         websocket_url = "ws" + config.public_url.removeprefix("http")
         targets = EndpointResolver(
@@ -117,17 +120,19 @@ class DIDCommServices:
             core.sender_fingerprints,
             random.SystemRandom().uniform,
         )
+        pickup = Pickup(context, self.live, pickup_recorder)
         self.dispatcher = DIDCommDispatcher(
             context,
             core.requests,
             forward_router,
             self.live,
-            Pickup(context, self.live, pickup_recorder),
+            pickup,
             UtilityProtocols(context, lambda: core.reloader.config.limits.max_message_bytes),
             self.endpoints,
         )
         parser = FastForwardParser(identity.agreement_keys)
         self.forward_fast_path = ForwardFastPath(context, core.gate, parser, forward_router, core.sender_fingerprints)
+        self.acknowledgement_fast_path = AcknowledgementFastPath(context, core.gate, self.dispatcher, pickup)
         self.lag = ReactorLagMonitor(reactor, core.monotonic, recorder.metrics.reactor_lag.observe)
         self.housekeeping = Housekeeping(
             reactor,
@@ -144,6 +149,7 @@ class DIDCommServices:
         metrics.register_buffer("live_pushes", lambda: (self.live.unacknowledged_pushes, None))
         metrics.register_buffer("remembered_pushes", lambda: (self.live.remembered, None))
         metrics.register_buffer("seen_forwards", lambda: (forward_router.remembered, None))
+        metrics.register_buffer("seen_pickups", lambda: (self.dispatcher.remembered, None))
         metrics.register_buffer("did_documents", lambda: resolver.held)
         metrics.register_buffer("endpoint_deliveries", lambda: self.endpoints.held)
 

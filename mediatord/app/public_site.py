@@ -57,6 +57,7 @@ def build_site(
         metrics_allow=lambda: core.reloader.config.metrics.allow,
         check_readiness=(lambda: readiness().ask()) if readiness else report_no_probe,
         forward_fast_path=didcomm.forward_fast_path.take,
+        acknowledgement_fast_path=didcomm.acknowledgement_fast_path.take,
     )
     site = MediatorSite(context, _get_site_limits(config))
 

@@ -26,6 +26,8 @@ from mediatord.bench.processes import (
     ForkedCall,
     assign_cores,
     limit_sockets,
+    list_children,
+    list_sockets,
     pin_to_cores,
     read_line,
     spawn_module,
@@ -34,6 +36,7 @@ from mediatord.bench.raw_clients import (
     TIMEOUT_SECONDS,
     build_handshake,
     encode_frame,
+    open_socket,
     parse_frame,
     split_handshake,
     split_url,
@@ -49,6 +52,7 @@ from mediatord.bench.results import (
     format_size,
     latency_figures,
     progress_bar,
+    run_interleaved,
     safe_ratio,
     scenario,
     time_bar,
@@ -108,7 +112,7 @@ def _run_pinned(cores: frozenset[int], contender: Contender) -> Figures:
 _OF_SITE_PER_CPU, _OF_SITE = "x stock Site per CPU-s", "x stock Site"
 _SITE = "stock Site, empty 202"
 # With few clients, few messages share a commit.
-_FEW_CONNECTIONS = 32
+FEW_CONNECTIONS = 32
 
 
 @scenario(
@@ -142,8 +146,8 @@ def measure_forwards(plan: BenchmarkPlan, table: ResultTable) -> None:
             contenders: dict[str, Contender] = {ours: partial(one.post, plan.clients, plan.seconds)}
             with ExitStack() as bare:
                 if not plan.target:
-                    few = f"mediatord, {_FEW_CONNECTIONS} connections"
-                    contenders[few] = partial(one.post, _FEW_CONNECTIONS, plan.seconds)
+                    few = f"mediatord, {FEW_CONNECTIONS} connections"
+                    contenders[few] = partial(one.post, FEW_CONNECTIONS, plan.seconds)
                 contenders[agreement.name] = partial(_run_pinned, cores.server, agreement.run)
                 contenders[_SITE] = partial(_post_to_site, site, one.bodies, plan)
                 if not plan.target:
@@ -236,7 +240,7 @@ def measure_workers(plan: BenchmarkPlan, table: ResultTable) -> None:
     ]
 
 
-_CYCLE_WALLETS = 64
+CYCLE_WALLETS = 64
 _CYCLE, _FORWARD, _OF_FORWARD = "cycle", "forward only", "of forward"
 
 
@@ -248,7 +252,7 @@ def measure_cycle(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Forward, push and acknowledgement: closed loop beside forwards to offline wallets, then at fixed rates."""
     name = format_size(plan.sizes[0])
     with open_mediator(plan, assign_cores()) as mediator:
-        cycles = CycleLoad(mediator, table.failures, _CYCLE_WALLETS, plan.sizes[0])
+        cycles = CycleLoad(mediator, table.failures, CYCLE_WALLETS, plan.sizes[0])
         offline = ForwardLoad(mediator, table.failures, plan.sizes[0])
         cycles.run(plan.clients, plan.warm_up_seconds)
         contenders = {
@@ -268,11 +272,95 @@ def measure_cycle(plan: BenchmarkPlan, table: ResultTable) -> None:
     table.add_target(f"cycles {name}, of forwards", 0.35, closed[_OF_FORWARD])
     table.add_target(f"push p99 {name} at {_GOAL_SHARE:.0%}, ms", 25.0, p99, most=True)
     table.notes = [
-        f"Forward, push to one of {_CYCLE_WALLETS} wallets in live mode, messages-received without a response. "
+        f"Forward, push to one of {CYCLE_WALLETS} wallets in live mode, messages-received without a response. "
         f"Closed loop: at most {plan.clients} messages in flight.",
         f"Milliseconds since a forward was sent, or was due. {mediator.note}",
         f"{cycles.pushed} messages were pushed exactly once and acknowledged.",
     ]
+
+
+_SAME_WORKER, _OTHER_WORKER, _OF_LOCAL = "socket at the same worker", "socket at the other worker", "CPU, x cycle"
+# Tries until the kernel has given a connection to a worker.
+_MAX_CONNECTS = 64
+
+
+@scenario(
+    "Messages to wallets that are online, at two workers",
+    (PER_SECOND, PER_CPU_SECOND, _OF_FORWARD, _OF_LOCAL, "push p50", "push p99", CLIENT_US),
+)
+def measure_siblings(plan: BenchmarkPlan, table: ResultTable) -> None:
+    """Cycles in one process, and at two workers: sockets at the worker that takes the forwards, and at the other."""
+    name = format_size(plan.sizes[0])
+    with ExitStack() as stack:
+        one = stack.enter_context(open_mediator(plan))
+        two = stack.enter_context(open_mediator(plan, settings={"MEDIATORD_WORKERS": "2"}))
+        offline = ForwardLoad(one, table.failures, plan.sizes[0])
+        workers = list_children(two.pid)
+        first, second = [stack.enter_context(closing(_WorkerConnections(pid, workers))) for pid in workers]
+        at_first = CycleLoad(two, table.failures, CYCLE_WALLETS, plan.sizes[0], connect=first.connect)
+        local = CycleLoad(one, table.failures, CYCLE_WALLETS, plan.sizes[0])
+        contenders: dict[str, Contender] = {
+            _FORWARD: lambda: offline.start(plan.clients, plan.seconds).result().figures(),
+            _CYCLE: lambda: local.run(plan.clients, plan.seconds).figures(),
+            _SAME_WORKER: partial(first.run, at_first, plan.clients, plan.seconds),
+            _OTHER_WORKER: partial(second.run, at_first, plan.clients, plan.seconds),
+        }
+        run_interleaved(contenders, 1)  # a warm-up
+        results = table.compare(contenders, plan.rounds, f"{name}  ", {_OF_FORWARD: (_FORWARD, PER_CPU_SECOND)})
+        for load in (local, at_first):
+            load.check_queues()
+    for contender in (_CYCLE, _SAME_WORKER, _OTHER_WORKER):
+        table.rows[f"{name}  {contender}"][_OF_LOCAL] = results.ratio(_CYCLE, contender, PER_CPU_SECOND)
+    other = table.rows[f"{name}  {_OTHER_WORKER}"]
+    table.add_target(f"cycles {name} across workers, of forwards", 0.33, other[_OF_FORWARD])
+    table.add_target(f"CPU of a cycle {name} across workers, x one process", 1.3, other[_OF_LOCAL], most=True)
+    table.notes = [
+        f"{CYCLE_WALLETS} wallets in live mode, at most {plan.clients} messages in flight. Nothing is pinned.",
+    ]
+
+
+class _WorkerConnections:
+    """
+    Connections to one of several workers: the kernel chooses, so others are closed again. They are opened once.
+
+    :param pid: process of the worker.
+    :param workers: processes of all workers.
+    """
+
+    def __init__(self, pid: int, workers: Sequence[int]) -> None:
+        self._pid = pid
+        self._workers = workers
+        self._open: list[socket.socket] = []
+        self._taken = 0
+
+    def connect(self, url: str, source: str = "") -> socket.socket:
+        """A new connection, which the worker has accepted."""
+        for _ in range(_MAX_CONNECTS):
+            before = {pid: list_sockets(pid) for pid in self._workers}
+            connection = open_socket(url, source)
+            accepted_by: list[int] = []
+            while not accepted_by:
+                accepted_by = [pid for pid in self._workers if list_sockets(pid) - before[pid]]
+            if accepted_by == [self._pid]:
+                return connection
+            connection.close()
+        raise RuntimeError("the kernel gave no connection to one of the workers")
+
+    def run(self, load: CycleLoad, connections: int, seconds: float) -> Figures:
+        """Run cycles whose forwards arrive over connections that stay open for the next run."""
+        self._taken = 0
+        return load.run(connections, seconds, connect=self._reuse).figures()
+
+    def _reuse(self, url: str, source: str) -> socket.socket:
+        if self._taken == len(self._open):
+            self._open.append(self.connect(url, source))
+        self._taken += 1
+        return self._open[self._taken - 1].dup()
+
+    def close(self) -> None:
+        """Close them."""
+        for connection in self._open:
+            connection.close()
 
 
 _LIMITS = (10, 100)
@@ -443,7 +531,7 @@ def measure_mixed(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Forwards in an open loop to offline wallets, which fetch meanwhile, and to wallets in live mode."""
     size, connections, seconds = plan.sizes[0], 4 * plan.clients, plan.seconds * plan.rounds
     with open_mediator(plan, assign_cores()) as mediator:
-        online = CycleLoad(mediator, table.failures, _CYCLE_WALLETS, size)
+        online = CycleLoad(mediator, table.failures, CYCLE_WALLETS, size)
         offline = ForwardLoad(mediator, table.failures, size)
         full = offline.start(plan.clients, plan.seconds).result()
         rate = full.figures()[PER_SECOND]
@@ -480,6 +568,6 @@ def measure_mixed(plan: BenchmarkPlan, table: ResultTable) -> None:
     }
     table.notes = [
         f"{format_size(size)}. {_OFFLINE_SHARE:.0%} and {_ONLINE_SHARE:.0%} of {rate:,.0f} forwards per second, "
-        f"the rate of a closed loop, to {RECIPIENTS} and {_CYCLE_WALLETS} wallets; {messages} messages were fetched. "
+        f"the rate of a closed loop, to {RECIPIENTS} and {CYCLE_WALLETS} wallets; {messages} messages were fetched. "
         f"{mediator.note}",
     ]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import random
 import select
+import socket
 from array import array
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, cycle, islice, repeat
 from time import perf_counter, process_time, sleep
@@ -71,6 +72,7 @@ class LoadRunner:
     :param rate: requests per second of the open loop; 0 for the closed loop.
     :param even: the open loop sends at fixed intervals instead of a Poisson process.
     :param sources: local address of each connection, instead of their number.
+    :param connect: opens a connection to the host of a URL from a local address.
     """
 
     def __init__(
@@ -84,10 +86,11 @@ class LoadRunner:
         even: bool = False,
         seed: int = 0,
         sources: Sequence[str] = (),
+        connect: Callable[[str, str], socket.socket] = open_socket,
     ) -> None:
         self._epoll = select.epoll()  # before the connections: `select` takes low numbers only
         sources = sources or [""] * connections
-        self._idle = deque(ClientConnection(open_socket(url, source)) for source in sources)
+        self._idle = deque(ClientConnection(connect(url, source)) for source in sources)
         self._connections = {one.fileno(): one for one in self._idle}
         for number in self._connections:
             self._epoll.register(number, select.EPOLLIN)

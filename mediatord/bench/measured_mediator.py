@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -17,7 +18,7 @@ from mediatord.bench.affinidi_mediator import (
 from mediatord.bench.load_generator import CycleResult, CycleRunner, Load, TargetServer
 from mediatord.bench.plan import DAEMON_SETTINGS, DISTINCT_MESSAGES, RECIPIENTS, BenchmarkPlan
 from mediatord.bench.processes import CoreAssignment, cpu_seconds, pin_to_cores
-from mediatord.bench.raw_clients import WebSocketClient, loopback_address
+from mediatord.bench.raw_clients import WebSocketClient, loopback_address, open_socket
 from mediatord.bench.results import Figures, LoadResult
 from mediatord.bench.wallet_group import (
     BlockingWallet,
@@ -270,6 +271,7 @@ class CycleLoad:
     :param wallets: their number.
     :param url: of their sockets, if not as the mediator's document says.
     :param apart: each socket and each connection has a source address of its own.
+    :param connect: opens the connections of the sockets.
     :ivar pushed: messages of all runs.
     """
 
@@ -283,6 +285,7 @@ class CycleLoad:
         short: bool = True,
         url: str | None = None,
         apart: bool = False,
+        connect: Callable[[str, str], socket.socket] = open_socket,
     ) -> None:
         self.mediator = mediator
         self.pushed = 0
@@ -297,7 +300,12 @@ class CycleLoad:
         self.live_sockets = [
             mediator.connect(
                 wallet,
-                WebSocketClient(url, source=loopback_address(number) if apart else "", headers=wallet.http_headers),
+                WebSocketClient(
+                    url,
+                    source=loopback_address(number) if apart else "",
+                    headers=wallet.http_headers,
+                    connect=connect,
+                ),
             )
             for number, wallet in enumerate(group.wallets)
         ]

@@ -287,7 +287,7 @@ def measure_soak(plan: BenchmarkPlan, table: ResultTable) -> None:
     table.add_target("growth after the first third", 0.01, compute_memory_growth(resident), most=True)
     table.notes = [
         f"{plan.minutes:g} minutes, {SOAK_WALLETS} wallets in live mode; one in {_SLOW_EVERY} reads slowly, one in "
-        f"{_NEVER_EVERY} never, both with full buffers from the start; {_SOAK_RATE:g} forwards of "
+        f"{_NEVER_EVERY} never, both with full buffers at the start; {_SOAK_RATE:g} forwards of "
         f"{format_size(size)} per second.",
     ]
     table.failures += find_soak_failures(statuses, lost, closed, seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +14,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from mediatord.bench.didcomm_scenarios import PUSH_COLUMNS, PUSH_CONCURRENCIES, PUSH_WALLETS, measure_pushes
+from mediatord.bench.didcomm_scenarios import (
+    CYCLE_WALLETS,
+    FEW_CONNECTIONS,
+    PUSH_COLUMNS,
+    PUSH_CONCURRENCIES,
+    PUSH_WALLETS,
+    measure_pushes,
+)
 from mediatord.bench.load_generator import TargetServer
 from mediatord.bench.measured_mediator import CycleLoad, ForwardLoad, MeasuredMediator, open_mediator
 from mediatord.bench.plan import DAEMON_SETTINGS, BenchmarkPlan
@@ -23,14 +30,21 @@ from mediatord.bench.results import (
     PER_CPU_SECOND,
     PER_SECOND,
     Contender,
+    Figures,
     ResultTable,
     compute_percentile,
     format_size,
+    safe_ratio,
     scenario,
 )
 from mediatord.wallet.temporary_daemon import TemporaryDaemon, find_free_port, run_temporary_daemon
 
 _ROUND_TRIP_SAMPLES = 1000
+_COMMANDS = "commands"
+_COUNTED_COMMANDS = (
+    "find", "aggregate", "getMore", "count", "distinct", "insert", "update", "delete", "findAndModify",
+    "commitTransaction", "abortTransaction",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +62,22 @@ class MongoDatabase:
     def count_messages(self) -> int:
         """Number of messages in all queues."""
         return int(self.handle.messages.count_documents({}))
+
+    def count_commands(self) -> int:
+        """Number of commands on data, and ends of transactions, that the server has run."""
+        counts = self.handle.client.admin.command("serverStatus")["metrics"]["commands"]
+        return sum(counts[name]["total"] for name in _COUNTED_COMMANDS)
+
+    def add_command_count(self, run: Contender, count_messages: Callable[[], int]) -> Figures:
+        """
+        Figures of a run, with the number of commands for each message.
+
+        :param count_messages: number of messages of all runs so far.
+        """
+        commands, messages = self.count_commands(), count_messages()
+        figures = run()
+        more = self.count_commands() - commands
+        return figures | {_COMMANDS: safe_ratio(more, count_messages() - messages)}
 
     def measure_round_trip(self) -> float:
         """Milliseconds of a small read, at the 99th percentile of many."""
@@ -105,64 +135,114 @@ def start_cluster(count: int, uri: str) -> Iterator[tuple[list[TemporaryDaemon],
         yield daemons, database
 
 
-_NODES = 3
-_NODE_COLUMNS = (PER_SECOND, PER_CPU_SECOND, "p50 ms", "p99 ms")
+_LOW_SHARE = 0.1
+_ON_MONGODB, _ON_SQLITE, _OF_SQLITE = "on MongoDB", "on SQLite", "x SQLite per CPU-s"
 
 
-@scenario("One node on MongoDB and on SQLite", (*_NODE_COLUMNS, "x SQLite"))
+@scenario(
+    "One node on MongoDB and on SQLite",
+    (PER_SECOND, PER_CPU_SECOND, "p50 ms", "p99 ms", "push p50", "push p99", _COMMANDS, _OF_SQLITE),
+)
 def measure_mongodb(plan: BenchmarkPlan, table: ResultTable) -> None:
-    """Forwards to a daemon on MongoDB beside one on SQLite."""
+    """Forwards, and messages to wallets that are online, at a daemon on MongoDB beside one on SQLite."""
     with ExitStack() as stack:
         database = stack.enter_context(create_mongo_database(plan.mongodb))
-        mediator = stack.enter_context(open_mediator(plan, settings=database.settings))
-        mongo = ForwardLoad(mediator, table.failures, short=False, count=database.count_messages)
-        sqlite = ForwardLoad(stack.enter_context(open_mediator(plan)), table.failures, short=False)
-        contenders = {"on MongoDB": (mongo, [mongo.server]), "on SQLite": (sqlite, [sqlite.server])}
-        _compare_loads(plan, table, contenders, 0.4)
+        mongo = stack.enter_context(open_mediator(plan, settings=database.settings))
+        sqlite = stack.enter_context(open_mediator(plan))
+        _compare_forwards(plan, table, mongo, sqlite, database)
+        _compare_cycles(plan, table, mongo, sqlite, database)
+    for name, row in table.rows.items():
+        if name.endswith(_ON_MONGODB):
+            table.add_target(f"{name}, {_OF_SQLITE}", 0.5, row[_OF_SQLITE])
     table.notes = [
-        f"{plan.clients} connections; 202 means on the disks of a majority of the replica set, or of SQLite's."
+        "202 means on the disks of a majority of the replica set, or of SQLite's. Commands are those for a message.",
+        f"Live cycle: forward, push, messages-received; at most {plan.clients} messages in flight, and then "
+        f"{_LOW_SHARE:.0%} of MongoDB's rate on both.",
     ]
 
 
-@scenario("Nodes of one cluster", (*_NODE_COLUMNS, "x one node"))
+def _compare_forwards(
+    plan: BenchmarkPlan,
+    table: ResultTable,
+    mongo: MeasuredMediator,
+    sqlite: MeasuredMediator,
+    database: MongoDatabase,
+) -> None:
+    on_mongo = ForwardLoad(mongo, table.failures, count=database.count_messages)
+    on_sqlite = ForwardLoad(sqlite, table.failures)
+    loads = [(size, plan.clients) for size in plan.sizes] + [(plan.sizes[0], few) for few in (FEW_CONNECTIONS, 1)]
+    for size, connections in loads:
+        for load in (on_mongo, on_sqlite):
+            load.prepare(size)
+            load.post(connections, plan.warm_up_seconds)
+        post = partial(on_mongo.post, connections, plan.seconds)
+        runs: dict[str, Contender] = {
+            _ON_MONGODB: partial(database.add_command_count, post, lambda: on_mongo.stored_check.accepted),
+            _ON_SQLITE: partial(on_sqlite.post, connections, plan.seconds),
+        }
+        title = f"{format_size(size)}, {connections} connection{'s' if connections > 1 else ''}  "
+        table.compare(runs, plan.rounds, title, {_OF_SQLITE: (_ON_SQLITE, PER_CPU_SECOND)})
+
+
+def _compare_cycles(
+    plan: BenchmarkPlan,
+    table: ResultTable,
+    mongo: MeasuredMediator,
+    sqlite: MeasuredMediator,
+    database: MongoDatabase,
+) -> None:
+    on_mongo, on_sqlite = [CycleLoad(one, table.failures, CYCLE_WALLETS, plan.sizes[0]) for one in (mongo, sqlite)]
+    title, rate = f"{format_size(plan.sizes[0])}, live cycle", 0.0
+
+    def run(load: CycleLoad) -> Figures:
+        return load.run(2 * plan.clients if rate else plan.clients, plan.seconds, rate).figures()
+
+    for suffix in ("  ", f" at {_LOW_SHARE:.0%}  "):
+        for load in (on_mongo, on_sqlite):
+            load.run(plan.clients, plan.warm_up_seconds, rate)
+        runs: dict[str, Contender] = {
+            _ON_MONGODB: partial(database.add_command_count, partial(run, on_mongo), lambda: on_mongo.pushed),
+            _ON_SQLITE: partial(run, on_sqlite),
+        }
+        table.compare(runs, plan.rounds, f"{title}{suffix}", {_OF_SQLITE: (_ON_SQLITE, PER_CPU_SECOND)})
+        rate = _LOW_SHARE * table.rows[f"{title}  {_ON_MONGODB}"][PER_SECOND]
+    for load in (on_mongo, on_sqlite):
+        load.check_queues()
+
+
+_NODES = 3
+_OF_ONE_NODE = "x one node"
+
+
+@scenario("Nodes of one cluster", (PER_SECOND, PER_CPU_SECOND, "p50 ms", "p99 ms", _OF_ONE_NODE))
 def measure_nodes(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Forwards to all nodes of a cluster beside those to one of them."""
+    all_nodes, one_node = f"{_NODES} nodes", "1 node"
     with start_cluster(_NODES, plan.mongodb) as (daemons, database):
         mediator = MeasuredMediator(plan, daemons[0])
         load = ForwardLoad(mediator, table.failures, short=False, count=database.count_messages)
         path = urlsplit(load.server.url).path
         servers = [TargetServer(f"{daemon.url}{path}", daemon.pid) for daemon in daemons]
-        _compare_loads(plan, table, {f"{_NODES} nodes": (load, servers), "1 node": (load, servers[:1])}, 2.2)
+        for size in plan.sizes:
+            load.prepare(size)
+            runs: dict[str, Contender] = {}
+            for name, used in ((all_nodes, servers), (one_node, servers[:1])):
+                load.post(plan.clients * len(used), plan.warm_up_seconds, servers=used)
+                runs[name] = partial(load.post, plan.clients * len(used), plan.seconds, servers=used)
+            table.compare(runs, plan.rounds, f"{format_size(size)}  ", {_OF_ONE_NODE: (one_node, PER_SECOND)})
+            ratio = table.rows[f"{format_size(size)}  {all_nodes}"][_OF_ONE_NODE]
+            table.add_target(f"durable forwards {format_size(size)} {all_nodes}, {_OF_ONE_NODE}", 2.2, ratio)
     table.notes = [
         f"{plan.clients} connections to each node in use. {os.cpu_count()} cores for {_NODES} nodes, MongoDB and two "
         "load generators for each node.",
     ]
 
 
-def _compare_loads(
-    plan: BenchmarkPlan,
-    table: ResultTable,
-    contenders: Mapping[str, tuple[ForwardLoad, Sequence[TargetServer]]],
-    goal: float,
-) -> None:
-    """Compare the first contender with the second, for all sizes, in the last column."""
-    (first, second), column = contenders, table.columns[-1]
-    for size in plan.sizes:
-        runs: dict[str, Contender] = {}
-        for name, (load, servers) in contenders.items():
-            load.prepare(size)
-            load.post(plan.clients * len(servers), plan.warm_up_seconds, servers=servers)
-            runs[name] = partial(load.post, plan.clients * len(servers), plan.seconds, servers=servers)
-        table.compare(runs, plan.rounds, f"{format_size(size)}  ", {column: (second, PER_SECOND)})
-        ratio = table.rows[f"{format_size(size)}  {first}"][column]
-        table.add_target(f"durable forwards {format_size(size)} {first}, {column}", goal, ratio)
-
-
 _SAME_NODE, _OTHER_NODE = "at the same node", "at another node"
 _PUSH_P99 = "sent-push p99"
 
 
-@scenario("Live push across nodes", PUSH_COLUMNS)
+@scenario("Live push across nodes", (*PUSH_COLUMNS, _COMMANDS))
 def measure_remote_push(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Live push in a cluster of two nodes: to sockets at the node that takes the forwards, and at the other one."""
     size = plan.sizes[0]
@@ -176,15 +256,21 @@ def measure_remote_push(plan: BenchmarkPlan, table: ResultTable) -> None:
             loads[name] = CycleLoad(mediator, table.failures, PUSH_WALLETS // 2, size, short=False, url=url)
         round_trip = database.measure_round_trip()
         for at_once in PUSH_CONCURRENCIES:
-            contenders: dict[str, Contender] = {
-                f"{name}, {at_once} at once": partial(measure_pushes, load, at_once, plan.seconds)
-                for name, load in loads.items()
-            }
+            contenders: dict[str, Contender] = {}
+            for name, load in loads.items():
+                pushes = partial(measure_pushes, load, at_once, plan.seconds)
+                contenders[f"{name}, {at_once} at once"] = partial(
+                    database.add_command_count, pushes, partial(_get_pushed, load)
+                )
             table.compare(contenders, plan.rounds, f"{format_size(size)}  ")
             same, other = (table.rows[f"{format_size(size)}  {name}"][_PUSH_P99] for name in contenders)
             name = f"twice the same node's p99 and a round trip, {at_once} at once"
             table.add_target(name, 1.0, (2 * same + round_trip) / other)
     table.notes = [f"Milliseconds. A round trip to the store takes {round_trip:.2f} (p99)."]
+
+
+def _get_pushed(load: CycleLoad) -> int:
+    return load.pushed
 
 
 _PRESENCE_GOAL = 0.02

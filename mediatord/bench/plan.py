@@ -22,6 +22,7 @@ DEFAULT_SCENARIOS = {
 # Run on request only: they take minutes, many cores or much disk, or change with a release only.
 OPTIONAL_SCENARIOS = {
     "workers": "didcomm_scenarios:measure_workers",
+    "siblings": "didcomm_scenarios:measure_siblings",
     "accounts": "storage_and_log_scenarios:measure_accounts",
     "disk": "storage_and_log_scenarios:measure_disk",
     "soak": "memory_scenarios:measure_soak",

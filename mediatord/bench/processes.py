@@ -89,6 +89,22 @@ def _read_tree(pid: int, name: str) -> Iterator[str]:
                 yield from _read_tree(int(child), name)
 
 
+def list_children(pid: int) -> list[int]:
+    """The child processes of a process, in the order of their start."""
+    return sorted(
+        int(child) for text in Path(f"/proc/{pid}/task").glob("*/children") for child in text.read_text().split()
+    )
+
+
+def list_sockets(pid: int) -> set[str]:
+    """Names of the sockets that a process has open, which tell them apart."""
+    names = set()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            names.add(os.readlink(path))
+    return {name for name in names if name.startswith("socket:")}
+
+
 def raise_file_limit() -> int:
     """Raise the soft limit on open files to the hard limit, for this process and later children; the limit."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -10,7 +10,7 @@ import struct
 import threading
 from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from urllib.parse import urlsplit
 
@@ -227,14 +227,20 @@ class WebSocketClient:
     :param kernel_bytes: size of the kernel's receive buffer; its default if 0.
     :param source: local address; any if empty.
     :param headers: of the handshake, in addition to the usual ones.
+    :param connect: opens a connection to the host of a URL from a local address.
     :ivar socket: the connection.
     :raise ConnectionError: the server did not switch protocols.
     """
 
     def __init__(
-        self, url: str, kernel_bytes: int = 0, source: str = "", headers: Mapping[str, str] | None = None
+        self,
+        url: str,
+        kernel_bytes: int = 0,
+        source: str = "",
+        headers: Mapping[str, str] | None = None,
+        connect: Callable[[str, str], socket.socket] = open_socket,
     ) -> None:
-        self.socket = open_socket(url, source)
+        self.socket = connect(url, source)
         if kernel_bytes:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, kernel_bytes)
         self.socket.sendall(build_handshake(url, headers))

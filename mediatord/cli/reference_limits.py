@@ -17,8 +17,8 @@ from mediatord.delivery.connections import (
     MAX_DIDS_PER_SOCKET,
 )
 from mediatord.didcomm import endpoint_delivery
-from mediatord.didcomm.forward_router import MAX_REMEMBERED_FORWARDS
 from mediatord.didcomm.pickup import MAX_REMEMBERED_PUSHES, MAX_UNACKNOWLEDGED_PUSHES
+from mediatord.didcomm.replay_protection import MAX_RECENT_DIGESTS
 from mediatord.http.channel import REQUEST_RECEIVE_TIMEOUT
 from mediatord.http.flow_control import SMALL_RESPONSE_BYTES
 from mediatord.http.resources import HTTPContext
@@ -212,7 +212,8 @@ def list_buffers() -> Iterator[str]:
             f"{_constant('observability.event_recorder:_MAX_ATTEMPT_COUNTERS'):,}",
             "the oldest is counted from 1 again",
         ),
-        "seen_forwards": ("recent forwards, to detect repeated ones", f"{MAX_REMEMBERED_FORWARDS:,}", forgotten),
+        "seen_forwards": ("recent forwards, to detect repeated ones", f"{MAX_RECENT_DIGESTS:,}", forgotten),
+        "seen_pickups": ("likewise pickup requests", f"{MAX_RECENT_DIGESTS:,}", forgotten),
         "rate_limits": (
             "senders, addresses and accounts with recent requests",
             f"20,000 and {_constant('ratelimit.rate_limiter:_SHARED_GROUPS'):,} shared groups for each limit",
@@ -241,15 +242,16 @@ def list_buffers() -> Iterator[str]:
             queued,
         ),
         "presence_lookups": (
-            "messages whose recipient is looked up on other nodes; with several nodes or workers",
+            "messages whose recipient is looked up on other nodes; with several nodes",
             f"{_constant('cluster.remote_delivery:MAX_PENDING'):,} or "
             f"{_size(_constant('cluster.remote_delivery:MAX_PENDING_BYTES'))}",
             f"{queued}, and are retried later",
         ),
         "cluster_hints": (
-            "pushes for other nodes; in a cluster",
+            "pushes for other nodes or workers",
             f"{_constant('cluster.peer_notifications:MAX_QUEUED'):,} or "
-            f"{_size(_constant('cluster.peer_notifications:MAX_QUEUED_BYTES'))} per node",
+            f"{_size(_constant('cluster.peer_notifications:MAX_QUEUED_BYTES'))} per node, "
+            f"{_constant('workers.sibling_channel:MAX_OUTSTANDING'):,} per worker",
             f"{queued}, and are retried later",
         ),
     }

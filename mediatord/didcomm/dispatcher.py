@@ -1,21 +1,6 @@
 """
 Dispatcher of DIDComm messages: bytes and their origin in, a reply out; with replay protection, and routing of
 replies: back on the connection, by POST to the sender's endpoint, or nowhere (reference 3.3).
-
-Replay protection (reference section 11, row 24): a forward may come twice by design. Any other authenticated message
-changes or shows something, and a recorded one must not be served again, however much later. Since digests cannot be
-kept for ever, a replay is detected by its digest or by its age.
-
-* The digest of a message with `created_time` is kept for as long as the message is accepted, an hour from then; later
-  the message is refused.
-* The digest of one without it, or dated too far ahead, is kept for an hour, and for 30 days if it changes recipient
-  DIDs, as a replay would change what is stored. Other messages change nothing lasting: `messages-received` names ids,
-  which are never used again, or digests; a second grant changes nothing; the rest ends with the connection.
-
-The capacity for digests is limited. When it is used up, only messages that change recipient DIDs or rotate an account
-are refused, with 503. Others may use a quarter of it; beyond that they are served without being kept, since queues
-that cannot be read or acknowledged while others are busy would be worse than a query that is answered twice. Digests
-kept for 30 days may use half; beyond that they are kept for an hour.
 """
 
 from __future__ import annotations
@@ -23,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 from mediatord.didcomm.context import DIDCommContext, MessageRequest
 from mediatord.didcomm.endpoint_delivery import EndpointDelivery
@@ -31,6 +16,7 @@ from mediatord.didcomm.forward_router import FORWARD_KEY, FORWARD_NAME, ForwardR
 from mediatord.didcomm.mediation import MediationCoordinator
 from mediatord.didcomm.messages import ACCEPTED, AuthcryptSender, MessageOrigin, UnpackedMessage
 from mediatord.didcomm.pickup import LiveDelivery, Pickup
+from mediatord.didcomm.replay_protection import ACKNOWLEDGEMENT, ReplayProtection, is_pickup_request
 from mediatord.didcomm.utility_protocols import UtilityProtocols
 from mediatord.errors import (
     AuthcryptRequired,
@@ -41,7 +27,6 @@ from mediatord.errors import (
     MediatorError,
     MisaddressedMessage,
     RateLimitExceeded,
-    ReplayCacheFull,
     ReplayedMessage,
     StoreUnavailable,
     UnsupportedMediaType,
@@ -56,74 +41,8 @@ from mediatord.protocol.didcomm.message_pickup import parse_message_ids
 from mediatord.ratelimit.admission import RequestAdmission, RequestReply
 from mediatord.ratelimit.rate_limiter import compute_request_cost
 from mediatord.runtime.memory_reclaimer import release_traceback
-from mediatord.store.interfaces.messages import AcknowledgementResult
-from mediatord.store.interfaces.store import FIRST_DAY_SECONDS, Account, INonceCache
-
-# Seconds after `created_time` during which a message is accepted; clocks of wallets may be off by as much.
-REPLAY_WINDOW = 3600.0
-LONG_RETENTION = 30 * 86_400.0
-# Seconds that a digest is kept after its message is no longer accepted.
-_CLAIM_EXPIRY_MARGIN = 1.0
-# Shares of the capacity: for digests that need not be kept, for those kept for long, and for those that have to be.
-ORDINARY_SHARE, LONG_RETENTION_SHARE, FULL_SHARE = 0.25, 0.5, 1.0
-# Messages that change the recipient DIDs of an account.
-_KEYLIST_UPDATES = frozenset(
-    (("coordinatemediation", 2, "keylistupdate"), ("coordinatemediation", 3, "recipientupdate"))
-)
-_ACKNOWLEDGEMENT = MessageType.parse("https://didcomm.org/messagepickup/3.0/messages-received").key
-
-
-class ReplayRetention(NamedTuple):
-    """
-    How long a digest is kept.
-
-    :param until: when it may be dropped.
-    :param share: of the capacity that may be in use for it to be kept.
-    :param fallback: retention where more is in use; None for none.
-    :param needed: whether the message is refused if its digest cannot be kept.
-    """
-
-    until: float
-    share: float
-    fallback: ReplayRetention | None = None
-    needed: bool = True
-
-
-def choose_replay_retention(received: UnpackedMessage, account: Account | None, now: float) -> ReplayRetention:
-    """
-    Retention of a message's digest.
-
-    :param account: of its sender.
-    :raise ExpiredMessage: its `created_time` is so long ago that its digest may have been dropped.
-    """
-    # Without an authenticated sender a message neither changes nor shows anything.
-    made = None if received.authcrypt_sender is None else received.message.created_time
-    registers = account is not None and received.message.type.key in _KEYLIST_UPDATES
-    needed = registers or received.message.from_prior is not None
-    share = FULL_SHARE if needed else ORDINARY_SHARE
-    if made is not None and made <= now + REPLAY_WINDOW:
-        if made < now - REPLAY_WINDOW:
-            raise ExpiredMessage
-        return ReplayRetention(max(now, made) + REPLAY_WINDOW + _CLAIM_EXPIRY_MARGIN, share, needed=needed)
-    brief = ReplayRetention(now + REPLAY_WINDOW, share, needed=needed)
-    return ReplayRetention(now + LONG_RETENTION, LONG_RETENTION_SHARE, fallback=brief) if registers else brief
-
-
-async def claim_once(store: INonceCache, digest: bytes, memory: ReplayRetention) -> bool:
-    """
-    Whether a message with this digest is new, or need not be known.
-
-    :raise ReplayCacheFull: it would be, and has to be remembered.
-    """
-    try:
-        return await store.claim_nonce(digest, memory.until, memory.share)
-    except ReplayCacheFull:
-        if memory.fallback is not None:
-            return await claim_once(store, digest, memory.fallback)
-        if memory.needed:
-            raise
-        return True
-
+from mediatord.store.interfaces.messages import AcknowledgementRequest
+from mediatord.store.interfaces.store import FIRST_DAY_SECONDS, Account
 
 ReplyRoute = Literal["connection", "endpoint", "nowhere"]
 
@@ -148,6 +67,7 @@ class DIDCommDispatcher:
         self._pickup = pickup
         self._endpoints = endpoints
         self._mediation = MediationCoordinator(context)
+        self._replays = ReplayProtection(context.store, context.clock)
         self._handlers = _parse_names(
             {
                 "coordinate-mediation/2.0/mediate-request": self._mediate_request,
@@ -177,15 +97,23 @@ class DIDCommDispatcher:
         self._names |= {key: name for key, (name, _) in self._handlers.items()}
         self._names |= {key: name for key, (name, _) in self._account_handlers.items()}
 
-    def receive(self, raw: bytes, origin: MessageOrigin) -> Coroutine[Any, Any, RequestReply]:
+    @property
+    def remembered(self) -> int:
+        """Number of pickup requests that are remembered."""
+        return len(self._replays)
+
+    def receive(
+        self, raw: bytes, origin: MessageOrigin, already_opened: UnpackedMessage | None = None
+    ) -> Coroutine[Any, Any, RequestReply]:
         """
         Serve one message.
 
         The reply is for the connection that it came on. With 202, the effect of the message is durable.
 
+        :param already_opened: the message, if :meth:`MessageUnpacker.open_at_once` has opened it.
         :raise ShutdownInProgress: the daemon is stopping; nothing else is raised.
         """
-        opened: list[UnpackedMessage] = []
+        opened = [] if already_opened is None else [already_opened]
         work, refuse = partial(self._serve, raw, origin, opened), partial(self._refuse, opened)
         session = origin.session.name if origin.session else None
         return self._requests.serve("didcomm", origin.peer, len(raw), work, refuse, session)
@@ -198,9 +126,11 @@ class DIDCommDispatcher:
         self, raw: bytes, origin: MessageOrigin, opened: list[UnpackedMessage], record: RequestRecord
     ) -> RequestReply:
         context, cost = self._context, compute_request_cost(len(raw))
-        received = await self._open(raw, origin, cost)
-        opened.append(received)
-        message, sender = received.message, received.authcrypt_sender
+        if not opened:
+            opened.append(await self._open(raw, origin, cost))
+        (received,) = opened
+        record.crypto.seconds += received.seconds
+        message = received.message
         record.kind, record.sender = self._names.get(message.type.key), received.sender
         if message.type.key == FORWARD_KEY:
             await self._forward_router.forward(record, received, origin)
@@ -208,13 +138,17 @@ class DIDCommDispatcher:
         account = await self._find_account(received)
         context.rate_limiter.check_allowance(account.did if account else None, origin.peer)
         request = MessageRequest(received, origin, record, cost, account)
-        answer = await self._answer_once(request)
+        return self.reply(request, await self._answer_once(request))
+
+    def reply(self, request: MessageRequest, answer: OutgoingMessage | None) -> RequestReply:
+        """Send the answer to a request where it has to go; the reply for the connection that the request came on."""
+        message, sender, origin = request.received.message, request.received.authcrypt_sender, request.origin
         if answer is None or sender is None:
             return ACCEPTED
         route = self._choose_route(message, sender, origin)
         if route == "nowhere":
             return ACCEPTED
-        packed = context.packer.pack(answer, sender)
+        packed = self._context.packer.pack(answer, sender)
         if route == "connection":
             return RequestReply(200, packed, ENCRYPTED_MEDIA_TYPE)
         self._endpoints.reply(sender.document, packed, origin.peer)
@@ -228,20 +162,13 @@ class DIDCommDispatcher:
         :raise ExpiredMessage: it is too old for that to be known.
         """
         limiter, peer, account = self._context.rate_limiter, request.origin.peer, request.account
-        sender = request.received.authcrypt_sender
-        acknowledged: AcknowledgementResult | None = None
-        if account is not None and sender is not None and (ids := self._find_acknowledged(request, account, sender)):
-            acknowledged = await self._acknowledge_once(request, account, sender, ids)
-        else:
-            await self._refuse_replayed(request)
+        binds = self._binds(request.received, request.origin)
         try:
-            if account is not None and sender is not None and acknowledged is not None:
-                self._live.record_removed(acknowledged.removed)
-                if sender.did != sender.document.did:
-                    await self._remember_long_form(sender)
-                if acknowledged.status is None:
-                    return await self._status_if_wanted(request, account, sender)
-                return self._pickup.make_status(request, account, acknowledged.status)
+            await self._replays.claim(request.received, account, binds=binds)
+        except (ReplayedMessage, ExpiredMessage) as error:
+            self._record_replay(request, error)
+            raise
+        try:
             if account is None:
                 await limiter.charge_anonymous(peer, request.cost)
             else:
@@ -250,12 +177,21 @@ class DIDCommDispatcher:
         except Exception as error:
             if isinstance(error, (StoreUnavailable, RateLimitExceeded)) or not isinstance(error, MediatorError):
                 # It was not served, so the same message may be sent again.
-                await self._context.store.release_nonce(request.received.digest)
+                await self._replays.release(request.received, binds=binds)
             raise
+
+    def _binds(self, received: UnpackedMessage, origin: MessageOrigin) -> bool:
+        """Whether a message authenticates the socket that it came on, if its sender has an account."""
+        session, sender = origin.session, received.authcrypt_sender
+        if session is None or sender is None or received.message.type.key == ACKNOWLEDGEMENT:
+            return False
+        return self._live.can_bind(session, sender.did)
 
     async def _open(self, raw: bytes, origin: MessageOrigin, cost: int) -> UnpackedMessage:
         limiter = self._context.rate_limiter
         await limiter.check_before_read(origin.peer, len(raw), cost)
+        if (received := self._context.unpacker.open_at_once(raw)) is not None:
+            return received
         try:
             envelope = jwe.parse_envelope(raw)
         except MediatorError as error:
@@ -290,99 +226,55 @@ class DIDCommDispatcher:
             return "endpoint"
         return "nowhere" if route == "none" else "connection"
 
-    async def _refuse_replayed(self, request: MessageRequest) -> None:
-        """
-        Keep the message's digest.
-
-        :raise ReplayedMessage: it came before.
-        :raise ExpiredMessage: it is too old for that to be known.
-        """
-        received, now = request.received, self._context.clock.seconds()
-        try:
-            retention = choose_replay_retention(received, request.account, now)
-            if not await claim_once(self._context.store, received.digest, retention):
-                raise ReplayedMessage
-        except (ReplayedMessage, ExpiredMessage) as error:
-            self._record_replay(request, error, now)
-            raise
-
-    def _record_replay(self, request: MessageRequest, error: MediatorError, now: float) -> None:
+    def _record_replay(self, request: MessageRequest, error: MediatorError) -> None:
         # A replay is charged to the peer that sends it, which need not be the author.
         self._context.rate_limiter.charge_failure(request.origin.peer, request.record.size)
-        created_time = request.received.message.created_time
+        created_time, now = request.received.message.created_time, self._context.clock.seconds()
         age_ms = None if created_time is None else (now - created_time) * 1000
         self._context.recorder.record_replay("didcomm", request.received.sender, error, age_ms=age_ms)
 
-    def _find_acknowledged(
-        self, request: MessageRequest, account: Account, sender: AuthcryptSender
-    ) -> list[str] | None:
+    def begin_acknowledgement(self, request: MessageRequest, account: Account) -> AcknowledgementRequest | None:
         """
-        Message ids of an acknowledgement that can be served in one store operation.
+        Begin to serve a message of this account, if it is an acknowledgement that takes one operation of the store
+        and nothing else: its digest is kept, and it is charged. Otherwise None, and nothing has happened.
 
-        :return: None for other messages, for those that are refused, and for those that change anything else.
+        After a failure, :meth:`cancel_acknowledgement` has to be called.
         """
-        message, session, now = request.received.message, request.origin.session, self._context.clock.seconds()
-        if message.type.key != _ACKNOWLEDGEMENT or message.from_prior is not None:
+        context, received, origin = self._context, request.received, request.origin
+        message, sender, now = received.message, received.authcrypt_sender, context.clock.seconds()
+        if message.type.key != ACKNOWLEDGEMENT or sender is None or not is_pickup_request(received):
             return None
         is_expired = message.expires_time is not None and message.expires_time <= now
-        # The last contact is recorded once a day.
-        if is_expired or not 0 <= now - account.seen_at < FIRST_DAY_SECONDS:
-            return None
-        if session is not None and self._live.can_bind(session, sender.did):
+        if is_expired or not self._is_seen_today(account) or not context.unpacker.is_kept(sender):
             return None
         try:
-            self._require_authcrypt_sender(request.received)
-            return parse_message_ids(message.require_body())
+            self._require_authcrypt_sender(received)
+            ids = parse_message_ids(message.require_body())
+            self._replays.claim_in_memory(received, account)
         except MediatorError as error:
-            release_traceback(error)
+            release_traceback(error)  # the general path finds it again
             return None
-
-    async def _acknowledge_once(
-        self, request: MessageRequest, account: Account, sender: AuthcryptSender, ids: list[str]
-    ) -> AcknowledgementResult:
-        """
-        Keep the message's digest, remove the messages and read the status, in one store operation; the order and the
-        errors are those of other messages. Without capacity for the digest, the messages are removed all the same.
-
-        :raise ReplayedMessage: it came before.
-        :raise ExpiredMessage: it is too old for that to be known.
-        """
-        context, peer, now = self._context, request.origin.peer, self._context.clock.seconds()
-        message, digest = request.received.message, request.received.digest
+        if not context.rate_limiter.try_charge_account(account.did, origin.peer, request.cost):
+            self._replays.cancel(received)
+            return None
+        request.account, request.record.kind, request.record.sender = (
+            account,
+            self._names[ACKNOWLEDGEMENT],
+            sender.did,
+        )
         # As a status costs as much as the rest, it is only read if the reply goes anywhere.
-        with_status = self._choose_route(message, sender, request.origin) != "nowhere"
-        try:
-            until, share, *_ = choose_replay_retention(request.received, account, now)
-            await context.rate_limiter.charge_account(account.did, peer, request.cost)
-            try:
-                try:
-                    acknowledged = await context.store.acknowledge_once(
-                        account.did, ids, digest, until, share, with_status=with_status
-                    )
-                except ReplayCacheFull:
-                    acknowledged = AcknowledgementResult(await context.store.acknowledge(account.did, ids))
-                if acknowledged is None:
-                    raise ReplayedMessage
-            except MediatorError:
-                context.rate_limiter.refund(account.did, peer, outgoing=False, cost=request.cost)
-                raise
-        except (ReplayedMessage, ExpiredMessage) as error:
-            self._record_replay(request, error, now)
-            raise
-        return acknowledged
+        with_status = self._choose_route(message, sender, origin) != "nowhere"
+        return AcknowledgementRequest(account.did, ids, with_status)
+
+    def cancel_acknowledgement(self, request: MessageRequest) -> None:
+        """An acknowledgement was not served, so the same message may be sent again."""
+        self._replays.cancel(request.received)
 
     async def _messages_received(self, request: MessageRequest, account: Account) -> OutgoingMessage | None:
-        """The general path of acknowledgements."""
-        await self._pickup.acknowledge(request, account)
-        assert request.received.authcrypt_sender is not None
-        return await self._status_if_wanted(request, account, request.received.authcrypt_sender)
-
-    async def _status_if_wanted(
-        self, request: MessageRequest, account: Account, sender: AuthcryptSender
-    ) -> OutgoingMessage | None:
-        if self._choose_route(request.received.message, sender, request.origin) == "nowhere":
-            return None
-        return await self._pickup.status(request, account)
+        """An acknowledgement, with the status of the queue if the reply goes anywhere."""
+        message, sender = request.received.message, request.received.authcrypt_sender
+        with_status = sender is not None and self._choose_route(message, sender, request.origin) != "nowhere"
+        return await self._pickup.acknowledge(request, account, with_status=with_status)
 
     async def _remember_long_form(self, sender: AuthcryptSender) -> None:
         """Store the long form of an account's DID."""
@@ -414,12 +306,16 @@ class DIDCommDispatcher:
             raise MediationNotGranted
         return await self._account_handlers[message.type.key][1](request, request.account)
 
+    def _is_seen_today(self, account: Account) -> bool:
+        """Whether the contact need not be recorded; it is once a day."""
+        return 0 <= self._context.clock.seconds() - account.seen_at < FIRST_DAY_SECONDS
+
     async def _record_contact(self, request: MessageRequest, account: Account, sender: AuthcryptSender) -> None:
-        if not 0 <= self._context.clock.seconds() - account.seen_at < FIRST_DAY_SECONDS:
+        if not self._is_seen_today(account):
             await self._context.store.record_contact(account.did)
         if sender.did != sender.document.did:
             await self._remember_long_form(sender)
-        if request.origin.session is not None:
+        if request.origin.session is not None and self._binds(request.received, request.origin):
             await self._live.bind(request.origin.session, sender)
 
     async def _rotate(self, request: MessageRequest) -> bool:

@@ -8,30 +8,24 @@ Each payload is stored with a keyed 63-bit fingerprint of its sender, specific t
 from __future__ import annotations
 
 import hmac
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from time import perf_counter
 from typing import NamedTuple
 
-from twisted.internet.defer import fail
 from twisted.logger import Logger
-from twisted.python.failure import Failure
 
 from mediatord.didcomm.context import DIDCommContext
 from mediatord.didcomm.messages import (
-    ACCEPTED,
     ForwardWrapper,
     MessageOrigin,
     UnpackedMessage,
     WrapError,
 )
 from mediatord.didcomm.pickup import LiveDelivery
+from mediatord.didcomm.replay_protection import RecentDigests
 from mediatord.errors import (
-    ExpiredForward,
-    InternalFault,
     InvalidAttachment,
     MediationNotGranted,
     MediatorError,
@@ -47,8 +41,6 @@ from mediatord.protocol.canonical_did import DID_PEER_3, canonicalize_did, make_
 from mediatord.protocol.didcomm import jwe
 from mediatord.protocol.didcomm.forward import (
     MAX_ATTACHMENTS,
-    FastForward,
-    FastForwardParser,
     ForwardPayload,
     compute_delay,
     compute_expiry,
@@ -56,11 +48,7 @@ from mediatord.protocol.didcomm.forward import (
     read_payloads,
 )
 from mediatord.protocol.probe_markers import PROBE_CLIENT
-from mediatord.ratelimit.admission import RequestGate, RequestReply
-from mediatord.ratelimit.rate_limiter import SMALL_REQUEST_BYTES, compute_request_cost
-from mediatord.runtime.failure_logging import redact_failure
-from mediatord.runtime.memory_reclaimer import release_traceback
-from mediatord.runtime.request_time import Stopwatch, request_deadline
+from mediatord.ratelimit.rate_limiter import compute_request_cost
 from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult, Payload, StoredMessage
 
 _log = Logger()
@@ -118,8 +106,6 @@ FORWARD_NAME = "routing/2.0/forward"
 MAX_FORWARD_DEPTH = 3
 # Envelopes to the mediator inside one message.
 MAX_INNER_ENVELOPES = 8
-# Forwards that are remembered to detect repetitions.
-MAX_REMEMBERED_FORWARDS = 10_000
 
 
 class _ForwardPlan(NamedTuple):
@@ -171,7 +157,7 @@ class ForwardRouter:
         self._schedule_wakeup = schedule_wakeup
         self._fingerprints = fingerprints
         self._uniform = uniform
-        self._seen: OrderedDict[bytes, None] = OrderedDict()
+        self._seen = RecentDigests()
 
     async def forward(self, record: RequestRecord, received: UnpackedMessage, origin: MessageOrigin) -> None:
         """
@@ -227,7 +213,7 @@ class ForwardRouter:
         if received.sender is not None and self._context.access.denies(received.sender):
             raise MediationNotGranted
         # A repeated forward may be a replay by somebody else, and is not charged to its sender again.
-        is_new = self._is_new(received.digest)
+        is_new = self._seen.add(received.digest)
         if is_new:
             await self._context.rate_limiter.charge_sender(
                 received.sender, received.message.sender, origin.peer, count
@@ -242,14 +228,6 @@ class ForwardRouter:
     def remembered(self) -> int:
         """Number of remembered forwards."""
         return len(self._seen)
-
-    def _is_new(self, digest: bytes) -> bool:
-        if digest in self._seen:
-            return False
-        self._seen[digest] = None
-        if len(self._seen) > MAX_REMEMBERED_FORWARDS:
-            self._seen.popitem(last=False)
-        return True
 
     async def _registered(self, did: str) -> str:
         """
@@ -331,211 +309,3 @@ class ForwardRouter:
             else:
                 record_accept(False)
                 self._schedule_wakeup(message.due_at)
-
-
-ReplyCallback = Callable[[RequestReply], None]
-
-
-class _ReceivedMessage(NamedTuple):
-    """:ivar received_at: by the recorder's monotonic clock."""
-
-    received_at: float
-    raw: bytes
-    peer: str
-    answer: ReplyCallback
-    fallback: Callable[[], None]
-
-
-class _PendingForward(NamedTuple):
-    """A forward that is being stored."""
-
-    record: RequestRecord
-    forward: FastForward
-    request: EnqueueRequest
-    answer: ReplyCallback
-
-
-class ForwardFastPath:
-    """
-    Takes forwards of the common form (UC-021 main flow).
-
-    Nearly all traffic is anoncrypted forwards with one payload for a registered recipient. What
-    :meth:`~mediatord.didcomm.dispatcher.DIDCommDispatcher.receive` does with one in coroutines is done here in plain
-    calls, for all that arrive in one reactor iteration together; only the commit is awaited. Everything else, and all
-    that would be refused before it is stored, is handed to the general path as if it had not been here.
-    """
-
-    def __init__(
-        self,
-        context: DIDCommContext,
-        gate: RequestGate,
-        parser: FastForwardParser,
-        router: ForwardRouter,
-        fingerprints: SenderFingerprint,
-    ) -> None:
-        self._context = context
-        self._gate = gate
-        self._parser = parser
-        self._router = router
-        self._fingerprints = fingerprints
-        self._received: list[_ReceivedMessage] = []
-        self._over_limit: list[Callable[[], None]] = []
-        self._is_enabled = not (context.rewrap or context.registered_senders_only)
-
-    def take(self, raw: bytes, peer: str, answer: ReplyCallback, fallback: Callable[[], None]) -> bool:
-        """
-        Take a message that came by POST, if it may be a forward of the common form.
-
-        It is read at the end of the reactor iteration with all others that came in it: taking each step for all of
-        them in turn is a seventh faster than taking all steps for each.
-
-        :param peer: rate limit key that is charged.
-        :param answer: called once, now or later, with what the general path would return.
-        :param fallback: called instead for any other message; then nothing has happened.
-        :return: whether one of them will be called.
-        """
-        if not self._is_enabled or not self._gate.enter():
-            return False
-        if not self._context.rate_limiter.try_charge_anonymous(peer, 1 + len(raw) // SMALL_REQUEST_BYTES):
-            self._gate.leave()
-            if not self._received:
-                return False
-            # Messages received before may turn out not to be charged to the address, which has to be known first.
-            self._over_limit.append(fallback)
-            return True
-        if not self._received:
-            self._context.clock.callLater(0, self._process_received)
-        self._received.append(_ReceivedMessage(self._context.recorder.monotonic(), raw, peer, answer, fallback))
-        return True
-
-    def _process_received(self) -> None:
-        received, self._received = self._received, []
-        over_limit, self._over_limit = self._over_limit, []
-        context, now = self._context, self._context.clock.seconds()
-        # Those that were answered are replaced by None.
-        pending: list[_PendingForward | None] = []
-        requests = []
-        for one in received:
-            forward = self._read(one, now)
-            if forward is not None:
-                pending.append(forward)
-                requests.append(forward.request)
-                continue
-            context.rate_limiter.refund_anonymous(one.peer, 1 + len(one.raw) // SMALL_REQUEST_BYTES)
-            self._gate.leave()
-            _call_fallback(one.fallback)
-        if pending:
-            try:
-                with request_deadline(context.clock):
-                    stored = context.store.enqueue_each(requests, partial(self._answer, pending))
-            except Exception:
-                stored = fail(Failure())
-            stored.addCallback(self._complete, pending)
-            stored.addErrback(self._refuse_all, pending)
-            stored.addErrback(lambda failure: _log.failure("processing forwards failed", redact_failure(failure)))
-        for fallback in over_limit:
-            _call_fallback(fallback)
-
-    def _read(self, received: _ReceivedMessage, now: float) -> _PendingForward | None:
-        """None for a message that the general path has to read, or to refuse."""
-        began, context = perf_counter(), self._context
-        try:
-            forward = self._parser.read(received.raw)
-            if forward is None or len(forward.payload) > context.max_payload:
-                return None
-            recipient = canonicalize_did(forward.next)
-            if recipient in context.own_dids or recipient.startswith(DID_PEER_3) or recipient in context.routing_keys:
-                return None
-            expires_at = compute_expiry(forward.expires_time, now, context.ttl)
-            payload = Payload(context.new_stored_id(now), forward.payload, forward.form)
-            fingerprint = self._fingerprints.compute(recipient, received.peer, None)
-        except ExpiredForward:
-            return None
-        except Exception:
-            _log.failure("parsing a message failed", redact_failure())
-            return None  # it concerns no other message
-        watch = Stopwatch(perf_counter() - began)
-        record = context.recorder.begin_request(
-            "didcomm", received.peer, len(received.raw), watch, received.received_at
-        )
-        record.kind = FORWARD_NAME
-        request = EnqueueRequest(recipient, (payload,), expires_at, origin=fingerprint)
-        return _PendingForward(record, forward, request, received.answer)
-
-    def _complete(
-        self, outcomes: Sequence[EnqueueResult | MediatorError], pending: list[_PendingForward | None]
-    ) -> None:
-        if len(outcomes) != len(pending):
-            raise ValueError("the store lost a message")
-        self._answer(pending, enumerate(outcomes))
-
-    def _refuse_all(self, failure: Failure, pending: list[_PendingForward | None]) -> None:
-        error = failure.value
-        if not isinstance(error, MediatorError):
-            _log.failure("processing forwards failed", redact_failure(failure))
-            error = InternalFault()
-        self._answer(pending, enumerate([error] * len(pending)))
-
-    def _answer(
-        self,
-        pending: list[_PendingForward | None],
-        outcomes: Iterable[tuple[int, EnqueueResult | MediatorError]],
-    ) -> None:
-        """
-        Dispatch, record and answer those of which the outcome is known; whatever fails, each is answered once.
-
-        :param outcomes: with their places in `pending`.
-        """
-        context, finished = self._context, []
-        for place, outcome in outcomes:
-            one = pending[place]
-            if one is None:
-                continue
-            pending[place] = None
-            reply = ACCEPTED
-            if isinstance(outcome, MediatorError):
-                reply = self._refuse(one, outcome)
-            else:
-                try:
-                    self._router.dispatch(one.record, outcome, None)
-                except Exception:
-                    _log.failure("processing a forward failed", redact_failure())
-                    reply = self._refuse(one, InternalFault())
-            finished.append((one, reply))
-            try:
-                context.recorder.end_request(one.record, status=reply.status, fault=reply.fault, code=reply.code)
-            except Exception:
-                _log.failure("recording a message failed", redact_failure())
-        self._reply_all(finished)
-
-    def _reply_all(self, finished: Sequence[tuple[_PendingForward, RequestReply]]) -> None:
-        # Replies reach the kernel at once: the log has to have these messages before.
-        try:
-            self._context.recorder.flush_events()
-        except Exception:
-            _log.failure("writing the event log failed", redact_failure())
-        for one, reply in finished:
-            try:
-                one.answer(reply)
-            except Exception:
-                _log.failure("answering a message failed", redact_failure())
-            finally:
-                self._gate.leave()
-
-    def _refuse(self, one: _PendingForward, error: MediatorError) -> RequestReply:
-        release_traceback(error)
-        packer, forward = self._context.packer, one.forward
-        if isinstance(error, InternalFault):
-            return packer.refuse(error, None)
-        try:
-            return packer.refuse_anonymous(error, forward.id, forward.thread, forward.kid)
-        except Exception:
-            _log.failure("refusing a message failed", redact_failure())
-            return packer.refuse(InternalFault(), None)
-
-
-def _call_fallback(fallback: Callable[[], None]) -> None:
-    try:
-        fallback()
-    except Exception:
-        _log.failure("starting a request failed", redact_failure())  # it concerns no other

@@ -25,7 +25,7 @@ from mediatord.delivery.connections import (
 )
 from mediatord.didcomm.context import DIDCommContext, MessageRequest
 from mediatord.didcomm.messages import AuthcryptSender, RecipientKeys
-from mediatord.errors import LiveModeUnsupported, MediationNotGranted, StoreUnavailable
+from mediatord.errors import LiveModeUnsupported, MediationNotGranted, MediatorError, StoreUnavailable
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.message import OutgoingMessage
 from mediatord.protocol.didcomm.message_pickup import (
@@ -42,7 +42,13 @@ from mediatord.protocol.didcomm.message_pickup import (
 from mediatord.protocol.probe_markers import PROBE_DID_INFIX
 from mediatord.runtime.failure_logging import redact_failure
 from mediatord.runtime.request_time import outside_request
-from mediatord.store.interfaces.messages import QueueStatus, RemovedMessage, StoredMessage
+from mediatord.store.interfaces.messages import (
+    AcknowledgementRequest,
+    AcknowledgementResult,
+    QueueStatus,
+    RemovedMessage,
+    StoredMessage,
+)
 from mediatord.store.interfaces.store import Account
 
 _log = Logger()
@@ -57,7 +63,7 @@ class DeliveryMarkWriter:
     """
     Marks messages in the store as delivered.
 
-    Marks are for operators, counters and other nodes. With a single node they are delayed, since nearly every push is
+    Marks are for operators, counters and other nodes. Without other nodes they are delayed, as nearly every push is
     acknowledged soon and then needs no write.
 
     :param write: `mark_delivered` of the store.
@@ -140,23 +146,29 @@ class LiveDelivery:
 
     :param record_backlog: notes what waits for a DID when a socket has subscribed to it, so that several nodes do not
         deliver it twice; None where there are no other nodes.
+    :param resolve_elsewhere: has other workers forget the push of a message, by account and id; fires with whether
+        one of them had pushed it, or returns None if none can have. None where there are no workers.
     """
 
     def __init__(
         self,
         context: DIDCommContext,
         record_backlog: Callable[[WebSocketSession, str], Awaitable[None]] | None = None,
+        resolve_elsewhere: Callable[[str, str], Deferred[bool] | None] | None = None,
     ) -> None:
         self._context = context
         self._connections = context.connections
         self._packer = context.packer
         self._record_backlog = record_backlog
+        self._resolve_elsewhere = resolve_elsewhere
         self._pushes: OrderedDict[str, _UnacknowledgedPush] = OrderedDict()
         # With several nodes, each keeps what it has pushed to its own sockets.
         self._pushed: OrderedDict[str, None] = OrderedDict()
         self._by_session: CompactMultiMap[WebSocketSession, str, None] = CompactMultiMap()
         self._bound: CompactMultiMap[WebSocketSession, str, None] = CompactMultiMap()
-        self._marks = DeliveryMarkWriter(context.clock, self._mark, 0.0 if context.node else MARK_DELAY)
+        # Other nodes know of pushes by their marks only; workers are told.
+        delay = MARK_DELAY if record_backlog is None or resolve_elsewhere is not None else 0.0
+        self._marks = DeliveryMarkWriter(context.clock, self._mark, delay)
         self._connections.on_close(self._session_closed)
 
     def can_bind(self, session: WebSocketSession, did: str) -> bool:
@@ -290,7 +302,14 @@ class LiveDelivery:
         for one in removed:
             # Pushes of other nodes are marked in the store.
             live = self.resolve_push(one.id) or bool(self._context.node and one.pushes)
-            self._context.recorder.record_acknowledgement(one, "live" if live else "pickup", "didcomm")
+            elsewhere = self._resolve_elsewhere and self._resolve_elsewhere(one.account, one.id)
+            if live or elsewhere is None:
+                self._record_acknowledgement(live, one)
+            else:
+                elsewhere.addCallback(self._record_acknowledgement, one)
+
+    def _record_acknowledgement(self, live: bool, removed: RemovedMessage) -> None:
+        self._context.recorder.record_acknowledgement(removed, "live" if live else "pickup", "didcomm")
 
     def resolve_push(self, id_: str) -> bool:
         """Forget the push of a removed message; whether it had been pushed here."""
@@ -392,11 +411,30 @@ class Pickup:
         ]
         return context.packer.answer(request.received.message, DELIVERY, make_delivery_body(named), attachments)
 
-    async def acknowledge(self, request: MessageRequest, account: Account) -> None:
-        """Remove the messages of this account that a `messages-received` names."""
+    async def acknowledge(
+        self, request: MessageRequest, account: Account, *, with_status: bool
+    ) -> OutgoingMessage | None:
+        """
+        Remove the messages of this account that a `messages-received` names.
+
+        :param with_status: whether to answer with the status of the queue.
+        """
         ids = parse_message_ids(request.received.message.require_body())
         if ids:
-            self._live.record_removed(await self._context.store.acknowledge(account.did, ids))
+            acknowledgement = AcknowledgementRequest(account.did, ids, with_status)
+            (result,) = await self._context.store.acknowledge_each([acknowledgement])
+            if isinstance(result, MediatorError):
+                raise result
+            if (status := self.finish_acknowledgement(request, account, result)) or not with_status:
+                return status
+        return await self.status(request, account) if with_status else None
+
+    def finish_acknowledgement(
+        self, request: MessageRequest, account: Account, result: AcknowledgementResult
+    ) -> OutgoingMessage | None:
+        """Record what was removed; the status of the queue, if it was read."""
+        self._live.record_removed(result.removed)
+        return None if result.status is None else self.make_status(request, account, result.status)
 
     async def live_delivery_change(self, request: MessageRequest, account: Account) -> OutgoingMessage:
         """

@@ -15,7 +15,7 @@ from twisted.web.resource import IResource, Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
 from mediatord.delivery.connections import ConnectionManager, WebSocketSession
-from mediatord.didcomm.messages import MessageOrigin
+from mediatord.didcomm.messages import MessageOrigin, UnpackedMessage
 from mediatord.errors import RateLimitExceeded, ShutdownInProgress, StoreUnavailable
 from mediatord.http.channel import MediatorRequest
 from mediatord.http.client_address import (
@@ -121,7 +121,7 @@ class HTTPContext:
     """
     Collaborators of the resources.
 
-    :param receive: processes a DIDComm message; raises ShutdownInProgress.
+    :param receive: processes a DIDComm message, which may have been opened; raises ShutdownInProgress.
     :param command: processes a Decentrl command of a rate limit key; raises ShutdownInProgress.
     :param public: reads a public channel: DID of the path, query, rate limit key; raises ShutdownInProgress.
     :param check_store: raises StoreUnavailable, or ShutdownInProgress.
@@ -136,11 +136,13 @@ class HTTPContext:
     :param deadline: of a request, in seconds.
     :param forward_fast_path: takes a forward of the common form: body, rate limit key, a callback for the reply, and
         one for a message of another form; False if neither will be called.
+    :param acknowledgement_fast_path: likewise takes an acknowledgement, which came on a socket; a message of another
+        form is passed on if it has been opened.
     :param check_readiness: whether a message would be stored, pushed and acknowledged.
     """
 
     clock: IReactorTime
-    receive: Callable[[bytes, MessageOrigin], Awaitable[RequestReply]]
+    receive: Callable[[bytes, MessageOrigin, UnpackedMessage | None], Awaitable[RequestReply]]
     command: Callable[[bytes, str], Awaitable[RequestReply]]
     public: Callable[[str, Mapping[bytes, Sequence[bytes]], str], Awaitable[RequestReply]]
     check_store: Callable[[], Awaitable[None]]
@@ -160,6 +162,9 @@ class HTTPContext:
     metrics_allow: Callable[[], Sequence[Network]]
     check_readiness: ReadinessCheck
     forward_fast_path: Callable[[bytes, str, Callable[[RequestReply], None], Callable[[], None]], bool]
+    acknowledgement_fast_path: Callable[
+        [bytes, MessageOrigin, Callable[[RequestReply], None], Callable[[UnpackedMessage | None], None]], bool
+    ]
     deadline: float = 10.0
 
 

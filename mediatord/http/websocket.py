@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -29,7 +30,7 @@ from twisted.internet.tcp import Connection
 from twisted.logger import Logger
 
 from mediatord.delivery.connections import SendQueue
-from mediatord.didcomm.messages import MessageOrigin, is_unreadable
+from mediatord.didcomm.messages import MessageOrigin, UnpackedMessage, is_unreadable
 from mediatord.errors import ShutdownInProgress
 from mediatord.http.channel import write_immediately
 from mediatord.http.client_address import get_host
@@ -558,33 +559,54 @@ class MediatorSocket(WebSocketServerProtocol):
         self._serve_next()
 
     def _serve_next(self) -> None:
-        """Serve queued messages, as far as the peer reads its replies."""
-        if self._queued and not self._serving:
-            self._serving = True
-            served = Deferred.fromCoroutine(self._serve())
-            served.addErrback(lambda failure: _log.failure("serving a socket failed", redact_failure(failure)))
+        """Serve the next queued message, if the last one is served and the peer reads its replies."""
+        if not self._queued or self._serving or not self._send_queue.is_drained:
+            return
+        self._serving = True
+        payload, is_binary = self._queued.popleft()
+        if self._full and not self._is_full(MAX_QUEUED_MESSAGES // 2):
+            self._full = False
+            self._read_on()
+        if self._protocol_name is None:
+            self._choose_protocol(payload)
+        # Messages received before the socket was closed are still served.
+        if self._protocol_name == "didcomm":
+            origin = MessageOrigin(self.client, self)
+            general_path = partial(self._serve_general_path, payload, origin)
+            if not self._context.acknowledgement_fast_path(payload, origin, self._finish, general_path):
+                general_path(None)
+        elif self._decentrl is not None:
+            self._serve(self._decentrl.handle_message(payload, is_binary))
+        else:
+            self._finish(None)
 
-    async def _serve(self) -> None:
+    def _serve_general_path(self, payload: bytes, origin: MessageOrigin, opened: UnpackedMessage | None) -> None:
+        self._serve(self._context.receive(payload, origin, opened))
+
+    def _serve(self, work: Awaitable[RequestReply | None]) -> None:
+        served = Deferred.fromCoroutine(self._wait_for(work))
+        served.addErrback(lambda failure: _log.failure("serving a socket failed", redact_failure(failure)))
+
+    async def _wait_for(self, work: Awaitable[RequestReply | None]) -> None:
+        reply = None
         try:
-            while self._queued and self._send_queue.is_drained:
-                payload, is_binary = self._queued.popleft()
-                if self._full and not self._is_full(MAX_QUEUED_MESSAGES // 2):
-                    self._full = False
-                    self._read_on()
-                if self._protocol_name is None:
-                    self._choose_protocol(payload)
-                # Messages received before the socket was closed are still served.
-                try:
-                    if self._protocol_name == "didcomm":
-                        self._answer(await self._context.receive(payload, MessageOrigin(self.client, self)))
-                    elif self._decentrl is not None:
-                        await self._decentrl.handle_message(payload, is_binary)
-                except ShutdownInProgress:
-                    self.close(1001, "going away")
+            reply = await work
+        except ShutdownInProgress:
+            self.close(1001, "going away")
+        finally:
+            self._finish(reply)
+
+    def _finish(self, reply: RequestReply | None) -> None:
+        """Send the reply to a message, if there is one, and go on to the next."""
+        try:
+            if reply is not None:
+                self._answer(reply)
         finally:
             self._serving = False
-            if not self._queued:  # an empty deque takes more than half a KiB
-                self._queued = None
+            if self._queued:
+                self._serve_next()
+            else:
+                self._queued = None  # an empty deque takes more than half a KiB
 
     def _choose_protocol(self, payload: bytes) -> None:
         """By the first message of a socket that may be of either protocol."""

@@ -226,16 +226,22 @@ class DIDResolver:
             return succeed(document)
         return Deferred.fromCoroutine(self._resolve(did, peer))
 
+    def get_cached(self, did: str) -> DIDDocument | None:
+        """The document of a DID that was resolved lately, if that took no lookup."""
+        return self._local.get(did)
+
+    def is_remembered(self, did: str) -> bool:
+        """Whether :meth:`remember_long_form` would do nothing."""
+        return not did.startswith(f"{canonicalize_did(did)}:") or bool(self._remembered.get(did))
+
     async def remember_long_form(self, did: str) -> None:
         """
         Store the long form of an authenticated did:peer:4, so that its short form resolves from now on (reference
         8.4). Ignores other DIDs.
         """
-        short = canonicalize_did(did)
-        if not did.startswith(f"{short}:") or self._remembered.get(did):
-            return
-        await self._remember(short, did)
-        self._remembered.put(did, True, len(did))
+        if not self.is_remembered(did):
+            await self._remember(canonicalize_did(did), did)
+            self._remembered.put(did, True, len(did))
 
     async def _resolve(self, did: str, peer: str | None) -> DIDDocument:
         try:

@@ -329,6 +329,10 @@ class RateLimiter:
         if wait:
             self._refuse(wait, "ip", peer, peer)
 
+    def may_read(self, peer: str, cost: int = 1) -> bool:
+        """Whether :meth:`check_before_read` would succeed without asking the store."""
+        return peer == PROBE_CLIENT or not self._peers.wait(peer, self._clock.seconds(), cost)
+
     def check_before_decryption(self, peer: str, *, authenticated: bool) -> None:
         """
         Second half of :meth:`check_before_read`: of an address over its limit, only authcrypts are decrypted.
@@ -408,6 +412,14 @@ class RateLimiter:
         """
         if peer != PROBE_CLIENT and (wait := self._accounts.admit(did, self._clock.seconds(), cost)):
             await self._refuse_after(wait, "account", did, peer)
+
+    def try_charge_account(self, did: str, peer: str, cost: int = 1) -> bool:
+        """
+        As :meth:`charge_account` if no store access is needed.
+
+        :return: False if nothing was charged and that has to decide.
+        """
+        return peer == PROBE_CLIENT or not self._accounts.try_admit(did, self._clock.seconds(), cost)
 
     async def charge_command(self, peer: str, size: int) -> None:
         """

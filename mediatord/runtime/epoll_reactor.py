@@ -57,7 +57,7 @@ class LeanEPollReactor(EPollReactor):
 
     def timeout(self) -> float | None:
         """Seconds for which nothing is due, or None."""
-        if self._immediate:
+        if self._immediate or self._justStopped:
             return 0.0
         if self._newTimedCalls or not self._pendingTimedCalls:
             return super().timeout()
@@ -101,7 +101,7 @@ class LeanEPollReactor(EPollReactor):
             if selectable is None:  # closed by the handler of another
                 continue
             try:
-                if event != EPOLLIN:
+                if event != EPOLLIN or selectable.fileno() == -1:  # which says that it is closed
                     self._doReadOrWrite(selectable, descriptor, event)
                     continue
                 try:

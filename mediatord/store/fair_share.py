@@ -118,6 +118,14 @@ def may_exceed_share(limits: QueueLimits, origin: int, whole: MessageVolume) -> 
     return limits.reserved > 0 and exceeds_share(limits, 1 - limits.reserved, whole)
 
 
+def get_common_room(limits: QueueLimits) -> MessageVolume:
+    """The volume up to which a queue takes every message and evicts none, whoever sends it."""
+    share = 1.0
+    if limits.when_full == "refuse":
+        share = min(limits.share, 1 - limits.reserved)
+    return MessageVolume(int(share * limits.max_messages), int(share * limits.max_bytes))
+
+
 class SenderUsage:
     """
     Usage of a queue by sender, network and rank.

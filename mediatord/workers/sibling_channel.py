@@ -47,7 +47,9 @@ HELLO = b"mediatord siblings 1\n"
 MAX_FRAME_BYTES = 4_194_304
 MAX_SENT_PAYLOAD_BYTES = 1_048_576
 
-_MESSAGE, _EVENT, _CONTRACTS, _LIVE = b"m", b"e", b"c", b"l"
+_MESSAGE, _EVENT, _CONTRACTS, _LIVE, _RESOLVE = b"m", b"e", b"c", b"l", b"r"
+# Those that push something, and are counted.
+_PUSHES = (_MESSAGE, _EVENT, _CONTRACTS)
 # Whether a socket took it; unknown if it is read from the store first.
 _TAKEN, _NOT_TAKEN, _UNKNOWN = b"1", b"0", b"?"
 _RESULTS: dict[int, bool | None] = {_TAKEN[0]: True, _NOT_TAKEN[0]: False, _UNKNOWN[0]: None}
@@ -138,7 +140,7 @@ class SiblingLink(ClientFactory):
         self._connection: _SiblingClientConnection | None = None
         self._connector: Any = None
         self._retry_timer: IDelayedCall | None = None
-        self._outstanding: deque[tuple[Deferred[bool | None], float, int]] = deque()
+        self._outstanding: deque[tuple[Deferred[bool | None], float, int, bool]] = deque()
         self._bytes = 0
         self._timer: IDelayedCall | None = None
         self._changed: dict[str, None] = {}
@@ -170,23 +172,25 @@ class SiblingLink(ClientFactory):
         if not self._is_closed and self._retry_timer is None:
             self._retry_timer = self._reactor.callLater(RECONNECT_DELAY, self._retry)
 
-    def push(self, frame: Sequence[bytes], size: int) -> Deferred[bool | None]:
+    def push(self, kind: bytes, frame: Sequence[bytes], size: int) -> Deferred[bool | None]:
         """
         Push; fires with whether a socket took it, None if unknown; never fails.
 
         :param frame: its parts, including the length in front.
         :param size: their bytes.
         """
-        connection = self._connection
+        connection, is_counted = self._connection, kind in _PUSHES
         if connection is None:
-            self._metrics.cluster_pushes.inc("failed")
+            if is_counted:
+                self._metrics.cluster_pushes.inc("failed")
             return succeed(None)
         outstanding = self._outstanding
         if outstanding and (len(outstanding) >= MAX_OUTSTANDING or self._bytes + size > MAX_OUTSTANDING_BYTES):
-            self._metrics.cluster_pushes.inc("dropped")
+            if is_counted:
+                self._metrics.cluster_pushes.inc("dropped")
             return succeed(None)
         answered: Deferred[bool | None] = Deferred()
-        outstanding.append((answered, self._reactor.seconds(), size))
+        outstanding.append((answered, self._reactor.seconds(), size, is_counted))
         self._bytes += size
         connection.transport.writeSequence(frame)  # type: ignore[union-attr]  # it is connected
         if self._timer is None:
@@ -219,8 +223,9 @@ class SiblingLink(ClientFactory):
         if self._connection is connection:
             self._connection = None
             outstanding, self._outstanding, self._bytes = self._outstanding, deque(), 0
-            for answered, *_ in outstanding:
-                self._metrics.cluster_pushes.inc("failed")
+            for answered, _, _, is_counted in outstanding:
+                if is_counted:
+                    self._metrics.cluster_pushes.inc("failed")
                 answered.callback(None)
 
     def end(self) -> None:
@@ -239,7 +244,7 @@ class SiblingLink(ClientFactory):
 
     def _send_changed(self, did: str) -> None:
         frame, size = encode_push(_CONTRACTS, [did])
-        self.push(frame, size).addCallback(self._changed_answered, did)
+        self.push(_CONTRACTS, frame, size).addCallback(self._changed_answered, did)
 
     def _changed_answered(self, result: bool | None, did: str) -> None:
         if result is not None:
@@ -248,11 +253,12 @@ class SiblingLink(ClientFactory):
     def _resolve(self, results: bytes) -> None:
         now, metrics = self._reactor.seconds(), self._metrics
         for result in results:
-            answered, since, size = self._outstanding.popleft()
+            answered, since, size, is_counted = self._outstanding.popleft()
             self._bytes -= size
             taken = _RESULTS.get(result)
-            metrics.cluster_pushes.inc("failed" if taken is None else "pushed" if taken else "no_session")
-            metrics.peer_notification_duration.observe(now - since)
+            if is_counted:
+                metrics.cluster_pushes.inc("failed" if taken is None else "pushed" if taken else "no_session")
+                metrics.peer_notification_duration.observe(now - since)
             answered.callback(taken)
 
     def _check_age(self) -> None:
@@ -339,6 +345,14 @@ class SiblingDelivery:
         for number in self._counters.find_workers(did):
             self._links[number].notify_changed(did)
 
+    def resolve_push(self, account: str, id_: str) -> Deferred[bool] | None:
+        """
+        Have other workers forget the push of a removed message; fires with whether one of them had pushed it.
+        None if none can have.
+        """
+        numbers = self._counters.find_workers(account)
+        return self._push(numbers, _RESOLVE, [id_]) if numbers else None
+
     def has_live_session(self, did: str) -> Deferred[bool]:
         """Fires with whether another worker has a socket that is subscribed to `did`."""
         numbers = self._counters.find_workers(did)
@@ -353,7 +367,7 @@ class SiblingDelivery:
         if len(payload) > MAX_SENT_PAYLOAD_BYTES:
             fields[0], payload = 0.0, b""  # as if it were late
         frame, size = encode_push(kind, fields, payload)
-        answers = [self._links[number].push(frame, size) for number in numbers]
+        answers = [self._links[number].push(kind, frame, size) for number in numbers]
         if len(answers) == 1:
             return answers[0].addCallback(bool)
         return _any_taken(answers)
@@ -473,14 +487,22 @@ class SiblingServer(Factory):
     Receives what other workers push.
 
     :param receiver: pushes it to the sockets of this worker.
+    :param resolve_push: forgets the push of a message that was removed; whether it had been pushed here.
     :param greeted: called with the number of a worker that has connected.
     """
 
     noisy = False
 
-    def __init__(self, clock: IReactorTime, receiver: NotificationReceiver, greeted: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        clock: IReactorTime,
+        receiver: NotificationReceiver,
+        resolve_push: Callable[[str], bool],
+        greeted: Callable[[int], None],
+    ) -> None:
         self._clock = clock
         self._receiver = receiver
+        self._resolve_push = resolve_push
         self._lanes: dict[bytes, _PushLane[Any]] = {
             _MESSAGE: _PushLane(receiver.didcomm, _make_message),
             _EVENT: _PushLane(receiver.decentrl, _make_event),
@@ -505,6 +527,8 @@ class SiblingServer(Factory):
         fields = encoding.loads(frame[5:start])
         if kind in self._lanes:
             return self._lanes[kind].push(fields, frame[start:], self._clock.seconds())
+        if kind == _RESOLVE:
+            return _TAKEN if self._resolve_push(fields[0]) else _NOT_TAKEN
         (did,) = fields
         if did not in self._live_dids:
             return _NOT_TAKEN

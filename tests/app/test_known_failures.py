@@ -42,7 +42,7 @@ class TimeTests(SynchronousTestCase):
         requests: tuple[tuple[str, str, dict[str, Any]], ...] = (
             ("get_queue_status", "status-request", {}),
             ("fetch_messages", "delivery-request", {"limit": 1}),
-            ("acknowledge_once", "messages-received", {"message_id_list": ["x"]}),
+            ("acknowledge_each", "messages-received", {"message_id_list": ["x"]}),
         )
         for operation, type_, body in requests:
             with self.node.failing(operation, StoreUnavailable()):

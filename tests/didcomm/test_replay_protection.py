@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.app.protocol_services import DecentrlServices, DIDCommServices
-from mediatord.didcomm.dispatcher import (
+from mediatord.didcomm.replay_protection import (
     FULL_SHARE,
     LONG_RETENTION,
     LONG_RETENTION_SHARE,
@@ -130,6 +131,41 @@ class DatedTests(ReplayTestCase):
         self.assertEqual([self.refusal_of(sent) for _ in range(3)], [None] * 3)
 
 
+class PickupRequestTests(ReplayTestCase):
+    """Requests that may be served twice without harm."""
+
+    def restart(self) -> None:
+        """Start another process on the same store."""
+        self.in_memory.didcomm = DIDCommServices(self.in_memory.base, self.in_memory.config)
+
+    def test_no_claim_is_waited_for(self) -> None:
+        """Requests are served although their claims are not in the store, and refused when they come again."""
+        for type_, claims in (("status-request", 1), ("delivery-request", 1), ("messages-received", 0)):
+            raw, made = self.bob.pack(f"{MP}/{type_}", {"limit": 1, "message_id_list": ["x"]}), list[bytes]()
+
+            def claim(key: bytes, *_: float, made: list[bytes] = made) -> Deferred[bool]:
+                made.append(key)
+                return Deferred()
+
+            store: Any = self.in_memory.store
+            self.patch(store, "claim_nonce", claim)
+            self.assertEqual([self.refusal_of(raw) for _ in range(2)], [None, ReplayedMessage])
+            self.assertEqual(len(made), claims, type_)
+
+    def test_replay_at_other_process(self) -> None:
+        """A replay is served by another process, but does not authenticate a socket there."""
+        socket = self.in_memory.socket()
+        for type_ in ("status-request", "delivery-request", "messages-received"):
+            raw = self.bob.pack(f"{MP}/{type_}", {"limit": 1, "message_id_list": ["x"]})
+            self.assertIsNone(self.refusal_of(raw))
+            self.restart()
+            self.assertIsNone(self.refusal_of(raw))
+            self.restart()
+            fault = None if type_ == "messages-received" else ReplayedMessage
+            self.assertIs(self.in_memory.receive(raw, socket).fault, fault)
+        self.assertEqual(self.in_memory.events("conn.auth"), [])
+
+
 class UndatedTests(ReplayTestCase):
     """Messages without a creation time, or dated far in the future."""
 
@@ -158,7 +194,7 @@ class UndatedTests(ReplayTestCase):
 
 
 class AcknowledgementTests(ReplayTestCase):
-    """An acknowledgement whose digest is claimed in the operation that removes the messages."""
+    """An acknowledgement, whose digest is kept in memory."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -194,8 +230,9 @@ class AcknowledgementTests(ReplayTestCase):
         self.assertEqual(self.in_memory.receive(self.raw).status, 200)
         socket = self.in_memory.socket()
         self.assertIs(self.in_memory.receive(self.raw, socket).fault, ReplayedMessage)
-        self.assertEqual(self.in_memory.events("conn.auth"), [])
         self.assertEqual(self.in_memory.receive(self.acknowledgement(), socket).status, 200)
+        self.assertEqual(self.in_memory.events("conn.auth"), [])
+        self.bob.ask(f"{MP}/status-request", socket=socket)
         self.assertEqual(len(self.in_memory.events("conn.auth")), 1)
 
     def check_failing(self, *operations: str) -> None:
@@ -209,7 +246,7 @@ class AcknowledgementTests(ReplayTestCase):
 
     def test_failed_removal_may_be_repeated(self) -> None:
         """The same bytes may be sent again, and remove the message."""
-        self.check_failing("acknowledge_once")
+        self.check_failing("acknowledge_each")
 
     def test_refused_acknowledgement_is_remembered(self) -> None:
         """It removes nothing, and is known afterwards."""
@@ -230,13 +267,13 @@ class AcknowledgementTests(ReplayTestCase):
 
 
 class AcknowledgementStepTests(AcknowledgementTests):
-    """An acknowledgement whose digest is claimed before the messages are removed; their status is read after it."""
+    """An acknowledgement on a store that reads the status after messages were removed."""
 
     in_steps = True
 
     def test_failed_step_may_be_repeated(self) -> None:
         """The same bytes may be sent again, and remove the message."""
-        self.check_failing("acknowledge", "claim_nonce")
+        self.check_failing("acknowledge")
 
     def test_failed_status_may_be_repeated(self) -> None:
         """Removed messages are recorded, and the same bytes may be sent again."""

@@ -8,7 +8,7 @@ from typing import Any
 from twisted.internet.defer import Deferred, succeed
 
 from mediatord.delivery.connections import WebSocketSession
-from mediatord.didcomm.messages import MessageOrigin
+from mediatord.didcomm.messages import MessageOrigin, UnpackedMessage
 from mediatord.ratelimit.admission import RequestReply
 
 
@@ -21,15 +21,15 @@ class FakeDIDComm:
             RequestReply(200, b"%d" % len(body), "text/x-test")
         )
         self.dispatcher = self
-        self.forward_fast_path = self
+        self.forward_fast_path = self.acknowledgement_fast_path = self
 
     def take(
-        self, raw: bytes, peer: str, answer: Callable[[RequestReply], None], fallback: Callable[[], None]
+        self, raw: bytes, origin: object, answer: Callable[[RequestReply], None], fallback: Callable[..., None]
     ) -> bool:
         """Decline the fast path."""
         return False
 
-    async def receive(self, raw: bytes, origin: MessageOrigin) -> RequestReply:
+    async def receive(self, raw: bytes, origin: MessageOrigin, opened: UnpackedMessage | None = None) -> RequestReply:
         """Record the message and reply."""
         self.received.append((raw, origin))
         reply: RequestReply = await self.answer(raw)

@@ -270,13 +270,13 @@ class PushTests(CostsTestCase):
         websocket_client = self.open_live_socket(wallet)
         response: list[str] = []
         store: Any = self.site_fixture.store
-        real = store.acknowledge_once
+        real = store.acknowledge_each
 
-        def acknowledge(*args: Any, with_status: bool) -> Any:
-            response.extend(["status"] * with_status)
-            return real(*args, with_status=with_status)
+        def acknowledge(requests: Any) -> Any:
+            response.extend(["status" for request in requests if request.with_status])
+            return real(requests)
 
-        self.patch(store, "acknowledge_once", acknowledge)
+        self.patch(store, "acknowledge_each", acknowledge)
         for route in ("none", "all"):
             ids = {"message_id_list": [self.push(websocket_client, wallet)]}
             websocket_client.send(wallet.pack(f"{MP}/messages-received", ids, return_route=route))

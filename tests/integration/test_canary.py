@@ -424,7 +424,7 @@ OPERATIONS = (
     "fetch_messages",
     "get_queue_status",
     "acknowledge",
-    "acknowledge_once",
+    "acknowledge_each",
 )
 
 

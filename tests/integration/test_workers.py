@@ -209,6 +209,34 @@ class WorkersTests(DaemonTestCase):
         await self.stop(daemon)
         self.assertEqual([await alice_socket.closed(), await bob_socket.closed()], [1001, 1001])
 
+    async def test_acknowledgement_at_another_worker(self) -> None:
+        """It counts as live, although the push was not marked in the store, and the pusher forgets it."""
+        daemon = self.start_workers()
+        alice, bob = await enrol_wallet(daemon, reactor), await enrol_wallet(daemon, reactor)
+        sockets = await self.open_socket_at_each_worker(daemon, alice, bob)
+        (there, alice_socket), (_, bob_socket) = sockets.items()
+        for _ in range(MAX_SOCKETS):
+            before = count_connections(daemon)
+            beside = await self.open_socket(bob)
+            await beside.live(False)
+            if count_connections(daemon).get(there, 0) > before.get(there, 0):
+                break
+        (forward,) = prepare_forwards(bob, "m", 1)
+        alice_socket.send_frame(forward.body)
+        delivered = await bob_socket.pushed.get().addTimeout(PATIENCE_SECONDS, reactor)
+        await beside.acknowledge([delivered])
+        await bob_socket.close()
+        self.assertEqual(await drain_queue(bob), {})
+        await self.stop(daemon)
+        lines = [
+            (path.parent.name, json.loads(line))
+            for path in daemon.log_directory.glob("*/events*.jsonl")
+            for line in path.read_text("utf-8").splitlines()
+        ]
+        acknowledged = [(node, line["path"]) for node, line in lines if line["event"] == "msg.ack"]
+        self.assertEqual(acknowledged, [(there, "live")])
+        self.assertEqual([line["ok"] for _, line in lines if line["event"] == "msg.push"], [True])
+
     async def test_pushes_between_workers_on_mongodb(self) -> None:
         """Workers share a MongoDB database."""
         daemon = self.start_workers({"storage": make_mongo_storage(self)})

@@ -91,7 +91,8 @@ def measure_mediators(options: ComparisonOptions) -> ResultTable:
     failures = [f"{name}: {failure}" for name, one in contenders.items() for failure in one.failures]
     notes = (
         f"{format_size(size)}, {_LIVE_WALLETS} live wallets. {cores.note} Ours commits with synchronous=FULL.",
-        "Affinidi's store is not synced: what it answered outlives its process, and not the machine.",
+        "Affinidi's store is not synced: what it answered outlives its process, and not the machine. It logs "
+        "warnings only, ours logs every message.",
         *sent,
         *participants.notes(),
     )

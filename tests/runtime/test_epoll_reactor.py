@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -103,6 +104,19 @@ class ImmediateCallTests(ReactorTestCase):
         self.reactor.seconds = lambda: 1006.0
         self.assertEqual(self.reactor.timeout(), 0.0)
 
+    def test_stop(self) -> None:
+        """Such a call can stop the reactor, which does not wait for a timer then."""
+        waits: list[float | None] = []
+
+        def stop() -> None:
+            self.reactor.stop()
+            waits.append(self.reactor.timeout())
+
+        self.reactor.callLater(60, self.record("timer"))
+        self.reactor.callLater(0, stop)
+        self.reactor.run(installSignalHandlers=False)
+        self.assertEqual((self.made, waits), ([], [0.0]))
+
     def test_cancel(self) -> None:
         """A cancelled call is not made, also if a call of the same iteration cancels it."""
         later = [self.reactor.callLater(0, self.record("cancelled")) for _ in range(2)]
@@ -161,6 +175,40 @@ class Recorder(Protocol):
         self.lost = reason
         if b"badly" in self.received:
             raise ZeroDivisionError("secret")
+
+
+class ClosedReader:
+    """A reader that says by its descriptor that it is closed."""
+
+    def __init__(self) -> None:
+        self.pipe = os.pipe()
+        self.descriptor = self.pipe[0]
+        self.lost: Failure | None = None
+
+    def fileno(self) -> int:
+        return self.descriptor
+
+    def logPrefix(self) -> str:  # noqa: N802  Twisted's name
+        return "reader"
+
+    def doRead(self) -> None:  # noqa: N802  Twisted's name
+        raise AssertionError("it is closed")
+
+    def connectionLost(self, reason: Failure) -> None:  # noqa: N802  Twisted's name
+        self.lost = reason
+        for descriptor in self.pipe:
+            os.close(descriptor)
+
+
+class ClosedReaderTests(ReactorTestCase):
+    def test_negative_descriptor(self) -> None:
+        """A reader whose descriptor has become -1 is dropped without being read."""
+        reader = ClosedReader()
+        self.reactor.addReader(reader)
+        os.write(reader.pipe[1], b"data")
+        reader.descriptor = -1
+        self.iterate_until(lambda: reader.lost)
+        self.assertEqual(self.reactor.getReaders(), [self.reactor.waker])
 
 
 class EventTests(ReactorTestCase):

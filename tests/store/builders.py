@@ -167,7 +167,8 @@ class MultiStepMemoryStore(MemoryStore):
 
     enqueue: Any = MongoStore.enqueue
     enqueue_each: Any = MongoStore.enqueue_each
-    acknowledge_once: Any = MongoStore.acknowledge_once
+    acknowledge_each: Any = MongoStore.acknowledge_each
+    _acknowledge_one: Any = MongoStore._acknowledge_one
 
 
 def enforce_identity(cluster: Any) -> None:

@@ -82,6 +82,12 @@ class FakePushes:
         """As was recorded."""
         return any(item.id == id_ for item in self.pushed)
 
+    def resolve_push(self, id_: str) -> bool:
+        """Forgotten."""
+        was_pushed = self.was_pushed(id_)
+        self.pushed = [item for item in self.pushed if item.id != id_]
+        return was_pushed
+
     def push_remote(self, item: Any) -> bool:
         """Recorded."""
         if self.takes:
@@ -152,7 +158,7 @@ class SiblingChannelTestCase(SynchronousTestCase):
         receiver = NotificationReceiver(
             pushes.delivery, pushes.delivery, filter_registered, pushes.push_contracts_updated
         )
-        return SiblingServer(self.reactor, receiver, self.greeted.append)
+        return SiblingServer(self.reactor, receiver, pushes.resolve_push, self.greeted.append)
 
     def accept(self) -> None:
         """Let the others accept connections."""
@@ -258,6 +264,17 @@ class PushTests(SiblingChannelTestCase):
             self.transfer()
             self.assertIs(self.successResultOf(answer), live)
             self.pushes[1].live_dids.clear()
+
+    def test_acknowledged_elsewhere(self) -> None:
+        """The worker that has pushed a message forgets it, and says that it has pushed it; this is no push."""
+        self.push()
+        self.transfer()
+        for expected in (True, False):
+            answer = self.delivery.resolve_push(BOB, "m")
+            self.transfer()
+            self.assertIs(answer and self.successResultOf(answer), expected)
+        self.assertIsNone(self.delivery.resolve_push("did:x:eve", "m"))
+        self.assertEqual((self.outcomes, len(self.durations)), ({"pushed": 1}, 1))
 
     def test_large_message_is_read(self) -> None:
         """One that is too large for a frame is read from the store."""

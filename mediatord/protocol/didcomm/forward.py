@@ -13,28 +13,20 @@ import hashlib
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from string import ascii_letters, digits
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import orjson
-from pybase64 import b64decode
 
-from mediatord.errors import ExpiredForward, InvalidAttachment, LinkedAttachment, MediatorError, MissingNext
+from mediatord.errors import ExpiredForward, InvalidAttachment, LinkedAttachment, MissingNext
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.jwe import (
     CIPHERTEXT_PLACEHOLDER,
-    CONTENT_CIPHERS,
     ENCRYPTED_MEDIA_TYPE,
-    KEY_WRAP_OVERHEAD,
-    MAX_PROTECTED,
+    FALLBACK_ERRORS,
     MIN_CUT_SIZE,
-    Enc,
     cut_ciphertext,
-    derive_kek,
-    load_key_exchange,
-    read_parties,
+    open_plain_envelope,
     restore_ciphertext,
-    unwrap_cek,
 )
 from mediatord.protocol.didcomm.keys import PrivateKey
 from mediatord.protocol.didcomm.message import MAX_ID, Message, OutgoingMessage, extract_attachment_json, parse_time
@@ -42,8 +34,6 @@ from mediatord.protocol.encoding import (
     MAX_MEMBERS,
     MAX_VALUES,
     check_value_count,
-    decode_base64url,
-    loads_unique_members,
     measure_nesting_depth,
 )
 
@@ -189,9 +179,6 @@ def make_forward(payload: bytes, next_: str, id_: str) -> OutgoingMessage:
 # replaced.
 _PAYLOAD_PLACEHOLDER = secrets.token_hex(16)
 _PAYLOAD_PLACEHOLDER_JSON = orjson.dumps(_PAYLOAD_PLACEHOLDER)
-# Number of members of a JWE for one recipient. If all of them are read, there are no others.
-_GENERAL_MEMBERS, _FLATTENED_MEMBERS = 5, 6
-
 # Matches an envelope as payload: an object with nested objects. Possessive and without repetition of alternatives,
 # hence linear time on any input.
 _STRING_PATTERN = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
@@ -199,14 +186,6 @@ _OBJECT_PATTERN = rb"\{(?:[^\"{}]++|%b)*+\}" % _STRING_PATTERN
 for _ in range(4):
     _OBJECT_PATTERN = rb"\{(?:[^\"{}]++|%b|%b)*+\}" % (_STRING_PATTERN, _OBJECT_PATTERN)
 _match_json_member = re.compile(rb'"json"[ \t\n\r]*+:[ \t\n\r]*+(%b)' % _OBJECT_PATTERN, re.DOTALL).match
-
-_EPK_SIZE = 32
-# By size modulo 3: allowed last characters of unpadded base64url, and filler up to a multiple of four characters.
-_FINAL_CHARACTERS = (f"{ascii_letters}{digits}-_", "AQgw", "AEIMQUYcgkosw048")
-_FILLERS = ("", "AA", "A")
-
-# Raised by unexpected JSON shapes and by failed decryption.
-_FALLBACK_ERRORS = (ValueError, TypeError, LookupError, AttributeError, MediatorError)
 
 
 class FastForward(NamedTuple):
@@ -249,92 +228,11 @@ class FastForwardParser:
 
         No key is used unless the envelope has the expected form.
         """
+        opened = open_plain_envelope(raw, self._agreement_keys)
         try:
-            text, ciphertext = cut_ciphertext(raw, bytes)
-            if ciphertext is None or len(text) > MAX_VALUES:
-                return None
-            jwe = orjson.loads(text)
-            protected = jwe["protected"]
-            if jwe["ciphertext"] != CIPHERTEXT_PLACEHOLDER or len(protected) > MAX_PROTECTED:
-                return None
-            (entry,) = jwe["recipients"] if len(jwe) == _GENERAL_MEMBERS else (jwe,)
-            if entry is jwe and len(jwe) != _FLATTENED_MEMBERS:
-                return None
-            text = decode_base64url(protected)
-            shared, more = orjson.loads(text), entry["header"]
-            if orjson.dumps(shared) != text:
-                shared = loads_unique_members(text)
-            header = shared | more
-            kid, epk = header["kid"], header["epk"]
-            keys = self._agreement_keys[kid]
-            (key,) = keys if len(keys) == 1 else [one for one in keys if one.curve == "X25519"]
-            if not key.curve == epk["crv"] == "X25519" or epk["kty"] != "OKP" or "crit" in header or "zip" in header:
-                return None
-            sender_kid, info = read_parties(header, (kid,))
-            if sender_kid is not None or len(header) != len(shared) + len(more):
-                return None
-            layout = _JWE_LAYOUTS[header["enc"]]
-            small = layout.decoded(epk["x"], jwe["tag"], jwe["iv"], entry["encrypted_key"])
-            data = decode_base64url(ciphertext)
-            kek, wrapped = derive_kek(load_key_exchange(key.secret)(small[:_EPK_SIZE]), info), small[layout.key_at]
-            cek = unwrap_cek(kek, wrapped)
-            plaintext = layout.decrypt(cek, small[layout.iv_at], data, small[layout.tag_at], protected.encode())
-            return _parse_forward(plaintext, kid)
-        except _FALLBACK_ERRORS:
+            return None if opened is None else _parse_forward(opened.plaintext, opened.kid)
+        except FALLBACK_ERRORS:
             return None
-
-
-class _JWELayout(NamedTuple):
-    """
-    Lengths, last characters and fillers of the short base64url members, so that they are decoded together in one
-    call; and the slices of the result, behind the ephemeral key.
-    """
-
-    lengths: tuple[int, ...]
-    ends: tuple[str, ...]
-    fills: tuple[str, ...]
-    tag_at: slice
-    iv_at: slice
-    key_at: slice
-    decrypt: Callable[[bytes, bytes, bytes, bytes, bytes], bytes]
-
-    @classmethod
-    def of(cls, enc: Enc) -> _JWELayout:
-        cipher = CONTENT_CIPHERS[enc]
-        sizes = (_EPK_SIZE, cipher.tag_size, cipher.iv_size, cipher.key_size + KEY_WRAP_OVERHEAD)
-        places, start = [], 0
-        for size in sizes:
-            places.append(slice(start, start + size))
-            start += -(-size // 3) * 3
-        _, tag_at, iv_at, key_at = places
-        lengths = tuple(-(-size * 4 // 3) for size in sizes)
-        ends = tuple(_FINAL_CHARACTERS[size % 3] for size in sizes)
-        fills = tuple(_FILLERS[size % 3] for size in sizes)
-        return cls(lengths, ends, fills, tag_at, iv_at, key_at, cipher.decrypt)
-
-    def decoded(self, x: str, tag: str, iv: str, wrapped: str) -> bytes:
-        """
-        Decode the short members together.
-
-        :raise ValueError: one has another length, or is not strict unpadded base64url.
-        """
-        x_end, tag_end, iv_end, wrapped_end = self.ends
-        x_fill, tag_fill, iv_fill, wrapped_fill = self.fills
-        text = "".join((x, x_fill, tag, tag_fill, iv, iv_fill, wrapped, wrapped_fill))
-        if (
-            (len(x), len(tag), len(iv), len(wrapped)) != self.lengths
-            or x[-1] not in x_end
-            or tag[-1] not in tag_end
-            or iv[-1] not in iv_end
-            or wrapped[-1] not in wrapped_end
-            or "+" in text
-            or "/" in text
-        ):
-            raise ValueError("another spelling")
-        return b64decode(text, b"-_", True)
-
-
-_JWE_LAYOUTS: dict[Any, _JWELayout] = {enc: _JWELayout.of(enc) for enc in CONTENT_CIPHERS}
 
 
 def _check_plain_string(text: bytes) -> bytes:

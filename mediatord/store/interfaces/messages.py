@@ -6,7 +6,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from twisted.internet.defer import Deferred
 from zope.interface import Interface
@@ -189,10 +189,22 @@ class QueueStatus:
     newest_received_time: float | None = None
 
 
+class AcknowledgementRequest(NamedTuple):
+    """
+    An acknowledgement of messages of an account.
+
+    :param with_status: whether the result has the status of all queues of the account.
+    """
+
+    account: str
+    ids: Sequence[str]
+    with_status: bool = False
+
+
 @dataclass(slots=True)
 class AcknowledgementResult:
     """
-    What :meth:`~mediatord.store.interfaces.store.IStore.acknowledge_once` did.
+    What :meth:`IMessageStore.acknowledge_each` did.
 
     :param removed: messages that were there, in order of arrival.
     :param status: of all queues of the account afterwards; None if it was not wanted, or could not be read.
@@ -447,6 +459,16 @@ class IMessageStore(Interface):
         """
         Remove the messages of this account with these ids, or whose payload has this lower-case hexadecimal SHA-256
         (reference 6.1). Ids that are unknown or of others are ignored. Fires once that is durable.
+        """
+
+    def acknowledge_each(
+        requests: Sequence[AcknowledgementRequest],
+    ) -> Deferred[list[AcknowledgementResult | MediatorError]]:
+        """
+        Several independent acknowledgements, as :meth:`acknowledge` each; fires when all are durable, with their
+        results in order: an error for each that failed.
+
+        :raise StoreUnavailable: nothing was removed.
         """
 
     def expire_messages(limit: int) -> Deferred[list[RemovedMessage]]:

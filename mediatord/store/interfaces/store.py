@@ -13,7 +13,7 @@ from zope.interface import Attribute, Interface
 from mediatord.store.interfaces.administration import IStoreAdministration
 from mediatord.store.interfaces.cluster_and_quotas import MAX_CLOCK_SKEW, IClusterStore
 from mediatord.store.interfaces.decentrl import IDecentrlStore
-from mediatord.store.interfaces.messages import AcknowledgementResult, IMessageStore
+from mediatord.store.interfaces.messages import IMessageStore
 
 RecipientUpdateAction = Literal["add", "remove"]
 # Seconds after its creation during which contact does not show that an account is used.
@@ -239,19 +239,6 @@ class IStore(IMessageStore, IAccountStore, INonceCache):
 
     def close() -> Deferred[None]:
         """Finish operations that were begun, and disconnect. Later calls fail with StoreUnavailable."""
-
-    def acknowledge_once(
-        account: str, ids: Sequence[str], key: bytes, until: float, share: float = 1.0, *, with_status: bool = False
-    ) -> Deferred[AcknowledgementResult | None]:
-        """
-        Claim a nonce as :meth:`~INonceCache.claim_nonce`, and if it was new, acknowledge as
-        :meth:`~mediatord.store.interfaces.messages.IMessageStore.acknowledge`; where the backend can, in one
-        transaction. Fires with None if the nonce was claimed before; then nothing was removed.
-
-        :param with_status: whether the result has the status of all queues of the account, as after that, unless that
-            cannot be read.
-        :raise ReplayCacheFull: as :meth:`~INonceCache.claim_nonce`; nothing was removed.
-        """
 
     def table_sizes() -> Deferred[dict[str, int]]:
         """

@@ -42,7 +42,7 @@ _DID_CACHE_SIZE = 16_384
 _MAX_CACHED_DID_LENGTH = 2_048
 # Seconds; a stale owner is noticed when a message is queued.
 _OWNER_LIFETIME = 2.0
-_OWNER_QUERIES_AT_ONCE = 2
+_LOOKUPS_AT_ONCE = 2
 # A recipient DID of an account with queued messages.
 _QUEUED_MESSAGE_LOOKUP = {
     "from": RECIPIENTS.name,
@@ -65,13 +65,34 @@ class MongoAccountStore:
         self._client = client
         self._clock = clock
         self._owner_cache: OwnerCache[str] = OwnerCache(now=client.clock.seconds, lifetime=_OWNER_LIFETIME)
-        self._owner_batcher = TransactionBatcher(client, "owner", at_once=_OWNER_QUERIES_AT_ONCE)
+        self._account_cache: OwnerCache[Account] = OwnerCache(
+            now=client.clock.seconds, lifetime=_OWNER_LIFETIME, length=lambda account: len(account.did)
+        )
+        self._lookup_batcher = TransactionBatcher(client, "lookup", at_once=_LOOKUPS_AT_ONCE)
         self.space_limit = space_limit
 
-    @operation
-    async def get_account(self, did: str) -> Account | None:
-        found = await self._client.query("account", ACCOUNTS.find({"did": did}))
-        return _parse_account(found[0]) if found else None
+    def get_account(self, did: str) -> Deferred[Account | None]:
+        """Fire from the cache if it is recent enough; concurrent lookups share a query."""
+        if not self._client.is_available:
+            return fail(StoreUnavailable())
+        account = self._account_cache.get(did)
+        if account is not None:
+            return succeed(account)
+        return self._lookup_batcher.submit("account", self._find_accounts, did, ())
+
+    async def _find_accounts(self, run: Operation, dids: Sequence[str], _: int | None) -> list[Account | None]:
+        """Find accounts by DID; a BatchOperation."""
+        age = self._account_cache.age
+        found = await run.query(ACCOUNTS.find({"did": {"$in": list(set(dids))}}), low_latency=True)
+        accounts = {one["did"]: _parse_account(one) for one in found}
+        for did, account in accounts.items():
+            self._account_cache.keep(did, account, age)
+        return [accounts.get(did) for did in dids]
+
+    def forget_accounts(self) -> None:
+        """Forget what was cached, because accounts have changed."""
+        self._account_cache.clear()
+        self._owner_cache.clear()
 
     @operation
     async def grant(self, did: str) -> Account:
@@ -96,11 +117,17 @@ class MongoAccountStore:
         now = self._clock.seconds()
         is_used = {"$gte": [{"$subtract": [now, "$created_at"]}, FIRST_DAY_SECONDS]}
         change: Document = {"$set": {"seen_at": now, "fresh": {"$cond": [is_used, "$$REMOVE", "$fresh"]}}}
-        await self._client.write("touch", ACCOUNTS.update({"did": did}, [change]))
+        await self._change_account("touch", did, [change])
 
     @operation
     async def mark_draft03(self, did: str) -> None:
-        await self._client.write("mark_draft03", ACCOUNTS.update({"did": did}, {"$set": {"draft03": True}}))
+        await self._change_account("mark_draft03", did, {"$set": {"draft03": True}})
+
+    async def _change_account(self, name: str, did: str, change: Document | list[Document]) -> None:
+        try:
+            await self._client.write(name, ACCOUNTS.update({"did": did}, change))
+        finally:
+            self._account_cache.forget([did])
 
     @operation
     async def move_account(self, prior: str, new: str) -> bool:
@@ -113,13 +140,14 @@ class MongoAccountStore:
             if retired or prior == new or [one["did"] for one in found] != [prior]:
                 return False
             renaming = ACCOUNTS.update({"_id": found[0]["_id"]}, {"$set": {"did": new}})
-            t.write_at_end(renaming, RETIRED_DIDS.insert([{"_id": prior}]))
+            moved = RECIPIENTS.update({"account": found[0]["_id"]}, {"$inc": {"moves": 1}}, multi=True)
+            t.write_at_end(renaming, moved, RETIRED_DIDS.insert([{"_id": prior}]))
             return True
 
         try:
             return await self._client.transact("move", move)
         finally:
-            self._owner_cache.clear()
+            self.forget_accounts()
 
     @operation
     async def is_retired(self, did: str) -> bool:
@@ -165,7 +193,7 @@ class MongoAccountStore:
                 if account is not None:
                     expired.append(account)
         if expired:
-            self._owner_cache.clear()
+            self.forget_accounts()
         return expired
 
     async def _find_expiry_candidates(
@@ -194,7 +222,7 @@ class MongoAccountStore:
         account = self._owner_cache.get(did)
         if account is not None or not is_valid_unicode(did):
             return succeed(account)
-        return self._owner_batcher.submit("owner", self._find_owners, did, ())
+        return self._lookup_batcher.submit("owner", self._find_owners, did, ())
 
     async def _find_owners(self, run: Operation, dids: Sequence[str], _: int | None) -> list[str | None]:
         """Find the accounts that have registered recipient DIDs; a BatchOperation."""
@@ -411,9 +439,17 @@ class MessageDIDFinder:
             for one in await query(RECIPIENTS.find({"_id": {"$in": missing}}, projection={"did": 1})):
                 recipients[one["_id"]] = one["did"]
                 self._recipients.keep(one["did"], one["_id"], one["did"])
-        known = dict(accounts or {})
-        missing = [id for id in {one["account"] for one in documents} if id not in known]
-        if missing:
-            found = await query(ACCOUNTS.find({"_id": {"$in": missing}}, projection={"did": 1}))
-            known |= {one["_id"]: one["did"] for one in found}
-        return MessageDIDs(recipients, known)
+        return MessageDIDs(recipients, await find_accounts_of_messages(query, documents, accounts or {}))
+
+
+async def find_accounts_of_messages(
+    query: Callable[[MongoCommand], Awaitable[list[Document]]],
+    documents: Collection[Document],
+    known: Mapping[ObjectId, str] = {},  # noqa: B006  it is not changed
+) -> Mapping[ObjectId, str]:
+    """Find the DIDs of the accounts of messages, beside those that are known."""
+    missing = {one["account"] for one in documents} - known.keys()
+    if not missing:
+        return known
+    found = await query(ACCOUNTS.find({"_id": {"$in": list(missing)}}, projection={"did": 1}))
+    return {**known, **{one["_id"]: one["did"] for one in found}}

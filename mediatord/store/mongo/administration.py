@@ -21,7 +21,7 @@ from mediatord.store.interfaces.administration import (
     QueueProtocol,
 )
 from mediatord.store.interfaces.messages import RemovedMessage
-from mediatord.store.mongo.accounts import MessageDIDFinder, build_account_deletes
+from mediatord.store.mongo.accounts import build_account_deletes
 from mediatord.store.mongo.decentrl_parties import (
     build_party_documents_query,
     build_party_query,
@@ -51,14 +51,12 @@ class MongoStoreAdministration:
     :param forget_accounts: called after a change of accounts, which may be cached.
     """
 
-    def __init__(
-        self, client: ReplicaSetClient, did_finder: MessageDIDFinder, forget_accounts: Callable[[], None]
-    ) -> None:
+    def __init__(self, client: ReplicaSetClient, forget_accounts: Callable[[], None]) -> None:
         self._client = client
         self._forget_accounts = forget_accounts
         self.on_late_purge: LatePurgeListener = lambda protocol, removed: None
         reporter = UncertainRemovalReporter(lambda removed: self.on_late_purge("didcomm", removed))
-        self._remove_messages = RemovalBatch(did_finder, reporter, "removed")
+        self._remove_messages = RemovalBatch(reporter, "removed")
 
     @operation
     async def list_queues(self, protocols: Sequence[QueueProtocol], offset: int, limit: int) -> list[QueueInfo]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -22,6 +22,7 @@ from mediatord.store.fair_share import (
     SenderGroup,
     SenderUsage,
     find_exceeded_limit,
+    get_common_room,
     is_from_group,
     may_exceed_share,
     needs_sender_usage,
@@ -36,6 +37,7 @@ from mediatord.store.interfaces.messages import (
     StoredMessage,
 )
 from mediatord.store.mongo.driver.collection import MAX_DOCUMENT_BYTES, Document, MongoCommand
+from mediatord.store.mongo.driver.errors import RepeatTransaction
 from mediatord.store.mongo.driver.operation import Operation
 from mediatord.store.mongo.driver.transactions import SessionSlot, Transaction, UndoCallback
 from mediatord.store.mongo.ledger import build_ledger_entries
@@ -48,8 +50,8 @@ from mediatord.store.mongo.message_queues import (
     join_origin,
     split_origin,
 )
-from mediatord.store.mongo.removal import UncertainRemovalReporter, withdraw_messages
-from mediatord.store.mongo.schema import ABSENT, MESSAGES, RECIPIENTS
+from mediatord.store.mongo.removal import RecentMessages, UncertainRemovalReporter, withdraw_messages
+from mediatord.store.mongo.schema import ABSENT, MESSAGES, PRESENT, RECIPIENTS
 
 # Bytes of a message document beside its payload, at most.
 _DOCUMENT_OVERHEAD = 1_024
@@ -127,6 +129,9 @@ class EvictionPlan:
     @property
     def is_changed(self) -> bool:
         return bool(self.new_messages or self.evicted_ids)
+
+    def get_changed_queue(self) -> MessageQueueState:
+        return self.queue._replace(messages=self.messages, bytes=self.bytes)
 
     def require_usage(self) -> SenderUsage:
         """:raise EvictionDataMissing: it was not loaded."""
@@ -325,28 +330,47 @@ class EnqueueBatch:
 
     limits: QueueLimits
     reporter: UncertainRemovalReporter
+    recent: RecentMessages
     finder: MessageQueueFinder = field(default_factory=MessageQueueFinder)
     usage_cache: QueueUsageCache = field(default_factory=QueueUsageCache)
 
     async def __call__(
         self, run: Operation, works: Sequence[EnqueueWork], tries: int | None
     ) -> Sequence[EnqueueOutcome]:
-        ids = [payload.id for work in works for request in work.requests for payload in request.payloads]
+        requests = [request for work in works for request in work.requests]
+        dids = {request.recipient_did for request in requests}
+        remembered = self.finder.recall(dids)
         answers: list[EnqueueOutcome] = []
-        plans: list[EvictionPlan] = []
+        plans: dict[str, EvictionPlan] = {}
 
         async def enqueue(transaction: Transaction) -> None:
-            enqueue_pass, answers[:] = await self._enqueue(transaction, works)
-            plans[:] = enqueue_pass.plans
+            nonlocal plans, remembered
+            if remembered is not None:
+                plans = self._make_plans(remembered, {})
+                if self._have_room(plans, requests):
+                    enqueue_pass = _EnqueuePass(self.limits, plans)
+                    answers[:] = [enqueue_pass.enqueue(work) for work in works]
+                    if await enqueue_pass.write_if_unchanged(transaction):
+                        return
+                    remembered = None
+                    self.finder.forget(dids)
+                    raise RepeatTransaction
+            plans = await self._read_plans(transaction, requests, dids)
+            answers[:] = await self._enqueue(transaction, works, plans)
 
         async def undo(transaction: Transaction) -> UndoCallback | None:
-            await withdraw_messages(transaction, ids)
-            own, results = set(ids), [one for one in answers if not isinstance(one, MediatorError)]
+            own = {payload.id for request in requests for payload in request.payloads}
+            await withdraw_messages(transaction, list(own))
+            results = [one for one in answers if not isinstance(one, MediatorError)]
             evicted = [gone for some in results for one in some for gone in one.evicted if gone.id not in own]
             return await self.reporter.find_missing(transaction, MESSAGES, evicted)
 
         await run.transact(enqueue, undo, tries=tries)
-        self.usage_cache.keep(plans)
+        self.usage_cache.keep(plans.values())
+        self.finder.remember({did: plan.get_changed_queue() for did, plan in plans.items()})
+        for plan in set(plans.values()):
+            for one in plan.new_messages:
+                self.recent.add(one.payload.id, len(one.payload.data), one.now, one.request.origin, plan.queue)
         return answers
 
     def is_possible(self, requests: Sequence[EnqueueRequest]) -> bool:
@@ -354,27 +378,53 @@ class EnqueueBatch:
         sizes = [len(payload.data) for request in requests for payload in request.payloads]
         return not any(MAX_DOCUMENT_BYTES - _DOCUMENT_OVERHEAD < size <= self.limits.max_bytes for size in sizes)
 
-    async def _enqueue(
-        self, transaction: Transaction, works: Sequence[EnqueueWork]
-    ) -> tuple[_EnqueuePass, list[EnqueueOutcome]]:
-        requests = [request for work in works for request in work.requests]
-        found = await self.finder.find(transaction, {request.recipient_did for request in requests})
-        queues = {one.recipient_id: one for one in found.values()}
-        plans = {id: EvictionPlan(one, self.limits, self.usage_cache.take(one)) for id, one in queues.items()}
-        plans_by_did = {did: plans[one.recipient_id] for did, one in found.items()}
+    def _have_room(self, plans: Mapping[str, EvictionPlan], requests: Iterable[EnqueueRequest]) -> bool:
+        """Whether there are messages for each queue, and all fit whoever sends them, as far as is known."""
+        volumes = {plan: MessageVolume() for plan in plans.values()}
         for request in requests:
-            if request.recipient_did in plans_by_did:
-                plans_by_did[request.recipient_did].coming += len(request.payloads)
+            size = sum([len(payload.data) for payload in request.payloads])
+            volumes[plans[request.recipient_did]].add(len(request.payloads), size)
+        room = get_common_room(self.limits)
+        return all(
+            volume.messages
+            and plan.messages + volume.messages <= room.messages
+            and plan.bytes + volume.size <= room.size
+            for plan, volume in volumes.items()
+        )
+
+    async def _read_plans(
+        self, transaction: Transaction, requests: Iterable[EnqueueRequest], dids: Collection[str]
+    ) -> dict[str, EvictionPlan]:
+        found = await self.finder.find(transaction, dids)
+        plans = self._make_plans(found, {one.recipient_id: self.usage_cache.take(one) for one in found.values()})
+        for request in requests:
+            if request.recipient_did in plans:
+                plans[request.recipient_did].coming += len(request.payloads)
+        return plans
+
+    def _make_plans(
+        self, queues: Mapping[str, MessageQueueState], usages: Mapping[ObjectId, SenderUsage | None]
+    ) -> dict[str, EvictionPlan]:
+        """Make a plan for each queue, the same one for all forms of a DID."""
+        plans: dict[ObjectId, EvictionPlan] = {}
+        for one in queues.values():
+            if one.recipient_id not in plans:
+                plans[one.recipient_id] = EvictionPlan(one, self.limits, usages.get(one.recipient_id))
+        return {did: plans[one.recipient_id] for did, one in queues.items()}
+
+    async def _enqueue(
+        self, transaction: Transaction, works: Sequence[EnqueueWork], plans: Mapping[str, EvictionPlan]
+    ) -> list[EnqueueOutcome]:
         while True:
-            enqueue_pass = _EnqueuePass(self.limits, plans_by_did)
+            enqueue_pass = _EnqueuePass(self.limits, plans)
             answers: list[EnqueueOutcome] = []
             for work in works:
                 with suppress(EvictionDataMissing):
                     answers.append(enqueue_pass.enqueue(work))
             if len(answers) == len(works):
                 transaction.write_at_end(enqueue_pass.build_writes(transaction.slot))
-                return enqueue_pass, answers
-            await _load_missing(transaction, plans.values())
+                return answers
+            await _load_missing(transaction, enqueue_pass.plans)
 
 
 class _EnqueuePass:
@@ -408,12 +458,26 @@ class _EnqueuePass:
                 return error.with_traceback(None)
         return [self._append(request, work.now) for request in work.requests]
 
-    def build_writes(self, slot: SessionSlot) -> list[MongoCommand]:
+    async def write_if_unchanged(self, transaction: Transaction) -> bool:
+        """
+        Write, although the queues were not read, on the condition that all are still registered, by accounts with the
+        same DIDs, and have room; return whether that holds. If not, the transaction must not be committed.
+        """
+        writes = self.build_writes(transaction.slot, get_common_room(self._limits))
+        updated, *_ = await transaction.write(writes)
+        return bool(updated["n"] == len(self.plans))
+
+    def build_writes(self, slot: SessionSlot, room: MessageVolume | None = None) -> list[MongoCommand]:
+        """
+        Build the writes, that of the counters first.
+
+        :param room: volume that no queue may exceed; None if that was checked.
+        """
         changed = [plan for plan in self.plans if plan.is_changed]
         evicted = [id for plan in changed for id in plan.evicted_ids]
         return [
+            *RECIPIENTS.update_each([_build_counter_update(plan, room) for plan in changed]),
             *MESSAGES.insert([_build_document(one) for one in self._new_messages if one.kept]),
-            *RECIPIENTS.update_each([_build_counter_update(plan) for plan in changed]),
             *(MESSAGES.delete({"_id": {"$in": evicted}}) if evicted else ()),
             *build_ledger_entries(slot, "didcomm", accepted=self._accepted, evicted=self._evicted),
         ]
@@ -492,9 +556,13 @@ def _build_stored_message(message: EnqueuedMessage) -> StoredMessage:
     )
 
 
-def _build_counter_update(plan: EvictionPlan) -> Document:
+def _build_counter_update(plan: EvictionPlan, room: MessageVolume | None) -> Document:
     messages, size = plan.messages - plan.queue.messages, plan.bytes - plan.queue.bytes
     change: Document = {"$inc": {"messages": messages, "bytes": size, "changes": 1}}
-    if not plan.queue.messages:
+    if room is not None or not plan.queue.messages:
         change["$set"] = {"waited_for": True}
-    return {"q": {"_id": plan.queue.recipient_id}, "u": change}
+    wanted: Document = {"_id": plan.queue.recipient_id}
+    if room is not None:
+        most = {"messages": {"$lte": room.messages - messages}, "bytes": {"$lte": room.size - size}}
+        wanted |= {"registered": PRESENT, "moves": plan.queue.moves or ABSENT, **most}
+    return {"q": wanted, "u": change}

@@ -7,7 +7,7 @@ those that are not visible are counted and subtracted, so that no query grows wi
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -32,7 +32,8 @@ from mediatord.store.interfaces.messages import (
 )
 from mediatord.store.mongo.accounts import DIDCache, MessageDIDFinder, MessageDIDs
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
-from mediatord.store.mongo.driver.collection import Collection, Document, MongoCommand
+from mediatord.store.mongo.driver.collection import Collection as MongoCollection
+from mediatord.store.mongo.driver.collection import Document, MongoCommand
 from mediatord.store.mongo.driver.operation import KeyedMutex, Operation, operation
 from mediatord.store.mongo.driver.transactions import Transaction, TransactionWork
 from mediatord.store.mongo.schema import ABSENT, ACCOUNTS, MESSAGES, PRESENT, RECIPIENTS, build_window_filters
@@ -57,6 +58,7 @@ class MessageQueueState(NamedTuple):
     :param did: in its stored form.
     :param account: DID of the account that has registered it.
     :param changes: number of changes of the queue so far.
+    :param moves: how often the account has got another DID.
     """
 
     did: str
@@ -66,22 +68,42 @@ class MessageQueueState(NamedTuple):
     messages: int
     bytes: int
     changes: int
+    moves: int
 
 
 class MessageQueueFinder:
     """
-    Finds queues with the DIDs of their accounts.
+    Finds queues with the DIDs of their accounts, and remembers them.
 
-    The account of a recipient is cached, so that both can be queried at once; the replies show whether it has
+    Reads the accounts that recipients had last at once with the recipients; the replies show whether they have
     changed. A `$lookup` would cost the server more.
     """
 
     def __init__(self) -> None:
-        self._accounts: DIDCache[str, ObjectId] = DIDCache()
+        self._remembered: DIDCache[str, MessageQueueState] = DIDCache()
 
-    async def find(self, transaction: Transaction, dids: set[str]) -> dict[str, MessageQueueState]:
+    def recall(self, dids: Collection[str]) -> dict[str, MessageQueueState] | None:
+        """
+        The queues of all these DIDs as they were last, None unless all are known. Other operations and nodes may have
+        changed any of them.
+        """
+        remembered = self._remembered
+        if any(did not in remembered for did in dids):
+            return None
+        return {did: remembered[did] for did in dids}
+
+    def remember(self, queues: Mapping[str, MessageQueueState]) -> None:
+        """Remember queues as they are after a change that is durable."""
+        for did, one in queues.items():
+            self._remembered.keep(did + one.account, did, one)
+
+    def forget(self, dids: Iterable[str]) -> None:
+        for did in dids:
+            self._remembered.pop(did, None)
+
+    async def find(self, transaction: Transaction, dids: Collection[str]) -> dict[str, MessageQueueState]:
         """Return the queues of the DIDs that are registered; all forms of a DID have the same queue."""
-        likely = {account for account in map(self._accounts.get, dids) if account is not None}
+        likely = {self._remembered[did].account_id for did in dids if did in self._remembered}
         digests = {did: compute_did_digest(did) for did in dids}
         registered = {"did_digest": {"$in": list(set(digests.values()))}, "registered": PRESENT}
         found, owners = await transaction.query_many(
@@ -96,13 +118,12 @@ class MessageQueueFinder:
         queues: dict[bytes, MessageQueueState] = {}
         for one in found:
             did, account = one["did"], one["account"]
-            self._accounts.keep(did, did, account)
-            volume = one["messages"], one["bytes"], one.get("changes", 0)
-            queues[one["did_digest"]] = MessageQueueState(did, one["_id"], account, accounts[account], *volume)
+            numbers = one["messages"], one["bytes"], one.get("changes", 0), one.get("moves", 0)
+            queues[one["did_digest"]] = MessageQueueState(did, one["_id"], account, accounts[account], *numbers)
         return {did: queues[digest] for did, digest in digests.items() if digest in queues}
 
 
-def _build_account_query(ids: set[ObjectId]) -> MongoCommand:
+def _build_account_query(ids: Collection[ObjectId]) -> MongoCommand:
     return ACCOUNTS.find({"_id": {"$in": list(ids)}}, projection={"did": 1})
 
 
@@ -387,7 +408,7 @@ async def _read_status(t: Transaction, account: str, recipient_did: str | None, 
 
 async def list_arrivals(
     query: Callable[[MongoCommand], Awaitable[list[Document]]],
-    collection: Collection,
+    collection: MongoCollection,
     fields: tuple[str, str, str],
     dids: Mapping[Any, str],
     window: ArrivalWindow,

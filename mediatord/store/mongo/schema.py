@@ -59,8 +59,8 @@ ACCOUNTS = Collection(
 # A DID that an account has registered, or had registered when a message arrived that is still queued. `account`;
 # `did` in its canonical form; `did_digest`, equal for all its forms; `registered`, its place in the order of
 # registration, absent if it is not registered; `names`, the spellings it is registered under, unless that is the DID
-# alone (see RegisteredSpellings); `messages` and `bytes` in the queue, `changes` of the queue so far, `waited_for` if
-# it is not empty; `senders`, see KnownSenders.
+# alone (see RegisteredSpellings); `moves`, how often the account has got another DID; `messages` and `bytes` in the
+# queue, `changes` of the queue so far, `waited_for` if it is not empty; `senders`, see KnownSenders.
 RECIPIENTS = Collection(
     "recipients",
     {

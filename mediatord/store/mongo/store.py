@@ -18,6 +18,7 @@ from mediatord.store.interfaces.administration import IStoreAdministration
 from mediatord.store.interfaces.cluster_and_quotas import MAX_CLOCK_SKEW, IClusterStore
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, IDecentrlStore
 from mediatord.store.interfaces.messages import (
+    AcknowledgementRequest,
     AcknowledgementResult,
     EarlyResultCallback,
     EnqueueRequest,
@@ -47,7 +48,13 @@ from mediatord.store.mongo.message_queues import (
 )
 from mediatord.store.mongo.nonces import NonceCapacity, NonceClaimRequest, NonceClaims
 from mediatord.store.mongo.queue_statistics import MongoQueueStatistics
-from mediatord.store.mongo.removal import RemovalBatch, RemovalListener, RemovalRequest, UncertainRemovalReporter
+from mediatord.store.mongo.removal import (
+    RecentMessages,
+    RemovalBatch,
+    RemovalListener,
+    RemovalRequest,
+    UncertainRemovalReporter,
+)
 from mediatord.store.mongo.schema import ALL_COLLECTIONS, MIGRATIONS, MongoMigration, MongoSchema
 from mediatord.store.mongo.space_limit import MongoSpaceLimit
 from mediatord.store.mongo.transaction_batcher import TransactionBatcher
@@ -93,25 +100,24 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
         self._schema = MongoSchema(ALL_COLLECTIONS, (*MIGRATIONS, *migrations))
         self._batcher = TransactionBatcher(client, at_once=_WRITE_BATCHES_AT_ONCE, bounds=_BATCH_BOUNDS)
         self._claim_batcher = TransactionBatcher(client, at_once=_CLAIM_BATCHES_AT_ONCE, bounds=_BATCH_BOUNDS)
-        self._batchers = self._batcher, self._claim_batcher, self._owner_batcher
+        self._batchers = self._batcher, self._claim_batcher, self._lookup_batcher
         self._session_owner = SessionOwnerRecord(client)
         self._did_finder = MessageDIDFinder()
         self._account_mutex = KeyedMutex(client.clock)
         self._clocks = ClockSkewMonitor(client, MAX_CLOCK_SKEW)
         reporter = UncertainRemovalReporter(on_late_removals)
-        self._enqueue_batch = EnqueueBatch(limits, reporter)
-        self._removal_batch = RemovalBatch(self._did_finder, reporter)
+        self._recent = RecentMessages()
+        self._enqueue_batch = EnqueueBatch(limits, reporter, self._recent)
         self._nonces = NonceCapacity(client, max_nonces)
         self._nonce_claims = NonceClaims(client, self._nonces)
+        self._removal_batch = RemovalBatch(reporter, recent=self._recent)
         event_reporter = UncertainRemovalReporter(on_late_acknowledgements)
         self._decentrl = MongoDecentrlStore(
             client, clock, caps, self._nonces, self._clocks, event_reporter, self.space_limit.refuses
         )
         self.decentrl: IDecentrlStore = self._decentrl
         self.cluster: IClusterStore = MongoClusterStore(client, self._clocks)
-        self.administration: IStoreAdministration = MongoStoreAdministration(
-            client, self._did_finder, self._owner_cache.clear
-        )
+        self.administration: IStoreAdministration = MongoStoreAdministration(client, self.forget_accounts)
 
     @property
     def fault_description(self) -> str:
@@ -198,6 +204,7 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
 
     def mark_delivered(self, ids: Sequence[str], *, node: str = "") -> Deferred[None]:
         known = filter_valid_ids(ids)
+        self._recent.forget(known)
         return self._batcher.submit("mark_delivered", mark_delivered, (known, node), frozenset(known))
 
     def mark_pending(self, ids: Sequence[str]) -> Deferred[list[str]]:
@@ -215,30 +222,18 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
         keys = frozenset(ids) if account is None else {account, *ids}
         return self._batcher.submit(name, self._removal_batch, request, keys, request.size)
 
-    @operation
-    async def acknowledge_once(
-        self,
-        account: str,
-        ids: Sequence[str],
-        key: bytes,
-        until: float,
-        share: float = 1.0,
-        *,
-        with_status: bool = False,
-    ) -> AcknowledgementResult | None:
-        """In several transactions."""
-        if not await self.claim_nonce(key, until, share):
-            return None
-        try:
-            result = AcknowledgementResult(await self.acknowledge(account, ids))
-        except Exception:
-            # Nothing was removed, so the same acknowledgement may come again.
-            await self.release_nonce(key)
-            raise
-        if with_status:
+    def acknowledge_each(
+        self, requests: Sequence[AcknowledgementRequest]
+    ) -> Deferred[list[AcknowledgementResult | MediatorError]]:
+        acknowledged = [Deferred.fromCoroutine(self._acknowledge_one(request)) for request in requests]
+        return gatherResults([one.addErrback(_to_error) for one in acknowledged])
+
+    async def _acknowledge_one(self, request: AcknowledgementRequest) -> AcknowledgementResult:
+        result = AcknowledgementResult(await self.acknowledge(request.account, request.ids))
+        if request.with_status:
             # What was removed has to be reported in any case.
             try:
-                result.status = await self.get_queue_status(account, None)
+                result.status = await self.get_queue_status(request.account, None)
             except StoreUnavailable:
                 pass
             except Exception:
@@ -276,10 +271,12 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
 
 
 def _to_outcome(result: list[EnqueueResult] | Failure) -> EnqueueResult | MediatorError:
-    if not isinstance(result, Failure):
-        return result[0]
-    if isinstance(result.value, MediatorError):
-        return result.value.with_traceback(None)
-    # The others may have been stored, and their senders have to get that result.
-    _log.failure("storing a message failed", redact_failure(result))
+    return _to_error(result) if isinstance(result, Failure) else result[0]
+
+
+def _to_error(failure: Failure) -> MediatorError:
+    """The outcome of an operation that failed, while others of the same call may have succeeded."""
+    if isinstance(failure.value, MediatorError):
+        return failure.value.with_traceback(None)
+    _log.failure("changing the store failed", redact_failure(failure))
     return InternalFault()

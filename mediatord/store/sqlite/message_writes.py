@@ -47,9 +47,6 @@ from mediatord.store.interfaces.messages import (
 from mediatord.store.sqlite.connection import BatchOperation, StoreConnection
 from mediatord.store.sqlite.coordination_queries import (
     NO_NODE_ID,
-    ClaimOutcome,
-    NonceClaim,
-    claim_nonces,
     get_or_create_node,
 )
 from mediatord.store.sqlite.message_queries import get_digest_head, get_queue_status
@@ -339,15 +336,12 @@ class RemoveOperation(_MessageOperation):
     :param account: the only one whose messages are removed, in order of arrival; None for those of any account, in
         this order.
     :param now: time of the acknowledgement.
-    :param claim: a nonce without which nothing is removed. The operation then returns an
-        :class:`~mediatord.store.interfaces.messages.AcknowledgementResult`, or None if the nonce is not new.
-    :param with_status: whether that result has the status of the account's queues.
+    :param with_status: whether the result has the status of the account's queues.
     """
 
     ids: Sequence[str]
     account: str | None
     now: float
-    claim: NonceClaim | None = None
     with_status: bool = False
 
     @property
@@ -384,7 +378,6 @@ class MessageWriter:
         self._messages: dict[str, MessageRow] = {}
         self._enqueued_ids: set[str] = set()
         self._queues: dict[str, CachedQueue] = {}
-        self._claimed: Iterator[ClaimOutcome] = iter(())
         self.wanting_status: list[tuple[AcknowledgementResult, str, float]] = []
         self._inserted: list[tuple[CachedQueue, EnqueueOperation, Payload]] = []
         self._deleted: list[int] = []
@@ -396,19 +389,14 @@ class MessageWriter:
         self._accepted = 0
 
     def load(self, operations: Sequence[_MessageOperation]) -> None:
-        """Claim nonces, and read queues and messages, in one statement each."""
+        """Read queues and messages, in one statement each."""
         dids: dict[str, None] = {}
         ids: dict[str, None] = {}
-        claims: list[NonceClaim] = []
         for operation in operations:
             if isinstance(operation, EnqueueOperation):
                 dids[operation.request.recipient_did] = None
             elif isinstance(operation, RemoveOperation):
                 ids.update(dict.fromkeys(operation.ids))
-                if operation.claim is not None:
-                    claims.append(operation.claim)
-        if claims:
-            self._claimed = iter(claim_nonces(self._connection, claims))
         if dids:
             self._queues = self.cache.find(self._connection, dids)
         if ids:
@@ -497,9 +485,7 @@ class MessageWriter:
             self._enqueued_ids.add(payload.id)
         return operation.make_result(queue.account)
 
-    def remove(self, operation: RemoveOperation) -> Any:
-        if operation.claim is not None and (is_new := next(self._claimed)) is not True:
-            return is_new or None
+    def remove(self, operation: RemoveOperation) -> AcknowledgementResult:
         if self._enqueued_ids and not self._enqueued_ids.isdisjoint(set(operation.ids).difference(self._messages)):
             self._flush()
             self._messages |= self.find_messages(operation.ids)
@@ -511,10 +497,7 @@ class MessageWriter:
         if operation.account is not None and len(messages) > 1:
             messages.sort(key=lambda message: message.seq)
         self._record_senders(messages, operation.now)
-        removed = self.delete(messages, "acknowledged")
-        if operation.claim is None:
-            return removed
-        result = AcknowledgementResult(removed)
+        result = AcknowledgementResult(self.delete(messages, "acknowledged"))
         if operation.with_status and operation.account is not None:
             self.wanting_status.append((result, operation.account, operation.now))
         return result

@@ -4,7 +4,7 @@ The store in an SQLite database.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from twisted.internet.defer import Deferred, fail, succeed
@@ -19,6 +19,7 @@ from mediatord.store.interfaces.administration import IStoreAdministration
 from mediatord.store.interfaces.cluster_and_quotas import IClusterStore
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, IDecentrlStore
 from mediatord.store.interfaces.messages import (
+    AcknowledgementRequest,
     AcknowledgementResult,
     EarlyResultCallback,
     EnqueueRequest,
@@ -214,24 +215,27 @@ class SQLiteStore:
         return self._executor.write("mark_delivered", MarkDeliveredOperation(filter_valid_ids(ids), node))
 
     def remove_messages(self, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
-        return self._executor.write("remove", RemoveOperation(filter_valid_ids(ids), None, self._clock.seconds()))
+        operation = RemoveOperation(filter_valid_ids(ids), None, self._clock.seconds())
+        return self._executor.write("remove", operation).addCallback(_get_removed)
 
     def acknowledge(self, account: str, ids: Sequence[str]) -> Deferred[list[RemovedMessage]]:
-        return self._remove(RemoveOperation(filter_valid_ids(ids), account, self._clock.seconds()))
+        acknowledged = self._acknowledge_each([AcknowledgementRequest(account, ids)])
+        return acknowledged.addCallback(get_single_result).addCallback(_get_removed)
 
-    def acknowledge_once(
-        self,
-        account: str,
-        ids: Sequence[str],
-        key: bytes,
-        until: float,
-        share: float = 1.0,
-        *,
-        with_status: bool = False,
-    ) -> Deferred[AcknowledgementResult | None]:
-        now = self._clock.seconds()
-        claim = coordination_queries.NonceClaim(key, until, now, share, self._max_nonces)
-        return self._remove(RemoveOperation(filter_valid_ids(ids), account, now, claim, with_status))
+    def acknowledge_each(
+        self, requests: Sequence[AcknowledgementRequest]
+    ) -> Deferred[list[AcknowledgementResult | MediatorError]]:
+        return self._acknowledge_each(requests)
+
+    def _acknowledge_each(self, requests: Sequence[AcknowledgementRequest]) -> Deferred[list[Any]]:
+        operations, digests = [], {}
+        for place, (account, ids, with_status) in enumerate(requests):
+            operations.append(RemoveOperation(filter_valid_ids(ids), account, self._clock.seconds(), with_status))
+            if some := message_queries.parse_digests(operations[-1].ids):
+                digests[place] = some
+        if digests:
+            return Deferred.fromCoroutine(self._acknowledge_by_digest(operations, digests))
+        return self._executor.write_each("acknowledge", [(operation, 0) for operation in operations])
 
     def expire_messages(self, limit: int) -> Deferred[list[RemovedMessage]]:
         """In slices, between which others write."""
@@ -326,22 +330,19 @@ class SQLiteStore:
                 self._owners.forget([request.recipient_did])
         return outcomes
 
-    def _remove(self, operation: RemoveOperation) -> Deferred[Any]:
-        """Remove messages by their ids and the digests of their payloads."""
-        digests = message_queries.parse_digests(operation.ids)
-        if digests:
-            return Deferred.fromCoroutine(self._remove_by_digest(operation, digests))
-        return self._executor.write("acknowledge", operation)
-
-    async def _remove_by_digest(self, operation: RemoveOperation, digests: list[bytes]) -> Any:
-        ids = dict.fromkeys(operation.ids)
-        after: int | None = -1
-        while after is not None:
-            arguments = operation.account, digests, after
-            found, after = await self._executor.read("acknowledge", message_queries.find_by_digest, *arguments)
-            ids |= dict.fromkeys(found)
-        operation.ids = tuple(ids)
-        return await self._executor.write("acknowledge", operation)
+    async def _acknowledge_by_digest(
+        self, operations: Sequence[RemoveOperation], digests: Mapping[int, list[bytes]]
+    ) -> list[AcknowledgementResult | MediatorError]:
+        """Add the ids of the payloads with these digests, by the place of the operation; then remove."""
+        for place, some in digests.items():
+            operation, ids = operations[place], dict.fromkeys(operations[place].ids)
+            after: int | None = -1
+            while after is not None:
+                arguments = operation.account, some, after
+                found, after = await self._executor.read("acknowledge", message_queries.find_by_digest, *arguments)
+                ids |= dict.fromkeys(found)
+            operation.ids = tuple(ids)
+        return await self._executor.write_each("acknowledge", [(operation, 0) for operation in operations])
 
     def _read_cached(
         self, name: str, read: Callable[[StoreConnection, str], T | None], cache: OwnerCache[T], did: str
@@ -367,3 +368,7 @@ class SQLiteStore:
         self._owners.clear()
         self._accounts.clear()
         return result
+
+
+def _get_removed(result: AcknowledgementResult) -> list[RemovedMessage]:
+    return result.removed

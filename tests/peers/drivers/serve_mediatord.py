@@ -24,7 +24,7 @@ from mediatord.app.core_services import CoreServices
 from mediatord.app.protocol_services import DecentrlServices, DIDCommServices
 from mediatord.app.public_site import build_site
 from mediatord.config.settings import Config
-from mediatord.didcomm.messages import ACCEPTED, MessageOrigin
+from mediatord.didcomm.messages import ACCEPTED, MessageOrigin, UnpackedMessage
 from mediatord.http.site import MediatorSite, SiteLimits
 from mediatord.identity.key_file import create_keys
 from mediatord.ratelimit.admission import RequestReply
@@ -33,7 +33,7 @@ from mediatord.runtime.memory_reclaimer import tune_garbage_collector
 _MAX_BODY, _MAX_PER_HOST = 1_048_576, 1_000_000
 
 
-async def accept(raw: bytes, origin: MessageOrigin) -> RequestReply:
+async def accept(raw: bytes, origin: MessageOrigin, opened: UnpackedMessage | None) -> RequestReply:
     """Accept any message."""
     return ACCEPTED
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from hashlib import sha256
 
-from twisted.internet.defer import gatherResults
-
-from mediatord.store.interfaces.messages import QueueStatus, QueueTotals, RemovedMessage
-from tests.store.builders import ALICE, BOB, HOUR, NOON
+from mediatord.store.interfaces.messages import (
+    AcknowledgementRequest,
+    AcknowledgementResult,
+    QueueStatus,
+    QueueTotals,
+    RemovedMessage,
+)
+from tests.store.builders import ALICE, BOB, NOON
 from tests.store.contract.base import INBOX, OTHER, StoreContract
 
 NOTHING = QueueStatus(0, 0)
@@ -87,41 +91,34 @@ class PickupContract(StoreContract):
         self.assertEqual(await self.store.acknowledge(ALICE, ["c", "a"]), [])
         self.assertEqual(await self.store.acknowledge(ALICE, []), [])
 
-    async def test_acknowledge_once_claims_nonce(self) -> None:
-        """A nonce is claimed and messages are removed; if it was claimed before, nothing is removed."""
+    async def test_acknowledges_with_status(self) -> None:
+        """Each result has the messages that were removed, and the status of all queues if that is wanted."""
         await self.register(ALICE, OTHER)
         await self.enqueue_ids("a", "b", "c", data=b"12345")
         await self.enqueue_ids("d", to=OTHER)
         await self.enqueue_ids("e", to=OTHER, delay=9)
-        until = self.clock.seconds() + HOUR
-        done = await self.store.acknowledge_once(ALICE, ["b", "a", "unknown"], b"first", until, with_status=True)
-        assert done is not None
+        (done,) = await self.store.acknowledge_each([AcknowledgementRequest(ALICE, ["b", "a", "unknown"], True)])
+        assert isinstance(done, AcknowledgementResult)
         self.assertEqual([message.id for message in done.removed], ["a", "b"])
         self.assertEqual(done.status, await self.store.get_queue_status(ALICE, None))
         self.assertEqual(await self.count_messages(), (2, 5 + len(b'{"ciphertext":"d"}')))
-        self.assertIsNone(await self.store.acknowledge_once(ALICE, ["c"], b"first", until, with_status=True))
-        self.assertFalse(await self.store.claim_nonce(b"first", until))
-        self.assertEqual(await self.list_waiting(), ["c", "d"])
         digest = sha256(b"12345").hexdigest()
-        done = await self.store.acknowledge_once(ALICE, [digest, "d"], b"second", until)
-        assert done is not None
+        (done,) = await self.store.acknowledge_each([AcknowledgementRequest(ALICE, [digest, "d"])])
+        assert isinstance(done, AcknowledgementResult)
         self.assertEqual(([message.id for message in done.removed], done.status), (["c", "d"], None))
 
-    async def test_concurrent_acknowledge_once(self) -> None:
-        """Concurrent calls have results of their own; of those with one nonce the first is executed."""
-        await self.enqueue_ids("a", "b", "c")
-        until = self.clock.seconds() + HOUR
-        done = await gatherResults(
-            [
-                self.store.acknowledge_once(account, [id], key, until, with_status=True)
-                for account, id, key in ((ALICE, "a", b"1"), (ALICE, "b", b"1"), (BOB, "c", b"2"), (ALICE, "c", b"3"))
-            ]
-        )
-        self.assertEqual(
-            [None if result is None else [message.id for message in result.removed] for result in done],
-            [["a"], None, [], ["c"]],
-        )
-        self.assertEqual(await self.list_waiting(), ["b"])
+    async def test_acknowledges_each(self) -> None:
+        """Acknowledgements of one call have results of their own, in order."""
+        await self.enqueue_ids("a", "b", data=b"1")
+        await self.enqueue_ids("c", data=b"2")
+        digest = sha256(b"2").hexdigest()
+        requests = [
+            AcknowledgementRequest(account, ids, True)
+            for account, ids in ((ALICE, ["a"]), (BOB, ["b"]), (ALICE, ["a", "b"]), (ALICE, [digest]))
+        ]
+        done = await self.store.acknowledge_each(requests)
+        removed = [[message.id for message in one.removed] for one in done if isinstance(one, AcknowledgementResult)]
+        self.assertEqual(removed, [["a"], [], ["b"], ["c"]])
 
     async def test_acknowledges_by_digest(self) -> None:
         """The lower-case hexadecimal SHA-256 of a payload stands for every message with it (reference 6.1)."""

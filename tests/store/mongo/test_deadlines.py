@@ -78,7 +78,7 @@ class RequestDeadlineTests(DeadlineTestCase):
 
         async def ask() -> None:
             for _ in range(2):
-                self.assertTrue(await store.get_account(ALICE))
+                self.assertFalse(await store.is_retired(ALICE))
 
         async def request() -> None:
             with request_deadline(CLOCK):

@@ -294,6 +294,30 @@ class NodesTests(MongoTestCase):
         self.assertEqual(await first.fetch_messages(ALICE, None, limit=9, max_bytes=99), [])
         self.assertEqual(await first.acknowledge(ALICE, ["a", "b"]), [])
 
+    async def test_acknowledges_what_other_node_changed(self) -> None:
+        """What a node remembers of a message that it queued is checked: another node may have changed anything."""
+        first, second, _ = await self.open_nodes()
+
+        async def acknowledge(id: str, account: str = ALICE) -> list[tuple[str, int]]:
+            return [(one.id, one.pushes) for one in await first.acknowledge(account, [id])]
+
+        await self.enqueue_ids(first, "known", "alone", "marked", "removed", "unregistered", "moved")
+        self.assertEqual(await acknowledge("known"), [("known", 0)])
+        self.assertEqual(await acknowledge("alone"), [("alone", 0)])
+        await second.mark_delivered(["marked"], node="boot")
+        self.assertEqual(await acknowledge("marked"), [("marked", 1)])
+        await second.acknowledge(ALICE, ["removed"])
+        self.assertEqual(await acknowledge("removed"), [])
+        await second.update_recipients(ALICE, [(INBOX, "remove")], max_recipients=9)
+        self.assertEqual(await acknowledge("unregistered"), [("unregistered", 0)])
+        await self.register(second, INBOX)
+        await second.move_account(ALICE, "did:example:new")
+        self.assertEqual(await acknowledge("moved"), [])
+        self.assertEqual(self.list_queued(), ["moved"])
+        self.assertEqual(await acknowledge("moved", "did:example:new"), [("moved", 0)])
+        self.assertEqual(self.list_queued(), [])
+        self.assertFalse(list(self.documents["recipients"].find({"waited_for": True})))
+
     async def test_dead_node_holds_no_locks(self) -> None:
         """A dead node's open transactions hold no locks once another one opens the store."""
         server = self.make_client()

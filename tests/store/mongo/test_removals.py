@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
-from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.store.fair_share import PROBATION_SECONDS, KnownSenders
 from mediatord.store.mongo import removal
-from mediatord.store.mongo.driver.collection import Collection
-from mediatord.store.mongo.driver.transactions import Transaction
 
 RECIPIENTS, MESSAGES = 40, 10
 
@@ -31,47 +28,21 @@ class CountingId:
         return isinstance(other, CountingId) and self.number == other.number
 
 
-class RecipientTransaction:
-    """A transaction that finds recipients, and records writes."""
-
-    def __init__(self, ids: list[CountingId]) -> None:
-        self.ids = ids
-        self.requests: list[Any] = []
-
-    async def query(self, _: object) -> list[dict[str, Any]]:
-        """Return all of them, with equal but not identical ids."""
-        return [{"_id": CountingId(id.number)} for id in self.ids]
-
-    def write_at_end(self, requests: list[Any]) -> None:
-        """Record writes."""
-        self.requests += requests
-
-
 class AcknowledgedSenderTests(SynchronousTestCase):
     def test_cost_is_linear(self) -> None:
         """The cost grows with the messages and with the recipients, not with their product."""
-        ids = [CountingId(number) for number in range(RECIPIENTS)]
-        transaction = RecipientTransaction(ids)
-        noted: list[list[Any]] = []
-
-        def note(_: Collection, updates: list[Any]) -> list[Any]:
-            noted.append(updates)
-            return []
-
-        self.patch(Collection, "update_each", note)
+        recipients: dict[Any, Any] = {CountingId(number): {} for number in range(RECIPIENTS)}
         documents = [
             {"recipient": CountingId(number), "sender": 1 + place}
             for place in range(MESSAGES)
             for number in range(RECIPIENTS)
         ]
         self.patch(CountingId, "compared", 0)
-        works = [(0.0, documents), (float(PROBATION_SECONDS), documents[:RECIPIENTS])]
-        self.successResultOf(
-            Deferred.fromCoroutine(removal._record_senders(cast(Transaction, transaction), cast(Any, works)))
-        )
+        first, later = [removal.RemovalRequest((), now=now) for now in (0.0, float(PROBATION_SECONDS))]
+        works = [(first, documents), (later, documents[:RECIPIENTS])]
+        changed = removal._update_senders(works, recipients)
         self.assertLessEqual(CountingId.compared, 2 * (len(documents) + 2 * RECIPIENTS))
-        (updates,) = noted
-        self.assertEqual(len(updates), RECIPIENTS)
-        for update in updates:
-            senders = KnownSenders(update["u"]["$set"]["senders"])
+        self.assertEqual(len(changed), RECIPIENTS)
+        for text in changed.values():
+            senders = KnownSenders(text)
             self.assertEqual((senders.known, senders.text().count("[") - 1), ({1}, MESSAGES))

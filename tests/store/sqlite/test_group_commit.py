@@ -7,7 +7,12 @@ from collections.abc import Callable, Sequence
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import MediationNotGranted, ReplayCacheFull, StoreUnavailable, UnknownRecipient
-from mediatord.store.interfaces.messages import EnqueueRequest, EnqueueResult
+from mediatord.store.interfaces.messages import (
+    AcknowledgementRequest,
+    AcknowledgementResult,
+    EnqueueRequest,
+    EnqueueResult,
+)
 from mediatord.store.interfaces.store import BatchLimits
 from mediatord.store.sqlite.connection import StoreConnection
 from mediatord.store.sqlite.database_file import open_database
@@ -102,13 +107,14 @@ class GroupCommitTests(CommitTestCase):
         self.assertEqual(self.list_stored(), ["a", "c"])
         self.assertEqual(count_wal_commits(self.path) - before, 1)
 
-    def test_acknowledge_once_is_one_commit(self) -> None:
-        """A nonce is claimed, messages are removed and the status is read in one transaction."""
-        self.finish(self.enqueue_ids("a", "b"))
+    def test_acknowledgements_share_commit(self) -> None:
+        """Messages are removed and statuses are read in one transaction."""
+        self.finish(self.enqueue_ids("a", "b", "c"))
         commits, reads = count_wal_commits(self.path), self.reader.calls
-        done = self.finish(self.store.acknowledge_once(ALICE, ["a"], b"key", NOON + 60, with_status=True))
-        assert done is not None and done.status is not None
-        self.assertEqual((len(done.removed), done.status.message_count), (1, 1))
+        requests = [AcknowledgementRequest(ALICE, [id], with_status=True) for id in ("a", "b")]
+        for done in self.finish(self.store.acknowledge_each(requests)):
+            assert isinstance(done, AcknowledgementResult) and done.status is not None
+            self.assertEqual((len(done.removed), done.status.message_count), (1, 1))
         self.assertEqual((count_wal_commits(self.path) - commits, self.reader.calls - reads), (1, 0))
 
     def test_refused_claim_takes_no_extra_commits(self) -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from bson import encode
+from bson import decode, encode
 from pymongo.errors import ConnectionFailure
 from twisted.internet.defer import Deferred, DeferredList, FirstError, succeed
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -42,9 +44,37 @@ _REPLY_GRACE = 0.2
 _Connection.noisy = _Pinger.noisy = False
 
 
+_HEADER = struct.Struct("<iiii")
+_OP_MSG = 2013
+# Offset of the only section of a reply, after header, flags and the kind of the section, which is 0.
+_BODY_OFFSET = 21
+
+
+@dataclass(eq=False, slots=True)
+class _Exchange:
+    """
+    Commands that were sent together.
+
+    :param replies: None for each one that is missing.
+    :param done: fires when none is missing, or the connection is lost.
+    """
+
+    replies: list[dict[str, Any] | None]
+    missing: int
+    done: Deferred[None] = field(default_factory=Deferred)
+
+    def receive(self, place: int, reply: dict[str, Any] | None) -> None:
+        """:param reply: None if the connection is lost."""
+        self.replies[place] = reply
+        self.missing -= 1
+        if not self.missing:
+            self.done.callback(None)
+
+
 class _PrimaryProtocol(MongoProtocol):
     """
-    One connection that joins large replies in linear time and is aborted unless it becomes ready in time.
+    One connection that joins large replies in linear time and is aborted unless it becomes ready in time. Commands
+    that are sent together have one Deferred.
 
     :param on_lost: called with the reason when the connection is lost.
     :ivar is_closing: whether the connection is being closed, so that nothing can be sent any more.
@@ -62,6 +92,21 @@ class _PrimaryProtocol(MongoProtocol):
         self._pieces: list[bytes] = []
         self._received = 0
         self._bytes_needed = 4
+        self._waiting: dict[int, tuple[_Exchange, int]] = {}
+
+    @property
+    def load(self) -> int:
+        """Number of commands without a reply."""
+        return len(self._waiting)
+
+    async def exchange(self, messages: Sequence[Msg]) -> list[dict[str, Any] | None]:
+        """Send commands and return their replies; None for those that were lost with the connection."""
+        exchange = _Exchange([None] * len(messages), len(messages))
+        for place, message in enumerate(messages):
+            self._waiting[self._send(message)] = exchange, place
+        if messages:
+            await exchange.done
+        return exchange.replies
 
     def connectionReady(self) -> Any:
         return succeed(None) if self.transport else super().connectionReady()
@@ -76,6 +121,9 @@ class _PrimaryProtocol(MongoProtocol):
             self._ready_timer.cancel()
         self._on_lost(reason)
         super().connectionLost(reason)
+        waiting, self._waiting = self._waiting, {}
+        for exchange, place in waiting.values():
+            exchange.receive(place, None)
 
     def _abort_unless_ready(self) -> None:
         if self.factory.instance is not self:
@@ -100,13 +148,26 @@ class _PrimaryProtocol(MongoProtocol):
         start, bytes_needed = 0, 4
         while len(data) - start >= 4:
             (bytes_needed,) = struct.unpack_from("<i", data, start)
-            if bytes_needed < 16:
+            if bytes_needed < _HEADER.size:
                 raise ConnectionFailure
             if len(data) - start < bytes_needed:
                 break
-            self.handle(MongoDecoder.decode(data[start : start + bytes_needed]))
+            self._receive_message(data[start : start + bytes_needed])
             start, bytes_needed = start + bytes_needed, 4
         self._pieces, self._received, self._bytes_needed = [data[start:]], len(data) - start, bytes_needed
+
+    def _receive_message(self, data: bytes) -> None:
+        _, _, answered, kind = _HEADER.unpack_from(data)
+        waiting = self._waiting.get(answered)
+        if waiting is None:
+            self.handle(MongoDecoder.decode(data))
+            return
+        if kind != _OP_MSG:
+            raise ConnectionFailure
+        exchange, place = waiting
+        reply = decode(data[_BODY_OFFSET:])
+        del self._waiting[answered]
+        exchange.receive(place, reply)
 
 
 class PrimaryConnectionPool:
@@ -178,27 +239,24 @@ class PrimaryConnectionPool:
         messages = [_encode_message(self._address.database, command) for command in commands]
         protocol = await self._select_connection(deadline, self._readers if for_reads else self._writers)
         timer = self._clock.callLater(max(deadline - self._clock.seconds(), 0) + _REPLY_GRACE, protocol.fail)
-        waiting = [protocol.send_query(message) for message in messages]
         try:
-            replies = [await _await_reply(one) for one in waiting]
+            replies = await protocol.exchange(messages)
         finally:
             if timer.active():
                 timer.cancel()
-            for one in waiting:
-                one.addErrback(lambda _: None)  # of the replies that are not awaited any more
         refusals = [reply for reply in replies if reply is not None and not reply.get("ok")]
         if any(one.get("code") in NOT_PRIMARY_CODES or is_unauthenticated_reply(one) for one in refusals):
             # The next connection finds the primary and authenticates again.
             protocol.fail()
         return replies
 
-    async def _select_connection(self, deadline: float, members: slice) -> Any:
+    async def _select_connection(self, deadline: float, members: slice) -> _PrimaryProtocol:
         while not (protocols := self._protocols(members)):
             await self._await_connection(deadline, members)
         self._tls_failure = None
-        return min(protocols, key=MongoProtocol.inflight)
+        return min(protocols, key=attrgetter("load"))
 
-    def _protocols(self, members: slice = slice(None)) -> list[Any]:
+    def _protocols(self, members: slice = slice(None)) -> list[_PrimaryProtocol]:
         protocols = [one.instance for one in self._connections(members)]
         return [one for one in protocols if one is not None and not one.is_closing]
 
@@ -239,12 +297,3 @@ class PrimaryConnectionPool:
 def _encode_message(database: str, command: MongoCommand) -> Msg:
     sections = {command.section: list(command.documents)} if command.section else {}
     return Msg(body=encode({**command.body, "$db": command.database or database}), payload=sections)
-
-
-async def _await_reply(waiting: Deferred[Msg]) -> dict[str, Any] | None:
-    try:
-        message = await waiting
-    except ConnectionFailure:
-        return None
-    reply: dict[str, Any] = message.to_dict()
-    return reply

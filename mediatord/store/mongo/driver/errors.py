@@ -115,6 +115,10 @@ class CommitWithError(Exception):
         self.error = error
 
 
+class RepeatTransaction(Exception):
+    """Raised in a transaction to discard what it wrote, and to run the work again at once."""
+
+
 class UnsupportedServer(Exception):
     """The server can be reached but cannot be used; the text is one line for the operator."""
 

@@ -27,6 +27,7 @@ from mediatord.store.mongo.driver.errors import (
     CommitWithError,
     MongoCommandError,
     OperationErrorLog,
+    RepeatTransaction,
     ServerUnreachable,
     check_reply,
 )
@@ -429,13 +430,9 @@ class TransactionRunner:
             attempt += 1
             transaction = session.last = Transaction(self._pool, self._clock, session, deadline, reading)
             try:
-                try:
-                    answer = await work(transaction)
-                except CommitWithError as committing:
-                    await transaction.commit()
-                    raise committing.error from None
-                await transaction.commit()
-                return answer
+                return await _run_and_commit(transaction, work)
+            except RepeatTransaction:
+                continue  # the next transaction of the session aborts this one
             except MongoCommandError as error:
                 conflicts += error.is_write_conflict
                 if not error.is_transient or conflicts == tries or self._clock.seconds() >= deadline:
@@ -470,6 +467,16 @@ class TransactionRunner:
             self.sessions.quarantine_session(session)
             _log.error("too many commits with an unknown outcome: this one stays unresolved")
         self._on_uncertain()
+
+
+async def _run_and_commit(transaction: Transaction, work: TransactionWork[T]) -> T:
+    try:
+        answer = await work(transaction)
+    except CommitWithError as committing:
+        await transaction.commit()
+        raise committing.error from None
+    await transaction.commit()
+    return answer
 
 
 async def _do_nothing(_transaction: Transaction) -> None:

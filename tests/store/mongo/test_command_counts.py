@@ -1,0 +1,98 @@
+"""Numbers of commands and of round trips that operations take, alone and together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from twisted.internet.defer import Deferred, gatherResults
+
+from mediatord.store.mongo.driver.collection import MongoCommand
+from mediatord.store.mongo.driver.connection_pool import PrimaryConnectionPool
+from mediatord.store.mongo.store import MongoStore
+from tests.store.mongo.mongo_test_case import ALICE, INBOX, MongoTestCase
+
+TOGETHER = 32
+
+
+class CommandCountTests(MongoTestCase):
+    """Of a store that has served the same recipient before."""
+
+    async def prepare(self) -> MongoStore:
+        """An open store; from then on commands are counted."""
+        store = await self.open_store()
+        await self.enqueue_ids(store, "before")
+        await store.acknowledge(ALICE, ["before"])
+        self.commands: Counter[str] = Counter()
+        self.round_trips = 0
+        exchange = PrimaryConnectionPool.exchange
+
+        async def count(pool: PrimaryConnectionPool, commands: Sequence[MongoCommand], *args: Any, **kw: Any) -> Any:
+            names = [next(iter(command.body)) for command in commands]
+            if not {"dbStats", "hello"} & set(names):
+                self.commands.update(names)
+                self.round_trips += 1
+            return await exchange(pool, commands, *args, **kw)
+
+        self.patch(PrimaryConnectionPool, "exchange", count)
+        return store
+
+    async def assert_costs(self, round_trips: int, works: Sequence[Deferred[Any]], **commands: int) -> None:
+        """Wait for works, and compare what they took all together."""
+        await gatherResults(list(works))
+        self.assertEqual((self.round_trips, dict(self.commands)), (round_trips, commands))
+        self.round_trips = 0
+        self.commands.clear()
+
+    async def test_forward(self) -> None:
+        """A message for a known recipient takes two round trips, and as many messages as arrive together no more."""
+        store = await self.prepare()
+        costs = {"insert": 1, "update": 2, "commitTransaction": 1}
+        await self.assert_costs(2, [self.enqueue_ids(store, "alone")], **costs)
+        together = [self.enqueue_ids(store, f"m{number}") for number in range(TOGETHER)]
+        await self.assert_costs(2, together, **costs)
+
+    async def test_forward_to_unknown_state(self) -> None:
+        """A queue whose state is not known is read before."""
+        store = await self.prepare()
+        other = await self.open_store()
+        await self.enqueue_ids(other, "elsewhere")
+        self.commands.clear()
+        self.round_trips = 0
+        costs = {"insert": 1, "update": 2, "commitTransaction": 1}
+        await self.assert_costs(2, [self.enqueue_ids(store, "known")], **costs)
+        store._enqueue_batch.finder.forget([INBOX])
+        costs |= {"find": 3}
+        await self.assert_costs(4, [self.enqueue_ids(store, "unknown")], **costs)
+
+    async def test_acknowledgement(self) -> None:
+        """An acknowledgement takes two round trips, and those that arrive together no more."""
+        store = await self.prepare()
+        ids = [f"m{number}" for number in range(TOGETHER)]
+        await self.enqueue_ids(store, "alone", *ids)
+        self.commands.clear()
+        self.round_trips = 0
+        costs = {"update": 2, "delete": 1, "commitTransaction": 1}
+        await self.assert_costs(2, [store.acknowledge(ALICE, ["alone"])], **costs)
+        await self.assert_costs(2, [store.acknowledge(ALICE, [id]) for id in ids], **costs)
+
+    async def test_acknowledgement_of_unknown_message(self) -> None:
+        """A message that another node has queued is read before."""
+        store = await self.prepare()
+        other = await self.open_store()
+        await self.enqueue_ids(other, "elsewhere")
+        self.commands.clear()
+        self.round_trips = 0
+        costs = {"find": 3, "update": 2, "delete": 1, "commitTransaction": 1}
+        await self.assert_costs(3, [store.acknowledge(ALICE, ["elsewhere"])], **costs)
+
+    async def test_account(self) -> None:
+        """Accounts that are looked up together take one query, and a known one none."""
+        store = await self.prepare()
+        dids = [f"did:example:{number}" for number in range(TOGETHER)]
+        await gatherResults([store.grant(did) for did in dids])
+        self.commands.clear()
+        self.round_trips = 0
+        await self.assert_costs(1, [store.get_account(did) for did in dids], find=1)
+        await self.assert_costs(0, [store.get_account(did) for did in dids])
