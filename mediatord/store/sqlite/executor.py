@@ -611,9 +611,9 @@ class DatabaseFileHealth:
         self._on_fault(fault, present)
 
 
-# A batch that is performed in the reactor's thread has no more rows and bytes than this: about half a millisecond. For
-# larger ones it costs nothing to be handed over. If one has held the thread for longer than the third, as pages had to
-# be read from the disk, none is for so many seconds.
+# A batch that is performed in the reactor's thread has no more rows and bytes than this, which takes about half a
+# millisecond. For larger ones it costs nothing to be handed over. If one has held the thread for longer than the
+# third, as pages had to be read from the disk, none is for so many seconds.
 _MAX_ROWS_AT_ONCE, _MAX_BYTES_AT_ONCE, _MAX_SECONDS_AT_ONCE, _SLOW_SECONDS = 16, 65_536, 0.005, 10.0
 
 WRITE_LIMITS = BatchLimits()
