@@ -1,7 +1,7 @@
 """
 Fault-injecting disk for SQLite: it can be full, read-only or broken, and its trace shows what was synced.
 
-It wraps the functions of SQLite's default VFS, and `os.fdatasync`.
+It wraps the functions of SQLite's default VFS.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class _VFSShim:
         self._lock = threading.Lock()
 
     def install(self) -> None:
-        """Replace the functions that open, delete and sync files."""
+        """Replace the functions that open and delete files."""
         import _sqlite3  # noqa: PLC0415  the library that this process uses, whichever it is
 
         library = ctypes.CDLL(_sqlite3.__file__)
@@ -155,7 +155,6 @@ class _VFSShim:
         vfs = library.sqlite3_vfs_find(None).contents
         self._replace(vfs, "xOpen", _OPEN, self._open)
         self._replace(vfs, "xDelete", _DELETE, self._delete)
-        os.fdatasync = partial(self._sync_descriptor, os.fdatasync)
         self._references.append(self)
         _installed_shims.append(self)
 
@@ -217,14 +216,6 @@ class _VFSShim:
             self._new.discard(file)
             self._trace_sync("", lambda: _SQLITE_OK)
         return code
-
-    def _sync_descriptor(self, original: Callable[[int], None], descriptor: int) -> None:
-        def sync() -> int:
-            time.sleep(random.uniform(0, SYNC_SECONDS))
-            original(descriptor)
-            return _SQLITE_OK
-
-        self._trace_sync(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")), sync)
 
     def _trace_sync(self, name: str, sync: Callable[[], int]) -> int:
         number = next(self._numbers)

@@ -220,7 +220,7 @@ class StoreUnusable(Exception):
 class IStore(IMessageStore, IAccountStore, INonceCache):
     """
     One storage backend. Times are seconds since the epoch. Every Deferred may fail with StoreUnavailable; then
-    nothing was stored, unless the disk failed during the operation.
+    nothing was stored.
     """
 
     decentrl: IDecentrlStore = Attribute("Storage for Decentrl, open as long as this.")

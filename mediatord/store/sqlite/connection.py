@@ -15,7 +15,6 @@ transaction of its own, so that a bad one fails alone, with StoreUnavailable and
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import sqlite3
@@ -44,8 +43,6 @@ T = TypeVar("T")
 ROWS_PER_STATEMENT = 64
 VALUES_PER_STATEMENT = 512
 BYTES_PER_READ = 4_194_304
-# Rows that an operation may read in the reactor's thread beyond those that its arguments show.
-ROWS_AT_ONCE = 1_000
 
 # Columns, and everything from `FROM` on.
 _SELECT_JSON = "SELECT CAST(json_group_array(json_array({})) AS BLOB) {}"
@@ -103,17 +100,9 @@ def connect_checkpointer(path: Path) -> StoreConnection:
 
 
 class BatchOperation:
-    """
-    An operation that is performed together with its neighbours in a batch.
-
-    :ivar rows: rows that it reads or writes, about; None if they may be many.
-    """
+    """An operation that is performed together with its neighbours in a batch."""
 
     __slots__ = ()
-
-    @property
-    def rows(self) -> int | None:
-        return None
 
     @staticmethod
     def run_batch(connection: StoreConnection, operations: Sequence[Any], /) -> list[Any]:
@@ -135,14 +124,6 @@ def get_cause(outcome: Any) -> BaseException | None:
     return outcome.__cause__ if isinstance(outcome, StoreUnavailable) else None
 
 
-class _NotBegun(Exception):
-    """A transaction could not begin, because of its cause."""
-
-
-class _TakesLong(Exception):
-    """Operations turned out to be too long to be performed at once."""
-
-
 class StoreConnection(Connection):
     """
     A connection with the state of its batches: a cache that lasts from one to the next, and ledger entries, which are
@@ -158,59 +139,13 @@ class StoreConnection(Connection):
     _ledger: dict[QueueProtocol, dict[LedgerEntry, int]] | None = None
     _data_version = 0
     _is_cache_valid = False
-    _synced_changes = 0
-    _is_brief = False
-
-    @property
-    def has_unsynced_changes(self) -> bool:
-        """Whether rows were changed since :meth:`record_sync`."""
-        return self.total_changes != self._synced_changes
-
-    def record_sync(self) -> None:
-        """Record that the write-ahead log has been synced."""
-        self._synced_changes = self.total_changes
 
     def commit_batch(self, operations: Sequence[SQLOperation], patience: float = 0.0) -> list[Any]:
         """
-        Perform and commit operations, and return their outcomes.
+        Perform operations durably, and return their outcomes.
 
         :param patience: seconds to wait while another process writes.
         """
-        try:
-            return self._commit_together(operations, patience)
-        except Exception as error:
-            # If it has not begun, none of them is to blame, and there is no point in trying them one by one.
-            if isinstance(error, _NotBegun) or len(operations) == 1:
-                cause = error.__cause__ if isinstance(error, _NotBegun) else error
-                return [make_failure(cause) for _ in operations]
-        outcomes: list[Any] = []
-        for operation in operations:
-            if outcomes and is_lock_error(cause := get_cause(outcomes[-1])):
-                outcomes.append(make_failure(cause))  # each would wait as long for the lock
-            else:
-                outcomes += self.commit_batch([operation], patience)
-        return outcomes
-
-    def commit_at_once(self, operations: Sequence[SQLOperation]) -> list[Any] | None:
-        """
-        Perform and commit operations if that takes neither a lock that another process holds nor
-        :meth:`announce_work` of many rows, and none of them fails; None if nothing was changed.
-        """
-        self._is_brief = True
-        try:
-            return self._commit_together(operations, 0.0)
-        except Exception:
-            return None
-        finally:
-            self._is_brief = False
-
-    def announce_work(self, rows: int) -> None:
-        """Called by operations before they read or write more rows than their arguments show."""
-        if self._is_brief and rows > ROWS_AT_ONCE:
-            raise _TakesLong
-
-    def _commit_together(self, operations: Sequence[SQLOperation], patience: float) -> list[Any]:
-        """:raise _NotBegun: there was no transaction."""
         has_begun = False
         try:
             left = patience if self.ticket_lock is None else self.ticket_lock.enter(patience)
@@ -227,12 +162,19 @@ class StoreConnection(Connection):
         except Exception as error:
             self._roll_back()
             self._ledger = self._cache = None
-            if has_begun:
-                raise
-            raise _NotBegun from error
+            # If it has not begun, none of them is to blame, and there is no point in trying them one by one.
+            if len(operations) == 1 or not has_begun:
+                return [make_failure(error) for _ in operations]
         finally:
             if self.ticket_lock is not None:
                 self.ticket_lock.leave()
+        outcomes = []
+        for operation in operations:
+            if outcomes and is_lock_error(cause := get_cause(outcomes[-1])):
+                outcomes.append(make_failure(cause))  # each would wait as long for the lock
+            else:
+                outcomes += self.commit_batch([operation], patience)
+        return outcomes
 
     def retry_on_full_disk(
         self, operations: Sequence[SQLOperation], outcomes: Sequence[Any], patience: float
@@ -240,30 +182,20 @@ class StoreConnection(Connection):
         """Retry operations that found no space, with the log written from its start, so that it need not grow."""
         if not any([is_disk_full_error(get_cause(outcome)) for outcome in outcomes]):
             return list(outcomes)
-        with suppress(sqlite3.Error):
-            self.restart_log(patience)
+        left = patience if self.ticket_lock is None else self.ticket_lock.enter(patience)
+        try:
+            # Waits for others that read or write.
+            self.execute(f"PRAGMA busy_timeout = {round(left * 1000)}")
+            with suppress(sqlite3.Error):
+                self.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+            self.execute("PRAGMA busy_timeout = 0")
+        finally:
+            if self.ticket_lock is not None:
+                self.ticket_lock.leave()
         return [
             self.commit_batch([operation], patience)[0] if is_disk_full_error(get_cause(outcome)) else outcome
             for operation, outcome in zip(operations, outcomes, strict=True)
         ]
-
-    def restart_log(self, patience: float) -> bool:
-        """
-        Move the whole write-ahead log into the database, durably, so that it is written from its start again; whether
-        that was possible.
-
-        :param patience: seconds to wait for others that read or write.
-        :raise sqlite3.Error: it failed.
-        """
-        left = patience if self.ticket_lock is None else self.ticket_lock.enter(patience)
-        try:
-            self.execute(f"PRAGMA busy_timeout = {round(left * 1000)}")
-            ((busy, _, _),) = self.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
-            return not busy
-        finally:
-            self.execute("PRAGMA busy_timeout = 0")
-            if self.ticket_lock is not None:
-                self.ticket_lock.leave()
 
     def read_batch(self, operations: Sequence[Callable[[StoreConnection], Any]]) -> list[Any]:
         """Outcomes of operations on one snapshot of the database; one that fails does not affect the others."""
@@ -525,9 +457,7 @@ def is_lock_error(error: BaseException | None) -> bool:
 
 
 def is_disk_full_error(error: BaseException | None) -> bool:
-    """Whether SQLite or the system reports that the disk is full."""
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    """Whether SQLite reports that the disk is full."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
 
 

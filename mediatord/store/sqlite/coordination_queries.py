@@ -213,10 +213,6 @@ class NonceClaim(BatchOperation):
     share: float = 1.0
     capacity: int = 1_000_000
 
-    @property
-    def rows(self) -> int:
-        return 1
-
     @staticmethod
     def run_batch(connection: StoreConnection, operations: Sequence[NonceClaim]) -> list[ClaimOutcome]:
         return claim_nonces(connection, operations)

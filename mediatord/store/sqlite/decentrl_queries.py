@@ -159,11 +159,6 @@ class GuardedCommand(BatchOperation):
     claim: NonceClaim
     conflict_class: ConflictClass
 
-    @property
-    def rows(self) -> int | None:
-        rows = self.command.rows if isinstance(self.command, BatchOperation) else None
-        return None if rows is None else rows + 3  # nonce, sender and recipient
-
     @staticmethod
     def run_batch(connection: StoreConnection, operations: Sequence[GuardedCommand]) -> list[Any]:
         """
@@ -387,10 +382,6 @@ class EnqueueEventOperation(BatchOperation):
     size: int
     caps: DecentrlQuotas
     now: float
-
-    @property
-    def rows(self) -> int:
-        return 1
 
     @staticmethod
     def run_batch(connection: StoreConnection, operations: Sequence[EnqueueEventOperation]) -> list[Any]:

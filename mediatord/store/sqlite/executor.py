@@ -15,9 +15,8 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
-from resource import RUSAGE_THREAD, getrusage
 from threading import Thread
-from time import monotonic, sleep, thread_time
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from twisted.internet.defer import Deferred, DeferredLock, fail, gatherResults, succeed
@@ -39,7 +38,6 @@ from mediatord.store.interfaces.store import (
 from mediatord.store.sqlite.connection import (
     LOCK_TIMEOUT_SECONDS,
     MAX_WAL_BYTES,
-    BatchOperation,
     SQLOperation,
     StoreConnection,
     WriteTicketLock,
@@ -218,9 +216,6 @@ class OperationBatcher:
         brings some, and never for more than an eighth of the duration of the last batch: where the disk is slow,
         clients that have just been answered come back in that time, and share the next wait.
     :param after_batch: called with the seconds each batch took, before its Deferreds fire.
-    :param perform_at_once: called with the bytes of a batch as well, in the reactor's thread; performs the batch if
-        that is surely quick, or returns None. Never called while the thread uses the connection.
-    :param complete: called in the thread with a batch that was performed at once, and its outcomes; returns them.
     :ivar is_accepting: whether operations are accepted; set once all connections of the store are open.
     :ivar slices_left: slices that may be performed until more are permitted.
     """
@@ -233,8 +228,6 @@ class OperationBatcher:
     on_fault: Callable[[BaseException], None] = lambda error: None
     max_delay: float = 0.0
     after_batch: Callable[[float], None] | None = None
-    perform_at_once: Callable[[StoreConnection, Sequence[Any], int], list[Any] | None] | None = None
-    complete: Callable[[StoreConnection, Sequence[Any], list[Any]], list[Any]] | None = None
     is_accepting: bool = field(default=False, init=False)
     slices_left: int = field(default=SLICES_PER_CHECKPOINT, init=False)
     _connection: StoreConnection | None = field(default=None, init=False)
@@ -249,7 +242,6 @@ class OperationBatcher:
     _drained: Deferred[None] | None = field(default=None, init=False)
     _next_log_at: float = field(default=0.0, init=False)
     _failures: int = field(default=0, init=False)
-    _jobs: int = field(default=0, init=False)
 
     def open(
         self, connect: Callable[[], StoreConnection], reconnect: Callable[[], StoreConnection] | None = None
@@ -269,13 +261,7 @@ class OperationBatcher:
 
     def run(self, work: Callable[..., T], *args: Any) -> Deferred[T]:
         """Call `work` with the connection and further arguments, beside the batches."""
-
-        def end(result: T) -> T:
-            self._jobs -= 1
-            return result
-
-        self._jobs += 1
-        return self.runner(self._run_job, work, *args).addBoth(end)
+        return self.runner(self._run_job, work, *args)
 
     def interrupt(self) -> None:
         """Make the statement that is being executed fail, if there is one; may be called from another thread."""
@@ -378,22 +364,9 @@ class OperationBatcher:
             batch.append(queued)
             works.append(queued[1])
         self._queued_bytes -= size
-        outcomes = self._perform_at_once(works, size)
-        if outcomes is None:
-            done = self.runner(self._run_job, self.perform, works)
-        else:
-            done = self.runner(self._run_job, self.complete, works, outcomes)
+        done = self.runner(self._run_job, self.perform, works)
         done.addErrback(lambda failure: [make_failure(failure.value) for _ in works])
         done.addCallback(self._finish, batch, now)
-
-    def _perform_at_once(self, works: list[SQLOperation], size: int) -> list[Any] | None:
-        # A connection can be used by one thread at a time.
-        if self.perform_at_once is None or self._jobs or self._connection is None:
-            return None
-        try:
-            return self._run_job(self.perform_at_once, works, size)
-        except Exception as error:
-            return [make_failure(error) for _ in works]
 
     def _finish(self, outcomes: list[Any], batch: list[_QueuedOperation], begun: float) -> None:
         now = self.clock.seconds()
@@ -611,11 +584,6 @@ class DatabaseFileHealth:
         self._on_fault(fault, present)
 
 
-# A batch that is performed in the reactor's thread has no more rows and bytes than this, which takes about half a
-# millisecond. For larger ones it costs nothing to be handed over. If one has held the thread for longer than the
-# third, as pages had to be read from the disk, none is for so many seconds.
-_MAX_ROWS_AT_ONCE, _MAX_BYTES_AT_ONCE, _MAX_SECONDS_AT_ONCE, _SLOW_SECONDS = 16, 65_536, 0.005, 10.0
-
 WRITE_LIMITS = BatchLimits()
 READ_LIMITS = BatchLimits(waiting_bytes=1 << 62)  # what is yet to be read takes no memory
 SEARCH_LIMITS = BatchLimits(batch=1, waiting=64, waiting_bytes=1 << 62)
@@ -625,15 +593,6 @@ class SQLiteExecutor:
     """
     Runs operations on a database between open and close: writes, reads, background reads and searches, each kind in
     its own thread.
-
-    A transaction is committed, and then the write-ahead log is synced, which is what SQLite does itself with
-    `synchronous=FULL`. The sync is made by the thread, so the reactor does not wait for the disk. A small transaction
-    is committed by the reactor's thread: that is cheaper than to hand it over, with all that it touches. Not if other
-    processes write to the file, nor the first one after a checkpoint, which may write the log from its start, as
-    SQLite then syncs the header of the log in between.
-
-    When a sync has failed, the system may regard pages as written that are not on disk. Later transactions would be
-    lost with those, so there are none until the log has been moved into the database and is written from its start.
 
     Some time after the first of several commits the write-ahead log is moved into the database, in the background. It
     is written from its start again only if all of it was moved when the next transaction begins, which never happens
@@ -683,14 +642,7 @@ class SQLiteExecutor:
             on_fault=on_failure,
             max_delay=_MAX_COMMIT_DELAY,
             after_batch=self._after_commit,
-            perform_at_once=None if shared else self._commit_at_once,
-            complete=self._make_durable,
         )
-        self._log_descriptor: int | None = None
-        self._has_sync_failed = False
-        # Whether the next commit may write the log from its start.
-        self._may_log_restart = True
-        self._thread_until = 0.0
         self._reads, self._background, self._searches = (
             OperationBatcher(make_runner(kind), perform, clock, observe, limits, on_failure)
             for kind, limits in (
@@ -844,16 +796,12 @@ class SQLiteExecutor:
         for batcher in self._batchers:
             await batcher.close()
         self._space.closed()
-        if self._log_descriptor is not None:
-            os.close(self._log_descriptor)  # SQLite has no locks on this one
-            self._log_descriptor = None
         if self._ticket_lock is not None:
             self._ticket_lock.close()
 
     def _connect_writer(self) -> StoreConnection:
         connection = open_database(self._path, self._clock.seconds(), create=self._create)
-        self._prepare_writer(connection)
-        self._log_descriptor = os.open(self._path.with_name(f"{self._path.name}-wal"), os.O_RDONLY | os.O_CLOEXEC)
+        connection.ticket_lock = self._ticket_lock
         self.health.record_open()
         self._space.opened()
         self._measure_free_pages(connection)
@@ -863,59 +811,13 @@ class SQLiteExecutor:
         if self.health.is_lost():
             raise DatabaseFileLost
         connection = reopen_database(self._path)
-        self._prepare_writer(connection)
+        connection.ticket_lock = self._ticket_lock
         return connection
 
-    def _prepare_writer(self, connection: StoreConnection) -> None:
-        connection.ticket_lock = self._ticket_lock
-        connection.execute("PRAGMA synchronous = NORMAL")  # :meth:`_make_durable` syncs what it commits
-
-    def _commit_at_once(
-        self, connection: StoreConnection, operations: Sequence[SQLOperation], size: int
-    ) -> list[Any] | None:
-        if self._may_log_restart:
-            self._may_log_restart = self._is_checkpointing
-            return None
-        if self._has_sync_failed or size > _MAX_BYTES_AT_ONCE or self._clock.seconds() < self._thread_until:
-            return None
-        rows = 0
-        for operation in operations:
-            if not isinstance(operation, BatchOperation) or (more := operation.rows) is None:
-                return None
-            rows += more
-        if rows > _MAX_ROWS_AT_ONCE:
-            return None
-        begun, worked, waits = monotonic(), thread_time(), getrusage(RUSAGE_THREAD).ru_nvcsw
-        outcomes = connection.commit_at_once(operations)
-        # It is not to blame if the system ran other processes meanwhile.
-        if monotonic() - begun > _MAX_SECONDS_AT_ONCE and (
-            thread_time() - worked > _MAX_SECONDS_AT_ONCE or getrusage(RUSAGE_THREAD).ru_nvcsw > waits
-        ):
-            self._thread_until = self._clock.seconds() + _SLOW_SECONDS
-        return outcomes
-
     def _commit(self, connection: StoreConnection, operations: Sequence[SQLOperation]) -> list[Any]:
-        if self._has_sync_failed:
-            if not connection.restart_log(self._patience):
-                return [StoreUnavailable() for _ in operations]
-            self._has_sync_failed = False
         outcomes = connection.commit_batch(operations, self._patience)
-        return self._make_durable(connection, operations, outcomes)
-
-    def _make_durable(
-        self, connection: StoreConnection, operations: Sequence[SQLOperation], outcomes: list[Any]
-    ) -> list[Any]:
-        """Sync the write-ahead log, after retries of what found no space."""
         if StoreUnavailable in map(type, outcomes):
             outcomes = connection.retry_on_full_disk(operations, outcomes, self._patience)
-        if connection.has_unsynced_changes:
-            assert self._log_descriptor is not None
-            try:
-                os.fdatasync(self._log_descriptor)
-            except OSError as error:
-                self._has_sync_failed = True
-                return [make_failure(error) for _ in outcomes]
-            connection.record_sync()
         if self.health.is_lost():
             return [make_failure(DatabaseFileLost()) for _ in outcomes]
         return outcomes
@@ -934,7 +836,7 @@ class SQLiteExecutor:
             self._checkpoint_timer = self._clock.callLater(CHECKPOINT_INTERVAL_SECONDS, self._run_checkpoint)
             return
         self._checkpoint_timer = None
-        self._is_checkpointing = self._may_log_restart = True
+        self._is_checkpointing = True
         self._writes.permit_slices(0)
         begun = self._clock.seconds()
 

@@ -311,10 +311,6 @@ class EnqueueOperation(_MessageOperation):
     now: float
     size: int
 
-    @property
-    def rows(self) -> int:
-        return len(self.request.payloads)
-
     def make_result(self, account: str, evicted: Iterable[RemovedMessage] = ()) -> EnqueueResult:
         request, stored = self.request, []
         did, expires_at, due_at = request.recipient_did, request.expires_at, request.due_at
@@ -344,10 +340,6 @@ class RemoveOperation(_MessageOperation):
     now: float
     with_status: bool = False
 
-    @property
-    def rows(self) -> int:
-        return len(self.ids) + 1
-
 
 @dataclass(slots=True)
 class MarkDeliveredOperation(_MessageOperation):
@@ -359,10 +351,6 @@ class MarkDeliveredOperation(_MessageOperation):
 
     ids: Sequence[str]
     node: str
-
-    @property
-    def rows(self) -> int:
-        return len(self.ids)
 
 
 class MessageWriter:
@@ -569,7 +557,6 @@ class MessageWriter:
         Append to a queue, and make room in it; payloads that are too large for the queue are evicted at once.
         """
         request, limits = operation.request, operation.limits
-        self._connection.announce_work(queue.messages)
         fitting = [payload for payload in request.payloads if len(payload.data) <= limits.max_bytes]
         coming = MessageVolume(len(fitting), sum([len(payload.data) for payload in fitting]))
         victims = self._choose_victims(limits, queue, request.origin, coming)
@@ -663,7 +650,6 @@ class MessageWriter:
         number, states = queue.recipient_id, self.cache.eviction_states
         if number not in states:
             self.cache.load_senders(self._connection, [number])
-            self._connection.announce_work(queue.messages)
             rows = self._connection.select_rows("origin, size", _QUEUE_ROWS, (number,))
             usage = SenderUsage(
                 limits, self.cache.senders[number].known, [(origin, 1, size) for origin, size in rows]

@@ -93,8 +93,8 @@ class SQLiteClusterStore:
 class SQLiteStore:
     """
     Operations as SQL. With a :class:`~mediatord.store.sqlite.executor.SQLiteExecutor`, writes that are submitted at
-    the same time are committed together, durably, before their Deferreds fire, and long SQL never runs in the
-    reactor's thread.
+    the same time are committed together, durably, before their Deferreds fire, and SQL never runs in the reactor's
+    thread.
 
     :param shared: whether other processes work on the database, so that nothing of it is cached.
     :param max_nonces: number of nonces that are kept.
