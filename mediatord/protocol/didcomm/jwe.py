@@ -554,7 +554,7 @@ def open_plain_envelope(
     No key is used unless the envelope has the expected form.
 
     :param agreement_keys: the mediator's private keys by the kids that may denote them, the likeliest first.
-    :param find_sender_key: finds the key of the sender of an authcrypt, which is not decrypted without it.
+    :param find_sender_key: finds the key of the sender; then only an authcrypt is opened, without it an anoncrypt.
     """
     try:
         jwe, entry, shared, ciphertext = _parse(raw)
@@ -566,9 +566,9 @@ def open_plain_envelope(
             return None
         sender_kid, info = read_parties(header, (kid,))
         sender_key = None
-        if sender_kid is not None:
+        if find_sender_key is not None or sender_kid is not None:
             # Only this one form of authcrypt is not a draft.
-            if find_sender_key is not None and enc == "A256CBC-HS512" and "apv" in header:
+            if sender_kid is not None and find_sender_key is not None and enc == "A256CBC-HS512" and "apv" in header:
                 sender_key = find_sender_key(sender_kid)
             if sender_key is None or sender_key.curve != "X25519":
                 return None

@@ -377,7 +377,8 @@ class OperationBatcher:
             self._report_faults(outcomes, now)
             self._fail_locked_out(batch, outcomes)
         self._busy = False
-        self._schedule_batch(now)
+        if self._queue or self._slices:
+            self._schedule_batch(now)
         for (submission, _, _), outcome in zip(batch, outcomes, strict=True):
             submission.outcomes.append(outcome)
             self.observe(submission.name, now - submission.since)

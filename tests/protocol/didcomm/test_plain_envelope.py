@@ -28,8 +28,9 @@ def find_key(kid: str) -> PublicKey | None:
 
 
 def open_plain(raw: bytes) -> OpenedEnvelope | None:
-    """Open an envelope to Bob."""
-    return open_plain_envelope(raw, {BOB: [BOB_KEY]}, find_key)
+    """Open an envelope to Bob, as an authcrypt or an anoncrypt."""
+    keys = {BOB: [BOB_KEY]}
+    return open_plain_envelope(raw, keys, find_key) or open_plain_envelope(raw, keys)
 
 
 def open_generally(raw: bytes) -> tuple[bytes, str | None, bytes] | None:
@@ -66,6 +67,12 @@ def test_usual_envelopes() -> None:
             opened = assert_agreement(written)
             assert opened is not None and opened.sender_kid == sender
     assert CONTENT.decode() not in repr(opened)
+
+
+def test_only_the_wanted_kind_is_opened() -> None:
+    """With a function that finds senders only authcrypts are opened, without one only anoncrypts."""
+    assert open_plain_envelope(ANONCRYPT, {BOB: [BOB_KEY]}, find_key) is None
+    assert open_plain_envelope(AUTHCRYPT, {BOB: [BOB_KEY]}) is None
 
 
 def test_flattened_envelope() -> None:
