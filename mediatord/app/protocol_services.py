@@ -132,7 +132,9 @@ class DIDCommServices:
         )
         parser = FastForwardParser(identity.agreement_keys)
         self.forward_fast_path = ForwardFastPath(context, core.gate, parser, forward_router, core.sender_fingerprints)
-        self.acknowledgement_fast_path = AcknowledgementFastPath(context, core.gate, self.dispatcher, pickup)
+        self.acknowledgement_fast_path = AcknowledgementFastPath(
+            context, core.gate, core.requests.memory, self.dispatcher, pickup
+        )
         self.lag = ReactorLagMonitor(reactor, core.monotonic, recorder.metrics.reactor_lag.observe)
         self.housekeeping = Housekeeping(
             reactor,

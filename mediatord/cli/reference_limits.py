@@ -213,7 +213,7 @@ def list_buffers() -> Iterator[str]:
             "the oldest is counted from 1 again",
         ),
         "seen_forwards": ("recent forwards, to detect repeated ones", f"{MAX_RECENT_DIGESTS:,}", forgotten),
-        "seen_pickups": ("likewise pickup requests", f"{MAX_RECENT_DIGESTS:,}", forgotten),
+        "seen_pickups": ("recent pickup requests, likewise", f"{MAX_RECENT_DIGESTS:,}", forgotten),
         "rate_limits": (
             "senders, addresses and accounts with recent requests",
             f"20,000 and {_constant('ratelimit.rate_limiter:_SHARED_GROUPS'):,} shared groups for each limit",

@@ -41,7 +41,7 @@ from mediatord.protocol.didcomm.message_pickup import parse_message_ids
 from mediatord.ratelimit.admission import RequestAdmission, RequestReply
 from mediatord.ratelimit.rate_limiter import compute_request_cost
 from mediatord.runtime.memory_reclaimer import release_traceback
-from mediatord.store.interfaces.messages import AcknowledgementRequest
+from mediatord.store.interfaces.messages import PAYLOAD_DIGEST_LENGTH, AcknowledgementRequest
 from mediatord.store.interfaces.store import FIRST_DAY_SECONDS, Account
 
 ReplyRoute = Literal["connection", "endpoint", "nowhere"]
@@ -250,6 +250,8 @@ class DIDCommDispatcher:
         try:
             self._require_authcrypt_sender(received)
             ids = parse_message_ids(message.require_body())
+            if any(len(id_) == PAYLOAD_DIGEST_LENGTH for id_ in ids):
+                return None  # those of a payload have to be looked up first
             self._replays.claim_in_memory(received, account)
         except MediatorError as error:
             release_traceback(error)  # the general path finds it again

@@ -27,7 +27,7 @@ from mediatord.errors import ExpiredForward, InternalFault, MediatorError, Store
 from mediatord.observability.event_recorder import RequestRecord
 from mediatord.protocol.canonical_did import DID_PEER_3, canonicalize_did
 from mediatord.protocol.didcomm.forward import FastForward, FastForwardParser, compute_expiry
-from mediatord.ratelimit.admission import RequestGate, RequestReply
+from mediatord.ratelimit.admission import RequestGate, RequestMemoryBudget, RequestReply, estimate_request_memory
 from mediatord.ratelimit.rate_limiter import SMALL_REQUEST_BYTES, compute_request_cost
 from mediatord.runtime.failure_logging import redact_failure
 from mediatord.runtime.memory_reclaimer import release_traceback
@@ -301,13 +301,23 @@ class _PendingAcknowledgement(NamedTuple):
         return self.request.record
 
 
+# Larger acknowledgements take the general path.
+MAX_FAST_ACKNOWLEDGEMENT_BYTES = 16_384
+
+
 class AcknowledgementFastPath(_FastPath[_PendingAcknowledgement, AcknowledgementResult]):
-    """Takes `messages-received` of the common form: small, on a socket that the account has authenticated."""
+    """Takes small `messages-received` that come on a socket."""
 
     def __init__(
-        self, context: DIDCommContext, gate: RequestGate, dispatcher: DIDCommDispatcher, pickup: Pickup
+        self,
+        context: DIDCommContext,
+        gate: RequestGate,
+        memory: RequestMemoryBudget,
+        dispatcher: DIDCommDispatcher,
+        pickup: Pickup,
     ) -> None:
         super().__init__(context, gate)
+        self._memory = memory
         self._dispatcher = dispatcher
         self._pickup = pickup
         self._received: list[_ReceivedAcknowledgement] = []
@@ -329,7 +339,7 @@ class AcknowledgementFastPath(_FastPath[_PendingAcknowledgement, Acknowledgement
             has happened.
         :return: whether one of them will be called.
         """
-        if len(raw) >= SMALL_REQUEST_BYTES or not self._gate.enter():
+        if len(raw) > MAX_FAST_ACKNOWLEDGEMENT_BYTES or not self._gate.enter():
             return False
         if not self._received:
             self._context.clock.callLater(0, self._process_received)
@@ -356,14 +366,16 @@ class AcknowledgementFastPath(_FastPath[_PendingAcknowledgement, Acknowledgement
         """None for a message that the general path has to read, or to refuse."""
         context, size = self._context, len(received.raw)
         cost, peer, session = compute_request_cost(size), received.origin.peer, received.origin.session
-        if not context.rate_limiter.may_read(peer, cost):
+        memory = estimate_request_memory(size)
+        if not context.rate_limiter.may_read(peer, cost) or not self._memory.try_acquire(peer, memory):
             return None
+        opened = None
         try:
             opened = context.unpacker.open_at_once(received.raw)
         except Exception:
-            _log.failure("parsing a message failed", redact_failure())
-            return None  # it concerns no other message
+            _log.failure("parsing a message failed", redact_failure())  # it concerns no other message
         if opened is None:
+            self._memory.release(peer, memory)
             return None
         watch = Stopwatch(opened.seconds)
         record = context.recorder.begin_request("didcomm", peer, size, watch, received.received_at)
@@ -375,7 +387,8 @@ class AcknowledgementFastPath(_FastPath[_PendingAcknowledgement, Acknowledgement
         if acknowledgement is None:
             self._fall_back(received, request)
             return
-        self._pending.append(_PendingAcknowledgement(request, acknowledgement, received.answer))
+        answer = partial(self._release_and_answer, request, received.answer)
+        self._pending.append(_PendingAcknowledgement(request, acknowledgement, answer))
         if not self._is_collecting:
             # The account was read: perhaps together with others.
             self._is_collecting = True
@@ -387,8 +400,17 @@ class AcknowledgementFastPath(_FastPath[_PendingAcknowledgement, Acknowledgement
             _log.failure("processing a message failed", redact_failure(failure))
         self._fall_back(received, request)
 
+    def _release_and_answer(self, request: MessageRequest, answer: ReplyCallback, reply: RequestReply) -> None:
+        self._release_memory(request)
+        answer(reply)
+
+    def _release_memory(self, request: MessageRequest) -> None:
+        self._memory.release(request.origin.peer, estimate_request_memory(request.record.size))
+
     def _fall_back(self, received: _ReceivedAcknowledgement, request: MessageRequest | None) -> None:
         self._gate.leave()
+        if request is not None:
+            self._release_memory(request)
         _call_fallback(partial(received.fallback, None if request is None else request.received))
 
     def _store(self) -> None:

@@ -16,7 +16,8 @@ twice without harm: `messages-received` names ids, which are never used again, o
 wallet alone, what is queued for it. They do not wait for a commit: a replay is detected in memory, where the digests
 of the latest are kept, and served after a restart or by another process. Harm could only come from a replay that
 authenticates the socket of somebody else. So a request that authenticates a socket waits for its claim, others are
-claimed meanwhile, and `messages-received` neither authenticates nor is claimed.
+claimed meanwhile, and `messages-received` neither authenticates nor is claimed. Only a claim that is lost in a crash,
+or for which there is no capacity, leaves a request that could authenticate a socket when it is repeated.
 
 The capacity for digests is limited. When it is used up, only messages that change recipient DIDs or rotate an account
 are refused, with 503. Others may use a quarter of it; beyond that they are served without being kept, since wallets
@@ -31,11 +32,15 @@ from math import inf
 from typing import NamedTuple
 
 from twisted.internet.interfaces import IReactorTime
+from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mediatord.didcomm.messages import UnpackedMessage
 from mediatord.errors import ExpiredMessage, ReplayCacheFull, ReplayedMessage, StoreUnavailable
+from mediatord.runtime.failure_logging import redact_failure
 from mediatord.store.interfaces.store import Account, INonceCache
+
+_log = Logger()
 
 # Seconds after `created_time` during which a message is accepted; clocks of wallets may be off by as much.
 REPLAY_WINDOW = 3600.0
@@ -147,9 +152,16 @@ class ReplayProtection:
             self.claim_in_memory(received, account)
             if not binds:
                 if received.message.type.key != ACKNOWLEDGEMENT:
-                    self._store.claim_nonce(received.digest, retention.until, retention.share).addErrback(_ignore)
+                    self._store.claim_nonce(received.digest, retention.until, retention.share).addErrback(
+                        _log_unexpected
+                    )
                 return
-        if not await self._claim(received.digest, retention):
+        try:
+            is_new = await self._claim(received.digest, retention)
+        except BaseException:
+            self.cancel(received)
+            raise
+        if not is_new:
             raise ReplayedMessage
 
     def claim_in_memory(self, received: UnpackedMessage, account: Account | None) -> None:
@@ -184,6 +196,7 @@ class ReplayProtection:
             return True
 
 
-def _ignore(failure: Failure) -> None:
-    """A claim that nobody waits for need not succeed."""
-    failure.trap(StoreUnavailable)
+def _log_unexpected(failure: Failure) -> None:
+    """A claim that nobody waits for need not succeed, as when the store is not available."""
+    if not failure.check(StoreUnavailable):
+        _log.failure("claiming a digest failed", redact_failure(failure))

@@ -86,6 +86,9 @@ class StoreHealthMonitor(Service):
             await result.addTimeout(max(0.0, left), self._clock)
         except DeferredTimeout:
             raise StoreUnavailable() from None
+        finally:
+            if result in self._waiters:
+                self._waiters.remove(result)
 
     def _run_check(self) -> None:
         self._cancel_next()

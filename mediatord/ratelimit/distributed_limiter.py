@@ -293,12 +293,17 @@ class DistributedLimiter(SlidingWindowLimiter):
             wait = self._wait_for_share(key, cost)
         return ceil(wait)
 
+    def has_debts(self, key: str, now: float) -> bool:
+        """Whether more was used than the lease had."""
+        lease = self._leases.get(hash(key))
+        return lease is not None and lease.remaining(now) < 0
+
     def wait_after_debts(  # type: ignore[override]  # others need not ask the store
         self, key: str, now: float, cost: int = 1
     ) -> WaitTime:
         """As :meth:`wait`, after acquiring what was used in advance."""
-        wait, lease = self.wait(key, now, cost), self._leases.get(hash(key))
-        return self.take(key, 0) if not wait and lease is not None and lease.remaining(now) < 0 else wait
+        wait = self.wait(key, now, cost)
+        return self.take(key, 0) if not wait and self.has_debts(key, now) else wait
 
     def admit(self, key: str, now: float, cost: int = 1) -> WaitTime:
         """Admit `cost` times, or not at all; the seconds to wait, for which the store may have to be asked."""

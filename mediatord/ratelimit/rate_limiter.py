@@ -77,6 +77,10 @@ class SlidingWindowLimiter:
             return 0
         return self._wait(entries, now, cost, limit)
 
+    def has_debts(self, key: str, now: float) -> bool:
+        """Whether something was used in advance, and is to be acquired before anything else."""
+        return False
+
     def admit(self, key: str, now: float, cost: int = 1) -> WaitTime:
         """Admit `cost` times, or not at all; the seconds to wait."""
         # On the fast path of every message: no call more than necessary.
@@ -331,7 +335,8 @@ class RateLimiter:
 
     def may_read(self, peer: str, cost: int = 1) -> bool:
         """Whether :meth:`check_before_read` would succeed without asking the store."""
-        return peer == PROBE_CLIENT or not self._peers.wait(peer, self._clock.seconds(), cost)
+        now = self._clock.seconds()
+        return peer == PROBE_CLIENT or not (self._peers.wait(peer, now, cost) or self._peers.has_debts(peer, now))
 
     def check_before_decryption(self, peer: str, *, authenticated: bool) -> None:
         """

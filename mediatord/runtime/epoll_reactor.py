@@ -109,7 +109,7 @@ class LeanEPollReactor(EPollReactor):
                 except BaseException as error:  # as Twisted does
                     _log.failure("reading from a connection failed", redact_failure())
                     why = error
-                if why is not None:
+                if why:
                     self._disconnectSelectable(selectable, why, True)
             except BaseException:  # as Twisted does
                 _log.failure("handling an event failed", redact_failure())

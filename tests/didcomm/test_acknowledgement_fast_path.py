@@ -13,7 +13,7 @@ from mediatord.didcomm.messages import MessageOrigin, UnpackedMessage
 from mediatord.errors import RateLimitExceeded, ReplayedMessage, StoreUnavailable
 from mediatord.protocol.didcomm import jwe
 from mediatord.protocol.didcomm.did_methods import derive_did_peer_3
-from mediatord.ratelimit.admission import RequestReply
+from mediatord.ratelimit.admission import MAX_MEMORY_PER_ADDRESS, RequestReply, estimate_request_memory
 from mediatord.store.interfaces.messages import QueueStatus
 from mediatord.wallet.didcomm_client import read_delivery
 from tests.in_memory_mediator import MP, NOW, PEER, PING, InMemoryMediator, InMemoryWallet, code_of, pack_forward
@@ -103,6 +103,7 @@ COMMON: dict[str, Packer] = {
     "of nothing": lambda wallet: wallet.bob.pack(f"{MP}/messages-received", {"message_id_list": []}),
 }
 OTHERS: dict[str, Packer] = {
+    "of a digest": lambda wallet: wallet.acknowledgement("0" * 64),
     "another request": lambda wallet: wallet.bob.pack(f"{MP}/status-request"),
     "a ping": lambda wallet: wallet.bob.pack(PING),
     "has expired": lambda wallet: wallet.acknowledgement(expires_time=int(NOW) - 60),
@@ -133,6 +134,7 @@ class EquivalenceTests(SynchronousTestCase):
         totals = [wallet.in_memory.base.recorder.metrics.collect_totals() for wallet in (fast, general)]
         self.assertEqual(*totals)
         self.assertEqual(fast.in_memory.base.gate._in_flight, 0)
+        self.assertEqual(fast.in_memory.base.requests.memory.held, (0, 0))
         return fast, replies[0]
 
     def test_common_acknowledgements_take_fast_path(self) -> None:
@@ -200,9 +202,36 @@ class FaultTests(SynchronousTestCase):
                     self.assertEqual(code_of(reply, wallet.bob), "e.p.me.res.storage")
                 self.assertEqual(wallet.bob.count_queued(), 3)
                 self.assertEqual(wallet.in_memory.base.gate._in_flight, 0)
+                self.assertEqual(wallet.in_memory.base.requests.memory.held, (0, 0))
             self.assertEqual(len(self.flushLoggedErrors(RuntimeError)), 1)
             self.assertEqual((wallet.send(raw).status, wallet.bob.count_queued()), (200, 2))
             self.assertEqual(wallet.fast_count, 3)
+
+    def test_memory_budget(self) -> None:
+        """Without memory a message is left to the general path unopened; otherwise it is counted until the answer."""
+        wallet = LiveWallet(self, is_fast=True)
+        memory, path = wallet.in_memory.base.requests.memory, wallet.in_memory.didcomm.acknowledgement_fast_path
+        store: Any = wallet.in_memory.store
+        acknowledge_each, held = store.acknowledge_each, list[int]()
+
+        def note_memory(requests: Any) -> Any:
+            held.append(memory.held[1])
+            return acknowledge_each(requests)
+
+        self.patch(store, "acknowledge_each", note_memory)
+
+        def send(raw: bytes) -> tuple[int, list[UnpackedMessage | None]]:
+            replies, opened = list[RequestReply](), list[UnpackedMessage | None]()
+            self.assertTrue(path.take(raw, MessageOrigin(PEER, wallet.socket), replies.append, opened.append))
+            wallet.in_memory.clock.advance(0)
+            return len(replies), opened
+
+        raw = wallet.acknowledgement()
+        self.assertTrue(memory.try_acquire(PEER, MAX_MEMORY_PER_ADDRESS))
+        self.assertEqual((send(raw), held), ((0, [None]), []))
+        memory.release(PEER, MAX_MEMORY_PER_ADDRESS)
+        self.assertEqual((send(raw), held), ((1, []), [estimate_request_memory(len(raw))]))
+        self.assertEqual(memory.held, (0, 0))
 
     def test_unreadable_status(self) -> None:
         """Removed messages are recorded, and the same bytes may be sent again."""

@@ -152,6 +152,14 @@ class PickupRequestTests(ReplayTestCase):
             self.assertEqual([self.refusal_of(raw) for _ in range(2)], [None, ReplayedMessage])
             self.assertEqual(len(made), claims, type_)
 
+    def test_failed_claim_may_be_repeated(self) -> None:
+        """A request that could not be claimed for its socket may be sent again."""
+        raw, socket = self.bob.pack(f"{MP}/status-request"), self.in_memory.socket()
+        with self.in_memory.failing("claim_nonce", StoreUnavailable()):
+            self.assertEqual(self.in_memory.receive(raw, socket).status, 503)
+        self.assertIsNone(self.in_memory.receive(raw, socket).fault)
+        self.assertEqual(len(self.in_memory.events("conn.auth")), 1)
+
     def test_replay_at_other_process(self) -> None:
         """A replay is served by another process, but does not authenticate a socket there."""
         socket = self.in_memory.socket()

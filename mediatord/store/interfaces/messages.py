@@ -189,6 +189,10 @@ class QueueStatus:
     newest_received_time: float | None = None
 
 
+# Of a SHA-256 in hexadecimal, which stands for a message in acknowledgements.
+PAYLOAD_DIGEST_LENGTH = 64
+
+
 class AcknowledgementRequest(NamedTuple):
     """
     An acknowledgement of messages of an account.

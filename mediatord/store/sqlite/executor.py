@@ -363,6 +363,9 @@ class OperationBatcher:
             size += queued[2]
             batch.append(queued)
             works.append(queued[1])
+        if not batch:  # slices that may no longer be performed
+            self._busy = False
+            return
         self._queued_bytes -= size
         done = self.runner(self._run_job, self.perform, works)
         done.addErrback(lambda failure: [make_failure(failure.value) for _ in works])

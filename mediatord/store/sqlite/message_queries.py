@@ -16,6 +16,7 @@ from typing import Any
 
 from mediatord.protocol.canonical_did import compute_did_digest
 from mediatord.store.interfaces.messages import (
+    PAYLOAD_DIGEST_LENGTH,
     QueueStatus,
     StoredMessage,
     is_valid_unicode,
@@ -178,7 +179,7 @@ def parse_digests(ids: Iterable[str]) -> list[bytes]:
     """Those of the ids that are a SHA-256 in lower-case hexadecimal."""
     digests = []
     for id_ in ids:
-        if len(id_) == 64 and _DIGEST_PATTERN.fullmatch(id_):
+        if len(id_) == PAYLOAD_DIGEST_LENGTH and _DIGEST_PATTERN.fullmatch(id_):
             digests.append(bytes.fromhex(id_))
     return digests
 

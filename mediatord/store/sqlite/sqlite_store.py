@@ -62,8 +62,9 @@ EXPIRY_SLICE_ROWS = 8, 64
 EXPIRY_SLICE_BYTES = 1_048_576
 ACCOUNTS_SLICE_ROWS = 8, 64
 PRUNE_SLICE_ROWS = 32, 256
-# Seconds for which an account is cached: an operator may have removed it.
-ACCOUNT_CACHE_SECONDS = 60.0
+# Seconds for which an account is cached: an operator may have removed it, or another process that uses the database.
+# Until then its requests are served, and find nothing.
+ACCOUNT_CACHE_SECONDS, SHARED_ACCOUNT_CACHE_SECONDS = 60.0, 2.0
 
 
 @implementer(IClusterStore)
@@ -96,7 +97,7 @@ class SQLiteStore:
     the same time are committed together, durably, before their Deferreds fire, and SQL never runs in the reactor's
     thread.
 
-    :param shared: whether other processes work on the database, so that nothing of it is cached.
+    :param shared: whether other processes work on the database, so that little of it is cached, and not for long.
     :param max_nonces: number of nonces that are kept.
     """
 
@@ -114,10 +115,10 @@ class SQLiteStore:
         self._limits = limits
         self._max_nonces = max_nonces
         self._executor = executor
-        capacity = 0 if shared else OWNER_CACHE_CAPACITY
-        self._owners: OwnerCache[str] = OwnerCache(capacity)
+        self._owners: OwnerCache[str] = OwnerCache(0 if shared else OWNER_CACHE_CAPACITY)
+        lifetime = SHARED_ACCOUNT_CACHE_SECONDS if shared else ACCOUNT_CACHE_SECONDS
         self._accounts: OwnerCache[Account] = OwnerCache(
-            capacity, now=clock.seconds, lifetime=ACCOUNT_CACHE_SECONDS, length=lambda account: len(account.did)
+            now=clock.seconds, lifetime=lifetime, length=lambda account: len(account.did)
         )
         self._expiry_size = SliceSize(*EXPIRY_SLICE_ROWS)
         self._accounts_size = SliceSize(*ACCOUNTS_SLICE_ROWS)

@@ -98,6 +98,19 @@ class SliceBoundTests(SliceTestCase):
 class SliceOrderTests(SliceTestCase):
     """Others go first."""
 
+    def test_slices_are_withdrawn_before_batch_begins(self) -> None:
+        """A batch that was begun for a slice alone is dropped when a checkpoint begins in the same iteration."""
+        self.add_expired(1)
+        writes: Any = self.store._executor
+        batcher, calls = writes._writes, self.writer.calls
+        expired = self.expire(1)
+        batcher.permit_slices(0)
+        self.run_iterations()
+        self.assertNoResult(expired)
+        self.assertEqual((batcher.is_busy, self.writer.calls), (False, calls))
+        batcher.permit_slices(SLICES_PER_CHECKPOINT)
+        self.assertEqual(len(self.finish(expired)), 1)
+
     def test_forward_during_slice_precedes_next_slice(self) -> None:
         """A forward that arrives during a slice is committed before the next one, in a transaction of its own."""
         self.add_expired(3 * MOST_ROWS)
