@@ -55,6 +55,8 @@ _PUSHES = (_MESSAGE, _EVENT, _CONTRACTS)
 # Results. A late push is read from the store first, for sockets that are there. The last one is never sent.
 _TAKEN, _NOT_TAKEN, _LATE, _DROPPED, _UNANSWERED = b"1", b"0", b"?", b"-", b""
 _OUTCOMES = {_TAKEN: "pushed", _NOT_TAKEN: "no_session", _LATE: "pushed", _DROPPED: "dropped", _UNANSWERED: "failed"}
+# Whether a socket took it, if that is known; False for all others.
+_IS_TAKEN = {_TAKEN: True, _LATE: None}
 
 # Pushes to one worker whose results are awaited, and bytes of their frames.
 MAX_OUTSTANDING = 10_000
@@ -277,7 +279,8 @@ class SiblingLink(ClientFactory):
                 metrics.cluster_pushes.inc(_OUTCOMES[result])
                 metrics.peer_notification_duration.observe(now - since)
             answered.callback(result)
-        self._send_changed()
+        if self._changed:
+            self._send_changed()
 
     def _check_age(self) -> None:
         self._timer = None
@@ -396,23 +399,19 @@ class SiblingDelivery:
         frame, size = encode_push(kind, fields, payload)
         answers = [self._links[number].push(kind, frame, size) for number in numbers]
         if len(answers) == 1:
-            return answers[0].addCallback(_is_taken)
+            return answers[0].addCallback(_IS_TAKEN.get, False)
         return _any_taken(answers)
 
 
-def _is_taken(result: bytes) -> bool | None:
-    return None if result == _LATE else result == _TAKEN
-
-
 def _any_taken(answers: Sequence[Deferred[bytes]]) -> Deferred[bool | None]:
-    """Fires as soon as one of them was taken, or when all have fired; as :func:`_is_taken` then says."""
+    """Fires as soon as one of them was taken, or when all have fired."""
     taken: Deferred[bool | None] = Deferred()
     results: list[bytes] = []
 
     def answered(result: bytes) -> None:
         results.append(result)
         if not taken.called and (result == _TAKEN or len(results) == len(answers)):
-            taken.callback(_is_taken(result if result == _TAKEN or _LATE not in results else _LATE))
+            taken.callback(True if result == _TAKEN else None if _LATE in results else False)
 
     for one in answers:
         one.addCallback(answered)
