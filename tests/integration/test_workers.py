@@ -225,6 +225,7 @@ class WorkersTests(DaemonTestCase):
         alice_socket.send_frame(forward.body)
         delivered = await bob_socket.pushed.get().addTimeout(PATIENCE_SECONDS, reactor)
         await beside.acknowledge([delivered])
+        await bob_socket.ping()  # otherwise the worker may learn first that the socket is closed
         await bob_socket.close()
         self.assertEqual(await drain_queue(bob), {})
         await self.stop(daemon)
