@@ -73,7 +73,7 @@ class FakePushes:
         self.pushed: list[Any] = []
         self.stored: dict[str, Any] = {}
         self.reads: list[list[str]] = []
-        self.told: list[str] = []
+        self.notified: list[str] = []
         self.live_dids: set[str] = {BOB}
         self.takes = True
         self.found: Callable[[list[Any]], Any] = succeed
@@ -103,7 +103,7 @@ class FakePushes:
 
     def push_contracts_updated(self, did: str) -> bool:
         """Recorded."""
-        self.told.append(did)
+        self.notified.append(did)
         return True
 
     @property
@@ -466,7 +466,7 @@ class SilentWorkerTests(SiblingChannelTestCase):
 class ContractChangeTests(SiblingChannelTestCase):
     """Nothing in the store says later that contracts have changed."""
 
-    def test_told_once(self) -> None:
+    def test_notified_once(self) -> None:
         """Once, also after the next connection."""
         self.connect()
         self.delivery.notify_contracts_changed(BOB)
@@ -475,7 +475,7 @@ class ContractChangeTests(SiblingChannelTestCase):
         self.reactor.advance(RECONNECT_DELAY)
         self.connect()
         self.transfer()
-        self.assertEqual(self.pushes[1].told, [BOB])
+        self.assertEqual(self.pushes[1].notified, [BOB])
 
     def test_repeated_until_answered(self) -> None:
         """A change that the worker did not confirm is repeated when it is connected again."""
@@ -485,7 +485,7 @@ class ContractChangeTests(SiblingChannelTestCase):
         self.reactor.advance(RECONNECT_DELAY)
         self.connect()
         self.transfer()
-        self.assertEqual(self.pushes[1].told, [BOB])
+        self.assertEqual(self.pushes[1].notified, [BOB])
 
     def test_store_outage(self) -> None:
         """The worker has confirmed the change and asks the store again."""
@@ -493,18 +493,18 @@ class ContractChangeTests(SiblingChannelTestCase):
         self.registered = None
         self.delivery.notify_contracts_changed(BOB)
         self.assertEqual(self.transfer(), [b"1"])
-        self.assertEqual(self.pushes[1].told, [])
+        self.assertEqual(self.pushes[1].notified, [])
         self.registered = {BOB}
         self.reactor.advance(CHANGED_RETRY_DELAY)
-        self.assertEqual(self.pushes[1].told, [BOB])
+        self.assertEqual(self.pushes[1].notified, [BOB])
 
     def test_expired_registration(self) -> None:
-        """Nobody is told any more."""
+        """Nobody is notified any more."""
         self.connect()
         self.registered = set()
         self.delivery.notify_contracts_changed(BOB)
         self.transfer()
-        self.assertEqual(self.pushes[1].told, [])
+        self.assertEqual(self.pushes[1].notified, [])
 
     def test_link_is_full(self) -> None:
         """A change that there was no room for is sent when there is."""
@@ -515,7 +515,7 @@ class ContractChangeTests(SiblingChannelTestCase):
         self.assertEqual(self.delivery.pending[0], 2)
         self.transfer()
         self.transfer()
-        self.assertEqual((self.pushes[1].told, self.outcomes), ([BOB], {"pushed": 2}))
+        self.assertEqual((self.pushes[1].notified, self.outcomes), ([BOB], {"pushed": 2}))
 
     def test_dropped_while_the_store_is_asked(self) -> None:
         """A flood of changes does not end the notification of those before."""
@@ -529,7 +529,7 @@ class ContractChangeTests(SiblingChannelTestCase):
             self.delivery.notify_contracts_changed(did)
         self.transfer()
         asked.callback(None)
-        self.assertEqual(self.pushes[1].told, ["did:x:0", "did:x:2", "did:x:3"])
+        self.assertEqual(self.pushes[1].notified, ["did:x:0", "did:x:2", "did:x:3"])
         self.assertEqual((self.outcomes, self.servers[1].late), ({"pushed": 2, "dropped": 2}, 0))
 
     def test_limit(self) -> None:
@@ -542,7 +542,7 @@ class ContractChangeTests(SiblingChannelTestCase):
             self.delivery.notify_contracts_changed(did)
         self.connect()
         self.transfer()
-        self.assertEqual((self.pushes[1].told, self.outcomes["dropped"]), (["did:x:1", "did:x:2"], 1))
+        self.assertEqual((self.pushes[1].notified, self.outcomes["dropped"]), (["did:x:1", "did:x:2"], 1))
 
 
 class SeveralWorkersTests(SiblingChannelTestCase):
