@@ -132,6 +132,7 @@ class SiblingLinks:
 
     def __init__(self, reactor: Any, metrics: Metrics, path: Path) -> None:
         self._path = path
+        self._metrics = metrics
         number = get_worker_number(path)
         self.publisher = LiveDIDCounters(path.parent, number)
         self.remote_delivery = SiblingDelivery(reactor, self.publisher, path.parent, number, metrics)
@@ -149,6 +150,7 @@ class SiblingLinks:
     ) -> Service:
         """Build the service that listens for other workers, and connects to them."""
         server = SiblingServer(clock, receiver, resolve_push, lambda number: self.remote_delivery.connect([number]))
+        self._metrics.register_buffer("late_pushes", lambda: (server.late, None))
         return SiblingListener(clock, self._path, server, self.remote_delivery)
 
     def end(self) -> None:

@@ -242,17 +242,22 @@ def list_buffers() -> Iterator[str]:
             queued,
         ),
         "presence_lookups": (
-            "messages whose recipient is looked up on other nodes; with several nodes",
+            "messages whose recipient is looked up on other nodes",
             f"{_constant('cluster.remote_delivery:MAX_PENDING'):,} or "
             f"{_size(_constant('cluster.remote_delivery:MAX_PENDING_BYTES'))}",
-            f"{queued}, and are retried later",
+            queued,
         ),
         "cluster_hints": (
             "pushes for other nodes or workers",
-            f"{_constant('cluster.peer_notifications:MAX_QUEUED'):,} or "
-            f"{_size(_constant('cluster.peer_notifications:MAX_QUEUED_BYTES'))} per node, "
-            f"{_constant('workers.sibling_channel:MAX_OUTSTANDING'):,} per worker",
-            f"{queued}, and are retried later",
+            f"{_constant('cluster.peer_notifications:MAX_QUEUED'):,} per node, "
+            f"{_constant('workers.sibling_channel:MAX_OUTSTANDING'):,} per worker, or "
+            f"{_size(_constant('cluster.peer_notifications:MAX_QUEUED_BYTES'))} each",
+            queued,
+        ),
+        "late_pushes": (
+            "ids from other workers",
+            f"{_constant('workers.sibling_channel:MAX_LATE'):,} messages, events and DIDs each",
+            queued,
         ),
     }
     return (f"`{name}`, {contents}: {maximum} ({when_full})" for name, (contents, maximum, when_full) in rows.items())

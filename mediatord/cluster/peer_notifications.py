@@ -338,6 +338,10 @@ class PeerNotificationDelivery(Generic[Item]):
         """DIDs that have sockets here."""
         return self.connections.live(self.is_wanted)
 
+    def is_live(self, did: str) -> bool:
+        """Whether a DID has sockets here."""
+        return any(self.is_wanted(recipient) for _, recipient in self.connections.subscribers(did))
+
     async def push_notified(self, ids: Sequence[str]) -> list[str]:
         """
         Push what another node has notified this one of; returns the ids that were pushed, now or before.

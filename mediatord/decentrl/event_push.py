@@ -26,9 +26,11 @@ _MAX_REMEMBERED_PUSHES = 100_000
 
 
 class IRemoteEventPusher(Protocol):
-    """Has other nodes push. Its Deferreds fire with whether a socket took the frame, and never fail."""
+    """
+    Has other nodes push. Its Deferreds fire with whether a socket took the frame, None if unknown, and never fail.
+    """
 
-    def deliver_event(self, event: PendingEvent) -> Deferred[bool] | None:
+    def deliver_event(self, event: PendingEvent) -> Deferred[bool] | Deferred[bool | None] | None:
         """Push a stored event; None if no other node can have a socket."""
 
     def notify_contracts_changed(self, did: str) -> object:
@@ -73,7 +75,7 @@ class EventPusher:
         """
         return self._push(event, self._connections.subscribers(event.recipient_did, by=by, message=event.id))
 
-    def _push_elsewhere(self, event: PendingEvent) -> Deferred[bool] | None:
+    def _push_elsewhere(self, event: PendingEvent) -> Deferred[bool] | Deferred[bool | None] | None:
         assert self._remote_delivery is not None
         taken = self._remote_delivery.deliver_event(event)
         return taken and taken.addCallback(self._remember, event, here=False)
@@ -118,12 +120,12 @@ class EventPusher:
             was_pushed = self._pushed.pop(one.id, None) is not None
             self._recorder.record_acknowledgement(one, "live" if was_pushed else "poll", "decentrl")
 
-    def _remember(self, pushed: bool, event: PendingEvent, *, here: bool) -> bool:
+    def _remember(self, pushed: bool | None, event: PendingEvent, *, here: bool) -> bool:
         if pushed:
             self._pushed[event.id] = here or self.was_pushed(event.id)
             if len(self._pushed) > _MAX_REMEMBERED_PUSHES:
                 self._pushed.popitem(last=False)
-        return pushed
+        return bool(pushed)
 
 
 def _frame_for_decentrl(frame: bytes, recipient: object) -> bytes | None:

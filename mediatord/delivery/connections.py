@@ -339,13 +339,13 @@ class LiveDispatcher(Generic[Item]):
     Passes stored messages or events to sockets of this process, to other nodes, or elsewhere.
 
     :param push: writes to the sockets of this process; False when none took it.
-    :param push_elsewhere: has other nodes push; fires with whether a socket took it and never fails, or returns None
-        if no other can have one. None for one process.
-    :param fail_over: called with what no socket took; None to leave it in the queue.
+    :param push_elsewhere: has other nodes push; fires with whether a socket took it, or with None if one may yet take
+        it, and never fails. Returns None if no other can have one. None for one process.
+    :param fail_over: called with what no socket took or may yet take; None to leave it in the queue.
     """
 
     push: Callable[[Item], bool]
-    push_elsewhere: Callable[[Item], Deferred[bool] | None] | None
+    push_elsewhere: Callable[[Item], Deferred[bool] | Deferred[bool | None] | None] | None
     fail_over: Callable[[Item], None] | None = None
 
     def dispatch(self, item: Item, on_result: Callable[[bool], None] | None = None) -> None:
@@ -366,10 +366,10 @@ class LiveDispatcher(Generic[Item]):
                 return
         self._finish(pushed, item, on_result)
 
-    def _finish(self, pushed: bool, item: Item, on_result: Callable[[bool], None] | None) -> None:
+    def _finish(self, pushed: bool | None, item: Item, on_result: Callable[[bool], None] | None) -> None:
         if on_result is not None:
-            on_result(pushed)
-        if not pushed and self.fail_over is not None:
+            on_result(bool(pushed))
+        if pushed is False and self.fail_over is not None:
             self.fail_over(item)
 
 

@@ -146,15 +146,15 @@ class LiveDelivery:
 
     :param record_backlog: notes what waits for a DID when a socket has subscribed to it, so that several nodes do not
         deliver it twice; None where there are no other nodes.
-    :param resolve_elsewhere: has other workers forget the push of a message, by account and id; fires with whether
-        one of them had pushed it, or returns None if none can have. None where there are no workers.
+    :param resolve_elsewhere: has other workers forget the push of a message, by account and id; None where there are
+        none.
     """
 
     def __init__(
         self,
         context: DIDCommContext,
         record_backlog: Callable[[WebSocketSession, str], Awaitable[None]] | None = None,
-        resolve_elsewhere: Callable[[str, str], Deferred[bool] | None] | None = None,
+        resolve_elsewhere: Callable[[str, str], None] | None = None,
     ) -> None:
         self._context = context
         self._connections = context.connections
@@ -300,16 +300,11 @@ class LiveDelivery:
     def record_removed(self, removed: Sequence[RemovedMessage]) -> None:
         """Record acknowledged messages, and that their pushes arrived."""
         for one in removed:
-            # Pushes of other nodes are marked in the store.
+            # Pushes of other nodes and workers are marked in the store.
             live = self.resolve_push(one.id) or bool(self._context.node and one.pushes)
-            elsewhere = self._resolve_elsewhere and self._resolve_elsewhere(one.account, one.id)
-            if live or elsewhere is None:
-                self._record_acknowledgement(live, one)
-            else:
-                elsewhere.addCallback(self._record_acknowledgement, one)
-
-    def _record_acknowledgement(self, live: bool, removed: RemovedMessage) -> None:
-        self._context.recorder.record_acknowledgement(removed, "live" if live else "pickup", "didcomm")
+            self._context.recorder.record_acknowledgement(one, "live" if live else "pickup", "didcomm")
+            if self._resolve_elsewhere is not None:
+                self._resolve_elsewhere(one.account, one.id)
 
     def resolve_push(self, id_: str) -> bool:
         """Forget the push of a removed message; whether it had been pushed here."""

@@ -209,10 +209,10 @@ METRICS: dict[str, MetricDeclaration] = {
     "mediator_reactor_lag_seconds": MetricDeclaration("histogram", "Delay of a reactor timer, sampled every second"),
     "mediator_cluster_nodes": MetricDeclaration("gauge", "Live nodes, including this one; 0 without a cluster"),
     "mediator_cluster_pushes_total": MetricDeclaration(
-        "counter", "Pushes requested from other nodes, by outcome: pushed, no_session, failed, dropped", ("outcome",)
+        "counter", "Pushes between nodes or workers, by outcome: pushed, no_session, failed, dropped", ("outcome",)
     ),
     "mediator_cluster_hint_duration_seconds": MetricDeclaration(
-        "histogram", "Round trip of notifications to other nodes"
+        "histogram", "Round trip of pushes between nodes or workers"
     ),
     "mediator_cluster_stale_presence_total": MetricDeclaration("counter", "Presence records found to be stale"),
     "mediator_cluster_refused_total": MetricDeclaration(

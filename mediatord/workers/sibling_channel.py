@@ -16,8 +16,10 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Generic
 
@@ -50,9 +52,11 @@ MAX_SENT_PAYLOAD_BYTES = 1_048_576
 _MESSAGE, _EVENT, _CONTRACTS, _LIVE, _RESOLVE = b"m", b"e", b"c", b"l", b"r"
 # Those that push something, and are counted.
 _PUSHES = (_MESSAGE, _EVENT, _CONTRACTS)
-# Whether a socket took it; unknown if it is read from the store first.
-_TAKEN, _NOT_TAKEN, _UNKNOWN = b"1", b"0", b"?"
-_RESULTS: dict[int, bool | None] = {_TAKEN[0]: True, _NOT_TAKEN[0]: False, _UNKNOWN[0]: None}
+# Results. A late push is read from the store first, for sockets that are there. The last one is never sent.
+_TAKEN, _NOT_TAKEN, _LATE, _DROPPED, _UNANSWERED = b"1", b"0", b"?", b"-", b""
+_OUTCOMES = {_TAKEN: "pushed", _NOT_TAKEN: "no_session", _LATE: "pushed", _DROPPED: "dropped", _UNANSWERED: "failed"}
+# Whether a socket took it, if that is known; False for all others.
+_IS_TAKEN = {_TAKEN: True, _LATE: None}
 
 # Pushes to one worker whose results are awaited, and bytes of their frames.
 MAX_OUTSTANDING = 10_000
@@ -67,7 +71,7 @@ MAX_PUSH_AGE = 1.0
 # Pushes that wait to be read from the store, and how many are read at a time.
 MAX_LATE = 10_000
 LATE_BATCH = 100
-# DIDs whose contracts have changed and that a worker was not told of.
+# DIDs whose contracts have changed, and that a worker or its sockets have not been notified of.
 MAX_CHANGED = 10_000
 CHANGED_RETRY_DELAY = 1.0
 
@@ -86,12 +90,20 @@ class _SiblingConnection(Int32StringReceiver):
 
     MAX_LENGTH = MAX_FRAME_BYTES
 
+    def __init__(self, refusals: LogThrottle) -> None:
+        self._refusals = refusals
+
     def connectionMade(self) -> None:
         if is_own_user(self.transport.getHandle()):  # type: ignore[union-attr]  # a socket
             self.connected_to_sibling()
-        else:
-            _log.error("refused a connection between workers: the other process belongs to another user")
-            self.abort()
+            return
+        if count := self._refusals.count_occurrence():
+            _log.error(
+                "refused a connection between workers: the other process belongs to another user"
+                " ({count} times since the last report)",
+                count=count,
+            )
+        self.abort()
 
     def connected_to_sibling(self) -> None:
         """The other end belongs to the same user."""
@@ -107,7 +119,8 @@ class _SiblingConnection(Int32StringReceiver):
 
 
 class _SiblingClientConnection(_SiblingConnection):
-    def __init__(self, link: SiblingLink, number: int) -> None:
+    def __init__(self, link: SiblingLink, number: int, refusals: LogThrottle) -> None:
+        super().__init__(refusals)
         self._link = link
         self._number = number
 
@@ -140,17 +153,17 @@ class SiblingLink(ClientFactory):
         self._connection: _SiblingClientConnection | None = None
         self._connector: Any = None
         self._retry_timer: IDelayedCall | None = None
-        self._outstanding: deque[tuple[Deferred[bool | None], float, int, bool]] = deque()
+        self._outstanding: deque[tuple[Deferred[bytes], float, int, bool]] = deque()
         self._bytes = 0
         self._timer: IDelayedCall | None = None
         self._changed: dict[str, None] = {}
-        self._warning = LogThrottle(reactor)
+        self._warning, self._refusals = LogThrottle(reactor), LogThrottle(reactor)
         self._is_closed = False
 
     @property
     def pending(self) -> tuple[int, int]:
-        """Pushes whose results are awaited, and the bytes of their frames."""
-        return len(self._outstanding), self._bytes
+        """Pushes that are to be sent or whose results are awaited, and the bytes of the frames of the latter."""
+        return len(self._outstanding) + len(self._changed), self._bytes
 
     def connect(self) -> None:
         """Connect, unless that is done or under way."""
@@ -161,7 +174,7 @@ class SiblingLink(ClientFactory):
             self._connector = self._reactor.connectUNIX(self._path, self)
 
     def buildProtocol(self, addr: IAddress | None) -> _SiblingClientConnection:
-        return _SiblingClientConnection(self, self._number)
+        return _SiblingClientConnection(self, self._number, self._refusals)
 
     def clientConnectionFailed(self, connector: Any, reason: Failure) -> None:
         self.clientConnectionLost(connector, reason)
@@ -172,25 +185,20 @@ class SiblingLink(ClientFactory):
         if not self._is_closed and self._retry_timer is None:
             self._retry_timer = self._reactor.callLater(RECONNECT_DELAY, self._retry)
 
-    def push(self, kind: bytes, frame: Sequence[bytes], size: int) -> Deferred[bool | None]:
+    def push(self, kind: bytes, frame: Sequence[bytes], size: int) -> Deferred[bytes]:
         """
-        Push; fires with whether a socket took it, None if unknown; never fails.
+        Push; fires with the result, and never fails.
 
         :param frame: its parts, including the length in front.
         :param size: their bytes.
         """
         connection, is_counted = self._connection, kind in _PUSHES
-        if connection is None:
+        if connection is None or not self._has_room(size):
             if is_counted:
-                self._metrics.cluster_pushes.inc("failed")
-            return succeed(None)
-        outstanding = self._outstanding
-        if outstanding and (len(outstanding) >= MAX_OUTSTANDING or self._bytes + size > MAX_OUTSTANDING_BYTES):
-            if is_counted:
-                self._metrics.cluster_pushes.inc("dropped")
-            return succeed(None)
-        answered: Deferred[bool | None] = Deferred()
-        outstanding.append((answered, self._reactor.seconds(), size, is_counted))
+                self._metrics.cluster_pushes.inc("failed" if connection is None else "dropped")
+            return succeed(_UNANSWERED)
+        answered: Deferred[bytes] = Deferred()
+        self._outstanding.append((answered, self._reactor.seconds(), size, is_counted))
         self._bytes += size
         connection.transport.writeSequence(frame)  # type: ignore[union-attr]  # it is connected
         if self._timer is None:
@@ -198,14 +206,9 @@ class SiblingLink(ClientFactory):
         return answered
 
     def notify_changed(self, did: str) -> None:
-        """Tell it, sooner or later, that the contracts of a DID have changed."""
-        self._changed.pop(did, None)
-        self._changed[did] = None
-        if len(self._changed) > MAX_CHANGED:
-            self._changed.pop(next(iter(self._changed)))
-            self._metrics.cluster_pushes.inc("dropped")
-        if self._connection is not None:
-            self._send_changed(did)
+        """Notify it, sooner or later, that the contracts of a DID have changed."""
+        self._keep_changed(did)
+        self._send_changed()
 
     def received(self, connection: _SiblingClientConnection, string: bytes) -> None:
         """The hello, or results."""
@@ -213,8 +216,7 @@ class SiblingLink(ClientFactory):
             self._resolve(string)
         elif string == HELLO:
             self._connection = connection
-            for did in tuple(self._changed):
-                self._send_changed(did)
+            self._send_changed()
         else:
             connection.abort()
 
@@ -226,7 +228,7 @@ class SiblingLink(ClientFactory):
             for answered, _, _, is_counted in outstanding:
                 if is_counted:
                     self._metrics.cluster_pushes.inc("failed")
-                answered.callback(None)
+                answered.callback(_UNANSWERED)
 
     def end(self) -> None:
         """Close the connection for good."""
@@ -242,24 +244,43 @@ class SiblingLink(ClientFactory):
         self._retry_timer = None
         self.connect()
 
-    def _send_changed(self, did: str) -> None:
-        frame, size = encode_push(_CONTRACTS, [did])
-        self.push(_CONTRACTS, frame, size).addCallback(self._changed_answered, did)
+    def _has_room(self, size: int) -> bool:
+        outstanding = len(self._outstanding)
+        return not outstanding or (outstanding < MAX_OUTSTANDING and self._bytes + size <= MAX_OUTSTANDING_BYTES)
 
-    def _changed_answered(self, result: bool | None, did: str) -> None:
-        if result is not None:
-            self._changed.pop(did, None)
+    def _keep_changed(self, did: str) -> None:
+        self._changed.pop(did, None)
+        self._changed[did] = None
+        if len(self._changed) > MAX_CHANGED:
+            self._changed.pop(next(iter(self._changed)))
+            self._metrics.cluster_pushes.inc("dropped")
+
+    def _send_changed(self) -> None:
+        """Send the changes that it has not been sent, as far as there is room."""
+        while self._changed and self._connection is not None:
+            did = next(iter(self._changed))
+            frame, size = encode_push(_CONTRACTS, [did])
+            if not self._has_room(size):
+                return
+            del self._changed[did]
+            self.push(_CONTRACTS, frame, size).addCallback(self._changed_answered, did)
+
+    def _changed_answered(self, result: bytes, did: str) -> None:
+        if result == _UNANSWERED:
+            self._keep_changed(did)
 
     def _resolve(self, results: bytes) -> None:
         now, metrics = self._reactor.seconds(), self._metrics
-        for result in results:
+        for number in range(len(results)):
+            result = results[number : number + 1]
             answered, since, size, is_counted = self._outstanding.popleft()
             self._bytes -= size
-            taken = _RESULTS.get(result)
             if is_counted:
-                metrics.cluster_pushes.inc("failed" if taken is None else "pushed" if taken else "no_session")
+                metrics.cluster_pushes.inc(_OUTCOMES[result])
                 metrics.peer_notification_duration.observe(now - since)
-            answered.callback(taken)
+            answered.callback(result)
+        if self._changed:
+            self._send_changed()
 
     def _check_age(self) -> None:
         self._timer = None
@@ -292,12 +313,19 @@ class SiblingDelivery:
     :param counters: say which workers may have sockets of a DID.
     :param directory: of the sockets.
     :param number: of this worker, from 0.
+    :param steady: seconds since a time that is the same in all workers, as the clocks of their reactors may differ.
     """
 
     def __init__(
-        self, reactor: Any, counters: LiveDIDCounters, directory: Path, number: int, metrics: Metrics
+        self,
+        reactor: Any,
+        counters: LiveDIDCounters,
+        directory: Path,
+        number: int,
+        metrics: Metrics,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._clock: IReactorTime = reactor
+        self._steady = steady
         self._counters = counters
         self._links = {
             other: SiblingLink(reactor, str(get_socket_path(directory, other)), number, metrics)
@@ -306,7 +334,7 @@ class SiblingDelivery:
 
     @property
     def pending(self) -> tuple[int, int]:
-        """Pushes whose results are awaited, and the bytes of their frames."""
+        """As :attr:`SiblingLink.pending`, of all links."""
         pending = [link.pending for link in self._links.values()]
         return sum(entries for entries, _ in pending), sum(size for _, size in pending)
 
@@ -316,13 +344,16 @@ class SiblingDelivery:
             if number in self._links:
                 self._links[number].connect()
 
-    def deliver_message(self, message: StoredMessage) -> Deferred[bool] | None:
-        """Fires with whether a socket of another worker took a message; None if no other can have one."""
+    def deliver_message(self, message: StoredMessage) -> Deferred[bool | None] | None:
+        """
+        Fires with whether a socket of another worker took a message, with None if one may yet take it. Returns None
+        if no other can have one.
+        """
         numbers = self._counters.find_workers(message.account)
         if not numbers:
             return None
         fields = [
-            self._clock.seconds(),
+            self._steady(),
             message.id,
             message.recipient_did,
             message.account,
@@ -332,61 +363,59 @@ class SiblingDelivery:
         ]
         return self._push(numbers, _MESSAGE, fields, message.payload)
 
-    def deliver_event(self, event: PendingEvent) -> Deferred[bool] | None:
+    def deliver_event(self, event: PendingEvent) -> Deferred[bool | None] | None:
         """As :meth:`deliver_message`, for an event."""
         numbers = self._counters.find_workers(event.recipient_did)
         if not numbers:
             return None
-        fields = [self._clock.seconds(), event.id, event.recipient_did, event.sender_did, event.received_at]
+        fields = [self._steady(), event.id, event.recipient_did, event.sender_did, event.received_at]
         return self._push(numbers, _EVENT, fields, event.payload.encode("utf-8", "surrogatepass"))
 
     def notify_contracts_changed(self, did: str) -> None:
-        """Have other workers tell the sockets of `did` that its contracts have changed."""
+        """Have other workers notify the sockets of `did` that its contracts have changed."""
         for number in self._counters.find_workers(did):
             self._links[number].notify_changed(did)
 
-    def resolve_push(self, account: str, id_: str) -> Deferred[bool] | None:
-        """
-        Have other workers forget the push of a removed message; fires with whether one of them had pushed it.
-        None if none can have.
-        """
-        numbers = self._counters.find_workers(account)
-        return self._push(numbers, _RESOLVE, [id_]) if numbers else None
+    def resolve_push(self, account: str, id_: str) -> None:
+        """Have other workers forget the push of a removed message."""
+        if numbers := self._counters.find_workers(account):
+            self._push(numbers, _RESOLVE, [id_])
 
     def has_live_session(self, did: str) -> Deferred[bool]:
         """Fires with whether another worker has a socket that is subscribed to `did`."""
         numbers = self._counters.find_workers(did)
-        return self._push(numbers, _LIVE, [did]) if numbers else succeed(False)
+        return self._push(numbers, _LIVE, [did]).addCallback(bool) if numbers else succeed(False)
 
     def end(self) -> None:
         """Push nothing more."""
         for link in self._links.values():
             link.end()
 
-    def _push(self, numbers: Sequence[int], kind: bytes, fields: list[Any], payload: bytes = b"") -> Deferred[bool]:
+    def _push(
+        self, numbers: Sequence[int], kind: bytes, fields: list[Any], payload: bytes = b""
+    ) -> Deferred[bool | None]:
         if len(payload) > MAX_SENT_PAYLOAD_BYTES:
-            fields[0], payload = 0.0, b""  # as if it were late
+            fields[0], payload = None, b""
         frame, size = encode_push(kind, fields, payload)
         answers = [self._links[number].push(kind, frame, size) for number in numbers]
         if len(answers) == 1:
-            return answers[0].addCallback(bool)
+            return answers[0].addCallback(_IS_TAKEN.get, False)
         return _any_taken(answers)
 
 
-def _any_taken(answers: Sequence[Deferred[bool | None]]) -> Deferred[bool]:
-    """Fires with True as soon as one of them does, with False when all have fired without."""
-    result: Deferred[bool] = Deferred()
-    left = len(answers)
+def _any_taken(answers: Sequence[Deferred[bytes]]) -> Deferred[bool | None]:
+    """Fires as soon as one of them was taken, or when all have fired."""
+    taken: Deferred[bool | None] = Deferred()
+    results: list[bytes] = []
 
-    def answered(taken: bool | None) -> None:
-        nonlocal left
-        left -= 1
-        if not result.called and (taken or not left):
-            result.callback(bool(taken))
+    def answered(result: bytes) -> None:
+        results.append(result)
+        if not taken.called and (result == _TAKEN or len(results) == len(answers)):
+            taken.callback(True if result == _TAKEN else None if _LATE in results else False)
 
     for one in answers:
         one.addCallback(answered)
-    return result
+    return taken
 
 
 def get_socket_path(directory: Path, number: int) -> Path:
@@ -399,36 +428,49 @@ def get_worker_number(path: Path) -> int:
     return int(path.stem) - 1
 
 
-class _PushLane(Generic[Item]):
+class _OrderedPusher(Generic[Item]):
     """
-    Pushes of one protocol from other workers: at once, or in order behind those that are read from the store.
+    Pushes items of one protocol from other workers: at once, or in order behind those that are read from the store.
 
     :param make: makes an item from the fields and the payload of a frame.
+    :param find_did: the DID of an item whose sockets get it, from the fields.
     """
 
     def __init__(
-        self, delivery: PeerNotificationDelivery[Item], make: Callable[[Sequence[Any], bytes], Item]
+        self,
+        delivery: PeerNotificationDelivery[Item],
+        make: Callable[[Sequence[Any], bytes], Item],
+        find_did: Callable[[Sequence[Any]], str],
     ) -> None:
         self._delivery: PeerNotificationDelivery[Item] = delivery
         self._make: Callable[[Sequence[Any], bytes], Item] = make
+        self._find_did = find_did
         self._late: deque[str] = deque()
         self._is_reading = False
 
-    def push(self, fields: Sequence[Any], payload: bytes, now: float) -> bytes:
+    def __len__(self) -> int:
+        """Number of pushes that are to be read from the store."""
+        return len(self._late)
+
+    def push(self, fields: Sequence[Any], payload: bytes, now: float, sent_by: float) -> bytes:
+        """:param sent_by: what was sent before that, by the clock of the sender, is late."""
         sent_at, id_ = fields[:2]
         pusher = self._delivery.pusher
         if pusher.was_pushed(id_):
             return _TAKEN
-        if not self._is_reading and 0.0 <= now - sent_at <= MAX_PUSH_AGE:
+        if not self._is_reading and sent_at is not None and sent_at >= sent_by:
             item = self._make(fields[1:], payload)
             if item.expires_at is None or item.expires_at > now:
                 return _TAKEN if pusher.push_remote(item) else _NOT_TAKEN
-        if len(self._late) < MAX_LATE:
-            self._late.append(id_)
+        if not self._delivery.is_live(self._find_did(fields[1:])):
+            return _NOT_TAKEN
+        if len(self._late) >= MAX_LATE:
+            return _DROPPED
+        self._late.append(id_)
         if not self._is_reading:
             self._is_reading = True
             Deferred.fromCoroutine(self._push_late()).addErrback(_log_late_failure)
-        return _UNKNOWN
+        return _LATE
 
     async def _push_late(self) -> None:
         try:
@@ -456,7 +498,8 @@ def _make_event(fields: Sequence[Any], payload: bytes) -> PendingEvent:
 
 
 class _SiblingServerConnection(_SiblingConnection):
-    def __init__(self, server: SiblingServer) -> None:
+    def __init__(self, server: SiblingServer, refusals: LogThrottle) -> None:
+        super().__init__(refusals)
         self._server = server
         self._is_greeted = False
         self._results: list[bytes] = []
@@ -487,8 +530,9 @@ class SiblingServer(Factory):
     Receives what other workers push.
 
     :param receiver: pushes it to the sockets of this worker.
-    :param resolve_push: forgets the push of a message that was removed; whether it had been pushed here.
+    :param resolve_push: forgets the push of a message that was removed.
     :param greeted: called with the number of a worker that has connected.
+    :param steady: as for :class:`SiblingDelivery`.
     """
 
     noisy = False
@@ -497,24 +541,32 @@ class SiblingServer(Factory):
         self,
         clock: IReactorTime,
         receiver: NotificationReceiver,
-        resolve_push: Callable[[str], bool],
+        resolve_push: Callable[[str], object],
         greeted: Callable[[int], None],
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
+        self._steady = steady
         self._receiver = receiver
         self._resolve_push = resolve_push
-        self._lanes: dict[bytes, _PushLane[Any]] = {
-            _MESSAGE: _PushLane(receiver.didcomm, _make_message),
-            _EVENT: _PushLane(receiver.decentrl, _make_event),
+        self._pushers: dict[bytes, _OrderedPusher[Any]] = {
+            _MESSAGE: _OrderedPusher(receiver.didcomm, _make_message, itemgetter(2)),
+            _EVENT: _OrderedPusher(receiver.decentrl, _make_event, itemgetter(1)),
         }
         self._live_dids = receiver.didcomm.connections.live_dids
         self.greeted = greeted
         self._changed: dict[str, None] = {}
-        self._is_telling = False
+        self._is_notifying = False
+        self._refusals = LogThrottle(clock)
         self.connections: set[_SiblingServerConnection] = set()
 
+    @property
+    def late(self) -> int:
+        """Number of pushes and contract changes that wait for the store."""
+        return sum(map(len, self._pushers.values())) + len(self._changed)
+
     def buildProtocol(self, addr: IAddress | None) -> _SiblingServerConnection:
-        return _SiblingServerConnection(self)
+        return _SiblingServerConnection(self, self._refusals)
 
     def stopFactory(self) -> None:
         """Close the connections that are still open."""
@@ -525,23 +577,26 @@ class SiblingServer(Factory):
         """Push what a frame contains; returns the result."""
         kind, start = frame[:1], 5 + int.from_bytes(frame[1:5], "big")
         fields = encoding.loads(frame[5:start])
-        if kind in self._lanes:
-            return self._lanes[kind].push(fields, frame[start:], self._clock.seconds())
+        if kind in self._pushers:
+            sent_by = self._steady() - MAX_PUSH_AGE
+            return self._pushers[kind].push(fields, frame[start:], self._clock.seconds(), sent_by)
         if kind == _RESOLVE:
-            return _TAKEN if self._resolve_push(fields[0]) else _NOT_TAKEN
+            self._resolve_push(fields[0])
+            return _TAKEN
         (did,) = fields
         if did not in self._live_dids:
             return _NOT_TAKEN
         if kind == _CONTRACTS:
             self._changed[did] = None
+            if not self._is_notifying:
+                self._is_notifying = True
+                Deferred.fromCoroutine(self._notify_changed()).addErrback(_log_late_failure)
             if len(self._changed) > MAX_CHANGED:
                 self._changed.pop(next(iter(self._changed)))
-            if not self._is_telling:
-                self._is_telling = True
-                Deferred.fromCoroutine(self._tell_changed()).addErrback(_log_late_failure)
+                return _DROPPED
         return _TAKEN
 
-    async def _tell_changed(self) -> None:
+    async def _notify_changed(self) -> None:
         try:
             while self._changed:
                 dids = list(self._changed)[:LATE_BATCH]
@@ -551,11 +606,11 @@ class SiblingServer(Factory):
                     await deferLater(self._clock, CHANGED_RETRY_DELAY)
                     continue
                 for did in dids:
-                    del self._changed[did]
+                    self._changed.pop(did, None)  # it may have been dropped meanwhile
                     if did in registered:
                         self._receiver.push_contracts_updated(did)
         finally:
-            self._is_telling = False
+            self._is_notifying = False
 
 
 class SiblingListener(Service):

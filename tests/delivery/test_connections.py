@@ -2,13 +2,14 @@
 
 from math import inf
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.delivery.connections import (
     MAX_DIDS_PER_SOCKET,
     ConnectionManager,
+    LiveDispatcher,
     TooManySubscriptions,
     WebSocketSession,
 )
@@ -162,6 +163,18 @@ class FakePresencePublisher:
     def remove(self, did: str) -> None:
         """Recorded."""
         self.calls.append(("gone", did))
+
+
+class LiveDispatcherTests(SynchronousTestCase):
+    def test_unknown_result(self) -> None:
+        """What another worker may yet push goes to no endpoint, which would get it a second time."""
+        failed_over: list[str] = []
+        results: list[bool] = []
+        taken: dict[str, bool | None] = {"taken": True, "refused": False, "late": None}
+        dispatcher = LiveDispatcher[str](lambda item: False, lambda item: succeed(taken[item]), failed_over.append)
+        for item in taken:
+            dispatcher.dispatch(item, results.append)
+        self.assertEqual((results, failed_over), ([True, False, False], ["refused"]))
 
 
 class PublishedPresenceTests(SynchronousTestCase):

@@ -193,6 +193,17 @@ class LiveTests(SynchronousTestCase):
         self.assertEqual(self.in_memory.counter("mediator_messages_delivered_total"), 1)
         self.assertEqual(self.in_memory.events("msg.ack")[0]["path"], "live")
 
+    def test_acknowledgement_is_recorded_before_other_workers_know(self) -> None:
+        """They are asked to forget the push, and not waited for."""
+        self.forward()
+        (delivered,) = self.bob.fetch()
+        recorded: list[object] = []
+        self.in_memory.didcomm.live._resolve_elsewhere = lambda account, id_: recorded.append(
+            (account, id_, self.in_memory.counter("mediator_messages_delivered_total"))
+        )
+        self.bob.answer(f"{MP}/messages-received", {"message_id_list": [delivered.id]})
+        self.assertEqual(recorded, [(self.bob.did, delivered.id, 1)])
+
     def test_socket_without_live_mode_gets_nothing(self) -> None:
         """While live mode is off, messages are only queued (reference 6.3)."""
         socket = self.in_memory.socket()

@@ -210,7 +210,7 @@ class WorkersTests(DaemonTestCase):
         self.assertEqual([await alice_socket.closed(), await bob_socket.closed()], [1001, 1001])
 
     async def test_acknowledgement_at_another_worker(self) -> None:
-        """It counts as live, although the push was not marked in the store, and the pusher forgets it."""
+        """It is recorded once, and the worker that has pushed the message forgets it."""
         daemon = self.start_workers()
         alice, bob = await enrol_wallet(daemon, reactor), await enrol_wallet(daemon, reactor)
         sockets = await self.open_socket_at_each_worker(daemon, alice, bob)
@@ -225,6 +225,7 @@ class WorkersTests(DaemonTestCase):
         alice_socket.send_frame(forward.body)
         delivered = await bob_socket.pushed.get().addTimeout(PATIENCE_SECONDS, reactor)
         await beside.acknowledge([delivered])
+        await bob_socket.ping()  # otherwise the worker may learn first that the socket is closed
         await bob_socket.close()
         self.assertEqual(await drain_queue(bob), {})
         await self.stop(daemon)
@@ -233,8 +234,7 @@ class WorkersTests(DaemonTestCase):
             for path in daemon.log_directory.glob("*/events*.jsonl")
             for line in path.read_text("utf-8").splitlines()
         ]
-        acknowledged = [(node, line["path"]) for node, line in lines if line["event"] == "msg.ack"]
-        self.assertEqual(acknowledged, [(there, "live")])
+        self.assertEqual([node for node, line in lines if line["event"] == "msg.ack"], [there])
         self.assertEqual([line["ok"] for _, line in lines if line["event"] == "msg.push"], [True])
 
     async def test_pushes_between_workers_on_mongodb(self) -> None:

@@ -24,7 +24,7 @@ from tests.store.builders import NOON, make_database_path, make_payload, make_sq
 LIMITS = Path(__file__).parents[2] / "docs/reference/limits.md"
 HIGH_LIMITS = {"ip_per_minute": 100_000, "did_per_minute": 100_000, "account_per_minute": 100_000}
 # Only in a cluster.
-CLUSTERED = {"cluster_hints", "presence_lookups"}
+CLUSTERED = {"cluster_hints", "late_pushes", "presence_lookups"}
 
 
 class BufferMetricsTests(SynchronousTestCase):

@@ -73,7 +73,7 @@ class FakePushes:
         self.pushed: list[Any] = []
         self.stored: dict[str, Any] = {}
         self.reads: list[list[str]] = []
-        self.told: list[str] = []
+        self.notified: list[str] = []
         self.live_dids: set[str] = {BOB}
         self.takes = True
         self.found: Callable[[list[Any]], Any] = succeed
@@ -103,13 +103,15 @@ class FakePushes:
 
     def push_contracts_updated(self, did: str) -> bool:
         """Recorded."""
-        self.told.append(did)
+        self.notified.append(did)
         return True
 
     @property
     def delivery(self) -> Any:
         """Stands in for :class:`PeerNotificationDelivery`."""
-        return SimpleNamespace(pusher=self, connections=self, push_notified=self.push_notified)
+        return SimpleNamespace(
+            pusher=self, connections=self, push_notified=self.push_notified, is_live=self.live_dids.__contains__
+        )
 
 
 class SiblingChannelTestCase(SynchronousTestCase):
@@ -135,10 +137,12 @@ class SiblingChannelTestCase(SynchronousTestCase):
             cluster_pushes=SimpleNamespace(inc=lambda outcome: self.outcomes.update([outcome])),
             peer_notification_duration=SimpleNamespace(observe=self.durations.append),
         )
-        self.delivery = SiblingDelivery(self.reactor, self.counters[0], directory, 0, metrics)
+        self.steady_offset = 0.0
+        self.delivery = SiblingDelivery(self.reactor, self.counters[0], directory, 0, metrics, self.read_steady)
         self.paths = {str(get_socket_path(directory, number)): number for number in range(self.workers)}
         self.pushes = [FakePushes() for _ in range(self.workers)]
         self.registered: Collection[str] | None = {BOB}
+        self.asked: Deferred[None] = succeed(None)
         self.greeted: list[int] = []
         self.servers = [self.make_server(one) for one in self.pushes]
         self.client_ends: dict[int, Any] = {}
@@ -147,10 +151,15 @@ class SiblingChannelTestCase(SynchronousTestCase):
             one.add(BOB)
         self.delivery.connect()
 
+    def read_steady(self) -> float:
+        """The time that all workers share."""
+        return float(self.reactor.seconds()) + self.steady_offset
+
     def make_server(self, pushes: FakePushes) -> SiblingServer:
         """The server of a worker."""
 
         async def filter_registered(dids: Collection[str]) -> Collection[str]:
+            await self.asked
             if self.registered is None:
                 raise StoreUnavailable
             return set(dids) & set(self.registered)
@@ -158,7 +167,7 @@ class SiblingChannelTestCase(SynchronousTestCase):
         receiver = NotificationReceiver(
             pushes.delivery, pushes.delivery, filter_registered, pushes.push_contracts_updated
         )
-        return SiblingServer(self.reactor, receiver, pushes.resolve_push, self.greeted.append)
+        return SiblingServer(self.reactor, receiver, pushes.resolve_push, self.greeted.append, self.read_steady)
 
     def accept(self) -> None:
         """Let the others accept connections."""
@@ -197,7 +206,7 @@ class SiblingChannelTestCase(SynchronousTestCase):
         client.connectionLost(reason)
         self.delivery._links[number].clientConnectionLost(None, reason)
 
-    def push(self, name: str = "m", payload: bytes = b"{}", **more: Any) -> Deferred[bool]:
+    def push(self, name: str = "m", payload: bytes = b"{}", **more: Any) -> Deferred[bool | None]:
         """Push a message to Bob."""
         taken = self.delivery.deliver_message(make_message(name, payload, **more))
         assert taken is not None
@@ -266,25 +275,26 @@ class PushTests(SiblingChannelTestCase):
             self.pushes[1].live_dids.clear()
 
     def test_acknowledged_elsewhere(self) -> None:
-        """The worker that has pushed a message forgets it, and says that it has pushed it; this is no push."""
+        """The worker that has pushed a message forgets it; this is no push."""
         self.push()
         self.transfer()
-        for expected in (True, False):
-            answer = self.delivery.resolve_push(BOB, "m")
+        for account in ("did:x:eve", BOB):
+            self.assertTrue(self.pushes[1].was_pushed("m"))
+            self.delivery.resolve_push(account, "m")
             self.transfer()
-            self.assertIs(answer and self.successResultOf(answer), expected)
-        self.assertIsNone(self.delivery.resolve_push("did:x:eve", "m"))
+        self.assertFalse(self.pushes[1].was_pushed("m"))
         self.assertEqual((self.outcomes, len(self.durations)), ({"pushed": 1}, 1))
 
     def test_large_message_is_read(self) -> None:
-        """One that is too large for a frame is read from the store."""
+        """One that is too large for a frame is read from the store; that no socket took it is not known."""
         message = make_message(payload=bytes(MAX_SENT_PAYLOAD_BYTES + 1))
         self.pushes[1].stored["m"] = message
         taken = self.push(payload=message.payload)
         self.assertLess(len(self.client_ends[1].transport.value()), 1000)
         self.transfer()
-        self.assertIs(self.successResultOf(taken), False)
+        self.assertIsNone(self.successResultOf(taken))
         self.assertEqual((self.pushes[1].pushed, self.pushes[1].reads), ([message], [["m"]]))
+        self.assertEqual(self.outcomes, {"pushed": 1})
 
 
 class LatePushTests(SiblingChannelTestCase):
@@ -301,11 +311,30 @@ class LatePushTests(SiblingChannelTestCase):
         self.assertEqual(self.transfer(), [b"??"])
         self.assertEqual([one.id for one in self.pushes[1].pushed], ["kept"])
 
-    def test_clock_set_back(self) -> None:
-        """The age of a push from the future is unknown."""
+    def test_worker_with_another_clock(self) -> None:
+        """The reactors of two workers may differ in time; nothing is late because of that."""
+        for step in (-10.0, 10.0):
+            self.push(str(step))
+            self.reactor.rightNow += step
+            self.steady_offset -= step
+            self.assertEqual(self.transfer(), [b"1"])
+
+    def test_no_socket(self) -> None:
+        """A worker without a socket says so at once, and reads nothing."""
+        self.pushes[1].live_dids.clear()
         self.push()
-        self.reactor.rightNow -= 10.0
-        self.assertEqual(self.transfer(), [b"?"])
+        self.reactor.advance(1.5 * MAX_PUSH_AGE)
+        self.assertEqual((self.transfer(), self.pushes[1].reads), ([b"0"], []))
+
+    def test_flood(self) -> None:
+        """Beyond a limit late pushes are dropped, and counted."""
+        self.patch(sibling_channel, "MAX_LATE", 2)
+        self.pushes[1].found = lambda found: Deferred()
+        waiting = [self.push(name) for name in "abcd"]
+        self.reactor.advance(1.5 * MAX_PUSH_AGE)
+        self.assertEqual(self.transfer(), [b"???-"])
+        self.assertEqual([self.successResultOf(one) for one in waiting], [None, None, None, False])
+        self.assertEqual((self.outcomes, self.servers[1].late), ({"pushed": 3, "dropped": 1}, 2))
 
     def test_expired_message(self) -> None:
         """One that has expired under way is not pushed."""
@@ -437,7 +466,7 @@ class SilentWorkerTests(SiblingChannelTestCase):
 class ContractChangeTests(SiblingChannelTestCase):
     """Nothing in the store says later that contracts have changed."""
 
-    def test_told_once(self) -> None:
+    def test_notified_once(self) -> None:
         """Once, also after the next connection."""
         self.connect()
         self.delivery.notify_contracts_changed(BOB)
@@ -446,7 +475,7 @@ class ContractChangeTests(SiblingChannelTestCase):
         self.reactor.advance(RECONNECT_DELAY)
         self.connect()
         self.transfer()
-        self.assertEqual(self.pushes[1].told, [BOB])
+        self.assertEqual(self.pushes[1].notified, [BOB])
 
     def test_repeated_until_answered(self) -> None:
         """A change that the worker did not confirm is repeated when it is connected again."""
@@ -456,7 +485,7 @@ class ContractChangeTests(SiblingChannelTestCase):
         self.reactor.advance(RECONNECT_DELAY)
         self.connect()
         self.transfer()
-        self.assertEqual(self.pushes[1].told, [BOB])
+        self.assertEqual(self.pushes[1].notified, [BOB])
 
     def test_store_outage(self) -> None:
         """The worker has confirmed the change and asks the store again."""
@@ -464,18 +493,44 @@ class ContractChangeTests(SiblingChannelTestCase):
         self.registered = None
         self.delivery.notify_contracts_changed(BOB)
         self.assertEqual(self.transfer(), [b"1"])
-        self.assertEqual(self.pushes[1].told, [])
+        self.assertEqual(self.pushes[1].notified, [])
         self.registered = {BOB}
         self.reactor.advance(CHANGED_RETRY_DELAY)
-        self.assertEqual(self.pushes[1].told, [BOB])
+        self.assertEqual(self.pushes[1].notified, [BOB])
 
     def test_expired_registration(self) -> None:
-        """Nobody is told any more."""
+        """Nobody is notified any more."""
         self.connect()
         self.registered = set()
         self.delivery.notify_contracts_changed(BOB)
         self.transfer()
-        self.assertEqual(self.pushes[1].told, [])
+        self.assertEqual(self.pushes[1].notified, [])
+
+    def test_link_is_full(self) -> None:
+        """A change that there was no room for is sent when there is."""
+        self.connect()
+        self.patch(sibling_channel, "MAX_OUTSTANDING", 1)
+        self.push()
+        self.delivery.notify_contracts_changed(BOB)
+        self.assertEqual(self.delivery.pending[0], 2)
+        self.transfer()
+        self.transfer()
+        self.assertEqual((self.pushes[1].notified, self.outcomes), ([BOB], {"pushed": 2}))
+
+    def test_dropped_while_the_store_is_asked(self) -> None:
+        """A flood of changes does not end the notification of those before."""
+        self.patch(sibling_channel, "MAX_CHANGED", 2)
+        dids = [f"did:x:{number}" for number in range(4)]
+        self.registered, self.asked = dids, (asked := Deferred[None]())
+        self.pushes[1].live_dids.update(dids)
+        self.connect()
+        for did in dids:
+            self.counters[1].add(did)
+            self.delivery.notify_contracts_changed(did)
+        self.transfer()
+        asked.callback(None)
+        self.assertEqual(self.pushes[1].notified, ["did:x:0", "did:x:2", "did:x:3"])
+        self.assertEqual((self.outcomes, self.servers[1].late), ({"pushed": 2, "dropped": 2}, 0))
 
     def test_limit(self) -> None:
         """The oldest changes are dropped and counted."""
@@ -487,11 +542,22 @@ class ContractChangeTests(SiblingChannelTestCase):
             self.delivery.notify_contracts_changed(did)
         self.connect()
         self.transfer()
-        self.assertEqual((self.pushes[1].told, self.outcomes["dropped"]), (["did:x:1", "did:x:2"], 1))
+        self.assertEqual((self.pushes[1].notified, self.outcomes["dropped"]), (["did:x:1", "did:x:2"], 1))
 
 
 class SeveralWorkersTests(SiblingChannelTestCase):
     workers = 3
+
+    def test_one_of_two_may_yet_take_it(self) -> None:
+        """One reads it from the store first: that no socket takes it is known only without that."""
+        self.connect()
+        self.pushes[2].live_dids.clear()
+        for expected in (None, False):
+            taken = self.push(str(expected))
+            self.reactor.advance(1.5 * MAX_PUSH_AGE)
+            self.transfer()
+            self.assertIs(self.successResultOf(taken), expected)
+            self.pushes[1].live_dids.clear()
 
     def test_one_of_two_takes_it(self) -> None:
         """It is known as soon as one does, and that none does once all have answered."""
@@ -522,6 +588,17 @@ class CredentialTests(SiblingChannelTestCase):
             self.assertEqual(ends[1].transport.value(), b"")
         self.server_ends[1].dataReceived(b"\0\0\0\x010")
         self.assertEqual(self.greeted, [])
+
+    def test_refusals_are_not_logged_at_every_attempt(self) -> None:
+        """Once by each end, however often the other one tries."""
+        self.patch(sibling_channel, "is_own_user", lambda connection: False)
+        logged: list[Any] = []
+        self.patch(sibling_channel, "_log", SimpleNamespace(error=lambda text, **more: logged.append(text)))
+        for _ in range(3):
+            self.connect()
+            self.disconnect()
+            self.reactor.advance(RECONNECT_DELAY)
+        self.assertEqual(len(logged), 2)
 
     def test_other_version(self) -> None:
         """A worker with another version gets no pushes."""
