@@ -339,7 +339,8 @@ class AcknowledgementFastPath(_FastPath[_PendingAcknowledgement, Acknowledgement
             has happened.
         :return: whether one of them will be called.
         """
-        if len(raw) > MAX_FAST_ACKNOWLEDGEMENT_BYTES or not self._gate.enter():
+        # What is no envelope at all is refused at once.
+        if len(raw) > MAX_FAST_ACKNOWLEDGEMENT_BYTES or not raw.startswith(b"{") or not self._gate.enter():
             return False
         if not self._received:
             self._context.clock.callLater(0, self._process_received)

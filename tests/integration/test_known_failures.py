@@ -48,11 +48,12 @@ class QueueTests(SharedDaemonTestCase):
         self.bob.acknowledge(one.id)
         self.assertEqual(self.bob.queued_texts(), ["other"])
 
-    def test_store_failure_is_not_reported_as_empty_queue(self) -> None:
-        """The request is refused; afterwards all messages are there."""
+    def test_locked_database_is_not_reported_as_empty_queue(self) -> None:
+        """While nothing can be written the queue is read as it is, and an acknowledgement is refused."""
         self.bob.send_text("there")
         with lock_database(self.daemon.directory / "mediator.sqlite3"):
-            response = self.bob.request(f"{PICKUP}/status-request")
+            self.assertEqual((self.bob.queued_count(), self.bob.queued_texts()), (1, ["there"]))
+            response = self.bob.request(f"{PICKUP}/messages-received", {"message_id_list": ["unknown"]})
             self.assertEqual(response.status, 503, response.body)
             self.assertGreater(int(response.headers["retry-after"]), 0)
         self.assertEqual((self.bob.queued_count(), self.bob.queued_texts()), (1, ["there"]))

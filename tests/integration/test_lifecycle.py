@@ -26,7 +26,7 @@ from mediatord import __version__
 from mediatord.bench.raw_clients import WebSocketClient
 from mediatord.cli.init import write_initial_files
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
-from mediatord.wallet.didcomm_client import PICKUP, PROBLEM_REPORT, DIDCommWallet, MediatorProblem
+from mediatord.wallet.didcomm_client import PROBLEM_REPORT, DIDCommWallet, MediatorProblem
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socket
 from mediatord.wallet.temporary_daemon import find_free_port
@@ -214,7 +214,7 @@ class RestartTests(DaemonTestCase):
         queued, pushed, acknowledged = prepare_forwards(bob, "letter", 3)
         self.assertEqual(send_request(daemon.port, "POST", "/didcomm", queued.body)[0], 202)
         lost_push = await self.push_and_acknowledge(daemon, bob, pushed, acknowledged)
-        _, request = bob.pack(f"{PICKUP}/status-request")
+        _, request = bob.pack("https://didcomm.org/coordinate-mediation/3.0/recipient-query", {})
         self.assertEqual((await bob.post(request)).status, 200)
         await deferToThread(end, daemon)
         daemon.start()
@@ -259,8 +259,8 @@ class FullDiskTests(DaemonTestCase):
 
     async def test_failing_writes_are_refused_with_503(self) -> None:
         """
-        Forwards and requests get 503 and /health reports it; then service resumes without a restart, with what was
-        accepted and nothing else (reference 11 row 17).
+        What has to be written gets 503 and /health reports it; the queue can be read. Then service resumes without a
+        restart, with what was accepted and nothing else (reference 11 row 17).
         """
         daemon = self.start_daemon()
         bob = await enrol_wallet(daemon, reactor)
@@ -271,8 +271,9 @@ class FullDiskTests(DaemonTestCase):
         resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (0, hard))
         for _ in range(3):
             self.assert_unavailable(daemon, refused_forward)
-        refusal = await self.problem_of(bob.status())
+        refusal = await self.problem_of(bob.register(WalletIdentity.generate().did))
         self.assertEqual((refusal.status, refusal.code), (503, "e.p.me.res.storage"))
+        self.assertEqual((await bob.status()).message_count, 1)
         status, retry_after, body = send_request(daemon.port, "GET", "/health")
         self.assertEqual((status, str(retry_after).isdigit()), (503, True))
         self.assertEqual(json.loads(body), {"status": "error", "detail": "store unavailable"})
