@@ -14,7 +14,7 @@ BOUNDS: dict[str, tuple[int, int, int]] = {
     "forward, fast path": (21, 92, 48),
     "forward, general path": (23, 107, 53),
     "forward and live push": (26, 136, 76),
-    "acknowledgement": (31, 184, 110),
+    "acknowledgement": (31, 190, 113),
     "TWO_WAY_PRIVATE": (24, 109, 62),
     "push across workers, sender's side": (24, 119, 60),
     "push across workers, socket's side": (15, 58, 34),

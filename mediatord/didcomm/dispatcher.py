@@ -250,7 +250,7 @@ class DIDCommDispatcher:
         try:
             self._require_authcrypt_sender(received)
             ids = parse_message_ids(message.require_body())
-            if any(len(id_) == PAYLOAD_DIGEST_LENGTH for id_ in ids):
+            if PAYLOAD_DIGEST_LENGTH in map(len, ids):
                 return None  # those of a payload have to be looked up first
             self._replays.claim_in_memory(received, account)
         except MediatorError as error:

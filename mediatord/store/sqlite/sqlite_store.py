@@ -149,6 +149,7 @@ class SQLiteStore:
 
     def open(self) -> Deferred[None]:
         self._decentrl.opened()
+        self._forget_all(None)  # the database may be another one
         return self._executor.open()
 
     def close(self) -> Deferred[None]:
