@@ -52,6 +52,10 @@ PING = "https://didcomm.org/trust-ping/2.0/ping"
 T = TypeVar("T")
 
 
+# Fields of events whose values differ from one mediator, or one message, to another.
+VARYING_FIELDS = frozenset("ts seq boot req msg dur_ms crypto_ms latency_ms rcpt sender peer who".split())
+
+
 class FakeSocket:
     """
     A fake open socket, which records frames and close codes.

@@ -10,6 +10,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+from twisted.internet.defer import Deferred, succeed
+
 from mediatord.didcomm.context import DIDCommContext, MessageRequest
 from mediatord.didcomm.endpoint_delivery import EndpointDelivery
 from mediatord.didcomm.forward_router import FORWARD_KEY, FORWARD_NAME, ForwardRouter
@@ -135,7 +137,7 @@ class DIDCommDispatcher:
         if message.type.key == FORWARD_KEY:
             await self._forward_router.forward(record, received, origin)
             return ACCEPTED
-        account = await self._find_account(received)
+        account = await self.find_account(received)
         context.rate_limiter.check_allowance(account.did if account else None, origin.peer)
         request = MessageRequest(received, origin, record, cost, account)
         return self.reply(request, await self._answer_once(request))
@@ -259,11 +261,8 @@ class DIDCommDispatcher:
         if not context.rate_limiter.try_charge_account(account.did, origin.peer, request.cost):
             self._replays.cancel(received)
             return None
-        request.account, request.record.kind, request.record.sender = (
-            account,
-            self._names[ACKNOWLEDGEMENT],
-            sender.did,
-        )
+        request.account = account
+        request.record.kind, request.record.sender = self._names[ACKNOWLEDGEMENT], sender.did
         # As a status costs as much as the rest, it is only read if the reply goes anywhere.
         with_status = self._choose_route(message, sender, origin) != "nowhere"
         return AcknowledgementRequest(account.did, ids, with_status)
@@ -284,12 +283,16 @@ class DIDCommDispatcher:
         with suppress(StoreUnavailable):
             await self._context.unpacker.keep(sender)
 
-    async def _find_account(self, received: UnpackedMessage) -> Account | None:
-        """The sender's account; None for a denied sender."""
+    def find_account(self, received: UnpackedMessage) -> Deferred[Account | None]:
+        """
+        Fires with the sender's account; None for a denied sender.
+
+        :raise StoreUnavailable: it cannot be read.
+        """
         sender = received.authcrypt_sender
         if sender is None or self._context.access.denies(sender.did):
-            return None
-        return await self._context.store.get_account(sender.did)
+            return succeed(None)
+        return self._context.store.get_account(sender.did)
 
     async def _answer(self, request: MessageRequest) -> OutgoingMessage | None:
         received, message, now = request.received, request.received.message, self._context.clock.seconds()
@@ -298,7 +301,7 @@ class DIDCommDispatcher:
         if message.expires_time is not None and message.expires_time <= now:
             raise ExpiredMessage
         if message.from_prior is not None and await self._rotate(request):
-            request.account = await self._find_account(received)
+            request.account = await self.find_account(received)
         if request.account is not None and received.authcrypt_sender is not None:
             await self._record_contact(request, request.account, received.authcrypt_sender)
         if message.type.key in self._handlers:

@@ -353,12 +353,11 @@ class AcknowledgementFastPath(_FastPath[_PendingAcknowledgement, Acknowledgement
         self._is_collecting = True
         for one in received:
             request = self._read(one)
-            sender = None if request is None else request.received.sender
-            if request is None or sender is None or self._context.access.denies(sender):
-                self._fall_back(one, request)
+            if request is None:
+                self._fall_back(one, None)
                 continue
             with request_deadline(self._context.clock):
-                account = self._context.store.get_account(sender)
+                account = self._dispatcher.find_account(request.received)
             account.addCallback(self._begin, request, one)
             account.addErrback(self._fail, request, one)
         self._store()

@@ -147,15 +147,15 @@ class ReplayProtection:
         :raise ExpiredMessage: it is too old for that to be known.
         :raise ReplayCacheFull: the digest cannot be kept, and has to be.
         """
-        retention = choose_replay_retention(received, account, self._clock.seconds())
         if is_pickup_request(received):
-            self.claim_in_memory(received, account)
+            retention = self.claim_in_memory(received, account)
             if not binds:
                 if received.message.type.key != ACKNOWLEDGEMENT:
-                    self._store.claim_nonce(received.digest, retention.until, retention.share).addErrback(
-                        _log_unexpected
-                    )
+                    claimed = self._store.claim_nonce(received.digest, retention.until, retention.share)
+                    claimed.addErrback(_log_unexpected)
                 return
+        else:
+            retention = choose_replay_retention(received, account, self._clock.seconds())
         try:
             is_new = await self._claim(received.digest, retention)
         except BaseException:
@@ -164,11 +164,13 @@ class ReplayProtection:
         if not is_new:
             raise ReplayedMessage
 
-    def claim_in_memory(self, received: UnpackedMessage, account: Account | None) -> None:
-        """As :meth:`claim`, for a pickup request that does not authenticate a socket."""
+    def claim_in_memory(self, received: UnpackedMessage, account: Account | None) -> ReplayRetention:
+        """As :meth:`claim`, for a pickup request that does not authenticate a socket; how long its digest is kept."""
         now = self._clock.seconds()
-        if not self._recent.add(received.digest, now, choose_replay_retention(received, account, now).until):
+        retention = choose_replay_retention(received, account, now)
+        if not self._recent.add(received.digest, now, retention.until):
             raise ReplayedMessage
+        return retention
 
     async def release(self, received: UnpackedMessage, *, binds: bool) -> None:
         """

@@ -20,6 +20,7 @@ from tests.in_memory_mediator import (
     NOW,
     PEER,
     PING,
+    VARYING_FIELDS,
     InMemoryMediator,
     InMemoryWallet,
     pack_forward,
@@ -27,21 +28,6 @@ from tests.in_memory_mediator import (
 )
 
 SMALL = {"queue": {"max_messages": 3, "max_bytes": 20_000}}
-# Fields of events that always differ.
-_VARYING_FIELDS = (
-    "ts",
-    "seq",
-    "req",
-    "msg",
-    "dur_ms",
-    "crypto_ms",
-    "latency_ms",
-    "rcpt",
-    "sender",
-    "peer",
-    "who",
-    "boot",
-)
 
 
 class ForwardPath:
@@ -71,7 +57,7 @@ class ForwardPath:
         """All events, with values that always differ replaced by their presence."""
         names = ("req.done", "msg.accept", "msg.push", "msg.evict", "limit.hit")
         events = [event for name in names for event in self.in_memory.events(name)]
-        return [{name: name in _VARYING_FIELDS or value for name, value in event.items()} for event in events]
+        return [{name: name in VARYING_FIELDS or value for name, value in event.items()} for event in events]
 
 
 Forward = Callable[[ForwardPath], bytes]
