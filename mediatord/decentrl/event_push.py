@@ -63,12 +63,12 @@ class EventPusher:
 
     def push(self, events: Iterable[PendingEvent]) -> Container[str]:
         """Write events to the sockets of this process; the ids of those that one took."""
-        live, subscribers = self._connections.live_dids, self._connections.subscribers
-        return {
-            event.id
-            for event in events
-            if event.recipient_did in live and self._push(event, subscribers(event.recipient_did))
-        }
+        connections, taken = self._connections, set()
+        for event in events:
+            did = event.recipient_did
+            if did in connections.live_dids and self._push(event, connections.subscribers(did)):
+                taken.add(event.id)
+        return taken
 
     def push_remote(self, events: Iterable[PendingEvent], by: Mapping[str, float] | None = None) -> Container[str]:
         """

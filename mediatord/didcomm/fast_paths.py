@@ -310,13 +310,10 @@ class _ReceivedAcknowledgement(NamedTuple):
 class _PendingAcknowledgement(NamedTuple):
     """An acknowledgement that is being stored."""
 
+    record: RequestRecord
     request: MessageRequest
     acknowledgement: AcknowledgementRequest
     answer: ReplyCallback
-
-    @property
-    def record(self) -> RequestRecord:
-        return self.request.record
 
 
 # Larger acknowledgements take the general path.
@@ -340,6 +337,7 @@ class AcknowledgementFastPath(_FastPath[_PendingAcknowledgement, Acknowledgement
         self._pickup = pickup
         self._received: list[_ReceivedAcknowledgement] = []
         self._pending: list[_PendingAcknowledgement | None] = []
+        self._acknowledgements: list[AcknowledgementRequest] = []
         self._is_collecting = False
 
     def take(
@@ -406,7 +404,8 @@ class AcknowledgementFastPath(_FastPath[_PendingAcknowledgement, Acknowledgement
             self._fall_back(received, request)
             return
         answer = partial(self._release_and_answer, request, received.answer)
-        self._pending.append(_PendingAcknowledgement(request, acknowledgement, answer))
+        self._pending.append(_PendingAcknowledgement(request.record, request, acknowledgement, answer))
+        self._acknowledgements.append(acknowledgement)
         if not self._is_collecting:
             # The account was read: perhaps together with others.
             self._is_collecting = True
@@ -437,9 +436,10 @@ class AcknowledgementFastPath(_FastPath[_PendingAcknowledgement, Acknowledgement
         if not self._pending:
             return
         pending, self._pending = self._pending, []
+        acknowledgements, self._acknowledgements = self._acknowledgements, []
         try:
             with request_deadline(self._context.clock):
-                stored = self._context.store.acknowledge_each([one.acknowledgement for one in pending if one])
+                stored = self._context.store.acknowledge_each(acknowledgements)
         except Exception:
             stored = fail(Failure())
         self._wait_for(stored, pending)

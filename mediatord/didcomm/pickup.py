@@ -296,10 +296,9 @@ class LiveDelivery:
         if self._context.push_mode == "raw":
             (message,) = messages
             return message.payload
-        form = self._context.delivery_form
-        attachments = [
-            make_delivery_attachment(message.id, message.payload, message.form, form) for message in messages
-        ]
+        form, attachments = self._context.delivery_form, []
+        for message in messages:
+            attachments.append(make_delivery_attachment(message.id, message.payload, message.form, form))
         return self._packer.pack(OutgoingMessage(self._packer.new_id(), DELIVERY, attachments=attachments), recipient)
 
     def _record_push(self, message: StoredMessage, accepted_by: Sequence[WebSocketSession]) -> None:

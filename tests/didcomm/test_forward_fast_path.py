@@ -12,6 +12,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.didcomm.messages import MessageOrigin
 from mediatord.errors import QueueFull, StoreUnavailable
+from mediatord.protocol.didcomm import jwe
 from mediatord.protocol.didcomm.did_methods import derive_did_peer_3
 from mediatord.protocol.didcomm.jwe import load_key_exchange
 from mediatord.ratelimit.admission import RequestReply
@@ -445,6 +446,34 @@ class HeldEnqueueTests(SynchronousTestCase):
         self.assertEqual([event["method"] for event in self.in_memory.events("msg.accept")], ["live"] * 4)
         self.assertEqual(self.in_memory.didcomm.live.unacknowledged_pushes, 4)
         self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 0)
+
+    def test_key_agreements_of_messages_pushed_together(self) -> None:
+        """One new key and its agreement for a delivery; its parts that depend on the parties are kept."""
+        self.bob.go_live()
+        self.send("bob 0")
+        operations = list[str]()
+
+        def count(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+            def counted(*args: Any) -> Any:
+                operations.append(name)
+                return function(*args)
+
+            return counted
+
+        raws = [pack_forward(self.in_memory, self.bob.did, self.bob.make_payload()) for _ in range(5)]
+        module: Any = jwe
+        self.patch(module, "_load_public", count("open", module._load_public))
+        self.patch(module, "compute_x25519", count("agree", module.compute_x25519))
+        generate = module.bindings.crypto_scalarmult_base
+        self.patch(module.bindings, "crypto_scalarmult_base", count("generate", generate))
+        written = module._write_cached_parties.cache_info().misses
+        replies: list[RequestReply] = []
+        for raw in raws:
+            self.in_memory.didcomm.forward_fast_path.take(raw, PEER, replies.append, self.fail)
+        self.in_memory.clock.pump([0, 0])
+        self.assertEqual(len(replies), 5)
+        self.assertEqual(operations, ["open"] * 5 + ["generate", "agree"])
+        self.assertEqual(module._write_cached_parties.cache_info().misses, written)
 
     def test_forwards_stored_together_are_logged_together(self) -> None:
         """Forwards stored together are logged in one write, after all outcomes are known."""

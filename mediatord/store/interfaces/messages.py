@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
@@ -49,11 +48,13 @@ class _RandomBytePool:
 
 
 _random_bytes = _RandomBytePool()
+_UUID_VARIANTS = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))
 
 
 def new_didcomm_message_id() -> str:
-    """Id of a DIDComm message that mediatord writes."""
-    return str(uuid.uuid4())
+    """Id of a DIDComm message that mediatord writes: a random UUID (RFC 9562, version 4)."""
+    text = _random_bytes(16).hex()
+    return f"{text[:8]}-{text[8:12]}-4{text[13:16]}-{_UUID_VARIANTS[text[16]]}{text[17:20]}-{text[20:]}"
 
 
 PayloadForm = Literal["json", "base64"]

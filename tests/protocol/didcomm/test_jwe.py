@@ -13,6 +13,7 @@ from jwcrypto.jwe import JWE
 from jwcrypto.jwk import JWK
 
 from mediatord.errors import DecryptionError, EncryptionRequired, InvalidEnvelope, MediatorError
+from mediatord.protocol.didcomm import jwe as jwe_module
 from mediatord.protocol.didcomm.jwe import (
     Enc,
     Envelope,
@@ -23,7 +24,7 @@ from mediatord.protocol.didcomm.jwe import (
     parse_envelope,
 )
 from mediatord.protocol.didcomm.keys import Curve, PrivateKey
-from mediatord.protocol.encoding import encode_base64url
+from mediatord.protocol.encoding import dumps, encode_base64url
 from tests.protocol.didcomm.foreign_jwe import JWEWriter, b64, compact, unb64
 
 CURVES: tuple[Curve, ...] = ("X25519", "P-256", "P-384", "P-521")
@@ -97,6 +98,8 @@ def test_emitted_layout() -> None:
         assert [entry["header"] for entry in jwe["recipients"]] == [{"kid": BOB}, {"kid": CAROL}]
         assert all(set(entry) == {"header", "encrypted_key"} for entry in jwe["recipients"])
         assert b"=" not in raw
+        assert raw == dumps(jwe)
+        assert unb64(jwe["protected"]) == dumps(protected_of(raw))
 
 
 def test_emitted_protected_header() -> None:
@@ -108,9 +111,23 @@ def test_emitted_protected_header() -> None:
     assert (header["alg"], header["enc"]) == ("ECDH-ES+A256KW", "A256CBC-HS512")
     assert set(header["epk"]) == {"kty", "crv", "x"}
     header = protected_of(encrypt_authcrypt(TEXT, (ALICE, ALICES["X25519"]), keys))
-    assert set(header) == {"typ", "alg", "enc", "epk", "apv", "apu", "skid"}
+    assert list(header) == ["typ", "alg", "enc", "epk", "apv", "apu", "skid"]
     assert (header["alg"], header["enc"]) == ("ECDH-1PU+A256KW", "A256CBC-HS512")
     assert (header["skid"], unb64(header["apu"])) == (ALICE, ALICE.encode())
+
+
+def test_parties_are_written_once() -> None:
+    """The parts of an envelope that only depend on its parties are kept, unless the names are very long."""
+    cached, keys = jwe_module._write_cached_parties, [(BOB, BOBS["X25519"].public)]
+    cached.cache_clear()
+    for _ in range(3):
+        encrypt_anoncrypt(TEXT, keys)
+        encrypt_authcrypt(TEXT, (ALICE, ALICES["X25519"]), keys)
+    assert (cached.cache_info().hits, cached.cache_info().misses) == (4, 2)
+    long_kid = f"did:example:{'x' * jwe_module._MAX_CACHED_NAMES}#key"
+    raw = encrypt_anoncrypt(TEXT, [(long_kid, BOBS["X25519"].public)])
+    assert json.loads(raw)["recipients"][0]["header"]["kid"] == long_kid
+    assert cached.cache_info().currsize == 2
 
 
 def test_emitted_apv() -> None:
