@@ -107,15 +107,15 @@ class DIDCommServices:
         )
         self.endpoints = EndpointDelivery(reactor, store, targets, forward_wrapper, core.outbound, recorder)
         fail_over = None if settings.failover == "none" else self.endpoints.enqueue
-        dispatch = LiveDispatcher(self.live.push, push_elsewhere, fail_over).dispatch
+        dispatcher = LiveDispatcher(self.live.push, push_elsewhere, fail_over)
         self.due = DelayedMessageScheduler(
-            reactor, store, dispatch, core.cluster.leader_lease if core.cluster else None
+            reactor, store, dispatcher.dispatch_all, core.cluster.leader_lease if core.cluster else None
         )
         forward_router = ForwardRouter(
             context,
             forward_wrapper,
             self.live,
-            dispatch,
+            dispatcher,
             self.due.schedule_wakeup,
             core.sender_fingerprints,
             random.SystemRandom().uniform,

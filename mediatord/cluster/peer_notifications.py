@@ -11,7 +11,7 @@ nothing. The answer to an unknown kind is that none of it was pushed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
@@ -310,8 +310,8 @@ MAX_VISIBILITY_DELAY = MAX_CLOCK_SKEW + MAX_COMMIT_DELAY
 class RemotePusher(Protocol[ContraItem]):
     """Pushes items of one protocol that another node has accepted."""
 
-    def push_remote(self, item: ContraItem, /, *, by: float = ...) -> bool:
-        """Whether a socket that subscribed by a time took it."""
+    def push_remote(self, items: Sequence[ContraItem], /, by: Mapping[str, float] = ...) -> Container[str]:
+        """The ids of those that a socket took. :param by: leaves out, by id, sockets that subscribed later."""
 
     def was_pushed(self, id_: str, /) -> bool:
         """Whether it was pushed here, as far as that is remembered."""
@@ -353,7 +353,8 @@ class PeerNotificationDelivery(Generic[Item]):
         wanted = [id_ for id_ in ids if id_ not in pushed] if pushed else ids
         async for items in self._find_served(wanted):
             # A repeated notification may have been served meanwhile.
-            pushed += [item.id for item in items if was_pushed(item.id) or self.pusher.push_remote(item)]
+            taken = self.pusher.push_remote([item for item in items if not was_pushed(item.id)])
+            pushed += [item.id for item in items if item.id in taken or was_pushed(item.id)]
         return pushed
 
     async def push_missed(self, arrivals: Sequence[MessageArrival]) -> None:
@@ -367,9 +368,7 @@ class PeerNotificationDelivery(Generic[Item]):
             for id_ in await self.store.find_picked_up(list(missed)):
                 del missed[id_]
         async for items in self._find_served(list(missed)):
-            for item in items:
-                if not self.pusher.was_pushed(item.id):
-                    self.pusher.push_remote(item, by=missed[item.id])
+            self.pusher.push_remote([item for item in items if not self.pusher.was_pushed(item.id)], missed)
 
     def _is_missed(self, arrival: MessageArrival) -> bool:
         return not self.pusher.was_pushed(arrival.id) and bool(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Protocol
@@ -61,19 +61,27 @@ class EventPusher:
         self._pushed: OrderedDict[str, bool] = OrderedDict()
         self.dispatch = LiveDispatcher(self.push, self._push_elsewhere if remote_delivery else None).dispatch
 
-    def push(self, event: PendingEvent) -> bool:
-        """Write an event to the sockets of this process; whether one took it."""
-        if event.recipient_did not in self._connections.live_dids:
-            return False
-        return self._push(event, self._connections.subscribers(event.recipient_did))
+    def push(self, events: Iterable[PendingEvent]) -> Container[str]:
+        """Write events to the sockets of this process; the ids of those that one took."""
+        live, subscribers = self._connections.live_dids, self._connections.subscribers
+        return {
+            event.id
+            for event in events
+            if event.recipient_did in live and self._push(event, subscribers(event.recipient_did))
+        }
 
-    def push_remote(self, event: PendingEvent, *, by: float = inf) -> bool:
+    def push_remote(self, events: Iterable[PendingEvent], by: Mapping[str, float] | None = None) -> Container[str]:
         """
-        As :meth:`push`, for an event that another node accepted, but not to sockets whose backlog contains it.
+        As :meth:`push`, for events that another node accepted, but not to sockets whose backlog contains them.
 
-        :param by: also leaves out sockets that subscribed after this time.
+        :param by: times by the id of an event, which is not pushed to sockets that subscribed after it.
         """
-        return self._push(event, self._connections.subscribers(event.recipient_did, by=by, message=event.id))
+        by, subscribers = by or {}, self._connections.subscribers
+        return {
+            event.id
+            for event in events
+            if self._push(event, subscribers(event.recipient_did, by=by.get(event.id, inf), message=event.id))
+        }
 
     def _push_elsewhere(self, event: PendingEvent) -> Deferred[bool] | Deferred[bool | None] | None:
         assert self._remote_delivery is not None

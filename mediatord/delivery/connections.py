@@ -6,7 +6,7 @@ subscribe to, and the dispatch of stored messages and events to them.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from sys import intern
@@ -330,7 +330,12 @@ def close_ignoring_errors(session: WebSocketSession, code: int, reason: str) -> 
         _log.failure("closing a socket failed", redact_failure())
 
 
-Item = TypeVar("Item")
+class _StoredItem(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+Item = TypeVar("Item", bound=_StoredItem)
 
 
 @dataclass(slots=True)
@@ -338,23 +343,27 @@ class LiveDispatcher(Generic[Item]):
     """
     Passes stored messages or events to sockets of this process, to other nodes, or elsewhere.
 
-    :param push: writes to the sockets of this process; False when none took it.
+    :param push: writes to the sockets of this process; returns the ids of the items that a socket took.
     :param push_elsewhere: has other nodes push; fires with whether a socket took it, or with None if one may yet take
         it, and never fails. Returns None if no other can have one. None for one process.
     :param fail_over: called with what no socket took or may yet take; None to leave it in the queue.
     """
 
-    push: Callable[[Item], bool]
+    push: Callable[[Sequence[Item]], Container[str]]
     push_elsewhere: Callable[[Item], Deferred[bool] | Deferred[bool | None] | None] | None
     fail_over: Callable[[Item], None] | None = None
 
-    def dispatch(self, item: Item, on_result: Callable[[bool], None] | None = None) -> None:
+    def dispatch(
+        self, item: Item, on_result: Callable[[bool], None] | None = None, taken_here: Container[str] | None = None
+    ) -> None:
         """
         Waits for nothing and never fails; what nobody takes stays in the queue.
 
         :param on_result: called with whether a socket took it, as soon as that is known.
+        :param taken_here: the result of :attr:`push`, where that was called for several items; by default it is
+            called for this one.
         """
-        pushed = self.push(item)
+        pushed = item.id in (self.push((item,)) if taken_here is None else taken_here)
         if self.push_elsewhere is not None:
             # The recipient may have sockets at several nodes, and all of them get it.
             taken = self.push_elsewhere(item)
@@ -365,6 +374,12 @@ class LiveDispatcher(Generic[Item]):
                 )
                 return
         self._finish(pushed, item, on_result)
+
+    def dispatch_all(self, items: Sequence[Item]) -> None:
+        """As :meth:`dispatch`, for several that are pushed together."""
+        taken_here = self.push(items)
+        for item in items:
+            self.dispatch(item, taken_here=taken_here)
 
     def _finish(self, pushed: bool | None, item: Item, on_result: Callable[[bool], None] | None) -> None:
         if on_result is not None:

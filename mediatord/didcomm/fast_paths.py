@@ -9,7 +9,7 @@ be refused before the store is changed, are handed to the general path as if the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -61,14 +61,25 @@ R = TypeVar("R")
 
 
 class _FastPath(Generic[P, R]):
-    """Answers messages when the store has changed: the part that all fast paths have in common."""
+    """
+    Answers messages when the store has changed: the part that all fast paths have in common.
 
-    def __init__(self, context: DIDCommContext, gate: RequestGate) -> None:
+    :param push: pushes what was stored, all of it together; returns the ids of the messages that a socket took, and
+        never fails. None if nothing is to be pushed.
+    """
+
+    def __init__(
+        self,
+        context: DIDCommContext,
+        gate: RequestGate,
+        push: Callable[[Sequence[R]], Container[str]] | None = None,
+    ) -> None:
         self._context = context
         self._gate = gate
+        self._push = push
 
-    def _finish(self, one: P, result: R) -> RequestReply:
-        """Do what follows the change of the store; the reply."""
+    def _finish(self, one: P, result: R, taken_here: Container[str]) -> RequestReply:
+        """Do what follows the change of the store; the reply. :param taken_here: the result of the push."""
         raise NotImplementedError
 
     def _refuse(self, one: P, error: MediatorError) -> RequestReply:
@@ -99,30 +110,37 @@ class _FastPath(Generic[P, R]):
 
         :param outcomes: with their places in `pending`.
         """
-        context, finished = self._context, []
+        context, known, results, finished = self._context, [], [], []
         for place, outcome in outcomes:
             one = pending[place]
-            if one is None:
-                continue
-            pending[place] = None
-            if isinstance(outcome, MediatorError):
-                release_traceback(outcome)
-                reply = self._try_refuse(one, outcome)
-            else:
-                try:
-                    reply = self._finish(one, outcome)
-                except Exception as error:
-                    if not isinstance(error, MediatorError):
-                        _log.failure("processing a message failed", redact_failure())
-                        error = InternalFault()
-                    release_traceback(error)
-                    reply = self._try_refuse(one, error)
+            if one is not None:
+                pending[place] = None
+                known.append((one, outcome))
+                if not isinstance(outcome, MediatorError):
+                    results.append(outcome)
+        taken_here = self._push(results) if self._push is not None else ()
+        for one, outcome in known:
+            reply = self._make_reply(one, outcome, taken_here)
             finished.append((one, reply))
             try:
                 context.recorder.end_request(one.record, status=reply.status, fault=reply.fault, code=reply.code)
             except Exception:
                 _log.failure("recording a message failed", redact_failure())
         self._reply_all(finished)
+
+    def _make_reply(self, one: P, outcome: R | MediatorError, taken_here: Container[str]) -> RequestReply:
+        if isinstance(outcome, MediatorError):
+            error = outcome
+        else:
+            try:
+                return self._finish(one, outcome, taken_here)
+            except MediatorError as refusal:
+                error = refusal
+            except Exception:
+                _log.failure("processing a message failed", redact_failure())
+                error = InternalFault()
+        release_traceback(error)
+        return self._try_refuse(one, error)
 
     def _reply_all(self, finished: Sequence[tuple[P, RequestReply]]) -> None:
         # Replies reach the kernel at once: the log has to have these messages before.
@@ -186,7 +204,7 @@ class ForwardFastPath(_FastPath[_PendingForward, EnqueueResult]):
         router: ForwardRouter,
         fingerprints: SenderFingerprint,
     ) -> None:
-        super().__init__(context, gate)
+        super().__init__(context, gate, router.push)
         self._parser = parser
         self._router = router
         self._fingerprints = fingerprints
@@ -268,8 +286,8 @@ class ForwardFastPath(_FastPath[_PendingForward, EnqueueResult]):
         request = EnqueueRequest(recipient, (payload,), expires_at, origin=fingerprint)
         return _PendingForward(record, forward, request, received.answer)
 
-    def _finish(self, one: _PendingForward, result: EnqueueResult) -> RequestReply:
-        self._router.dispatch(one.record, result, None)
+    def _finish(self, one: _PendingForward, result: EnqueueResult, taken_here: Container[str]) -> RequestReply:
+        self._router.dispatch(one.record, result, None, taken_here)
         return ACCEPTED
 
     def _refuse(self, one: _PendingForward, error: MediatorError) -> RequestReply:
@@ -426,7 +444,9 @@ class AcknowledgementFastPath(_FastPath[_PendingAcknowledgement, Acknowledgement
             stored = fail(Failure())
         self._wait_for(stored, pending)
 
-    def _finish(self, one: _PendingAcknowledgement, result: AcknowledgementResult) -> RequestReply:
+    def _finish(
+        self, one: _PendingAcknowledgement, result: AcknowledgementResult, taken_here: Container[str]
+    ) -> RequestReply:
         assert one.request.account is not None
         status = self._pickup.finish_acknowledgement(one.request, one.request.account, result)
         if status is None and one.acknowledgement.with_status:

@@ -8,7 +8,7 @@ Each payload is stored with a keyed 63-bit fingerprint of its sender, specific t
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from twisted.logger import Logger
 
+from mediatord.delivery.connections import LiveDispatcher
 from mediatord.didcomm.context import DIDCommContext
 from mediatord.didcomm.messages import (
     ForwardWrapper,
@@ -135,7 +136,7 @@ class ForwardRouter:
     """
     General path of forwards.
 
-    :param dispatch: passes a stored message to whoever may take it now; see :class:`LiveDispatcher`.
+    :param dispatcher: passes stored messages to whoever may take them now.
     :param schedule_wakeup: called with the time at which a stored message becomes visible.
     :param uniform: as `random.uniform`.
     """
@@ -145,7 +146,7 @@ class ForwardRouter:
         context: DIDCommContext,
         forward_wrapper: ForwardWrapper,
         live: LiveDelivery,
-        dispatch: Callable[[StoredMessage, Callable[[bool], None]], None],
+        dispatcher: LiveDispatcher[StoredMessage],
         schedule_wakeup: Callable[[float], None],
         fingerprints: SenderFingerprint,
         uniform: Callable[[float, float], float],
@@ -153,7 +154,7 @@ class ForwardRouter:
         self._context = context
         self._forward_wrapper = forward_wrapper
         self._live = live
-        self._dispatch = dispatch
+        self._dispatcher = dispatcher
         self._schedule_wakeup = schedule_wakeup
         self._fingerprints = fingerprints
         self._uniform = uniform
@@ -181,8 +182,9 @@ class ForwardRouter:
                     origin=only.origin,
                 )
             ]
+        taken_here = self.push(enqueued)
         for one in enqueued:
-            self.dispatch(record, one, received.sender)
+            self.dispatch(record, one, received.sender, taken_here)
 
     async def _plan(
         self, received: UnpackedMessage, origin: MessageOrigin, descent: _NestedForwardState
@@ -292,11 +294,29 @@ class ForwardRouter:
             return payload
         return data, form
 
-    def dispatch(self, record: RequestRecord, enqueued: EnqueueResult, sender: str | None) -> None:
+    def push(self, enqueued: Sequence[EnqueueResult]) -> Container[str]:
+        """
+        Push messages that are durable, of one request or of several, to sockets of this process.
+
+        Never fails, and :meth:`dispatch` has to follow.
+
+        :return: ids of the messages that a socket took.
+        """
+        messages: list[StoredMessage] = []
+        for one in enqueued:
+            for message in one.messages:
+                if message.due_at is None:
+                    messages.append(message)
+        return self._dispatcher.push(messages)
+
+    def dispatch(
+        self, record: RequestRecord, enqueued: EnqueueResult, sender: str | None, taken_here: Container[str]
+    ) -> None:
         """
         Dispatch messages that are durable; if this fails, the sender gets an error and the messages stay queued.
 
         :param sender: authenticated DID of the sender, if any.
+        :param taken_here: the result of :meth:`push`.
         """
         recorder = self._context.recorder
         for evicted in enqueued.evicted:
@@ -305,7 +325,7 @@ class ForwardRouter:
         for message in enqueued.messages:
             record_accept = partial(recorder.record_accept, record.request, message, sender, "didcomm")
             if message.due_at is None:
-                self._dispatch(message, record_accept)
+                self._dispatcher.dispatch(message, record_accept, taken_here)
             else:
                 record_accept(False)
                 self._schedule_wakeup(message.due_at)

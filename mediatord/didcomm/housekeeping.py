@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred
@@ -49,7 +49,7 @@ class DelayedMessageScheduler(Service):
         self,
         clock: IReactorTime,
         store: IStore,
-        dispatch: Callable[[StoredMessage], None],
+        dispatch: Callable[[Sequence[StoredMessage]], None],
         lease: LeaderLease | None = None,
     ) -> None:
         self._clock = clock
@@ -117,9 +117,8 @@ class DelayedMessageScheduler(Service):
     async def _deliver(self) -> None:
         try:
             while due := await self._store.take_due_messages(BATCH_SIZE):
-                for message in due:
-                    # It was recorded as queued when it was accepted.
-                    self._dispatch(message)
+                # They were recorded as queued when they were accepted.
+                self._dispatch(due)
         except Exception:
             # Retry after a while, whatever failed.
             self.schedule_wakeup(self._clock.seconds() + RETRY_DELAY)

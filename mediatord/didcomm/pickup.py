@@ -6,9 +6,10 @@ tracked until they are acknowledged.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from sys import intern
 
@@ -125,6 +126,15 @@ MAX_REMEMBERED_PUSHES = 100_000
 MAX_UNACKNOWLEDGED_PUSHES = 100_000
 
 
+# Payload bytes in one push; a first message always may.
+MAX_PUSH_BYTES = 65_536
+
+# A message and the subscribers that it is for; None for a socket that speaks Decentrl.
+_PushTarget = tuple[StoredMessage, Sequence[tuple[WebSocketSession, RecipientKeys | None]]]
+# A socket, and the messages in one frame to it.
+_PushBatch = tuple[WebSocketSession, RecipientKeys, list[StoredMessage]]
+
+
 @dataclass(slots=True)
 class _UnacknowledgedPush:
     """
@@ -218,21 +228,28 @@ class LiveDelivery:
         if session is not None and was_live:
             await connections.transfer_subscription(session, prior, intern(recipient.did), RecipientKeys(recipient))
 
-    def push(self, message: StoredMessage) -> bool:
+    def push(self, messages: Iterable[StoredMessage]) -> Container[str]:
         """
-        Write a stored message to every socket that subscribed to its account; whether one took it. Never fails.
+        Write stored messages to every socket that subscribed to their accounts, those of one account together; the
+        ids of the messages that a socket took. Never fails.
         """
-        if message.account not in self._connections.live_dids:
-            return False
-        return self._push(message, self._connections.subscribers(message.account))
+        connections, targets = self._connections, []
+        for message in messages:
+            if message.account in connections.live_dids:
+                targets.append((message, connections.subscribers(message.account)))
+        return self._push(targets) if targets else ()
 
-    def push_remote(self, message: StoredMessage, *, by: float = inf) -> bool:
+    def push_remote(self, messages: Iterable[StoredMessage], by: Mapping[str, float] | None = None) -> Container[str]:
         """
-        As :meth:`push`, for a message that another node accepted, but not to sockets whose backlog contains it.
+        As :meth:`push`, for messages that another node accepted, but not to sockets whose backlog contains them.
 
-        :param by: also leaves out sockets that subscribed after this time.
+        :param by: times by the id of a message, which is not pushed to sockets that subscribed after it.
         """
-        return self._push(message, self._connections.subscribers(message.account, by=by, message=message.id))
+        targets, by, subscribers = [], by or {}, self._connections.subscribers
+        for message in messages:
+            wanted = subscribers(message.account, by=by.get(message.id, inf), message=message.id)
+            targets.append((message, wanted))
+        return self._push(targets)
 
     def was_pushed(self, id_: str) -> bool:
         """
@@ -241,27 +258,49 @@ class LiveDelivery:
         """
         return id_ in self._pushes or id_ in self._pushed
 
-    def _push(self, message: StoredMessage, subscribers: Sequence[tuple[WebSocketSession, RecipientKeys]]) -> bool:
-        def frame(recipient: RecipientKeys | None) -> bytes | None:
-            """The frame for a subscriber; None for a socket that speaks Decentrl."""
-            if recipient is None:
-                return None
-            if self._context.push_mode == "raw":
-                return message.payload
-            form = self._context.delivery_form
-            attachment = make_delivery_attachment(message.id, message.payload, message.form, form)
-            return self._packer.pack(
-                OutgoingMessage(self._packer.new_id(), DELIVERY, attachments=[attachment]), recipient
-            )
+    def _push(self, targets: Sequence[_PushTarget]) -> Container[str]:
+        accepted_by: dict[str, list[WebSocketSession]] = {}
+        for session, recipient, messages in self._batch(targets):
+            if send_to_subscribers(((session, recipient),), partial(self._make_frame, messages)):
+                for message in messages:
+                    accepted_by.setdefault(message.id, []).append(session)
+        for message, _ in targets:
+            if message.id in accepted_by:
+                try:
+                    self._record_push(message, accepted_by[message.id])
+                except Exception:
+                    _log.failure("recording a push failed", redact_failure())
+        return accepted_by
 
-        accepted_by = send_to_subscribers(subscribers, frame)
-        if not accepted_by:
-            return False
-        try:
-            self._record_push(message, accepted_by)
-        except Exception:
-            _log.failure("recording a push failed", redact_failure())
-        return True
+    def _batch(self, targets: Sequence[_PushTarget]) -> list[_PushBatch]:
+        """Sockets, each with the messages of one frame: as many of an account as a frame may have, in their order."""
+        most = 1 if self._context.push_mode == "raw" else self._context.delivery_limit
+        batches: list[_PushBatch] = []
+        filling: dict[tuple[WebSocketSession, str], tuple[list[StoredMessage], int]] = {}
+        for message, subscribers in targets:
+            size = len(message.payload)
+            for session, recipient in subscribers:
+                if recipient is None:
+                    continue  # the socket speaks Decentrl
+                key = session, message.account
+                batch, held = filling.get(key) or ([], 0)
+                if not batch or len(batch) >= most or held + size > MAX_PUSH_BYTES:
+                    batch, held = [], 0
+                    batches.append((session, recipient, batch))
+                batch.append(message)
+                filling[key] = batch, held + size
+        return batches
+
+    def _make_frame(self, messages: Sequence[StoredMessage], recipient: RecipientKeys) -> bytes:
+        """The frame that pushes some messages to a subscriber."""
+        if self._context.push_mode == "raw":
+            (message,) = messages
+            return message.payload
+        form = self._context.delivery_form
+        attachments = [
+            make_delivery_attachment(message.id, message.payload, message.form, form) for message in messages
+        ]
+        return self._packer.pack(OutgoingMessage(self._packer.new_id(), DELIVERY, attachments=attachments), recipient)
 
     def _record_push(self, message: StoredMessage, accepted_by: Sequence[WebSocketSession]) -> None:
         """Track a push to these sockets."""

@@ -461,7 +461,7 @@ class _OrderedPusher(Generic[Item]):
         if not self._is_reading and sent_at is not None and sent_at >= sent_by:
             item = self._make(fields[1:], payload)
             if item.expires_at is None or item.expires_at > now:
-                return _TAKEN if pusher.push_remote(item) else _NOT_TAKEN
+                return _TAKEN if id_ in pusher.push_remote((item,)) else _NOT_TAKEN
         if not self._delivery.is_live(self._find_did(fields[1:])):
             return _NOT_TAKEN
         if len(self._late) >= MAX_LATE:

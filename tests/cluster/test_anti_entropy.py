@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from math import inf
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from twisted.internet.defer import Deferred, fail, succeed
@@ -88,13 +87,13 @@ class FakeMessageSource:
         ]
         return succeed([MessageArrival(id_, BOB, at) for at, id_ in sorted(in_time)[:limit]])
 
-    def push_remote(self, one: StoredMessage, *, by: float = inf) -> bool:
+    def push_remote(self, messages: Sequence[StoredMessage], by: Mapping[str, float] | None = None) -> list[str]:
         """Push, unless the socket is blocked."""
-        if by != inf:
-            self.lags.append(by - MAX_VISIBILITY_DELAY)
-        if one.id not in self.stuck:
-            self.pushed.append(one.id)
-        return one.id not in self.stuck
+        if by is not None:
+            self.lags += [by[one.id] - MAX_VISIBILITY_DELAY for one in messages]
+        taken = [one.id for one in messages if one.id not in self.stuck]
+        self.pushed += taken
+        return taken
 
 
 class NotificationReceiverTests(SynchronousTestCase):

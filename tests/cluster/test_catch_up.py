@@ -67,7 +67,7 @@ class DelayedMessageTests(CatchUpTestCase):
         self.forward(self.a, "late", delay_milli=2000 * SCAN_WINDOW)
         due: list[StoredMessage] = []
         for in_memory in (self.a, self.b):
-            in_memory.didcomm.due._dispatch = due.append
+            in_memory.didcomm.due._dispatch = due.extend
         self.advance(2 * SCAN_WINDOW + 2)
         self.assertEqual((len(due), self.read_texts(socket)), (1, []))
         self.a.freeze()

@@ -1,6 +1,8 @@
 """The connection manager (UC-021)."""
 
+from collections.abc import Sequence
 from math import inf
+from typing import NamedTuple
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.task import Clock
@@ -165,16 +167,35 @@ class FakePresencePublisher:
         self.calls.append(("gone", did))
 
 
+class FakeItem(NamedTuple):
+    """Has an id only."""
+
+    id: str
+
+
 class LiveDispatcherTests(SynchronousTestCase):
     def test_unknown_result(self) -> None:
         """What another worker may yet push goes to no endpoint, which would get it a second time."""
-        failed_over: list[str] = []
+        failed_over: list[FakeItem] = []
         results: list[bool] = []
         taken: dict[str, bool | None] = {"taken": True, "refused": False, "late": None}
-        dispatcher = LiveDispatcher[str](lambda item: False, lambda item: succeed(taken[item]), failed_over.append)
-        for item in taken:
-            dispatcher.dispatch(item, results.append)
-        self.assertEqual((results, failed_over), ([True, False, False], ["refused"]))
+        dispatcher = LiveDispatcher[FakeItem](
+            lambda items: (), lambda item: succeed(taken[item.id]), failed_over.append
+        )
+        for id_ in taken:
+            dispatcher.dispatch(FakeItem(id_), results.append)
+        self.assertEqual((results, failed_over), ([True, False, False], [FakeItem("refused")]))
+
+    def test_several_items_are_pushed_together(self) -> None:
+        pushes: list[list[str]] = []
+        failed_over: list[FakeItem] = []
+
+        def push(items: Sequence[FakeItem]) -> list[str]:
+            pushes.append([item.id for item in items])
+            return pushes[-1][:1]
+
+        LiveDispatcher[FakeItem](push, None, failed_over.append).dispatch_all([FakeItem("a"), FakeItem("b")])
+        self.assertEqual((pushes, failed_over), ([["a", "b"]], [FakeItem("b")]))
 
 
 class PublishedPresenceTests(SynchronousTestCase):

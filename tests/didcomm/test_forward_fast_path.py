@@ -16,6 +16,7 @@ from mediatord.protocol.didcomm.did_methods import derive_did_peer_3
 from mediatord.protocol.didcomm.jwe import load_key_exchange
 from mediatord.ratelimit.admission import RequestReply
 from mediatord.store.interfaces.messages import EnqueueRequest
+from mediatord.wallet.didcomm_client import read_delivery
 from tests.in_memory_mediator import (
     NOW,
     PEER,
@@ -407,7 +408,8 @@ class HeldEnqueueTests(SynchronousTestCase):
         socket = self.bob.go_live()
         self.send("eve 1", "bob 1", "eve 2", "bob 2")
         self.assertEqual({name: reply.status for name, reply in self.replies.items()}, {"bob 1": 202, "bob 2": 202})
-        self.assertEqual(len(socket.frames), 2)
+        (frame,) = socket.frames
+        self.assertEqual(len(read_delivery(self.bob.open(frame).message)), 2)
         self.assertEqual(len(self.in_memory.events("msg.accept")), 2)
         self.assertEqual(self.in_memory.base.gate._in_flight, 2)
         for go_on in self.held:
@@ -417,6 +419,32 @@ class HeldEnqueueTests(SynchronousTestCase):
         self.assertEqual(len(self.replies), 4)
         self.assertEqual((self.eve.count_queued(), len(self.in_memory.events("msg.accept"))), (2, 4))
         self.assertEqual(self.in_memory.base.gate._in_flight, 0)
+
+    def test_forwards_stored_together_are_pushed_together(self) -> None:
+        """Each socket gets one delivery with all messages of its account; each message is recorded by itself."""
+        sockets = [self.bob.go_live(), self.bob.go_live()]
+        other = InMemoryWallet(self.in_memory).enrol()
+        other_socket = other.go_live()
+        wallets = {"bob 1": self.bob, "other": other, "bob 2": self.bob, "bob 3": self.bob}
+        for name, wallet in wallets.items():
+            raw = pack_forward(self.in_memory, wallet.did, wallet.make_payload(name))
+            answer = partial(self.replies.__setitem__, name)
+            self.assertTrue(self.in_memory.didcomm.forward_fast_path.take(raw, PEER, answer, self.fail))
+        self.in_memory.clock.pump([0, 0])
+        self.assertEqual([reply.status for reply in self.replies.values()], [202] * 4)
+        for socket, wallet, names in (
+            (sockets[0], self.bob, ["bob 1", "bob 2", "bob 3"]),
+            (sockets[1], self.bob, ["bob 1", "bob 2", "bob 3"]),
+            (other_socket, other, ["other"]),
+        ):
+            (frame,) = socket.frames
+            delivered = read_delivery(wallet.open(frame).message)
+            self.assertEqual([wallet.open(one.payload).text for one in delivered], names)
+        self.assertEqual(len(self.in_memory.events("msg.push")), 3 * 2 + 1)
+        self.assertEqual({event["attempt"] for event in self.in_memory.events("msg.push")}, {1})
+        self.assertEqual([event["method"] for event in self.in_memory.events("msg.accept")], ["live"] * 4)
+        self.assertEqual(self.in_memory.didcomm.live.unacknowledged_pushes, 4)
+        self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 0)
 
     def test_forwards_stored_together_are_logged_together(self) -> None:
         """Forwards stored together are logged in one write, after all outcomes are known."""

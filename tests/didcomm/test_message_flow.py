@@ -5,6 +5,7 @@ import json
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from mediatord.didcomm.pickup import MAX_PUSH_BYTES
 from mediatord.protocol.didcomm.did_document import parse_did_document
 from mediatord.protocol.didcomm.forward import FORWARD
 from mediatord.wallet.didcomm_client import read_delivery
@@ -226,6 +227,38 @@ class LiveTests(SynchronousTestCase):
         self.bob.answer(f"{MP}/messages-received", {"message_id_list": [first]}, socket=sockets[1])
         self.assertEqual(self.bob.count_queued(), 0)
 
+    def forward_several(self, *texts: str) -> list[list[str]]:
+        """Forward several messages at once; the texts in each delivery that is pushed."""
+        socket = self.bob.go_live()
+        raw = pack_forward(self.in_memory, self.bob.did, *map(self.bob.make_payload, texts))
+        self.assertEqual(self.in_memory.receive(raw).status, 202)
+        deliveries = [read_delivery(self.bob.open(frame).message) for frame in socket.frames]
+        return [[self.bob.open(one.payload).text for one in delivery] for delivery in deliveries]
+
+    def test_delivery_of_several_messages(self) -> None:
+        """What is stored together is pushed together, within the limit of a delivery."""
+        self.assertEqual(self.forward_several("a", "b", "c"), [["a", "b", "c"]])
+
+    def test_number_of_messages_in_a_push(self) -> None:
+        """`didcomm.delivery_limit` holds for pushes too."""
+        self.in_memory = InMemoryMediator(self, didcomm={"delivery_limit": 2})
+        self.bob = InMemoryWallet(self.in_memory).enrol()
+        self.assertEqual(self.forward_several("a", "b", "c"), [["a", "b"], ["c"]])
+
+    def test_bytes_of_a_push(self) -> None:
+        half = "x" * (MAX_PUSH_BYTES // 2)  # a third more when encrypted
+        large = "y" * MAX_PUSH_BYTES
+        self.assertEqual(self.forward_several("a", half, "b", large, "c"), [["a", half, "b"], [large], ["c"]])
+
+    def test_socket_that_takes_no_more_of_a_batch(self) -> None:
+        """Each message of a refused delivery stays queued; another socket gets them all the same."""
+        refusing, socket = self.bob.go_live(), self.bob.go_live()
+        refusing.takes = False
+        self.assertEqual(self.forward_several("a", "b"), [["a", "b"]])
+        self.assertEqual((len(refusing.frames), len(socket.frames)), (0, 1))
+        self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 0)
+        self.assertEqual(self.bob.count_queued(), 2)
+
     def test_live_mode_is_per_socket(self) -> None:
         """Disabling it on one socket leaves the other live (reference 6.3)."""
         first, second = self.bob.go_live(), self.bob.go_live()
@@ -270,7 +303,7 @@ class LiveTests(SynchronousTestCase):
         (message,) = self.successResultOf(
             self.in_memory.store.fetch_messages(self.bob.did, None, limit=1, max_bytes=1)
         )
-        self.assertTrue(self.in_memory.didcomm.live.push(message))
+        self.assertIn(message.id, self.in_memory.didcomm.live.push([message]))
         self.in_memory.base.connections.closed(second)
         self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 0)
         self.in_memory.base.connections.closed(first)
@@ -320,9 +353,9 @@ class LiveTests(SynchronousTestCase):
         in_memory = InMemoryMediator(self, didcomm={"live_push": "raw"})
         bob = InMemoryWallet(in_memory).enrol()
         socket = bob.go_live()
-        message = bob.make_payload()
-        in_memory.receive(pack_forward(in_memory, bob.did, message))
-        self.assertEqual(socket.frames, [message])
+        messages = [bob.make_payload(), bob.make_payload()]
+        in_memory.receive(pack_forward(in_memory, bob.did, *messages))
+        self.assertEqual(socket.frames, messages)
 
     def test_live_by_default(self) -> None:
         """`live_default_on` serves wallets that never enable it (reference 6.3)."""

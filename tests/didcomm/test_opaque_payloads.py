@@ -78,14 +78,15 @@ class OpaqueTests(SynchronousTestCase):
         guest.ask(f"{MP}/messages-received", {"message_id_list": [element.id for element in delivered]})
         return [item.payload for item in delivered]
 
-    def last_push(self, socket: FakeSocket) -> bytes:
-        """Acknowledge the last push; its text is in the frame unchanged."""
+    def last_push(self, socket: FakeSocket) -> list[bytes]:
+        """Acknowledge the last push; its texts are in the frame unchanged."""
         opened = self.bob.open(socket.frames.pop())
-        (delivered,) = read_delivery(opened.message)
-        self.bob.ask(f"{MP}/messages-received", {"message_id_list": [delivered.id]})
-        if delivered.form == "json":
-            self.assertIn(b'"json":' + delivered.payload + b"}", opened.plaintext)
-        return delivered.payload
+        delivered = read_delivery(opened.message)
+        self.bob.ask(f"{MP}/messages-received", {"message_id_list": [one.id for one in delivered]})
+        for one in delivered:
+            if one.form == "json":
+                self.assertIn(b'"json":' + one.payload + b"}", opened.plaintext)
+        return [one.payload for one in delivered]
 
     def test_all_paths(self) -> None:
         """
@@ -108,12 +109,11 @@ class OpaqueTests(SynchronousTestCase):
             )
             for way in ways:
                 self.assertEqual(way().status, 202)
-                self.assertEqual(self.last_push(socket), text.encode())
+                self.assertEqual(self.last_push(socket), [text.encode()])
             several = [data_of(text), base64_of(other), data_of(other), data_of(text)]
             self.in_memory.receive(self.sender.anonymous(*several, headers='"delay_milli":1000,'))
             self.in_memory.clock.advance(2)
-            found = [self.last_push(socket) for _ in several][::-1]
-            self.assertEqual(found, [item.encode() for item in (text, other, other, text)])
+            self.assertEqual(self.last_push(socket), [item.encode() for item in (text, other, other, text)])
 
         run()
         self.assertEqual(talking.frames, [])

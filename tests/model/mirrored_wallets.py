@@ -111,7 +111,10 @@ class MirroredWallets(RuleBasedStateMachine):
         self.known.update(zip([str(attachment["id"]) for attachment in attachments], messages, strict=True))
 
     def assert_pushed(self, messages: Sequence[ExpectedMessage] = ()) -> None:
-        """Since the last call these messages were pushed: to each live socket that reads, in order, and no others."""
+        """
+        Since the last call these messages were pushed: to each live socket that reads, those of an account in order,
+        and no others.
+        """
         for socket in self.sockets:
             due = [one for one in messages if one.account in socket.live and socket.takes]
             names = [self.names[one.account] for one in due]
@@ -121,16 +124,21 @@ class MirroredWallets(RuleBasedStateMachine):
             ) -> list[Any]:
                 end = socket.ends[mediator_fixture.backend]
                 frames_sent, end.frames = end.frames, []
-                assert len(frames_sent) == len(names), (
-                    f"{mediator_fixture.backend}: {len(frames_sent)} frames instead of {len(names)}"
-                )
-                return [
-                    self._opened(mediator_fixture, frame, name)
-                    for frame, name in zip(frames_sent, names, strict=True)
-                ]
+                left, deliveries = list(names), []
+                for frame in frames_sent:
+                    assert left, f"{mediator_fixture.backend}: {len(frames_sent)} frames for {len(names)} messages"
+                    name = left[0]
+                    deliveries.append(self._opened(mediator_fixture, frame, name))
+                    for _ in deliveries[-1]["attachments"]:
+                        left.remove(name)
+                assert not left, f"{mediator_fixture.backend}: {len(left)} of {len(names)} messages not pushed"
+                return deliveries
 
-            for frame, message in zip(self.mediators.ask_all(frames), due, strict=True):
-                self.learn(frame["attachments"], [message])
+            for delivery in self.mediators.ask_all(frames):
+                account, attachments = due[0].account, delivery["attachments"]
+                self.learn(attachments, [one for one in due if one.account == account][: len(attachments)])
+                for _ in attachments:
+                    due.remove(next(one for one in due if one.account == account))
 
     def pass_time(self, seconds: int) -> None:
         """Let time pass second by second: messages due together have no guaranteed order."""

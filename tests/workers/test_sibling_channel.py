@@ -7,7 +7,7 @@ import shutil
 import socket
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -88,11 +88,12 @@ class FakePushes:
         self.pushed = [item for item in self.pushed if item.id != id_]
         return was_pushed
 
-    def push_remote(self, item: Any) -> bool:
+    def push_remote(self, items: Sequence[Any]) -> list[str]:
         """Recorded."""
-        if self.takes:
-            self.pushed.append(item)
-        return self.takes
+        if not self.takes:
+            return []
+        self.pushed += items
+        return [item.id for item in items]
 
     async def push_notified(self, ids: list[str]) -> list[str]:
         """Read from the store."""

@@ -727,22 +727,44 @@ def encrypt(
         raise ValueError("no recipients")
     ordered = recipients if len(recipients) == 1 else sorted(recipients, key=lambda recipient: recipient[0])
     kids, _ = zip(*ordered, strict=True)
+    sender_kid = sender[0] if sender else ""
+    is_cached = len(kids) == 1 and len(kids[0]) + len(sender_kid) <= _MAX_CACHED_NAMES
+    before_epk, after_epk, info, heads = (_write_cached_parties if is_cached else _write_parties)(
+        sender_kid, kids, enc
+    )
     ephemeral = ephemeral or EphemeralKey.generate(ordered[0][1].curve)
-    alg, apu, apv = (AUTHCRYPT if sender else ANONCRYPT), (sender[0].encode() if sender else b""), compute_apv(kids)
-    header = {"typ": ENCRYPTED_MEDIA_TYPE, "alg": alg, "enc": enc, "epk": ephemeral.jwk, "apv": encode_base64url(apv)}
-    if sender:
-        header |= {"apu": encode_base64url(apu), "skid": sender[0]}
-    protected = encode_base64url(dumps(header))
-    info, cipher = build_other_info(alg, apu, apv), CONTENT_CIPHERS[enc]
-    cek, iv = secrets.token_bytes(cipher.key_size), secrets.token_bytes(cipher.iv_size)
+    protected = encode_base64url(b"".join((before_epk, orjson.dumps(ephemeral.jwk), after_epk)))
+    cipher = CONTENT_CIPHERS[enc]
+    random = secrets.token_bytes(cipher.key_size + cipher.iv_size)
+    cek, iv = random[: cipher.key_size], random[cipher.key_size :]
     data, tag = cipher.encrypt(cek, iv, plaintext, protected.encode())
     entries = []
-    for kid, key in ordered:
+    for (_, key), head in zip(ordered, heads, strict=True):
         secret = ephemeral.exchange(key) + (derive_static_secret(sender[1], key) if sender else b"")
         wrapped = aes_key_wrap(derive_kek(secret, info, tag if sender else None), cek)
-        entries.append({"header": {"kid": kid}, "encrypted_key": encode_base64url(wrapped)})
+        entries.append(f'{head}{encode_base64url(wrapped)}"}}')
     # Base64url needs no escapes, for which a JSON encoder would reserve eight times the size.
     return (
-        f'{{"protected":"{protected}","recipients":{dumps(entries).decode()},"iv":"{encode_base64url(iv)}",'
+        f'{{"protected":"{protected}","recipients":[{",".join(entries)}],"iv":"{encode_base64url(iv)}",'
         f'"ciphertext":"{encode_base64url(data)}","tag":"{encode_base64url(tag)}"}}'
     ).encode()
+
+
+def _write_parties(sender_kid: str, kids: tuple[str, ...], enc: Enc) -> tuple[bytes, bytes, bytes, list[str]]:
+    """
+    What all envelopes of a sender to the same recipients have in common: the text of the protected header before and
+    after the value of `epk`, OtherInfo, and the text of each recipient before the value of `encrypted_key`.
+
+    :param sender_kid: empty for an anoncrypt.
+    """
+    alg, apu, apv = (AUTHCRYPT if sender_kid else ANONCRYPT), sender_kid.encode(), compute_apv(kids)
+    header = {"typ": ENCRYPTED_MEDIA_TYPE, "alg": alg, "enc": enc, "epk": None, "apv": encode_base64url(apv)}
+    if sender_kid:
+        header |= {"apu": encode_base64url(apu), "skid": sender_kid}
+    before_epk, after_epk = dumps(header).split(b"null", 1)
+    heads = [f'{{"header":{{"kid":{dumps(kid).decode()}}},"encrypted_key":"' for kid in kids]
+    return before_epk, after_epk, build_other_info(alg, apu, apv), heads
+
+
+# As for those of received envelopes.
+_write_cached_parties = lru_cache(maxsize=1024)(_write_parties)
