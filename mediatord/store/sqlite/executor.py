@@ -217,7 +217,8 @@ class OperationBatcher:
     :param on_fault: called with the exception behind each failed operation.
     :param max_delay: seconds for which a batch waits for more operations at most, as long as every reactor iteration
         brings some, and never for more than an eighth of the duration of the last batch: where the disk is slow,
-        clients that have just been answered come back in that time, and share the next wait.
+        clients that have just been answered come back in that time, and share the next wait. An operation that comes
+        alone after one that was alone waits for none.
     :param after_batch: called with the seconds each batch took, before its Deferreds fire.
     :ivar is_accepting: whether operations are accepted; set once all connections of the store are open.
     :ivar slices_left: slices that may be performed until more are permitted.
@@ -239,6 +240,7 @@ class OperationBatcher:
     _delay: float = field(default=0.0, init=False)
     _collect_until: float = field(default=0.0, init=False)
     _collected: int = field(default=0, init=False)
+    _last_size: int = field(default=0, init=False)
     _queue: deque[_QueuedOperation] = field(default_factory=deque, init=False)
     _queued_bytes: int = field(default=0, init=False)
     _slices: deque[_QueuedOperation] = field(default_factory=deque, init=False)
@@ -350,7 +352,8 @@ class OperationBatcher:
     def _run_batch(self) -> None:
         now, queue, limits = self.clock.seconds(), self._queue, self.limits
         before, self._collected = self._collected, len(queue)
-        if before < self._collected < limits.batch and now < self._collect_until:
+        is_busy = self._collected > 1 or self._last_size > 1
+        if is_busy and before < self._collected < limits.batch and now < self._collect_until:
             self.clock.callLater(0, self._run_batch)
             return
         self._collected = 0
@@ -372,6 +375,7 @@ class OperationBatcher:
             self._busy = False
             return
         self._queued_bytes -= size
+        self._last_size = len(batch)
         perform = self.perform_slice if has_slice and len(works) == 1 and self.perform_slice else self.perform
         done = self.runner(self._run_job, perform, works)
         done.addErrback(lambda failure: [make_failure(failure.value) for _ in works])
