@@ -16,8 +16,8 @@ BOUNDS: dict[str, tuple[int, int, int]] = {
     "forward and live push": (26, 137, 77),
     "acknowledgement": (31, 191, 114),
     "TWO_WAY_PRIVATE": (24, 110, 62),
-    "push across workers, sender's side": (24, 120, 60),
-    "push across workers, socket's side": (15, 58, 34),
+    "push across workers, sender's side": (24, 119, 60),
+    "push across workers, socket's side": (15, 57, 34),
 }
 
 
