@@ -45,7 +45,7 @@ PATIENCE_SECONDS = 120.0
 # Tries until the kernel has given two connections to two workers.
 MAX_CONNECTIONS = 64
 # The function that is entered where a push from another worker arrives.
-NOTIFIED = "_SiblingServerConnection.dataReceived"
+NOTIFIED = "_SiblingServerConnection.stringReceived"
 
 SETTINGS = {
     "MEDIATORD_LIMITS__DID_PER_MINUTE": "1000000",

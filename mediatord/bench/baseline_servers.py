@@ -43,7 +43,9 @@ _INSERT = "INSERT INTO event (recipient, sender, payload) VALUES (?, ?, ?)"
 _SUCCESS = b'{"type":"SUCCESS"}'
 
 _SYNC_SECONDS = 0.05
-# Number of syncs: a commit syncs the log, a checkpoint the log and the database.
+# Value of `PRAGMA synchronous` with which commits are durable.
+_FULL = 2
+# Number of syncs: a commit syncs the log if it is to be durable, a checkpoint the log and the database.
 _SYNCS_PER_STATEMENT = {"COMMIT": 1, "PRAGMA wal_checkpoint(PASSIVE)": 2, "PRAGMA wal_checkpoint(TRUNCATE)": 2}
 
 EventRow = tuple[str, str, str]
@@ -144,7 +146,8 @@ def run_on_slow_disk(arguments: list[str]) -> None:
         class SlowSyncConnection(factory):  # type: ignore[valid-type, misc]
             def execute(self, sql: str, parameters: Any = (), /) -> Cursor:
                 cursor: Cursor = super().execute(sql, parameters)
-                if syncs := _SYNCS_PER_STATEMENT.get(sql):
+                syncs = _SYNCS_PER_STATEMENT.get(sql)
+                if syncs and (sql != "COMMIT" or super().execute("PRAGMA synchronous").fetchone() == (_FULL,)):
                     sleep(syncs * _SYNC_SECONDS)
                 return cursor
 

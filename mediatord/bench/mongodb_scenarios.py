@@ -136,12 +136,15 @@ def start_cluster(count: int, uri: str) -> Iterator[tuple[list[TemporaryDaemon],
 
 
 _LOW_SHARE = 0.1
+# Where few messages share a transaction, beside the plan's.
+_FEW_CONNECTIONS = (1, 8, FEW_CONNECTIONS)
 _ON_MONGODB, _ON_SQLITE, _OF_SQLITE = "on MongoDB", "on SQLite", "x SQLite per CPU-s"
+_OF_FORWARDS = "x forwards per CPU-s"
 
 
 @scenario(
     "One node on MongoDB and on SQLite",
-    (PER_SECOND, PER_CPU_SECOND, "p50 ms", "p99 ms", "push p50", "push p99", _COMMANDS, _OF_SQLITE),
+    (PER_SECOND, PER_CPU_SECOND, "p50 ms", "p99 ms", "push p50", "push p99", _COMMANDS, _OF_SQLITE, _OF_FORWARDS),
 )
 def measure_mongodb(plan: BenchmarkPlan, table: ResultTable) -> None:
     """Forwards, and messages to wallets that are online, at a daemon on MongoDB beside one on SQLite."""
@@ -151,11 +154,17 @@ def measure_mongodb(plan: BenchmarkPlan, table: ResultTable) -> None:
         sqlite = stack.enter_context(open_mediator(plan))
         _compare_forwards(plan, table, mongo, sqlite, database)
         _compare_cycles(plan, table, mongo, sqlite, database)
+    size = plan.sizes[0]
+    for name in (_ON_MONGODB, _ON_SQLITE):
+        forwards = table.rows[f"{_name_forwards(size, plan.clients)}{name}"]
+        cycles = table.rows[f"{format_size(size)}, live cycle  {name}"]
+        cycles[_OF_FORWARDS] = safe_ratio(cycles[PER_CPU_SECOND], forwards[PER_CPU_SECOND])
     for name, row in table.rows.items():
         if name.endswith(_ON_MONGODB):
             table.add_target(f"{name}, {_OF_SQLITE}", 0.5, row[_OF_SQLITE])
     table.notes = [
-        "202 means on the disks of a majority of the replica set, or of SQLite's. Commands are those for a message.",
+        "202 means on the disks of a majority of the replica set, or of SQLite's. Commands are those for a message, "
+        "in a live cycle with its acknowledgement.",
         f"Live cycle: forward, push, messages-received; at most {plan.clients} messages in flight, and then "
         f"{_LOW_SHARE:.0%} of MongoDB's rate on both.",
     ]
@@ -170,7 +179,8 @@ def _compare_forwards(
 ) -> None:
     on_mongo = ForwardLoad(mongo, table.failures, count=database.count_messages)
     on_sqlite = ForwardLoad(sqlite, table.failures)
-    loads = [(size, plan.clients) for size in plan.sizes] + [(plan.sizes[0], few) for few in (FEW_CONNECTIONS, 1)]
+    loads = [(plan.sizes[0], few) for few in _FEW_CONNECTIONS if few != plan.clients]
+    loads += [(size, plan.clients) for size in plan.sizes]
     for size, connections in loads:
         for load in (on_mongo, on_sqlite):
             load.prepare(size)
@@ -180,8 +190,13 @@ def _compare_forwards(
             _ON_MONGODB: partial(database.add_command_count, post, lambda: on_mongo.stored_check.accepted),
             _ON_SQLITE: partial(on_sqlite.post, connections, plan.seconds),
         }
-        title = f"{format_size(size)}, {connections} connection{'s' if connections > 1 else ''}  "
-        table.compare(runs, plan.rounds, title, {_OF_SQLITE: (_ON_SQLITE, PER_CPU_SECOND)})
+        table.compare(
+            runs, plan.rounds, _name_forwards(size, connections), {_OF_SQLITE: (_ON_SQLITE, PER_CPU_SECOND)}
+        )
+
+
+def _name_forwards(size: int, connections: int) -> str:
+    return f"{format_size(size)}, {connections} connection{'s' if connections > 1 else ''}  "
 
 
 def _compare_cycles(

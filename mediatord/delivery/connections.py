@@ -373,7 +373,11 @@ class LiveDispatcher(Generic[Item]):
                     lambda failure: _log.failure("pushing to other nodes failed", redact_failure(failure))
                 )
                 return
-        self._finish(pushed, item, on_result)
+        # As _finish does, for nearly all; a call costs too much here.
+        if on_result is not None:
+            on_result(pushed)
+        if not pushed and self.fail_over is not None:
+            self.fail_over(item)
 
     def dispatch_all(self, items: Sequence[Item]) -> None:
         """As :meth:`dispatch`, for several that are pushed together."""

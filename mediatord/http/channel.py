@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, cast
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IDelayedCall, IHalfCloseableProtocol
 from twisted.internet.protocol import connectionDone
-from twisted.internet.tcp import Connection
 from twisted.logger import Logger
 from twisted.python.failure import Failure
 from twisted.web.http import HTTPChannel, _IdentityTransferDecoder
@@ -52,6 +51,7 @@ from mediatord.observability.event_recorder import ProtocolName
 from mediatord.protocol.probe_markers import PROBE_HEADER
 from mediatord.runtime.failure_logging import redact_failure
 from mediatord.runtime.memory_reclaimer import LARGE_BUFFER_BYTES
+from mediatord.runtime.socket_writes import write_immediately
 
 # Bytes in a quantum of the scheduler; a head that Twisted parses is not longer.
 _CHUNK_BYTES = 16_384
@@ -65,30 +65,6 @@ _DISCARD_BYTES = 16_777_216
 REQUEST_RECEIVE_TIMEOUT = 60.0
 
 _log = Logger()
-
-
-def write_immediately(transport: Any, data: bytes) -> None:
-    """
-    Write to the socket at once if the transport's buffer is empty.
-
-    Twisted buffers what is written until its next iteration and then asks the kernel for readiness: three system
-    calls for a few bytes. What the kernel does not take, and everything on other transports such as TLS, is written
-    as usual. The reactor detects broken connections.
-    """
-    if (
-        isinstance(transport, Connection)
-        and transport.connected
-        and not (transport.dataBuffer or transport._tempDataBuffer or transport.disconnecting or transport.TLS)
-        and not (transport._aborting or transport._writeDisconnecting)
-    ):
-        try:
-            sent = transport.socket.send(data)
-        except OSError:
-            sent = 0
-        if sent == len(data):
-            return
-        data = data[sent:]
-    transport.write(data)
 
 
 class BackpressureHTTPChannel(HTTPChannel):

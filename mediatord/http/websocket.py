@@ -32,7 +32,6 @@ from twisted.logger import Logger
 from mediatord.delivery.connections import SendQueue
 from mediatord.didcomm.messages import MessageOrigin, UnpackedMessage, is_unreadable
 from mediatord.errors import ShutdownInProgress
-from mediatord.http.channel import write_immediately
 from mediatord.http.client_address import get_host
 from mediatord.observability.event_recorder import ProtocolName
 from mediatord.protocol.decentrl.commands import is_didcomm_envelope
@@ -40,6 +39,7 @@ from mediatord.protocol.probe_markers import PROBE_HEADER
 from mediatord.ratelimit.admission import RequestReply
 from mediatord.runtime.failure_logging import redact_failure
 from mediatord.runtime.memory_reclaimer import LARGE_BUFFER_BYTES
+from mediatord.runtime.socket_writes import write_immediately
 
 if TYPE_CHECKING:
     from mediatord.http.resources import HTTPContext

@@ -2,13 +2,14 @@
 The channel between the workers of one daemon: pushes of what one has accepted for sockets at another.
 
 Each worker listens on a UNIX socket, and connects to those of all others to push to them. Everything is in frames:
-four bytes of length, then the content. The server begins with a hello, the client with its number. A push is a kind,
-four bytes of length, a JSON array, and the payload, if it has one; so the other worker need not read it from the
-store. The answer to the pushes of one read is one frame, with a byte for each of them, in order.
+four bytes of length, then the content. The server begins with a hello, the client with its number. Pushes of one
+reactor iteration share a frame: four bytes of length, a JSON array with the time and an array for each push, and the
+payloads; so the other worker need not read them from the store. It answers with a frame that has a byte for each of
+them, in order.
 
-Pushes of one reactor iteration leave in one write, and their results return in one. Nothing is sealed, since the
-kernel vouches that both ends are processes of one user. What is lost, because a worker was killed, stopped or too
-slow, is in the store, where anti-entropy finds it. A contract change is not: it is repeated when the worker answers.
+Nothing is sealed, since the kernel vouches that both ends are processes of one user. What is lost, because a worker
+was killed, stopped or too slow, is in the store, where anti-entropy finds it. A contract change is not: it is
+repeated when the worker answers.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Generic
@@ -44,12 +47,15 @@ from mediatord.workers.live_did_counters import LiveDIDCounters
 _log = Logger()
 
 # Another version, which the replacement of a worker may have after an upgrade, gets no pushes.
-HELLO = b"mediatord siblings 1\n"
+HELLO = b"mediatord siblings 2\n"
 # Bytes of a frame, and of the largest payload that is sent along.
 MAX_FRAME_BYTES = 4_194_304
 MAX_SENT_PAYLOAD_BYTES = 1_048_576
 
-_MESSAGE, _EVENT, _CONTRACTS, _LIVE, _RESOLVE = b"m", b"e", b"c", b"l", b"r"
+# A frame with so many pushes or bytes of payloads takes no more: the other worker pushes them without a pause.
+BATCH_PUSHES, BATCH_BYTES = 64, 65_536
+
+_MESSAGE, _EVENT, _CONTRACTS, _LIVE, _RESOLVE = "m", "e", "c", "l", "r"
 # Those that push something, and are counted.
 _PUSHES = (_MESSAGE, _EVENT, _CONTRACTS)
 # Results. A late push is read from the store first, for sockets that are there. The last one is never sent.
@@ -134,18 +140,42 @@ class _SiblingClientConnection(_SiblingConnection):
         self._link.lost(self)
 
 
+Answered = Callable[[bytes], object]
+
+
+@dataclass(eq=False, slots=True)
+class _Batch:
+    """
+    Pushes in one frame.
+
+    :ivar since: time of the first by the reactor's clock.
+    :ivar sent_at: the same by the clock that all workers share.
+    :ivar answered: called with the results; each with whether the push is counted.
+    :ivar size: bytes of the payloads; once it is sent, of the frame.
+    """
+
+    since: float
+    sent_at: float
+    pushes: list[Sequence[Any]] = field(default_factory=list)
+    payloads: list[bytes] = field(default_factory=list)
+    answered: list[tuple[Answered, bool]] = field(default_factory=list)
+    size: int = 0
+
+
 class SiblingLink(ClientFactory):
     """
     Pushes to one other worker.
 
     :param path: of its socket.
     :param number: of this worker.
+    :param steady: as for :class:`SiblingDelivery`.
     """
 
     noisy = False
 
-    def __init__(self, reactor: Any, path: str, number: int, metrics: Metrics) -> None:
+    def __init__(self, reactor: Any, path: str, number: int, metrics: Metrics, steady: Callable[[], float]) -> None:
         self._reactor = reactor
+        self._steady = steady
         self._path = path
         self._number = number
         self._metrics = metrics
@@ -153,8 +183,11 @@ class SiblingLink(ClientFactory):
         self._connection: _SiblingClientConnection | None = None
         self._connector: Any = None
         self._retry_timer: IDelayedCall | None = None
-        self._outstanding: deque[tuple[Deferred[bytes], float, int, bool]] = deque()
-        self._bytes = 0
+        # In the order of their frames; the last one may yet take pushes.
+        self._batches: deque[_Batch] = deque()
+        self._collecting: _Batch | None = None
+        self._sending: IDelayedCall | None = None
+        self._outstanding = self._bytes = 0
         self._timer: IDelayedCall | None = None
         self._changed: dict[str, None] = {}
         self._warning, self._refusals = LogThrottle(reactor), LogThrottle(reactor)
@@ -163,7 +196,7 @@ class SiblingLink(ClientFactory):
     @property
     def pending(self) -> tuple[int, int]:
         """Pushes that are to be sent or whose results are awaited, and the bytes of the frames of the latter."""
-        return len(self._outstanding) + len(self._changed), self._bytes
+        return self._outstanding + len(self._changed), self._bytes
 
     def connect(self) -> None:
         """Connect, unless that is done or under way."""
@@ -185,25 +218,35 @@ class SiblingLink(ClientFactory):
         if not self._is_closed and self._retry_timer is None:
             self._retry_timer = self._reactor.callLater(RECONNECT_DELAY, self._retry)
 
-    def push(self, kind: bytes, frame: Sequence[bytes], size: int) -> Deferred[bytes]:
+    def push(self, kind: str, fields: Sequence[Any], payload: bytes | None, answered: Answered) -> None:
         """
-        Push; fires with the result, and never fails.
+        Push at the end of the reactor iteration, and call `answered` with the result.
 
-        :param frame: its parts, including the length in front.
-        :param size: their bytes.
+        :param payload: None if the other worker has to read it from the store.
         """
-        connection, is_counted = self._connection, kind in _PUSHES
-        if connection is None or not self._has_room(size):
+        is_counted, size = kind in _PUSHES, 0 if payload is None else len(payload)
+        if self._connection is None or not self._has_room(size):
             if is_counted:
-                self._metrics.cluster_pushes.inc("failed" if connection is None else "dropped")
-            return succeed(_UNANSWERED)
-        answered: Deferred[bytes] = Deferred()
-        self._outstanding.append((answered, self._reactor.seconds(), size, is_counted))
-        self._bytes += size
-        connection.transport.writeSequence(frame)  # type: ignore[union-attr]  # it is connected
-        if self._timer is None:
-            self._timer = self._reactor.callLater(PUSH_TIMEOUT, self._check_age)
-        return answered
+                self._metrics.cluster_pushes.inc("failed" if self._connection is None else "dropped")
+            answered(_UNANSWERED)
+            return
+        batch = self._collecting
+        if batch is None:
+            batch = self._collecting = _Batch(self._reactor.seconds(), self._steady())
+            self._batches.append(batch)
+            if self._sending is None or not self._sending.active():
+                self._sending = self._reactor.callLater(0, self._send)
+            if self._timer is None:
+                self._timer = self._reactor.callLater(PUSH_TIMEOUT, self._check_age)
+        batch.pushes.append((kind, None if payload is None else size, *fields))
+        batch.answered.append((answered, is_counted))
+        if payload:
+            batch.payloads.append(payload)
+            batch.size += size
+            self._bytes += size
+        self._outstanding += 1
+        if len(batch.answered) >= BATCH_PUSHES or batch.size >= BATCH_BYTES:
+            self._send()
 
     def notify_changed(self, did: str) -> None:
         """Notify it, sooner or later, that the contracts of a DID have changed."""
@@ -211,41 +254,71 @@ class SiblingLink(ClientFactory):
         self._send_changed()
 
     def received(self, connection: _SiblingClientConnection, string: bytes) -> None:
-        """The hello, or results."""
+        """The hello, or the results of the pushes in one frame."""
+        if self._connection is not connection:
+            self._greet(connection, string)
+            return
+        metrics, batch = self._metrics, self._batches.popleft()
+        duration = self._reactor.seconds() - batch.since
+        self._bytes -= batch.size
+        self._outstanding -= len(batch.answered)
+        for number, (answered, is_counted) in enumerate(batch.answered):
+            result = string[number : number + 1]
+            if is_counted:
+                metrics.cluster_pushes.inc(_OUTCOMES[result])
+                metrics.peer_notification_duration.observe(duration)
+            answered(result)
+        if self._changed:
+            self._send_changed()
+
+    def lost(self, connection: _SiblingClientConnection) -> None:
+        """The connection has ended: the results of what was pushed are unknown."""
         if self._connection is connection:
-            self._resolve(string)
-        elif string == HELLO:
+            self._connection = self._collecting = None
+            batches, self._batches = self._batches, deque()
+            self._outstanding = self._bytes = 0
+            for batch in batches:
+                for answered, is_counted in batch.answered:
+                    if is_counted:
+                        self._metrics.cluster_pushes.inc("failed")
+                    answered(_UNANSWERED)
+
+    def end(self) -> None:
+        """Send what was pushed, and close the connection for good."""
+        self._is_closed = True
+        self._send()
+        for timer in (self._retry_timer, self._timer, self._sending):
+            if timer is not None and timer.active():
+                timer.cancel()
+        self._retry_timer = self._timer = self._sending = None
+        if self._connector is not None:
+            self._connector.disconnect()
+
+    def _greet(self, connection: _SiblingClientConnection, string: bytes) -> None:
+        if string == HELLO:
             self._connection = connection
             self._send_changed()
         else:
             connection.abort()
 
-    def lost(self, connection: _SiblingClientConnection) -> None:
-        """The connection has ended: the results of what was pushed are unknown."""
-        if self._connection is connection:
-            self._connection = None
-            outstanding, self._outstanding, self._bytes = self._outstanding, deque(), 0
-            for answered, _, _, is_counted in outstanding:
-                if is_counted:
-                    self._metrics.cluster_pushes.inc("failed")
-                answered.callback(_UNANSWERED)
-
-    def end(self) -> None:
-        """Close the connection for good."""
-        self._is_closed = True
-        for timer in (self._retry_timer, self._timer):
-            if timer is not None:
-                timer.cancel()
-        self._retry_timer = self._timer = None
-        if self._connector is not None:
-            self._connector.disconnect()
-
     def _retry(self) -> None:
         self._retry_timer = None
         self.connect()
 
+    def _send(self) -> None:
+        """Send the pushes that were collected."""
+        batch, self._collecting = self._collecting, None
+        if batch is None or self._connection is None:
+            return
+        head = encoding.dumps([batch.sent_at, batch.pushes])
+        lengths = struct.pack(">II", 4 + len(head) + batch.size, len(head))
+        frame = b"".join((lengths, head, *batch.payloads))
+        self._bytes += len(frame) - batch.size
+        batch.pushes, batch.payloads, batch.size = [], [], len(frame)
+        self._connection.transport.write(frame)  # type: ignore[union-attr]  # it is connected
+
     def _has_room(self, size: int) -> bool:
-        outstanding = len(self._outstanding)
+        outstanding = self._outstanding
         return not outstanding or (outstanding < MAX_OUTSTANDING and self._bytes + size <= MAX_OUTSTANDING_BYTES)
 
     def _keep_changed(self, did: str) -> None:
@@ -259,34 +332,20 @@ class SiblingLink(ClientFactory):
         """Send the changes that it has not been sent, as far as there is room."""
         while self._changed and self._connection is not None:
             did = next(iter(self._changed))
-            frame, size = encode_push(_CONTRACTS, [did])
-            if not self._has_room(size):
+            if not self._has_room(len(did)):
                 return
             del self._changed[did]
-            self.push(_CONTRACTS, frame, size).addCallback(self._changed_answered, did)
+            self.push(_CONTRACTS, [did], b"", partial(self._changed_answered, did))
 
-    def _changed_answered(self, result: bytes, did: str) -> None:
+    def _changed_answered(self, did: str, result: bytes) -> None:
         if result == _UNANSWERED:
             self._keep_changed(did)
 
-    def _resolve(self, results: bytes) -> None:
-        now, metrics = self._reactor.seconds(), self._metrics
-        for number in range(len(results)):
-            result = results[number : number + 1]
-            answered, since, size, is_counted = self._outstanding.popleft()
-            self._bytes -= size
-            if is_counted:
-                metrics.cluster_pushes.inc(_OUTCOMES[result])
-                metrics.peer_notification_duration.observe(now - since)
-            answered.callback(result)
-        if self._changed:
-            self._send_changed()
-
     def _check_age(self) -> None:
         self._timer = None
-        if not self._outstanding or self._connection is None:
+        if not self._batches or self._connection is None:
             return
-        waited = self._reactor.seconds() - self._outstanding[0][1]
+        waited = self._reactor.seconds() - self._batches[0].since
         if 0.0 <= waited < PUSH_TIMEOUT:  # the clock may have been set back
             self._timer = self._reactor.callLater(PUSH_TIMEOUT - waited, self._check_age)
             return
@@ -297,13 +356,6 @@ class SiblingLink(ClientFactory):
                 count=count,
             )
         self._connection.abort()
-
-
-def encode_push(kind: bytes, fields: Sequence[Any], payload: bytes = b"") -> tuple[Sequence[bytes], int]:
-    """The parts of a frame, including the length in front, and their bytes."""
-    head = encoding.dumps(fields)
-    size = 5 + len(head) + len(payload)
-    return (struct.pack(">IcI", size, kind, len(head)) + head, payload), 4 + size
 
 
 class SiblingDelivery:
@@ -325,10 +377,9 @@ class SiblingDelivery:
         metrics: Metrics,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._steady = steady
         self._counters = counters
         self._links = {
-            other: SiblingLink(reactor, str(get_socket_path(directory, other)), number, metrics)
+            other: SiblingLink(reactor, str(get_socket_path(directory, other)), number, metrics, steady)
             for other in counters.others
         }
 
@@ -352,23 +403,17 @@ class SiblingDelivery:
         numbers = self._counters.find_workers(message.account)
         if not numbers:
             return None
-        fields = [
-            self._steady(),
-            message.id,
-            message.recipient_did,
-            message.account,
-            message.form,
-            message.received_at,
-            message.expires_at,
-        ]
-        return self._push(numbers, _MESSAGE, fields, message.payload)
+        did, times = message.recipient_did, (message.received_at, message.expires_at)
+        return self._push(
+            numbers, _MESSAGE, (message.id, did, message.account, message.form, *times), message.payload
+        )
 
     def deliver_event(self, event: PendingEvent) -> Deferred[bool | None] | None:
         """As :meth:`deliver_message`, for an event."""
         numbers = self._counters.find_workers(event.recipient_did)
         if not numbers:
             return None
-        fields = [self._steady(), event.id, event.recipient_did, event.sender_did, event.received_at]
+        fields = event.id, event.recipient_did, event.sender_did, event.received_at
         return self._push(numbers, _EVENT, fields, event.payload.encode("utf-8", "surrogatepass"))
 
     def notify_contracts_changed(self, did: str) -> None:
@@ -392,30 +437,40 @@ class SiblingDelivery:
             link.end()
 
     def _push(
-        self, numbers: Sequence[int], kind: bytes, fields: list[Any], payload: bytes = b""
+        self, numbers: Sequence[int], kind: str, fields: Sequence[Any], payload: bytes = b""
     ) -> Deferred[bool | None]:
-        if len(payload) > MAX_SENT_PAYLOAD_BYTES:
-            fields[0], payload = None, b""
-        frame, size = encode_push(kind, fields, payload)
-        answers = [self._links[number].push(kind, frame, size) for number in numbers]
-        if len(answers) == 1:
-            return answers[0].addCallback(_IS_TAKEN.get, False)
-        return _any_taken(answers)
+        taken: Deferred[bool | None] = Deferred()
+        sent = payload if len(payload) <= MAX_SENT_PAYLOAD_BYTES else None
+        answered: Answered = partial(_fire_taken, taken) if len(numbers) == 1 else _AnyTaken(taken, len(numbers))
+        for number in numbers:
+            self._links[number].push(kind, fields, sent, answered)
+        return taken
 
 
-def _any_taken(answers: Sequence[Deferred[bytes]]) -> Deferred[bool | None]:
-    """Fires as soon as one of them was taken, or when all have fired."""
-    taken: Deferred[bool | None] = Deferred()
-    results: list[bytes] = []
+def _fire_taken(taken: Deferred[bool | None], result: bytes) -> None:
+    """Fire with whether a socket took the push, None if one may yet take it."""
+    taken.callback(_IS_TAKEN.get(result, False))
 
-    def answered(result: bytes) -> None:
-        results.append(result)
-        if not taken.called and (result == _TAKEN or len(results) == len(answers)):
-            taken.callback(True if result == _TAKEN else None if _LATE in results else False)
 
-    for one in answers:
-        one.addCallback(answered)
-    return taken
+class _AnyTaken:
+    """
+    Fires a Deferred as soon as one worker has taken a push, or when all have answered.
+
+    :param missing: number of workers.
+    """
+
+    __slots__ = ("_is_late", "_missing", "_taken")
+
+    def __init__(self, taken: Deferred[bool | None], missing: int) -> None:
+        self._taken = taken
+        self._missing = missing
+        self._is_late = False
+
+    def __call__(self, result: bytes) -> None:
+        self._missing -= 1
+        self._is_late = self._is_late or result == _LATE
+        if not self._taken.called and (result == _TAKEN or not self._missing):
+            _fire_taken(self._taken, _LATE if self._is_late and result != _TAKEN else result)
 
 
 def get_socket_path(directory: Path, number: int) -> Path:
@@ -452,17 +507,16 @@ class _OrderedPusher(Generic[Item]):
         """Number of pushes that are to be read from the store."""
         return len(self._late)
 
-    def push(self, fields: Sequence[Any], payload: bytes, now: float, sent_by: float) -> bytes:
-        """:param sent_by: what was sent before that, by the clock of the sender, is late."""
-        sent_at, id_ = fields[:2]
-        pusher = self._delivery.pusher
+    def push(self, fields: Sequence[Any], payload: bytes | None, now: float) -> bytes:
+        """:param payload: None if it has to be read from the store."""
+        id_, pusher = fields[0], self._delivery.pusher
         if pusher.was_pushed(id_):
             return _TAKEN
-        if not self._is_reading and sent_at is not None and sent_at >= sent_by:
-            item = self._make(fields[1:], payload)
+        if payload is not None and not self._is_reading:
+            item = self._make(fields, payload)
             if item.expires_at is None or item.expires_at > now:
                 return _TAKEN if id_ in pusher.push_remote((item,)) else _NOT_TAKEN
-        if not self._delivery.is_live(self._find_did(fields[1:])):
+        if not self._delivery.is_live(self._find_did(fields)):
             return _NOT_TAKEN
         if len(self._late) >= MAX_LATE:
             return _DROPPED
@@ -502,24 +556,17 @@ class _SiblingServerConnection(_SiblingConnection):
         super().__init__(refusals)
         self._server = server
         self._is_greeted = False
-        self._results: list[bytes] = []
 
     def connected_to_sibling(self) -> None:
         self.sendString(HELLO)
         self._server.connections.add(self)
-
-    def dataReceived(self, data: bytes) -> None:
-        super().dataReceived(data)
-        if self._results:
-            results, self._results = b"".join(self._results), []
-            self.sendString(results)
 
     def stringReceived(self, string: bytes) -> None:  # noqa: N802  Twisted's name
         if not self._is_greeted:
             self._is_greeted = True
             self._server.greeted(int(string))
             return
-        self._results.append(self._server.receive(string))
+        self.sendString(self._server.receive(string))
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
         self._server.connections.discard(self)
@@ -549,7 +596,7 @@ class SiblingServer(Factory):
         self._steady = steady
         self._receiver = receiver
         self._resolve_push = resolve_push
-        self._pushers: dict[bytes, _OrderedPusher[Any]] = {
+        self._pushers: dict[str, _OrderedPusher[Any]] = {
             _MESSAGE: _OrderedPusher(receiver.didcomm, _make_message, itemgetter(2)),
             _EVENT: _OrderedPusher(receiver.decentrl, _make_event, itemgetter(1)),
         }
@@ -574,20 +621,33 @@ class SiblingServer(Factory):
             connection.abort()
 
     def receive(self, frame: bytes) -> bytes:
-        """Push what a frame contains; returns the result."""
-        kind, start = frame[:1], 5 + int.from_bytes(frame[1:5], "big")
-        fields = encoding.loads(frame[5:start])
-        if kind in self._pushers:
-            sent_by = self._steady() - MAX_PUSH_AGE
-            return self._pushers[kind].push(fields, frame[start:], self._clock.seconds(), sent_by)
+        """Push what a frame contains; returns the results."""
+        start = 4 + int.from_bytes(frame[:4], "big")
+        sent_at, pushes = encoding.loads(frame[4:start])
+        now, is_late = self._clock.seconds(), self._steady() - sent_at > MAX_PUSH_AGE
+        results = []
+        for kind, size, *fields in pushes:
+            payload = None
+            if size is not None:
+                end = start + size
+                payload, start = None if is_late else frame[start:end], end
+            pusher = self._pushers.get(kind)
+            results.append(self._receive(kind, *fields) if pusher is None else pusher.push(fields, payload, now))
+        return b"".join(results)
+
+    def _receive(self, kind: str, name: str) -> bytes:
+        """
+        Serve what is no push of an item.
+
+        :param name: a DID, or the id of a message that was removed.
+        """
         if kind == _RESOLVE:
-            self._resolve_push(fields[0])
+            self._resolve_push(name)
             return _TAKEN
-        (did,) = fields
-        if did not in self._live_dids:
+        if name not in self._live_dids:
             return _NOT_TAKEN
         if kind == _CONTRACTS:
-            self._changed[did] = None
+            self._changed[name] = None
             if not self._is_notifying:
                 self._is_notifying = True
                 Deferred.fromCoroutine(self._notify_changed()).addErrback(_log_late_failure)

@@ -17,8 +17,8 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.delivery.connections import SendQueue
 from mediatord.didcomm.pickup import MARK_DELAY
-from mediatord.http.channel import write_immediately
 from mediatord.http.websocket import KEEPALIVE_SLOTS, PING_INTERVAL, KeepaliveScheduler, build_text_header
+from mediatord.runtime.socket_writes import write_immediately
 from mediatord.wallet.didcomm_client import read_delivery
 from tests.http.in_memory_site import PING, PONG, InMemorySite, InMemoryWebSocketClient, encode_masked_frame
 from tests.in_memory_mediator import MP, InMemoryReactor, InMemoryWallet, pack_forward

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
+from functools import partial
+from select import EPOLLIN
+from threading import Thread
 from typing import Any
+from unittest.mock import Mock
 
 from twisted.internet import base, epollreactor
 from twisted.internet.epollreactor import EPollReactor
@@ -17,7 +22,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from zope.interface import implementer
 
 from mediatord.runtime import epoll_reactor
-from mediatord.runtime.epoll_reactor import use_lean_events
+from mediatord.runtime.epoll_reactor import EventWaker, use_lean_events
 
 MOST_ITERATIONS = 1000
 
@@ -52,16 +57,43 @@ class ReactorTestCase(SynchronousTestCase):
 
 class ImmediateCallTests(ReactorTestCase):
     def test_order_and_iteration(self) -> None:
-        """Calls are made in order, and those that they make in the next iteration."""
+        """Calls are made in order, and then, in the same iteration, those that they make."""
         self.reactor.callLater(0, lambda: self.reactor.callLater(0, self.record("third")))
         self.reactor.callLater(0, self.record("first"))
         self.reactor.callLater(0, self.record("second"))
         self.assertEqual(self.reactor.timeout(), 0)
         self.reactor.runUntilCurrent()
-        self.assertEqual(self.made, ["first", "second"])
-        self.reactor.runUntilCurrent()
         self.assertEqual(self.made, ["first", "second", "third"])
         self.assertIsNone(self.reactor.timeout())
+
+    def test_bounded_passes(self) -> None:
+        """A chain of calls lets the reactor look for events after a limited number of them."""
+        for _ in range(2):
+            call = self.record("end")
+            for _ in range(epoll_reactor.MAX_PASSES):
+                call = partial(self.reactor.callLater, 0, call)
+            self.reactor.callLater(0, call)
+        self.reactor.runUntilCurrent()
+        self.assertEqual((self.made, self.reactor.timeout()), ([], 0.0))
+        self.reactor.runUntilCurrent()
+        self.assertEqual((self.made, self.reactor.timeout()), (["end", "end"], None))
+
+    def test_repetition(self) -> None:
+        """A call that repeats itself yields to events, and to the calls that those make."""
+
+        def repeat() -> None:
+            self.made.append("repeat")
+            if len(self.made) < 5:
+                self.reactor.callLater(0, repeat)
+                self.reactor.callLater(0, self.record("other"))
+
+        self.reactor.callLater(0, repeat)
+        self.reactor.runUntilCurrent()
+        self.assertEqual((self.made, self.reactor.timeout()), (["repeat", "other"], 0.0))
+        self.assertEqual(len(self.reactor.getDelayedCalls()), 1)
+        self.reactor.callLater(0, self.record("event"))
+        self.reactor.runUntilCurrent()
+        self.assertEqual(self.made, ["repeat", "other", "event", "repeat", "other"])
 
     def test_same_iteration_as_cause(self) -> None:
         """A call that another thread or a timer causes is made in the same iteration."""
@@ -147,6 +179,157 @@ class ImmediateCallTests(ReactorTestCase):
         self.reactor.iterate(0)
         (failure,) = self.flushLoggedErrors(ValueError)
         self.assertEqual((self.made, str(failure.value)), (["next"], ""))
+
+
+class StubPoller:
+    """
+    Poller without events, which records how long the reactor would wait.
+
+    :ivar during: called during each wait.
+    """
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+        self.during: Callable[[], object] = lambda: None
+
+    def poll(self, timeout: float, limit: int) -> list[tuple[int, int]]:
+        self.waits.append(timeout)
+        self.during()
+        return []
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class ThreadCallTests(ReactorTestCase):
+    """A thread wakes the reactor only if it sleeps, and never in vain."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.wakes = 0
+        wake = self.reactor.waker.wakeUp
+
+        def count() -> None:
+            self.wakes += 1
+            wake()
+
+        self.patch(self.reactor.waker, "wakeUp", count)
+
+    def stub_poller(self) -> StubPoller:
+        self.reactor._poller.close()
+        self.reactor._poller = stub = StubPoller()
+        return stub
+
+    def test_awake(self) -> None:
+        """A call that is added while the reactor works costs no system call, and the reactor does not sleep then."""
+        stub = self.stub_poller()
+        self.reactor.callFromThread(self.record("made"))
+        self.reactor.doIteration(60.0)
+        self.assertEqual((self.wakes, stub.waits, self.made), (0, [0.0], []))
+        self.reactor.runUntilCurrent()
+        self.reactor.doIteration(60.0)
+        self.assertEqual((self.wakes, stub.waits, self.made), (0, [0.0, 60.0], ["made"]))
+
+    def test_asleep(self) -> None:
+        """A call that is added from when the reactor sleeps wakes it."""
+        stub = self.stub_poller()
+        stub.during = lambda: self.reactor.callFromThread(self.record("made"))
+        self.reactor.doIteration(60.0)
+        self.assertEqual(self.wakes, 1)
+        stub.during = lambda: None
+        self.reactor.iterate(60.0)
+        self.assertEqual((self.wakes, self.made), (1, ["made"]))
+
+    def test_failed_wait(self) -> None:
+        """After a wait that failed the reactor does not pass for asleep."""
+        for error in (InterruptedError, ValueError):
+            stub = self.stub_poller()
+            stub.during = Mock(side_effect=error)
+            with contextlib.suppress(ValueError):
+                self.reactor.doIteration(60.0)
+            self.reactor.callFromThread(self.record("made"))
+            self.assertEqual(self.wakes, 0)
+
+    def test_each_wake_ends_a_wait(self) -> None:
+        """The kernel reports each wake once, without a read in between."""
+        results = []
+        for _ in range(3):
+            thread = Thread(target=self.call_when_asleep)
+            thread.start()
+            results.append(self.reactor._poller.poll(60.0, 8) if self.set_asleep() else [])
+            thread.join()
+            results.append(self.reactor._poller.poll(0.0, 8))
+        self.assertEqual(results, [[(self.reactor.waker.fileno(), EPOLLIN)], []] * 3)
+        self.reactor.iterate(0)
+        self.assertEqual((self.made, self.wakes), (["thread"] * 3, 3))
+
+    def set_asleep(self) -> bool:
+        self.reactor._is_waiting = True
+        return True
+
+    def call_when_asleep(self) -> None:
+        while not self.reactor._is_waiting:
+            pass
+        self.reactor.callFromThread(self.record("thread"))
+        self.reactor._is_waiting = False
+
+    def test_many_threads(self) -> None:
+        """No call is lost or waits for another event, whenever it is added."""
+        calls, threads = 500, 4
+
+        def add() -> None:
+            for _ in range(calls):
+                self.reactor.callFromThread(self.record("made"))
+
+        started = [Thread(target=add) for _ in range(threads)]
+        for thread in started:
+            self.reactor.callLater(0, thread.start)
+        timers: list[str] = []
+        self.reactor.callLater(60, timers.append, "a wake-up was lost")
+        while len(self.made) < calls * threads:
+            self.reactor.doIteration(self.reactor.timeout())
+            self.reactor.runUntilCurrent()
+        for thread in started:
+            thread.join()
+        self.assertEqual(timers, [])
+
+    def test_failure(self) -> None:
+        """A call that fails is logged without the text of its exception, and the others are made."""
+        self.reactor.callFromThread(int, "secret")
+        self.reactor.callFromThread(self.record("next"))
+        self.reactor.runUntilCurrent()
+        (failure,) = self.flushLoggedErrors(ValueError)
+        self.assertEqual((self.made, str(failure.value)), (["next"], ""))
+
+    def test_calls_of_calls(self) -> None:
+        """What such a call adds is made in the next iteration."""
+        self.reactor.callFromThread(self.reactor.callFromThread, self.record("next"))
+        self.reactor.runUntilCurrent()
+        self.assertEqual(self.made, [])
+        self.reactor.runUntilCurrent()
+        self.assertEqual(self.made, ["next"])
+
+    def test_close(self) -> None:
+        """A waker that is closed twice closes nothing else."""
+        waker = EventWaker()
+        descriptor = waker.fileno()
+        waker.connectionLost(Failure(ConnectionDone()))
+        other = os.dup2(self.reactor.waker.fileno(), descriptor)
+        self.addCleanup(os.close, other)
+        waker.connectionLost(Failure(ConnectionDone()))
+        os.fstat(other)
+        self.assertEqual(waker.fileno(), -1)
+
+
+class MainLoopTests(ReactorTestCase):
+    def test_failing_iteration(self) -> None:
+        """The loop goes on after an iteration that failed, which is logged without the exception's text."""
+        poller = self.reactor._poller
+        self.reactor._poller = Mock(poll=Mock(side_effect=[OSError("secret"), []]), close=poller.close)
+        self.reactor.callLater(0, lambda: self.reactor.callLater(1e-6, self.reactor.stop))
+        self.reactor.run(installSignalHandlers=False)
+        (failure,) = self.flushLoggedErrors(OSError)
+        self.assertEqual(str(failure.value), "")
 
 
 @implementer(IHalfCloseableProtocol)

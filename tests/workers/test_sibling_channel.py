@@ -25,6 +25,8 @@ from mediatord.store.interfaces.messages import StoredMessage
 from mediatord.workers import sibling_channel
 from mediatord.workers.live_did_counters import LiveDIDCounters, create_live_did_counters
 from mediatord.workers.sibling_channel import (
+    BATCH_BYTES,
+    BATCH_PUSHES,
     CHANGED_RETRY_DELAY,
     HELLO,
     MAX_OUTSTANDING,
@@ -186,7 +188,8 @@ class SiblingChannelTestCase(SynchronousTestCase):
         self.transfer()
 
     def transfer(self) -> list[bytes]:
-        """Carry what was written, in one read each way; frames of the answers."""
+        """End the iteration and carry what was written, in one read each way; frames of the answers."""
+        self.reactor.advance(0)
         answers: list[bytes] = []
         for number, client in self.client_ends.items():
             server = self.server_ends[number]
@@ -236,11 +239,27 @@ class PushTests(SiblingChannelTestCase):
         self.transfer()
         self.assertEqual((taken and self.successResultOf(taken), self.pushes[1].pushed), (True, [event]))
 
-    def test_one_answer_for_all_pushes_of_a_read(self) -> None:
-        """One frame, with one byte for each."""
-        waiting = [self.push(str(number)) for number in range(50)]
-        self.assertEqual([len(frame) for frame in self.transfer()], [50])
+    def test_pushes_of_an_iteration_share_a_frame_and_an_answer(self) -> None:
+        """One frame, and one with a byte for each; in the order in which they were pushed."""
+        waiting = [self.push(str(number), b"payload") for number in range(50)]
+        self.delivery.resolve_push(BOB, "0")
+        self.assertEqual(self.client_ends[1].transport.value(), b"")
+        self.reactor.advance(0)
+        data = self.client_ends[1].transport.value()
+        self.assertEqual(len(data), 4 + int.from_bytes(data[:4], "big"))
+        self.assertEqual([len(frame) for frame in self.transfer()], [51])
         self.assertEqual([self.successResultOf(one) for one in waiting], [True] * 50)
+        pushed = [(one.id, one.payload) for one in self.pushes[1].pushed]
+        self.assertEqual(pushed, [(str(number), b"payload") for number in range(1, 50)])
+
+    def test_frames_are_bounded(self) -> None:
+        """In pushes and in bytes, as one is served without a pause."""
+        for _ in range(2 * BATCH_PUSHES + 1):
+            self.push(payload=b"")
+        self.assertEqual([len(frame) for frame in self.transfer()], [BATCH_PUSHES, BATCH_PUSHES, 1])
+        for _ in range(5):
+            self.push(payload=bytes(BATCH_BYTES // 2))
+        self.assertEqual([len(frame) for frame in self.transfer()], [2, 2, 1])
 
     def test_not_taken(self) -> None:
         """A worker whose counter is shared has no socket."""
@@ -291,6 +310,7 @@ class PushTests(SiblingChannelTestCase):
         message = make_message(payload=bytes(MAX_SENT_PAYLOAD_BYTES + 1))
         self.pushes[1].stored["m"] = message
         taken = self.push(payload=message.payload)
+        self.reactor.advance(0)
         self.assertLess(len(self.client_ends[1].transport.value()), 1000)
         self.transfer()
         self.assertIsNone(self.successResultOf(taken))
@@ -316,6 +336,7 @@ class LatePushTests(SiblingChannelTestCase):
         """The reactors of two workers may differ in time; nothing is late because of that."""
         for step in (-10.0, 10.0):
             self.push(str(step))
+            self.reactor.advance(0)
             self.reactor.rightNow += step
             self.steady_offset -= step
             self.assertEqual(self.transfer(), [b"1"])
@@ -604,7 +625,7 @@ class CredentialTests(SiblingChannelTestCase):
     def test_other_version(self) -> None:
         """A worker with another version gets no pushes."""
         self.accept()
-        hello = HELLO.replace(b"1", b"2")
+        hello = HELLO.replace(b"2", b"1")
         self.client_ends[1].dataReceived(len(hello).to_bytes(4, "big") + hello)
         self.assertTrue(self.client_ends[1].transport.disconnected)
         self.assertIs(self.successResultOf(self.push()), False)

@@ -132,9 +132,11 @@ class StoreConnection(Connection):
     In other transactions there is no cache, and ledger entries are written at once.
 
     :ivar ticket_lock: puts the transactions of several processes in order; None where there is one process.
+    :ivar is_durable: whether commits wait for the disk.
     """
 
     ticket_lock: WriteTicketLock | None = None
+    is_durable = True
     _cache: Any = None
     _ledger: dict[QueueProtocol, dict[LedgerEntry, int]] | None = None
     _data_version = 0
@@ -175,6 +177,14 @@ class StoreConnection(Connection):
             else:
                 outcomes += self.commit_batch([operation], patience)
         return outcomes
+
+    def set_durable(self, durable: bool) -> None:
+        """
+        Let commits wait for the disk, or not: then they are on disk with the next that waits, and a crash of the
+        operating system before may undo them.
+        """
+        self.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+        self.is_durable = durable
 
     def retry_on_full_disk(
         self, operations: Sequence[SQLOperation], outcomes: Sequence[Any], patience: float

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -205,16 +206,19 @@ class OperationBatcher:
     performed as one batch. Their Deferreds fire when the whole batch is done.
 
     A slice of long work waits until there are no other operations, and joins a batch of others after
-    :data:`SLICE_PATIENCE`. No batch has more than one.
+    :data:`SLICE_PATIENCE`. No batch has more than one. A slice alone is not synced, so that what arrives meanwhile
+    waits for one sync, its own.
 
     A connection that a job leaves inside a transaction, because it could not be rolled back, is replaced: every later
     `BEGIN` on it would fail.
 
     :param perform: performs a batch, in the thread.
+    :param perform_slice: performs a slice alone.
     :param on_fault: called with the exception behind each failed operation.
     :param max_delay: seconds for which a batch waits for more operations at most, as long as every reactor iteration
         brings some, and never for more than an eighth of the duration of the last batch: where the disk is slow,
-        clients that have just been answered come back in that time, and share the next wait.
+        clients that have just been answered come back in that time, and share the next wait. An operation that comes
+        alone after one that was alone waits for none.
     :param after_batch: called with the seconds each batch took, before its Deferreds fire.
     :ivar is_accepting: whether operations are accepted; set once all connections of the store are open.
     :ivar slices_left: slices that may be performed until more are permitted.
@@ -228,6 +232,7 @@ class OperationBatcher:
     on_fault: Callable[[BaseException], None] = lambda error: None
     max_delay: float = 0.0
     after_batch: Callable[[float], None] | None = None
+    perform_slice: Callable[[StoreConnection, Sequence[Any]], list[Any]] | None = None
     is_accepting: bool = field(default=False, init=False)
     slices_left: int = field(default=SLICES_PER_CHECKPOINT, init=False)
     _connection: StoreConnection | None = field(default=None, init=False)
@@ -235,6 +240,7 @@ class OperationBatcher:
     _delay: float = field(default=0.0, init=False)
     _collect_until: float = field(default=0.0, init=False)
     _collected: int = field(default=0, init=False)
+    _last_size: int = field(default=0, init=False)
     _queue: deque[_QueuedOperation] = field(default_factory=deque, init=False)
     _queued_bytes: int = field(default=0, init=False)
     _slices: deque[_QueuedOperation] = field(default_factory=deque, init=False)
@@ -346,7 +352,8 @@ class OperationBatcher:
     def _run_batch(self) -> None:
         now, queue, limits = self.clock.seconds(), self._queue, self.limits
         before, self._collected = self._collected, len(queue)
-        if before < self._collected < limits.batch and now < self._collect_until:
+        is_busy = self._collected > 1 or self._last_size > 1
+        if is_busy and before < self._collected < limits.batch and now < self._collect_until:
             self.clock.callLater(0, self._run_batch)
             return
         self._collected = 0
@@ -354,7 +361,8 @@ class OperationBatcher:
         works: list[SQLOperation] = []
         size = 0
         is_slice_due = not queue or (self._slices and now - self._slices[0][0].since >= SLICE_PATIENCE)
-        if is_slice_due and self._slices and self.slices_left > 0:
+        has_slice = bool(is_slice_due and self._slices and self.slices_left > 0)
+        if has_slice:
             self.slices_left -= 1
             batch.append(self._slices.popleft())
             works.append(batch[0][1])
@@ -367,7 +375,9 @@ class OperationBatcher:
             self._busy = False
             return
         self._queued_bytes -= size
-        done = self.runner(self._run_job, self.perform, works)
+        self._last_size = len(batch)
+        perform = self.perform_slice if has_slice and len(works) == 1 and self.perform_slice else self.perform
+        done = self.runner(self._run_job, perform, works)
         done.addErrback(lambda failure: [make_failure(failure.value) for _ in works])
         done.addCallback(self._finish, batch, now)
 
@@ -646,6 +656,7 @@ class SQLiteExecutor:
             on_fault=on_failure,
             max_delay=_MAX_COMMIT_DELAY,
             after_batch=self._after_commit,
+            perform_slice=partial(self._commit, durable=False),
         )
         self._reads, self._background, self._searches = (
             OperationBatcher(make_runner(kind), perform, clock, observe, limits, on_failure)
@@ -703,7 +714,8 @@ class SQLiteExecutor:
 
     def write_slice(self, name: str, size: SliceSize, work: Callable[..., Any], *args: Any) -> Deferred[Any]:
         """
-        As :meth:`write`, for a slice of long work, which waits while there are other operations.
+        As :meth:`write`, for a slice of long work, which waits while there are other operations. It may be on disk
+        only with the next commit or checkpoint, so it has to be one that can be repeated.
 
         :param work: called with the connection, a number of rows and further arguments.
         """
@@ -818,7 +830,11 @@ class SQLiteExecutor:
         connection.ticket_lock = self._ticket_lock
         return connection
 
-    def _commit(self, connection: StoreConnection, operations: Sequence[SQLOperation]) -> list[Any]:
+    def _commit(
+        self, connection: StoreConnection, operations: Sequence[SQLOperation], *, durable: bool = True
+    ) -> list[Any]:
+        if durable is not connection.is_durable:
+            connection.set_durable(durable)
         outcomes = connection.commit_batch(operations, self._patience)
         if StoreUnavailable in map(type, outcomes):
             outcomes = connection.retry_on_full_disk(operations, outcomes, self._patience)

@@ -431,16 +431,33 @@ class GroupCommitDelayTests(SynchronousTestCase):
 
     def test_waits_an_eighth_of_last_commit(self) -> None:
         """The delay is at most an eighth of the last commit, however many operations arrive."""
-        self.run_first_batch(1, 0.016)
+        self.run_first_batch(2, 0.016)
         for _ in range(9):
             self.submit(1)
             self.clock.run_iteration(0.0011)
         self.runner.finish()
-        self.assertEqual(self.sizes, [1, 3])
+        self.assertEqual(self.sizes, [1, 4])
 
     def test_starts_when_nothing_arrives(self) -> None:
         """The commit starts when an iteration has brought no operation."""
-        self.run_first_batch(1, 0.05)
+        self.run_first_batch(2, 0.05)
+        self.clock.run_iteration()
+        self.assertEqual(len(self.runner.waiting), 0)
+        self.clock.run_iteration()
+        self.assertEqual(len(self.runner.waiting), 1)
+
+    def test_one_client_does_not_wait(self) -> None:
+        """An operation that comes alone after one that was alone waits for no iteration; after several it waits."""
+        self.run_first_batch(0, 0.05)
+        self.submit(1)
+        self.clock.run_iteration()
+        self.assertEqual(len(self.runner.waiting), 1)
+        self.submit(2)
+        self.finish_commit(0.05)
+        self.clock.run_iteration()
+        self.clock.run_iteration()
+        self.finish_commit(0.05)
+        self.submit(1)
         self.clock.run_iteration()
         self.assertEqual(len(self.runner.waiting), 0)
         self.clock.run_iteration()

@@ -167,6 +167,40 @@ class SliceOrderTests(SliceTestCase):
         self.successResultOf(closed)
 
 
+class SliceDurabilityTests(CommitTestCase):
+    """Nobody waits for a slice to be on disk, so it does not keep others from syncing."""
+
+    def write_slice(self) -> Deferred[Any]:
+        return self.store._executor.write_slice("slice", SliceSize(1, 1), read_synchronous)
+
+    def test_slice_alone_is_not_synced(self) -> None:
+        """A transaction with nothing but a slice does not wait for the disk; the next one of others does."""
+        for _ in range(2):
+            self.assertEqual(self.finish(self.write_slice()), NORMAL)
+            self.assertEqual(self.finish(self.store._executor.write("other", read_synchronous)), FULL)
+
+    def test_slice_with_others_is_synced(self) -> None:
+        """A transaction of others waits for the disk, also if a slice has joined it."""
+        self.writer.hold()
+        self.store._executor.write("first", read_synchronous)
+        self.run_iterations()
+        slice_ = self.write_slice()
+        other = self.store._executor.write("other", read_synchronous)
+        self.clock.advance(2 * SLICE_PATIENCE)
+        self.writer.release()
+        self.run_iterations()
+        self.assertEqual((self.successResultOf(slice_), self.successResultOf(other)), (FULL, FULL))
+        self.assertEqual(self.observed.count("commit"), 2)
+
+
+# Values of `PRAGMA synchronous`.
+NORMAL, FULL = 1, 2
+
+
+def read_synchronous(connection: StoreConnection, rows: int = 1) -> int:
+    return int(connection.select_value("PRAGMA synchronous"))
+
+
 class SliceCheckpointTests(SynchronousTestCase):
     """Slices wait for checkpoints, so that each has little to move."""
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from threading import Event, current_thread, enumerate
 from time import monotonic
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from twisted.internet import reactor  # noqa: TID251  these tests make calls from real threads to it
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
+from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
@@ -21,9 +25,11 @@ from mediatord.errors import StoreUnavailable
 from mediatord.probe.store_health import StoreHealthMonitor
 from mediatord.store.factory import build_store
 from mediatord.store.interfaces.messages import QueueLimits
-from mediatord.store.sqlite.connection import connect, connect_reader
-from mediatord.store.sqlite.executor import SQLiteExecutor, ThreadRunner
+from mediatord.store.interfaces.store import BatchLimits, ignore_observation
+from mediatord.store.sqlite.connection import StoreConnection, connect, connect_reader
+from mediatord.store.sqlite.executor import OperationBatcher, SQLiteExecutor, ThreadRunner
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
+from tests.runtime.test_epoll_reactor import ReactorTestCase
 from tests.store.builders import ALICE, HOUR, make_database_path, make_payload
 from tests.store.sqlite.enqueue_process import INBOX
 
@@ -144,6 +150,68 @@ class ThreadTests(TestCase):
         for enqueued in deferreds:
             self.successResultOf(enqueued)
         self.assertEqual(self.successResultOf(owner), ALICE)
+
+
+class HandOverTests(ReactorTestCase):
+    """How often the reactor looks for events, and is woken, between a request and the end of its commit."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.polls = self.wakes = 0
+        self.batches: list[int] = []
+        self.sleeps = Event()
+        poll, wake = self.reactor._poller.poll, self.reactor.waker.wakeUp
+
+        def count_poll(*args: Any) -> Any:
+            self.polls += 1
+            self.sleeps.set()
+            return poll(*args)
+
+        def count_wake() -> None:
+            self.wakes += 1
+            wake()
+
+        self.reactor._poller = Mock(wraps=self.reactor._poller, poll=count_poll)
+        self.patch(self.reactor.waker, "wakeUp", count_wake)
+        runner = ThreadRunner(self.reactor, "mediatord-store-test")
+        self.batcher = OperationBatcher(
+            runner, self.perform, self.reactor, ignore_observation, BatchLimits(), max_delay=60.0
+        )
+        self.wait_for(self.batcher.open(lambda: connect(None)))
+        self.addCleanup(lambda: self.wait_for(self.batcher.close()))
+        self.batcher.is_accepting = True
+
+    def wait_for(self, *awaited: Deferred[Any]) -> None:
+        """Iterate as the main loop does."""
+        results: list[Any] = []
+        gatherResults(awaited).addCallback(results.append)
+        self.reactor.runUntilCurrent()
+        while not results:
+            self.reactor.doIteration(self.reactor.timeout())
+            self.reactor.runUntilCurrent()
+
+    def perform(self, connection: StoreConnection, works: Sequence[Any]) -> list[Any]:
+        self.sleeps.wait()
+        self.batches.append(len(works))
+        return [None for _ in works]
+
+    def count_for_requests(self, number: int) -> tuple[int, int]:
+        """Polls and wakes until requests that arrive together are done, each after another delay-free call."""
+        self.polls = self.wakes = 0
+        self.sleeps.clear()
+        work = [(lambda connection: None, 0)]
+        self.wait_for(*[deferLater(self.reactor, 0, self.batcher.submit, "test", work) for _ in range(number)])
+        return self.polls, self.wakes
+
+    def test_single_requests(self) -> None:
+        """For a request that comes alone the reactor sleeps once, and looks for no events before."""
+        self.assertEqual([self.count_for_requests(1) for _ in range(3)], [(1, 1)] * 3)
+        self.assertEqual(self.batches, [1, 1, 1])
+
+    def test_requests_of_one_iteration(self) -> None:
+        """Requests that arrive together share a commit."""
+        self.count_for_requests(3)
+        self.assertEqual(self.batches, [3])
 
 
 @pytest.mark.system

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,9 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.task import deferLater
 from twisted.python.failure import Failure
 from txmongo.connection import ConnectionPool, _Connection, _Pinger
-from txmongo.protocol import MongoDecoder, MongoProtocol, Msg, connectionDone
+from txmongo.protocol import MongoDecoder, MongoProtocol, connectionDone
 
+from mediatord.runtime.socket_writes import write_immediately
 from mediatord.store.mongo.driver.collection import MongoCommand
 from mediatord.store.mongo.driver.errors import NOT_PRIMARY_CODES, ServerUnreachable, is_unauthenticated_reply
 from mediatord.store.mongo.driver.tls import describe_tls_failure
@@ -45,7 +47,12 @@ _Connection.noisy = _Pinger.noisy = False
 
 
 _HEADER = struct.Struct("<iiii")
+_SIZE = struct.Struct("<i")
 _OP_MSG = 2013
+# Flags and the kind of the first section of a command: none, and 0 for one document.
+_BODY_PREFIX = bytes(5)
+# Ids of commands have this bit, apart from those of txmongo, which counts from 1; they are positive in 32 bits.
+_ID_BIT = 1 << 30
 # Offset of the only section of a reply, after header, flags and the kind of the section, which is 0.
 _BODY_OFFSET = 21
 
@@ -56,11 +63,13 @@ class _Exchange:
     Commands that were sent together.
 
     :param replies: None for each one that is missing.
+    :param deadline: when they are given up.
     :param done: fires when none is missing, or the connection is lost.
     """
 
     replies: list[dict[str, Any] | None]
     missing: int
+    deadline: float
     done: Deferred[None] = field(default_factory=Deferred)
 
     def receive(self, place: int, reply: dict[str, Any] | None) -> None:
@@ -74,7 +83,7 @@ class _Exchange:
 class _PrimaryProtocol(MongoProtocol):
     """
     One connection that joins large replies in linear time and is aborted unless it becomes ready in time. Commands
-    that are sent together have one Deferred.
+    that are sent together are one write and have one Deferred; all of them share a timer.
 
     :param on_lost: called with the reason when the connection is lost.
     :ivar is_closing: whether the connection is being closed, so that nothing can be sent any more.
@@ -93,20 +102,52 @@ class _PrimaryProtocol(MongoProtocol):
         self._received = 0
         self._bytes_needed = 4
         self._waiting: dict[int, tuple[_Exchange, int]] = {}
+        self._sent = count()
+        self._deadline_timer: IDelayedCall | None = None
+        self._checked_at = 0.0
 
     @property
     def load(self) -> int:
         """Number of commands without a reply."""
         return len(self._waiting)
 
-    async def exchange(self, messages: Sequence[Msg]) -> list[dict[str, Any] | None]:
-        """Send commands and return their replies; None for those that were lost with the connection."""
-        exchange = _Exchange([None] * len(messages), len(messages))
+    async def exchange(self, messages: Sequence[bytes], deadline: float) -> list[dict[str, Any] | None]:
+        """
+        Send commands and return their replies; None for those that were lost with the connection.
+
+        :param deadline: when to abort the connection, since later replies could not be attributed.
+        """
+        exchange = _Exchange([None] * len(messages), len(messages), deadline)
+        pieces: list[bytes] = []
         for place, message in enumerate(messages):
-            self._waiting[self._send(message)] = exchange, place
+            id = _ID_BIT | next(self._sent) & (_ID_BIT - 1)
+            self._waiting[id] = exchange, place
+            pieces += _HEADER.pack(_HEADER.size + len(message), id, 0, _OP_MSG), message
         if messages:
+            self._check_at(deadline)
+            write_immediately(self.transport, b"".join(pieces))
             await exchange.done
         return exchange.replies
+
+    def _check_at(self, deadline: float) -> None:
+        """Check at a deadline whether it was exceeded. The timer outlasts the replies, so that the next need none."""
+        if self._deadline_timer is not None:
+            if self._checked_at <= deadline:
+                return
+            self._deadline_timer.cancel()
+        self._checked_at = deadline
+        left = max(deadline - self._clock.seconds(), 0.0)
+        self._deadline_timer = self._clock.callLater(left, self._check_deadlines)
+
+    def _check_deadlines(self) -> None:
+        self._deadline_timer = None
+        earliest = min([exchange.deadline for exchange, _ in self._waiting.values()], default=None)
+        if earliest is None:
+            return
+        if earliest <= self._clock.seconds():
+            self.fail()
+        else:
+            self._check_at(earliest)
 
     def connectionReady(self) -> Any:
         return succeed(None) if self.transport else super().connectionReady()
@@ -117,8 +158,9 @@ class _PrimaryProtocol(MongoProtocol):
 
     def connectionLost(self, reason: Any = connectionDone) -> None:
         self.is_closing = True
-        if self._ready_timer is not None and self._ready_timer.active():
-            self._ready_timer.cancel()
+        for timer in (self._ready_timer, self._deadline_timer):
+            if timer is not None and timer.active():
+                timer.cancel()
         self._on_lost(reason)
         super().connectionLost(reason)
         waiting, self._waiting = self._waiting, {}
@@ -147,7 +189,7 @@ class _PrimaryProtocol(MongoProtocol):
     def _decode_messages(self, data: bytes) -> None:
         start, bytes_needed = 0, 4
         while len(data) - start >= 4:
-            (bytes_needed,) = struct.unpack_from("<i", data, start)
+            (bytes_needed,) = _SIZE.unpack_from(data, start)
             if bytes_needed < _HEADER.size:
                 raise ConnectionFailure
             if len(data) - start < bytes_needed:
@@ -238,12 +280,7 @@ class PrimaryConnectionPool:
         """
         messages = [_encode_message(self._address.database, command) for command in commands]
         protocol = await self._select_connection(deadline, self._readers if for_reads else self._writers)
-        timer = self._clock.callLater(max(deadline - self._clock.seconds(), 0) + _REPLY_GRACE, protocol.fail)
-        try:
-            replies = await protocol.exchange(messages)
-        finally:
-            if timer.active():
-                timer.cancel()
+        replies = await protocol.exchange(messages, deadline + _REPLY_GRACE)
         refusals = [reply for reply in replies if reply is not None and not reply.get("ok")]
         if any(one.get("code") in NOT_PRIMARY_CODES or is_unauthenticated_reply(one) for one in refusals):
             # The next connection finds the primary and authenticates again.
@@ -294,6 +331,10 @@ class PrimaryConnectionPool:
                 timer.cancel()
 
 
-def _encode_message(database: str, command: MongoCommand) -> Msg:
-    sections = {command.section: list(command.documents)} if command.section else {}
-    return Msg(body=encode({**command.body, "$db": command.database or database}), payload=sections)
+def _encode_message(database: str, command: MongoCommand) -> bytes:
+    """Encode a command, without the header."""
+    pieces = [_BODY_PREFIX, encode({**command.body, "$db": command.database or database})]
+    if command.section:
+        section = [command.section.encode("ascii"), b"\0", *command.documents]
+        pieces += b"\1", _SIZE.pack(_SIZE.size + sum(map(len, section))), *section
+    return b"".join(pieces)

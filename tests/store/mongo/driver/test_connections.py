@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import atexit
+import socket
+import struct
 from functools import cache
 from typing import Any
+from unittest import mock
 
+from bson import decode, encode
 from twisted.internet import reactor as _reactor  # noqa: TID251  txmongo connects by the global one
-from twisted.internet.defer import gatherResults
+from twisted.internet.defer import Deferred, gatherResults
+from twisted.internet.protocol import connectionDone
+from twisted.internet.tcp import Server
+from twisted.internet.testing import MemoryReactorClock
 from twisted.protocols.portforward import ProxyFactory, ProxyServer
+from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import StoreUnavailable
 from mediatord.store.mongo.driver import client as server_module
 from mediatord.store.mongo.driver import connection_pool
+from mediatord.store.mongo.driver.collection import MongoCommand
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from tests.replica_set import Credentials, ReplicaSet
 from tests.store.mongo.mongo_test_case import (
@@ -154,3 +163,101 @@ class LongReadTests(MongoTestCase):
         store = await self.open_store()
         answers = await gatherResults([store.find_owner(did) for did in ("did:key:\ud800", "did:key:other", INBOX)])
         self.assertEqual(answers, [None, None, ALICE])
+
+
+class ExchangeTests(SynchronousTestCase):
+    """Commands on a connection to a server that the test plays."""
+
+    def setUp(self) -> None:
+        ours, self.server_end = socket.socketpair()
+        for end in (ours, self.server_end):
+            end.setblocking(False)
+            self.addCleanup(end.close)
+        self.clock: Any = MemoryReactorClock()
+        self.protocol = connection_pool._PrimaryProtocol(self.clock, mock.Mock())
+        self.protocol.factory = mock.Mock(instance=self.protocol)
+        self.transport: Any = Server(ours, self.protocol, ("127.0.0.1", 1), None, 0, self.clock)  # type: ignore[arg-type]
+        self.transport.connected = 1
+        self.protocol.makeConnection(self.transport)
+        self.clock.advance(connection_pool._READY_TIMEOUT)
+
+    def send(self, *commands: MongoCommand, deadline: float = 60.0) -> Deferred[Any]:
+        messages = [connection_pool._encode_message("things", one) for one in commands]
+        return run_coroutine(self.protocol.exchange(messages, deadline))
+
+    def receive(self) -> list[tuple[int, bytes]]:
+        """Ids and contents of the messages that one read of the server returns."""
+        data, found = self.server_end.recv(1 << 20), []
+        while data:
+            size, id, answered, kind = struct.unpack_from("<iiii", data)
+            self.assertEqual((answered, kind), (0, 2013))
+            found.append((id, data[16:size]))
+            data = data[size:]
+        return found
+
+    def reply(self, id: int, **body: Any) -> None:
+        data = bytes(5) + encode(body)
+        self.server_end.send(struct.pack("<iiii", 16 + len(data), 1, id, 2013) + data)
+        self.transport.doRead()
+
+    def test_commands_are_one_write(self) -> None:
+        """Commands that are sent together are written at once, in order, without a turn of the reactor."""
+        (insert,) = THINGS.insert([{"_id": 1}, {"_id": 2}])
+        answer = self.send(insert, MongoCommand({"commitTransaction": 1}, database="admin"))
+        (first, inserted), (second, committed) = self.receive()
+        self.assertEqual(self.clock.getWriters(), [])
+        self.assertEqual(decode(committed[5:]), {"commitTransaction": 1, "$db": "admin"})
+        size = struct.unpack_from("<i", inserted, 5)[0]
+        self.assertEqual(decode(inserted[5 : 5 + size]), {"insert": "things", "ordered": True, "$db": "things"})
+        kind, length = struct.unpack_from("<bi", inserted, 5 + size)
+        self.assertEqual((kind, length), (1, len(inserted) - 5 - size - 1))
+        self.assertEqual(inserted[10 + size :], b"documents\0" + encode({"_id": 1}) + encode({"_id": 2}))
+        self.reply(second, number=2)
+        self.assertNoResult(answer)
+        self.reply(first, number=1)
+        self.assertEqual(self.successResultOf(answer), [{"number": 1}, {"number": 2}])
+
+    def test_exchanges_share_a_timer(self) -> None:
+        """However many commands are sent one after another, one timer watches their deadlines."""
+        timers = []
+        for number in range(100):
+            answer = self.send(MongoCommand({"ping": 1}), deadline=60.0 + number)
+            ((id, _),) = self.receive()
+            self.reply(id, number=number)
+            self.assertEqual(self.successResultOf(answer), [{"number": number}])
+            timers += [one for one in self.clock.getDelayedCalls() if one not in timers]
+        self.assertEqual(len(timers), 1)
+        self.clock.advance(1_000.0)
+        self.assertEqual((self.protocol.is_closing, self.clock.getDelayedCalls()), (False, []))
+
+    def test_aborts_at_deadline(self) -> None:
+        """A connection is aborted at the deadline of any command without a reply, not at that of one with a reply."""
+        answered = self.send(MongoCommand({"ping": 1}), deadline=10.0)
+        ((id, _),) = self.receive()
+        self.reply(id)
+        self.successResultOf(answered)
+        late, early = (self.send(MongoCommand({"ping": 1}), deadline=end) for end in (50.0, 30.0))
+        self.clock.advance(15.0)
+        self.assertFalse(self.protocol.is_closing)
+        self.clock.advance(29.9 - self.clock.seconds())
+        self.assertFalse(self.protocol.is_closing)
+        self.clock.advance(0.2)
+        self.assertTrue(self.protocol.is_closing)
+        self.protocol.connectionLost(connectionDone)
+        self.assertEqual([self.successResultOf(one) for one in (late, early)], [[None], [None]])
+        self.assertEqual(
+            [one for one in self.clock.getDelayedCalls() if one.func == self.protocol._check_deadlines], []
+        )
+
+    def test_moves_timer_to_earlier_deadline(self) -> None:
+        """A command with an earlier deadline than those before is not waited for longer."""
+        self.send(MongoCommand({"ping": 1}), deadline=50.0)
+        self.send(MongoCommand({"ping": 1}), deadline=20.0)
+        self.clock.advance(20.0 - self.clock.seconds())
+        self.assertTrue(self.protocol.is_closing)
+
+    def test_ids_stay_positive(self) -> None:
+        """Ids of commands begin anew before they exceed 32 bits."""
+        self.protocol._sent = iter([(1 << 30) - 1, 1 << 30])  # type: ignore[assignment]
+        self.send(MongoCommand({"ping": 1}), MongoCommand({"ping": 1}))
+        self.assertEqual([id for id, _ in self.receive()], [(1 << 31) - 1, 1 << 30])
