@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Generic
@@ -485,7 +486,8 @@ def get_worker_number(path: Path) -> int:
 
 class _OrderedPusher(Generic[Item]):
     """
-    Pushes items of one protocol from other workers: at once, or in order behind those that are read from the store.
+    Pushes items of one protocol from other workers: those of a frame together and at once, or in order behind those
+    that are read from the store.
 
     :param make: makes an item from the fields and the payload of a frame.
     :param find_did: the DID of an item whose sockets get it, from the fields.
@@ -507,17 +509,37 @@ class _OrderedPusher(Generic[Item]):
         """Number of pushes that are to be read from the store."""
         return len(self._late)
 
-    def push(self, fields: Sequence[Any], payload: bytes | None, now: float) -> bytes:
-        """:param payload: None if it has to be read from the store."""
-        id_, pusher = fields[0], self._delivery.pusher
-        if pusher.was_pushed(id_):
-            return _TAKEN
-        if payload is not None and not self._is_reading:
-            item = self._make(fields, payload)
-            if item.expires_at is None or item.expires_at > now:
-                return _TAKEN if id_ in pusher.push_remote((item,)) else _NOT_TAKEN
-        if not self._delivery.is_live(self._find_did(fields)):
-            return _NOT_TAKEN
+    def push(self, arrived: Sequence[tuple[Sequence[Any], bytes | None]], now: float) -> list[bytes]:
+        """
+        Push the items of one frame together.
+
+        :param arrived: fields and payload of each; without a payload it has to be read from the store.
+        :return: the results.
+        """
+        pusher, items, late = self._delivery.pusher, dict[str, Item](), dict[str, None]()
+        results: dict[str, bytes] = {}
+        for fields, payload in arrived:
+            id_ = fields[0]
+            if pusher.was_pushed(id_):
+                results[id_] = _TAKEN
+                continue
+            if payload is not None and not late and not self._is_reading:
+                item = self._make(fields, payload)
+                if item.expires_at is None or item.expires_at > now:
+                    items[id_] = item
+                    continue
+            if self._delivery.is_live(self._find_did(fields)):
+                late[id_] = None
+            else:
+                results[id_] = _NOT_TAKEN
+        taken = pusher.push_remote(list(items.values()))
+        for id_ in items:
+            results[id_] = _TAKEN if id_ in taken else _NOT_TAKEN
+        for id_ in late:
+            results[id_] = self._read_later(id_)
+        return [results[fields[0]] for fields, _ in arrived]
+
+    def _read_later(self, id_: str) -> bytes:
         if len(self._late) >= MAX_LATE:
             return _DROPPED
         self._late.append(id_)
@@ -625,14 +647,19 @@ class SiblingServer(Factory):
         start = 4 + int.from_bytes(frame[:4], "big")
         sent_at, pushes = encoding.loads(frame[4:start])
         now, is_late = self._clock.seconds(), self._steady() - sent_at > MAX_PUSH_AGE
-        results = []
-        for kind, size, *fields in pushes:
-            payload = None
-            if size is not None:
-                end = start + size
-                payload, start = None if is_late else frame[start:end], end
-            pusher = self._pushers.get(kind)
-            results.append(self._receive(kind, *fields) if pusher is None else pusher.push(fields, payload, now))
+        results: list[bytes] = []
+        for kind, group in groupby(pushes, itemgetter(0)):
+            if kind not in self._pushers:
+                results += [self._receive(kind, name) for _, _, name in group]
+                continue
+            arrived: list[tuple[Sequence[Any], bytes | None]] = []
+            for _, size, *fields in group:
+                payload = None
+                if size is not None:
+                    end = start + size
+                    payload, start = None if is_late else frame[start:end], end
+                arrived.append((fields, payload))
+            results += self._pushers[kind].push(arrived, now)
         return b"".join(results)
 
     def _receive(self, kind: str, name: str) -> bytes:
