@@ -16,8 +16,8 @@ BOUNDS: dict[str, tuple[int, int, int]] = {
     "forward and live push": (27, 134, 76),
     "acknowledgement": (31, 186, 112),
     "TWO_WAY_PRIVATE": (25, 111, 62),
-    "push across workers, sender's side": (25, 122, 61),
-    "push across workers, socket's side": (15, 54, 33),
+    "push across workers, sender's side": (25, 118, 61),
+    "push across workers, socket's side": (15, 53, 32),
 }
 
 

@@ -27,6 +27,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Generic
 
+import orjson
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, maybeDeferred, succeed
 from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
@@ -39,7 +40,6 @@ from twisted.python.failure import Failure
 from mediatord.cluster.peer_notifications import Item, NotificationReceiver, PeerNotificationDelivery
 from mediatord.errors import StoreUnavailable
 from mediatord.observability.metrics import Metrics
-from mediatord.protocol import encoding
 from mediatord.runtime.failure_logging import LogThrottle, redact_failure
 from mediatord.store.interfaces.decentrl import PendingEvent
 from mediatord.store.interfaces.messages import StoredMessage
@@ -311,7 +311,7 @@ class SiblingLink(ClientFactory):
         batch, self._collecting = self._collecting, None
         if batch is None or self._connection is None:
             return
-        head = encoding.dumps([batch.sent_at, batch.pushes])
+        head = orjson.dumps([batch.sent_at, batch.pushes])
         lengths = struct.pack(">II", 4 + len(head) + batch.size, len(head))
         frame = b"".join((lengths, head, *batch.payloads))
         self._bytes += len(frame) - batch.size
@@ -440,38 +440,33 @@ class SiblingDelivery:
     def _push(
         self, numbers: Sequence[int], kind: str, fields: Sequence[Any], payload: bytes = b""
     ) -> Deferred[bool | None]:
-        taken: Deferred[bool | None] = Deferred()
+        answer: Deferred[bytes] = Deferred()
         sent = payload if len(payload) <= MAX_SENT_PAYLOAD_BYTES else None
-        answered: Answered = partial(_fire_taken, taken) if len(numbers) == 1 else _AnyTaken(taken, len(numbers))
+        answered: Answered = answer.callback if len(numbers) == 1 else _AnyTaken(answer, len(numbers))
         for number in numbers:
             self._links[number].push(kind, fields, sent, answered)
-        return taken
-
-
-def _fire_taken(taken: Deferred[bool | None], result: bytes) -> None:
-    """Fire with whether a socket took the push, None if one may yet take it."""
-    taken.callback(_IS_TAKEN.get(result, False))
+        return answer.addCallback(_IS_TAKEN.get, False)
 
 
 class _AnyTaken:
     """
-    Fires a Deferred as soon as one worker has taken a push, or when all have answered.
+    Fires with one result for several workers: as soon as one has taken a push, or when all have answered.
 
     :param missing: number of workers.
     """
 
-    __slots__ = ("_is_late", "_missing", "_taken")
+    __slots__ = ("_answer", "_is_late", "_missing")
 
-    def __init__(self, taken: Deferred[bool | None], missing: int) -> None:
-        self._taken = taken
+    def __init__(self, answer: Deferred[bytes], missing: int) -> None:
+        self._answer = answer
         self._missing = missing
         self._is_late = False
 
     def __call__(self, result: bytes) -> None:
         self._missing -= 1
         self._is_late = self._is_late or result == _LATE
-        if not self._taken.called and (result == _TAKEN or not self._missing):
-            _fire_taken(self._taken, _LATE if self._is_late and result != _TAKEN else result)
+        if not self._answer.called and (result == _TAKEN or not self._missing):
+            self._answer.callback(_LATE if self._is_late and result != _TAKEN else result)
 
 
 def get_socket_path(directory: Path, number: int) -> Path:
@@ -645,7 +640,7 @@ class SiblingServer(Factory):
     def receive(self, frame: bytes) -> bytes:
         """Push what a frame contains; returns the results."""
         start = 4 + int.from_bytes(frame[:4], "big")
-        sent_at, pushes = encoding.loads(frame[4:start])
+        sent_at, pushes = orjson.loads(frame[4:start])
         now, is_late = self._clock.seconds(), self._steady() - sent_at > MAX_PUSH_AGE
         results: list[bytes] = []
         for kind, group in groupby(pushes, itemgetter(0)):
