@@ -16,8 +16,8 @@ BOUNDS: dict[str, tuple[int, int, int]] = {
     "forward and live push": (27, 133, 77),
     "acknowledgement": (31, 184, 110),
     "TWO_WAY_PRIVATE": (25, 109, 62),
-    "push across workers, sender's side": (25, 120, 63),
-    "push across workers, socket's side": (15, 53, 33),
+    "push across workers, sender's side": (25, 118, 61),
+    "push across workers, socket's side": (15, 53, 32),
 }
 
 

@@ -22,10 +22,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Generic
 
+import orjson
 from twisted.application.service import Service
 from twisted.internet.defer import Deferred, maybeDeferred, succeed
 from twisted.internet.interfaces import IAddress, IDelayedCall, IReactorTime
@@ -38,7 +40,6 @@ from twisted.python.failure import Failure
 from mediatord.cluster.peer_notifications import Item, NotificationReceiver, PeerNotificationDelivery
 from mediatord.errors import StoreUnavailable
 from mediatord.observability.metrics import Metrics
-from mediatord.protocol import encoding
 from mediatord.runtime.failure_logging import LogThrottle, redact_failure
 from mediatord.store.interfaces.decentrl import PendingEvent
 from mediatord.store.interfaces.messages import StoredMessage
@@ -310,7 +311,7 @@ class SiblingLink(ClientFactory):
         batch, self._collecting = self._collecting, None
         if batch is None or self._connection is None:
             return
-        head = encoding.dumps([batch.sent_at, batch.pushes])
+        head = orjson.dumps([batch.sent_at, batch.pushes])
         lengths = struct.pack(">II", 4 + len(head) + batch.size, len(head))
         frame = b"".join((lengths, head, *batch.payloads))
         self._bytes += len(frame) - batch.size
@@ -439,38 +440,33 @@ class SiblingDelivery:
     def _push(
         self, numbers: Sequence[int], kind: str, fields: Sequence[Any], payload: bytes = b""
     ) -> Deferred[bool | None]:
-        taken: Deferred[bool | None] = Deferred()
+        answer: Deferred[bytes] = Deferred()
         sent = payload if len(payload) <= MAX_SENT_PAYLOAD_BYTES else None
-        answered: Answered = partial(_fire_taken, taken) if len(numbers) == 1 else _AnyTaken(taken, len(numbers))
+        answered: Answered = answer.callback if len(numbers) == 1 else _AnyTaken(answer, len(numbers))
         for number in numbers:
             self._links[number].push(kind, fields, sent, answered)
-        return taken
-
-
-def _fire_taken(taken: Deferred[bool | None], result: bytes) -> None:
-    """Fire with whether a socket took the push, None if one may yet take it."""
-    taken.callback(_IS_TAKEN.get(result, False))
+        return answer.addCallback(_IS_TAKEN.get, False)
 
 
 class _AnyTaken:
     """
-    Fires a Deferred as soon as one worker has taken a push, or when all have answered.
+    Fires with one result for several workers: as soon as one has taken a push, or when all have answered.
 
     :param missing: number of workers.
     """
 
-    __slots__ = ("_is_late", "_missing", "_taken")
+    __slots__ = ("_answer", "_is_late", "_missing")
 
-    def __init__(self, taken: Deferred[bool | None], missing: int) -> None:
-        self._taken = taken
+    def __init__(self, answer: Deferred[bytes], missing: int) -> None:
+        self._answer = answer
         self._missing = missing
         self._is_late = False
 
     def __call__(self, result: bytes) -> None:
         self._missing -= 1
         self._is_late = self._is_late or result == _LATE
-        if not self._taken.called and (result == _TAKEN or not self._missing):
-            _fire_taken(self._taken, _LATE if self._is_late and result != _TAKEN else result)
+        if not self._answer.called and (result == _TAKEN or not self._missing):
+            self._answer.callback(_LATE if self._is_late and result != _TAKEN else result)
 
 
 def get_socket_path(directory: Path, number: int) -> Path:
@@ -485,7 +481,8 @@ def get_worker_number(path: Path) -> int:
 
 class _OrderedPusher(Generic[Item]):
     """
-    Pushes items of one protocol from other workers: at once, or in order behind those that are read from the store.
+    Pushes items of one protocol from other workers: those of a frame together and at once, or in order behind those
+    that are read from the store.
 
     :param make: makes an item from the fields and the payload of a frame.
     :param find_did: the DID of an item whose sockets get it, from the fields.
@@ -507,17 +504,37 @@ class _OrderedPusher(Generic[Item]):
         """Number of pushes that are to be read from the store."""
         return len(self._late)
 
-    def push(self, fields: Sequence[Any], payload: bytes | None, now: float) -> bytes:
-        """:param payload: None if it has to be read from the store."""
-        id_, pusher = fields[0], self._delivery.pusher
-        if pusher.was_pushed(id_):
-            return _TAKEN
-        if payload is not None and not self._is_reading:
-            item = self._make(fields, payload)
-            if item.expires_at is None or item.expires_at > now:
-                return _TAKEN if id_ in pusher.push_remote((item,)) else _NOT_TAKEN
-        if not self._delivery.is_live(self._find_did(fields)):
-            return _NOT_TAKEN
+    def push(self, arrived: Sequence[tuple[Sequence[Any], bytes | None]], now: float) -> list[bytes]:
+        """
+        Push the items of one frame together.
+
+        :param arrived: fields and payload of each; without a payload it has to be read from the store.
+        :return: the results.
+        """
+        pusher, items, late = self._delivery.pusher, dict[str, Item](), dict[str, None]()
+        results: dict[str, bytes] = {}
+        for fields, payload in arrived:
+            id_ = fields[0]
+            if pusher.was_pushed(id_):
+                results[id_] = _TAKEN
+                continue
+            if payload is not None and not late and not self._is_reading:
+                item = self._make(fields, payload)
+                if item.expires_at is None or item.expires_at > now:
+                    items[id_] = item
+                    continue
+            if self._delivery.is_live(self._find_did(fields)):
+                late[id_] = None
+            else:
+                results[id_] = _NOT_TAKEN
+        taken = pusher.push_remote(list(items.values()))
+        for id_ in items:
+            results[id_] = _TAKEN if id_ in taken else _NOT_TAKEN
+        for id_ in late:
+            results[id_] = self._read_later(id_)
+        return [results[fields[0]] for fields, _ in arrived]
+
+    def _read_later(self, id_: str) -> bytes:
         if len(self._late) >= MAX_LATE:
             return _DROPPED
         self._late.append(id_)
@@ -623,16 +640,21 @@ class SiblingServer(Factory):
     def receive(self, frame: bytes) -> bytes:
         """Push what a frame contains; returns the results."""
         start = 4 + int.from_bytes(frame[:4], "big")
-        sent_at, pushes = encoding.loads(frame[4:start])
+        sent_at, pushes = orjson.loads(frame[4:start])
         now, is_late = self._clock.seconds(), self._steady() - sent_at > MAX_PUSH_AGE
-        results = []
-        for kind, size, *fields in pushes:
-            payload = None
-            if size is not None:
-                end = start + size
-                payload, start = None if is_late else frame[start:end], end
-            pusher = self._pushers.get(kind)
-            results.append(self._receive(kind, *fields) if pusher is None else pusher.push(fields, payload, now))
+        results: list[bytes] = []
+        for kind, group in groupby(pushes, itemgetter(0)):
+            if kind not in self._pushers:
+                results += [self._receive(kind, name) for _, _, name in group]
+                continue
+            arrived: list[tuple[Sequence[Any], bytes | None]] = []
+            for _, size, *fields in group:
+                payload = None
+                if size is not None:
+                    end = start + size
+                    payload, start = None if is_late else frame[start:end], end
+                arrived.append((fields, payload))
+            results += self._pushers[kind].push(arrived, now)
         return b"".join(results)
 
     def _receive(self, kind: str, name: str) -> bytes:

@@ -76,6 +76,7 @@ class FakePushes:
         self.stored: dict[str, Any] = {}
         self.reads: list[list[str]] = []
         self.notified: list[str] = []
+        self.together: list[int] = []
         self.live_dids: set[str] = {BOB}
         self.takes = True
         self.found: Callable[[list[Any]], Any] = succeed
@@ -92,6 +93,8 @@ class FakePushes:
 
     def push_remote(self, items: Sequence[Any]) -> list[str]:
         """Recorded."""
+        if items:
+            self.together.append(len(items))
         if not self.takes:
             return []
         self.pushed += items
@@ -240,7 +243,7 @@ class PushTests(SiblingChannelTestCase):
         self.assertEqual((taken and self.successResultOf(taken), self.pushes[1].pushed), (True, [event]))
 
     def test_pushes_of_an_iteration_share_a_frame_and_an_answer(self) -> None:
-        """One frame, and one with a byte for each; in the order in which they were pushed."""
+        """One frame, and one with a byte for each. They reach the sockets together, before what follows them."""
         waiting = [self.push(str(number), b"payload") for number in range(50)]
         self.delivery.resolve_push(BOB, "0")
         self.assertEqual(self.client_ends[1].transport.value(), b"")
@@ -251,6 +254,18 @@ class PushTests(SiblingChannelTestCase):
         self.assertEqual([self.successResultOf(one) for one in waiting], [True] * 50)
         pushed = [(one.id, one.payload) for one in self.pushes[1].pushed]
         self.assertEqual(pushed, [(str(number), b"payload") for number in range(1, 50)])
+        self.assertEqual(self.pushes[1].together, [50])
+
+    def test_protocols_and_events_in_one_frame(self) -> None:
+        """Each payload belongs to its push, whatever is between them."""
+        message, later = make_message("m", b"first"), make_message("n", b"")
+        event = PendingEvent("e", BOB, "did:x:eve", "sealed", NOW)
+        self.push("m", b"first")
+        self.delivery.notify_contracts_changed(BOB)
+        self.delivery.deliver_event(event)
+        self.push("n", b"")
+        self.assertEqual(self.transfer(), [b"1111"])
+        self.assertEqual((self.pushes[1].pushed, self.pushes[1].notified), ([message, event, later], [BOB]))
 
     def test_frames_are_bounded(self) -> None:
         """In pushes and in bytes, as one is served without a pause."""
@@ -383,6 +398,16 @@ class LatePushTests(SiblingChannelTestCase):
         self.assertEqual([one.id for one in other.pushed], ["a", "b"])
         self.push("c")
         self.assertEqual(self.transfer(), [b"1"])
+
+    def test_order_within_a_frame(self) -> None:
+        """What follows a message that has to be read is read as well, and what precedes it is pushed before."""
+        other = self.pushes[1]
+        large = make_message("b", bytes(MAX_SENT_PAYLOAD_BYTES + 1))
+        other.stored |= {"b": large, "c": make_message("c")}
+        for name, payload in (("a", b"{}"), ("b", large.payload), ("c", b"{}")):
+            self.push(name, payload)
+        self.assertEqual(self.transfer(), [b"1??"])
+        self.assertEqual([one.id for one in other.pushed], ["a", "b", "c"])
 
     def test_store_outage(self) -> None:
         """Late messages are left to anti-entropy; new ones are pushed."""
