@@ -505,7 +505,7 @@ class WriteAheadLogReuseTests(SynchronousTestCase):
         self.successResultOf(store.close())
 
     def test_commits_seldom_wait_for_checkpoint(self) -> None:
-        """The thread that writes does nothing but commit until the log, which a reader keeps here, has become long."""
+        """The thread that writes does nothing but commit until the log, kept by a reader here, has become long."""
         observed: list[str] = []
         clock, path, writer = ImmediateClock(), make_database_path(self), HoldableRunner()
         store = make_sqlite_store(clock, path, write=writer, observe=lambda name, _: observed.append(name))
