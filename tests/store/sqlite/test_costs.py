@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from hashlib import sha256
 from sqlite3 import Connection
@@ -130,6 +131,16 @@ class StatementTests(CostTestCase):
         self.assertEqual(self.count_statements(self.make_enqueues(32)), 8)
         self.connection.clear_cache()
         self.assertEqual(self.count_statements(self.make_enqueues(32)), 7)
+
+    def test_enqueue_after_a_commit_of_another_process(self) -> None:
+        """The queues are looked up again, in one statement; digests of DIDs are not computed again."""
+        self.commit(self.make_enqueues(32))
+        computed: list[str] = []
+        self.patch(message_writes, "compute_did_digest", computed.append)
+        with closing(connect(self.path)) as other:
+            other.commit_batch(self.make_enqueues(1))
+        self.assertEqual(self.count_statements(self.make_enqueues(32)), 7)
+        self.assertEqual(computed, [])
 
     def test_removals(self) -> None:
         """A batch of acknowledgements takes the same, with a lookup of the messages and a delete."""
