@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
@@ -54,6 +55,9 @@ from mediatord.store.sqlite.message_queries import get_digest_head, get_queue_st
 # Queues that are cached. With DIDs of two thousand characters, their own and that of the account, that is 32 MiB of
 # text at most.
 CACHED_QUEUES = 8_192
+# DIDs whose digests are cached: they remain valid when another process commits, which clears the queues. 8 MiB of text
+# with such DIDs.
+CACHED_DIGESTS = 4_096
 # Queues whose usage by sender is cached: a queue of a thousand messages may have twice as many senders and networks.
 CACHED_EVICTION_STATES = 32
 # Queues whose known senders are cached: ten thousand bytes each at most.
@@ -69,6 +73,11 @@ _QUEUE_SOURCE = """
 """
 _QUEUES_BY_DID = f"{_QUEUE_SOURCE} WHERE r.did_digest IN ({{}}) AND r.registered IS NOT NULL"
 _QUEUES_BY_ID = f"{_QUEUE_SOURCE} WHERE r.id IN ({{}})"
+
+
+@lru_cache(maxsize=CACHED_DIGESTS)
+def _compute_digest(did: str) -> bytes:
+    return compute_did_digest(did)
 
 
 @dataclass(slots=True)
@@ -155,7 +164,7 @@ class QueueCache:
         for did in dids:
             queue = self._by_did.get(did)
             if queue is None:
-                missing.setdefault(compute_did_digest(did), []).append(did)
+                missing.setdefault(_compute_digest(did), []).append(did)
             else:
                 found[did] = queue
                 self._by_did.move_to_end(did)

@@ -133,6 +133,16 @@ class StatementTests(CostTestCase):
         self.connection.clear_cache()
         self.assertEqual(self.count_statements(self.make_enqueues(32)), 7)
 
+    def test_enqueue_after_a_commit_of_another_process(self) -> None:
+        """The queues are looked up again, in one statement; digests of DIDs are not computed again."""
+        self.commit(self.make_enqueues(32))
+        computed: list[str] = []
+        self.patch(message_writes, "compute_did_digest", computed.append)
+        with closing(connect(self.path)) as other:
+            other.commit_batch(self.make_enqueues(1))
+        self.assertEqual(self.count_statements(self.make_enqueues(32)), 7)
+        self.assertEqual(computed, [])
+
     def test_removals(self) -> None:
         """A batch of acknowledgements takes the same, with a lookup of the messages and a delete."""
         ids = [f"{number:032d}" for number in range(1, 65)]
