@@ -55,8 +55,8 @@ from mediatord.store.sqlite.message_queries import get_digest_head, get_queue_st
 # Queues that are cached. With DIDs of two thousand characters, their own and that of the account, that is 32 MiB of
 # text at most.
 CACHED_QUEUES = 8_192
-# DIDs whose digests are cached: they remain valid when another process commits, which clears the queues. 8 MiB of text
-# with such DIDs.
+# DIDs whose digests are cached: they remain valid when another process commits, which clears the queues. With such
+# DIDs that is 8 MiB of text.
 CACHED_DIGESTS = 4_096
 # Queues whose usage by sender is cached: a queue of a thousand messages may have twice as many senders and networks.
 CACHED_EVICTION_STATES = 32
