@@ -68,8 +68,8 @@ CHECKPOINT_INTERVAL_SECONDS = 0.5
 # A checkpoint that waits for readers keeps others from writing: so each try waits for a short time only.
 CHECKPOINT_TRUNCATE_SECONDS = 2.0
 CHECKPOINT_RETRY_SECONDS = 0.01
-# A larger log is written from its start again. Commits wait for the syncs that this takes, so it is done seldom.
-WAL_REUSE_BYTES = 16_777_216
+# A larger log is to be written from its start again.
+WAL_REUSE_BYTES = 4_194_304
 # While others write there is always something new; these passes leave little of it to the thread that writes.
 _CHECKPOINT_PASSES = 3
 _MAX_PAGES_LEFT = 64

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from functools import partial
 from hashlib import sha256
 from sqlite3 import Connection
@@ -45,7 +44,6 @@ from tests.store.builders import (
     BOB,
     HOUR,
     NOON,
-    HoldableRunner,
     ImmediateClock,
     make_database_path,
     make_payload,
@@ -518,24 +516,6 @@ class WriteAheadLogReuseTests(SynchronousTestCase):
             sizes.append(log.stat().st_size)
         self.assertLess(sizes[-1], 2 * sizes[0])
         survey.then = None
-        self.successResultOf(store.close())
-
-    def test_commits_seldom_wait_for_checkpoint(self) -> None:
-        """The thread that writes does nothing but commit until the log, kept by a reader here, has become long."""
-        observed: list[str] = []
-        clock, path, writer = ImmediateClock(), make_database_path(self), HoldableRunner()
-        store = make_sqlite_store(clock, path, write=writer, observe=lambda name, _: observed.append(name))
-        self.successResultOf(store.open())
-        with closing(connect(path)) as reader:
-            reader.execute("BEGIN")
-            reader.select_value("SELECT count(*) FROM counter")
-            calls = writer.calls
-            for letter in "abcdefghijklmnopqrst":
-                self.successResultOf(store.remember_did("a", letter * 500_000))
-                clock.advance(0.5)
-            self.assertGreater(path.with_name(path.name + "-wal").stat().st_size, 8_000_000)
-            self.assertEqual((observed.count("commit"), observed.count("checkpoint")), (20, 20))
-            self.assertEqual(writer.calls, calls + 20)
         self.successResultOf(store.close())
 
 
