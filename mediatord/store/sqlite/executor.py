@@ -75,8 +75,6 @@ _CHECKPOINT_PASSES = 3
 _MAX_PAGES_LEFT = 64
 # Seconds by which a commit is delayed at most to collect more operations, where the disk is slow.
 _MAX_COMMIT_DELAY = 0.01
-# A commit of so many operations is delayed no longer: its wait for the disk is a small share of its cost.
-_MAX_COLLECTED = 32
 # Seconds that a slice of long work should take before its commit.
 SLICE_SECONDS = 0.004
 # Seconds for which a slice waits for a moment without other operations. Then it joins them.
@@ -355,7 +353,7 @@ class OperationBatcher:
         now, queue, limits = self.clock.seconds(), self._queue, self.limits
         before, self._collected = self._collected, len(queue)
         is_busy = self._collected > 1 or self._last_size > 1
-        if is_busy and before < self._collected < min(limits.batch, _MAX_COLLECTED) and now < self._collect_until:
+        if is_busy and before < self._collected < limits.batch and now < self._collect_until:
             self.clock.callLater(0, self._run_batch)
             return
         self._collected = 0

@@ -439,12 +439,6 @@ class GroupCommitDelayTests(SynchronousTestCase):
         self.runner.finish()
         self.assertEqual(self.sizes, [1, 32])
 
-    def test_starts_when_enough_have_arrived(self) -> None:
-        """A commit of many operations starts although others may arrive."""
-        self.run_first_batch(32, 0.05)
-        self.clock.run_iteration()
-        self.assertEqual(len(self.runner.waiting), 1)
-
     def test_waits_an_eighth_of_last_commit(self) -> None:
         """The delay is at most an eighth of the last commit, however many operations arrive."""
         self.run_first_batch(2, 0.016)
