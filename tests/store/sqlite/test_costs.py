@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial
 from hashlib import sha256
 from sqlite3 import Connection
