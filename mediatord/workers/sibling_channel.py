@@ -53,7 +53,8 @@ HELLO = b"mediatord siblings 2\n"
 MAX_FRAME_BYTES = 4_194_304
 MAX_SENT_PAYLOAD_BYTES = 1_048_576
 
-# A frame with so many pushes or bytes of payloads takes no more: the other worker pushes them without a pause.
+# A frame with so many pushes or bytes takes no more: the other worker pushes them without a pause. Whatever its last
+# push adds, a payload and the DIDs of a wallet, the frame has far less than MAX_FRAME_BYTES.
 BATCH_PUSHES, BATCH_BYTES = 64, 65_536
 
 _MESSAGE, _EVENT, _CONTRACTS, _LIVE, _RESOLVE = "m", "e", "c", "l", "r"
@@ -65,7 +66,7 @@ _OUTCOMES = {_TAKEN: "pushed", _NOT_TAKEN: "no_session", _LATE: "pushed", _DROPP
 # Whether a socket took it, if that is known; False for all others.
 _IS_TAKEN = {_TAKEN: True, _LATE: None}
 
-# Pushes to one worker whose results are awaited, and bytes of their frames.
+# Pushes to one worker whose results are awaited, and their bytes.
 MAX_OUTSTANDING = 10_000
 MAX_OUTSTANDING_BYTES = 33_554_432
 # Seconds until a result is given up, with the connection: the worker was stopped, or is too busy.
@@ -141,7 +142,7 @@ class _SiblingClientConnection(_SiblingConnection):
         self._link.lost(self)
 
 
-Answered = Callable[[bytes], object]
+ResultCallback = Callable[[bytes], object]
 
 
 @dataclass(eq=False, slots=True)
@@ -151,15 +152,16 @@ class _Batch:
 
     :ivar since: time of the first by the reactor's clock.
     :ivar sent_at: the same by the clock that all workers share.
+    :ivar pushes: in JSON.
     :ivar answered: called with the results; each with whether the push is counted.
-    :ivar size: bytes of the payloads; once it is sent, of the frame.
+    :ivar size: bytes of the pushes and the payloads.
     """
 
     since: float
     sent_at: float
-    pushes: list[Sequence[Any]] = field(default_factory=list)
+    pushes: list[bytes] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
-    answered: list[tuple[Answered, bool]] = field(default_factory=list)
+    answered: list[tuple[ResultCallback, bool]] = field(default_factory=list)
     size: int = 0
 
 
@@ -192,11 +194,12 @@ class SiblingLink(ClientFactory):
         self._timer: IDelayedCall | None = None
         self._changed: dict[str, None] = {}
         self._warning, self._refusals = LogThrottle(reactor), LogThrottle(reactor)
+        self._encoding_errors = LogThrottle(reactor)
         self._is_closed = False
 
     @property
     def pending(self) -> tuple[int, int]:
-        """Pushes that are to be sent or whose results are awaited, and the bytes of the frames of the latter."""
+        """Pushes that are to be sent or whose results are awaited, and their bytes, without the heads of frames."""
         return self._outstanding + len(self._changed), self._bytes
 
     def connect(self) -> None:
@@ -219,32 +222,34 @@ class SiblingLink(ClientFactory):
         if not self._is_closed and self._retry_timer is None:
             self._retry_timer = self._reactor.callLater(RECONNECT_DELAY, self._retry)
 
-    def push(self, kind: str, fields: Sequence[Any], payload: bytes | None, answered: Answered) -> None:
+    def push(self, kind: str, fields: Sequence[Any], payload: bytes | None, answered: ResultCallback) -> None:
         """
         Push at the end of the reactor iteration, and call `answered` with the result.
 
         :param payload: None if the other worker has to read it from the store.
         """
         is_counted, size = kind in _PUSHES, 0 if payload is None else len(payload)
-        if self._connection is None or not self._has_room(size):
-            if is_counted:
-                self._metrics.cluster_pushes.inc("failed" if self._connection is None else "dropped")
-            answered(_UNANSWERED)
+        is_open = self._connection is not None and not self._is_closed
+        if not is_open or not self._has_room(size):
+            self._refuse(is_counted, answered, _UNANSWERED, "dropped" if is_open else "failed")
             return
-        batch = self._collecting
-        if batch is None:
-            batch = self._collecting = _Batch(self._reactor.seconds(), self._steady())
-            self._batches.append(batch)
-            if self._sending is None or not self._sending.active():
-                self._sending = self._reactor.callLater(0, self._send)
-            if self._timer is None:
-                self._timer = self._reactor.callLater(PUSH_TIMEOUT, self._check_age)
-        batch.pushes.append((kind, None if payload is None else size, *fields))
+        try:
+            encoded = orjson.dumps((kind, None if payload is None else size, *fields))
+        except orjson.JSONEncodeError:
+            if count := self._encoding_errors.count_occurrence():
+                _log.error(
+                    "a push to another worker cannot be encoded ({count} times since the last report)", count=count
+                )
+            self._refuse(is_counted, answered, _DROPPED, "failed")  # it would be in vain to repeat it
+            return
+        batch = self._collecting or self._begin_batch()
+        batch.pushes.append(encoded)
         batch.answered.append((answered, is_counted))
         if payload:
             batch.payloads.append(payload)
-            batch.size += size
-            self._bytes += size
+        size += len(encoded)
+        batch.size += size
+        self._bytes += size
         self._outstanding += 1
         if len(batch.answered) >= BATCH_PUSHES or batch.size >= BATCH_BYTES:
             self._send()
@@ -280,20 +285,32 @@ class SiblingLink(ClientFactory):
             self._outstanding = self._bytes = 0
             for batch in batches:
                 for answered, is_counted in batch.answered:
-                    if is_counted:
-                        self._metrics.cluster_pushes.inc("failed")
-                    answered(_UNANSWERED)
+                    self._refuse(is_counted, answered, _UNANSWERED, "failed")
 
     def end(self) -> None:
-        """Send what was pushed, and close the connection for good."""
-        self._is_closed = True
+        """Send what was pushed, and close the connection for good; what is pushed later fails."""
         self._send()
+        self._is_closed = True
         for timer in (self._retry_timer, self._timer, self._sending):
             if timer is not None and timer.active():
                 timer.cancel()
         self._retry_timer = self._timer = self._sending = None
         if self._connector is not None:
             self._connector.disconnect()
+
+    def _begin_batch(self) -> _Batch:
+        batch = self._collecting = _Batch(self._reactor.seconds(), self._steady())
+        self._batches.append(batch)
+        if self._sending is None or not self._sending.active():
+            self._sending = self._reactor.callLater(0, self._send)
+        if self._timer is None:
+            self._timer = self._reactor.callLater(PUSH_TIMEOUT, self._check_age)
+        return batch
+
+    def _refuse(self, is_counted: bool, answered: ResultCallback, result: bytes, outcome: str) -> None:
+        if is_counted:
+            self._metrics.cluster_pushes.inc(outcome)
+        answered(result)
 
     def _greet(self, connection: _SiblingClientConnection, string: bytes) -> None:
         if string == HELLO:
@@ -311,11 +328,10 @@ class SiblingLink(ClientFactory):
         batch, self._collecting = self._collecting, None
         if batch is None or self._connection is None:
             return
-        head = orjson.dumps([batch.sent_at, batch.pushes])
-        lengths = struct.pack(">II", 4 + len(head) + batch.size, len(head))
+        head = b"[%b,[%b]]" % (orjson.dumps(batch.sent_at), b",".join(batch.pushes))
+        lengths = struct.pack(">II", 4 + len(head) + sum(map(len, batch.payloads)), len(head))
         frame = b"".join((lengths, head, *batch.payloads))
-        self._bytes += len(frame) - batch.size
-        batch.pushes, batch.payloads, batch.size = [], [], len(frame)
+        batch.pushes, batch.payloads = [], []
         self._connection.transport.write(frame)  # type: ignore[union-attr]  # it is connected
 
     def _has_room(self, size: int) -> bool:
@@ -331,7 +347,7 @@ class SiblingLink(ClientFactory):
 
     def _send_changed(self) -> None:
         """Send the changes that it has not been sent, as far as there is room."""
-        while self._changed and self._connection is not None:
+        while self._changed and self._connection is not None and not self._is_closed:
             did = next(iter(self._changed))
             if not self._has_room(len(did)):
                 return
@@ -442,7 +458,7 @@ class SiblingDelivery:
     ) -> Deferred[bool | None]:
         answer: Deferred[bytes] = Deferred()
         sent = payload if len(payload) <= MAX_SENT_PAYLOAD_BYTES else None
-        answered: Answered = answer.callback if len(numbers) == 1 else _AnyTaken(answer, len(numbers))
+        answered: ResultCallback = answer.callback if len(numbers) == 1 else _AnyTaken(answer, len(numbers))
         for number in numbers:
             self._links[number].push(kind, fields, sent, answered)
         return answer.addCallback(_IS_TAKEN.get, False)
@@ -530,18 +546,21 @@ class _OrderedPusher(Generic[Item]):
         taken = pusher.push_remote(list(items.values()))
         for id_ in items:
             results[id_] = _TAKEN if id_ in taken else _NOT_TAKEN
-        for id_ in late:
-            results[id_] = self._read_later(id_)
+        if late:
+            results |= self._read_later(late)
         return [results[fields[0]] for fields, _ in arrived]
 
-    def _read_later(self, id_: str) -> bytes:
-        if len(self._late) >= MAX_LATE:
-            return _DROPPED
-        self._late.append(id_)
-        if not self._is_reading:
+    def _read_later(self, ids: Iterable[str]) -> dict[str, bytes]:
+        results = {}
+        for id_ in ids:
+            is_full = len(self._late) >= MAX_LATE
+            results[id_] = _DROPPED if is_full else _LATE
+            if not is_full:
+                self._late.append(id_)
+        if self._late and not self._is_reading:
             self._is_reading = True
             Deferred.fromCoroutine(self._push_late()).addErrback(_log_late_failure)
-        return _LATE
+        return results
 
     async def _push_late(self) -> None:
         try:

@@ -8,6 +8,7 @@ import socket
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -276,6 +277,33 @@ class PushTests(SiblingChannelTestCase):
             self.push(payload=bytes(BATCH_BYTES // 2))
         self.assertEqual([len(frame) for frame in self.transfer()], [2, 2, 1])
 
+    def test_frames_are_bounded_in_bytes_of_dids(self) -> None:
+        """Long DIDs count as payloads do."""
+        account = BOB + "\1" * (BATCH_BYTES // 12)
+        self.counters[1].add(account)
+        for number in range(4):
+            self.delivery.deliver_message(replace(make_message(str(number)), account=account))
+        self.assertEqual([len(frame) for frame in self.transfer()], [2, 2])
+
+    def test_push_that_cannot_be_encoded(self) -> None:
+        """It fails alone: others of its frame, and of later ones, get their own results."""
+        bad, good = replace(make_message("bad"), recipient_did="did:x:\ud800"), make_message("good")
+        first, second = self.delivery.deliver_message(bad), self.delivery.deliver_message(good)
+        self.assertEqual(self.transfer(), [b"1"])
+        self.pushes[1].takes = False
+        third = self.push("later")
+        self.assertEqual(self.transfer(), [b"0"])
+        results = [one and self.successResultOf(one) for one in (first, second, third)]
+        self.assertEqual(results, [False, True, False])
+        self.assertEqual(self.outcomes, {"failed": 1, "pushed": 1, "no_session": 1})
+        self.assertEqual((self.pushes[1].pushed, self.delivery.pending), ([good], (0, 0)))
+
+    def test_contract_change_that_cannot_be_encoded(self) -> None:
+        """It is not repeated for ever."""
+        self.counters[1].add("did:x:\ud800")
+        self.delivery.notify_contracts_changed("did:x:\ud800")
+        self.assertEqual((self.delivery.pending, self.outcomes), ((0, 0), {"failed": 1}))
+
     def test_not_taken(self) -> None:
         """A worker whose counter is shared has no socket."""
         self.pushes[1].takes = False
@@ -346,6 +374,7 @@ class LatePushTests(SiblingChannelTestCase):
         self.reactor.advance(1.5 * MAX_PUSH_AGE)
         self.assertEqual(self.transfer(), [b"??"])
         self.assertEqual([one.id for one in self.pushes[1].pushed], ["kept"])
+        self.assertEqual(self.pushes[1].reads, [["gone", "kept"]])
 
     def test_worker_with_another_clock(self) -> None:
         """The reactors of two workers may differ in time; nothing is late because of that."""
@@ -367,11 +396,13 @@ class LatePushTests(SiblingChannelTestCase):
         """Beyond a limit late pushes are dropped, and counted."""
         self.patch(sibling_channel, "MAX_LATE", 2)
         self.pushes[1].found = lambda found: Deferred()
-        waiting = [self.push(name) for name in "abcd"]
-        self.reactor.advance(1.5 * MAX_PUSH_AGE)
-        self.assertEqual(self.transfer(), [b"???-"])
-        self.assertEqual([self.successResultOf(one) for one in waiting], [None, None, None, False])
-        self.assertEqual((self.outcomes, self.servers[1].late), ({"pushed": 3, "dropped": 1}, 2))
+        waiting = []
+        for names, answer in (("abc", b"??-"), ("def", b"??-")):
+            waiting += [self.push(name) for name in names]
+            self.reactor.advance(1.5 * MAX_PUSH_AGE)
+            self.assertEqual(self.transfer(), [answer])
+        self.assertEqual([self.successResultOf(one) for one in waiting], [None, None, False] * 2)
+        self.assertEqual((self.outcomes, self.servers[1].late), ({"pushed": 4, "dropped": 2}, 2))
 
     def test_expired_message(self) -> None:
         """One that has expired under way is not pushed."""
@@ -508,6 +539,15 @@ class SilentWorkerTests(SiblingChannelTestCase):
         self.assertIs(self.successResultOf(taken), False)
         self.delivery.connect()
         self.assertEqual((self.reactor.getDelayedCalls(), self.reactor.unixClients), ([], []))
+
+    def test_push_after_the_end(self) -> None:
+        """As without a connection, though it may yet exist."""
+        self.connect()
+        self.delivery.end()
+        self.assertIs(self.successResultOf(self.push()), False)
+        self.delivery.notify_contracts_changed(BOB)
+        self.assertEqual((self.outcomes, self.reactor.getDelayedCalls()), ({"failed": 1}, []))
+        self.assertEqual(self.client_ends[1].transport.value(), b"")
 
 
 class ContractChangeTests(SiblingChannelTestCase):
