@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Protocol
@@ -62,13 +62,10 @@ class EventPusher:
         self.dispatch = LiveDispatcher(self.push, self._push_elsewhere if remote_delivery else None).dispatch
 
     def push(self, events: Iterable[PendingEvent]) -> Container[str]:
-        """Write events to the sockets of this process; the ids of those that one took."""
-        connections, taken = self._connections, set()
-        for event in events:
-            did = event.recipient_did
-            if did in connections.live_dids and self._push(event, connections.subscribers(did)):
-                taken.add(event.id)
-        return taken
+        """Write events to the sockets of this process; the ids of those that one took. Never fails."""
+        connections = self._connections
+        live = [event for event in events if event.recipient_did in connections.live_dids]
+        return self._push_all(live, lambda event: connections.subscribers(event.recipient_did)) if live else ()
 
     def push_remote(self, events: Iterable[PendingEvent], by: Mapping[str, float] | None = None) -> Container[str]:
         """
@@ -77,16 +74,29 @@ class EventPusher:
         :param by: times by the id of an event, which is not pushed to sockets that subscribed after it.
         """
         by, subscribers = by or {}, self._connections.subscribers
-        return {
-            event.id
-            for event in events
-            if self._push(event, subscribers(event.recipient_did, by=by.get(event.id, inf), message=event.id))
-        }
+        return self._push_all(
+            events,
+            lambda event: subscribers(event.recipient_did, by=by.get(event.id, inf), message=event.id),
+        )
 
     def _push_elsewhere(self, event: PendingEvent) -> Deferred[bool] | Deferred[bool | None] | None:
         assert self._remote_delivery is not None
         taken = self._remote_delivery.deliver_event(event)
         return taken and taken.addCallback(self._remember, event, here=False)
+
+    def _push_all(
+        self,
+        events: Iterable[PendingEvent],
+        find_subscribers: Callable[[PendingEvent], Sequence[tuple[WebSocketSession, None]]],
+    ) -> Container[str]:
+        taken = set()
+        for event in events:
+            try:
+                if self._push(event, find_subscribers(event)):
+                    taken.add(event.id)
+            except Exception:
+                _log.failure("pushing an event failed", redact_failure())
+        return taken
 
     def _push(self, event: PendingEvent, subscribers: Sequence[tuple[WebSocketSession, None]]) -> bool:
         shown = {"id": event.id, "sender_did": event.sender_did, "payload": event.payload}

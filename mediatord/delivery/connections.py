@@ -343,7 +343,8 @@ class LiveDispatcher(Generic[Item]):
     """
     Passes stored messages or events to sockets of this process, to other nodes, or elsewhere.
 
-    :param push: writes to the sockets of this process; returns the ids of the items that a socket took.
+    :param push: writes to the sockets of this process; returns the ids of the items that a socket took,
+        and never fails.
     :param push_elsewhere: has other nodes push; fires with whether a socket took it, or with None if one may yet take
         it, and never fails. Returns None if no other can have one. None for one process.
     :param fail_over: called with what no socket took or may yet take; None to leave it in the queue.
@@ -373,11 +374,7 @@ class LiveDispatcher(Generic[Item]):
                     lambda failure: _log.failure("pushing to other nodes failed", redact_failure(failure))
                 )
                 return
-        # As _finish does, for nearly all; a call costs too much here.
-        if on_result is not None:
-            on_result(pushed)
-        if not pushed and self.fail_over is not None:
-            self.fail_over(item)
+        self._finish(pushed, item, on_result)
 
     def dispatch_all(self, items: Sequence[Item]) -> None:
         """As :meth:`dispatch`, for several that are pushed together."""

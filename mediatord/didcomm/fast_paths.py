@@ -64,8 +64,8 @@ class _FastPath(Generic[P, R]):
     """
     Answers messages when the store has changed: the part that all fast paths have in common.
 
-    :param push: pushes what was stored, all of it together; returns the ids of the messages that a socket took, and
-        never fails. None if nothing is to be pushed.
+    :param push: pushes what was stored, all of it together; returns the ids of the messages that a socket took.
+        None if nothing is to be pushed.
     """
 
     def __init__(
@@ -118,7 +118,12 @@ class _FastPath(Generic[P, R]):
                 known.append((one, outcome))
                 if not isinstance(outcome, MediatorError):
                     results.append(outcome)
-        taken_here = self._push(results) if self._push is not None else ()
+        taken_here: Container[str] = ()
+        if self._push is not None:
+            try:
+                taken_here = self._push(results)
+            except Exception:
+                _log.failure("pushing messages failed", redact_failure())
         for one, outcome in known:
             reply = self._make_reply(one, outcome, taken_here)
             finished.append((one, reply))

@@ -234,10 +234,14 @@ class LiveDelivery:
         ids of the messages that a socket took. Never fails.
         """
         connections, targets = self._connections, []
-        for message in messages:
-            if message.account in connections.live_dids:
-                targets.append((message, connections.subscribers(message.account)))
-        return self._push(targets) if targets else ()
+        try:
+            for message in messages:
+                if message.account in connections.live_dids:
+                    targets.append((message, connections.subscribers(message.account)))
+            return self._push(targets) if targets else ()
+        except Exception:
+            _log.failure("pushing messages failed", redact_failure())
+            return ()
 
     def push_remote(self, messages: Iterable[StoredMessage], by: Mapping[str, float] | None = None) -> Container[str]:
         """
@@ -246,10 +250,14 @@ class LiveDelivery:
         :param by: times by the id of a message, which is not pushed to sockets that subscribed after it.
         """
         targets, by, subscribers = [], by or {}, self._connections.subscribers
-        for message in messages:
-            wanted = subscribers(message.account, by=by.get(message.id, inf), message=message.id)
-            targets.append((message, wanted))
-        return self._push(targets)
+        try:
+            for message in messages:
+                wanted = subscribers(message.account, by=by.get(message.id, inf), message=message.id)
+                targets.append((message, wanted))
+            return self._push(targets)
+        except Exception:
+            _log.failure("pushing messages failed", redact_failure())
+            return ()
 
     def was_pushed(self, id_: str) -> bool:
         """
@@ -259,6 +267,7 @@ class LiveDelivery:
         return id_ in self._pushes or id_ in self._pushed
 
     def _push(self, targets: Sequence[_PushTarget]) -> Container[str]:
+        """The ids of the messages that a socket took; fails only before the first is written."""
         accepted_by: dict[str, list[WebSocketSession]] = {}
         for session, recipient, messages in self._batch(targets):
             if send_to_subscribers(((session, recipient),), partial(self._make_frame, messages)):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from typing import Any
+from unittest import mock
 
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.protocol.decentrl.crypto import sign_event
+from mediatord.store.interfaces.decentrl import PendingEvent
 from mediatord.store.interfaces.messages import RemovedMessage
 from tests.in_memory_identities import PRIVATE, PUBLIC, InMemoryIdentity, bad_dids, code_of, register_two_identities
 from tests.in_memory_mediator import NOW, FakeSocket
@@ -210,6 +212,17 @@ class PushTests(SynchronousTestCase):
         self.assertEqual(self.alice.send_event(self.bob).status, 200)
         self.assertEqual(len(self.bob.pending()), 1)
         self.assertEqual(self.in_memory.counter("mediator_messages_stored_total"), 1)
+
+    def test_push_failure(self) -> None:
+        """If a push fails, the event is accepted and stays queued; a push for another process fails for nobody."""
+        socket = self.bob.connect()
+        pusher, failing = self.in_memory.decentrl.event_pusher, mock.Mock(side_effect=ZeroDivisionError)
+        event = PendingEvent("id", self.bob.did, self.alice.did, "x", NOW)
+        with mock.patch.object(self.in_memory.base.connections, "subscribers", failing):
+            self.assertEqual(self.alice.send_event(self.bob).status, 200)
+            self.assertNotIn("id", pusher.push_remote([event]))
+        self.assertEqual((len(self.bob.pending()), socket.take_frames()), (1, []))
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 2)
 
     def test_expired_registration(self) -> None:
         """

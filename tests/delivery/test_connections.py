@@ -187,6 +187,7 @@ class LiveDispatcherTests(SynchronousTestCase):
         self.assertEqual((results, failed_over), ([True, False, False], [FakeItem("refused")]))
 
     def test_several_items_are_pushed_together(self) -> None:
+        """In one call; what no socket took fails over by itself."""
         pushes: list[list[str]] = []
         failed_over: list[FakeItem] = []
 

@@ -16,7 +16,7 @@ from mediatord.protocol.didcomm import jwe
 from mediatord.protocol.didcomm.did_methods import derive_did_peer_3
 from mediatord.protocol.didcomm.jwe import load_key_exchange
 from mediatord.ratelimit.admission import RequestReply
-from mediatord.store.interfaces.messages import EnqueueRequest
+from mediatord.store.interfaces.messages import EnqueueRequest, StoredMessage
 from mediatord.wallet.didcomm_client import read_delivery
 from tests.in_memory_mediator import (
     NOW,
@@ -274,6 +274,34 @@ class FaultTests(SynchronousTestCase):
             object.__setattr__(owner, name, before)
             self.assertEqual([reply.status for reply in replies], [500, 500], name)
             self.assertGreater(len(self.flushLoggedErrors(ZeroDivisionError, ValueError)), 0)
+
+    def test_push_failure(self) -> None:
+        """If a push fails, the messages are accepted, on either path, as not pushed."""
+        self.path.bob.go_live()
+        eve, fast_path = InMemoryWallet(self.in_memory).enrol(), self.in_memory.didcomm.forward_fast_path
+        forwards = [pack_forward(self.in_memory, did, eve.make_payload()) for did in (eve.did, self.path.bob.did)]
+        for owner, name, failures in ((self.in_memory.base.connections, "subscribers", 2), (fast_path, "_push", 1)):
+            replies: list[RequestReply] = []
+            with mock.patch.object(owner, name, _broken):
+                for raw in forwards:
+                    self.assertTrue(fast_path.take(raw, PEER, replies.append, self.fail))
+                self.in_memory.clock.advance(0)
+                receiving = self.in_memory.didcomm.dispatcher.receive(forwards[1], MessageOrigin(PEER))
+                replies.append(self.in_memory.run(receiving))
+            self.assertEqual([reply.status for reply in replies], [202] * 3)
+            self.assertEqual(self.in_memory.base.gate._in_flight, 0)
+            self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), failures)
+        accepted = self.in_memory.events("msg.accept")
+        self.assertEqual([event["method"] for event in accepted], ["queue"] * 5 + ["live"])
+
+    def test_failure_of_a_push_for_another_process(self) -> None:
+        """It fails for nobody: the other process is told that no socket took the message."""
+        self.path.bob.go_live()
+        message = StoredMessage("m", self.path.bob.did, self.path.bob.did, b"{}", "json", NOW, NOW + 60)
+        with mock.patch.object(self.in_memory.base.connections, "subscribers", _broken):
+            self.assertNotIn("m", self.in_memory.didcomm.live.push_remote([message]))
+        self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
+        self.assertIn("m", self.in_memory.didcomm.live.push_remote([message]))
 
     def test_recorder_failure(self) -> None:
         """A stored message is accepted although the recorder fails."""

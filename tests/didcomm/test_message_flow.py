@@ -246,6 +246,7 @@ class LiveTests(SynchronousTestCase):
         self.assertEqual(self.forward_several("a", "b", "c"), [["a", "b"], ["c"]])
 
     def test_bytes_of_a_push(self) -> None:
+        """Payloads that are pushed together are bounded in bytes; a larger one is pushed by itself."""
         half = "x" * (MAX_PUSH_BYTES // 2)  # a third more when encrypted
         large = "y" * MAX_PUSH_BYTES
         self.assertEqual(self.forward_several("a", half, "b", large, "c"), [["a", half, "b"], [large], ["c"]])
