@@ -264,9 +264,11 @@ class StoreConnection(Connection):
             return make()
         if self._cache is None or not self._is_cache_valid:
             ((version,),) = self.execute("PRAGMA data_version").fetchall()
-            if version != self._data_version or self._cache is None:
-                self._data_version, self._cache = version, make()
-            self._is_cache_valid = True
+            if self._cache is None:
+                self._cache = make()
+            elif version != self._data_version:
+                self._cache.clear()
+            self._data_version, self._is_cache_valid = version, True
         cache: T = self._cache
         return cache
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from hashlib import sha256
 from typing import Any
 
@@ -55,9 +54,9 @@ from mediatord.store.sqlite.message_queries import get_digest_head, get_queue_st
 # Queues that are cached. With DIDs of two thousand characters, their own and that of the account, that is 32 MiB of
 # text at most.
 CACHED_QUEUES = 8_192
-# DIDs whose digests are cached: they remain valid when another process commits, which clears the queues. With such
-# DIDs that is 8 MiB of text.
-CACHED_DIGESTS = 4_096
+# Registered DIDs whose digests are cached: they remain valid when another process commits, which clears the queues.
+# Longer DIDs are left out, so that this is 4 MiB of text at most.
+CACHED_DIGESTS, CACHED_DIGEST_CHARACTERS = 4_096, 1_024
 # Queues whose usage by sender is cached: a queue of a thousand messages may have twice as many senders and networks.
 CACHED_EVICTION_STATES = 32
 # Queues whose known senders are cached: ten thousand bytes each at most.
@@ -73,11 +72,6 @@ _QUEUE_SOURCE = """
 """
 _QUEUES_BY_DID = f"{_QUEUE_SOURCE} WHERE r.did_digest IN ({{}}) AND r.registered IS NOT NULL"
 _QUEUES_BY_ID = f"{_QUEUE_SOURCE} WHERE r.id IN ({{}})"
-
-
-@lru_cache(maxsize=CACHED_DIGESTS)
-def _compute_digest(did: str) -> bytes:
-    return compute_did_digest(did)
 
 
 @dataclass(slots=True)
@@ -118,7 +112,8 @@ class QueueCache:
     An LRU cache of queues.
 
     It is as valid as the transaction in which it was read: changes of a queue are made here as well, and a roll-back
-    or a commit of another connection clears it (:class:`~mediatord.store.sqlite.connection.StoreConnection`).
+    or a commit of another connection clears it (:class:`~mediatord.store.sqlite.connection.StoreConnection`), except
+    for the digests of DIDs, which never change.
 
     :ivar eviction_states: usage of a few queues by sender, by the number of the recipient.
     :ivar senders: known senders of a few recipients.
@@ -128,11 +123,12 @@ class QueueCache:
         self._capacity = capacity
         self._by_did: OrderedDict[str, CachedQueue] = OrderedDict()
         self._by_id: dict[int, CachedQueue] = {}
+        self._digests: dict[str, bytes] = {}
         self.eviction_states: OrderedDict[int, EvictionState] = OrderedDict()
         self.senders: OrderedDict[int, KnownSenders] = OrderedDict()
 
     def clear(self) -> None:
-        """Remove everything."""
+        """Remove everything but digests."""
         for cached in (self._by_did, self._by_id, self.eviction_states, self.senders):
             cached.clear()
 
@@ -164,7 +160,7 @@ class QueueCache:
         for did in dids:
             queue = self._by_did.get(did)
             if queue is None:
-                missing.setdefault(_compute_digest(did), []).append(did)
+                missing.setdefault(self._digests.get(did) or compute_did_digest(did), []).append(did)
             else:
                 found[did] = queue
                 self._by_did.move_to_end(did)
@@ -172,6 +168,7 @@ class QueueCache:
             columns = f"hex(r.did_digest), {_QUEUE_COLUMNS}"
             for digest, *row in connection.select_rows_in(columns, _QUEUES_BY_DID, list(missing)):
                 queue = self._by_id.get(row[1]) or self._keep(CachedQueue(*row))
+                self._keep_digest(queue.did, bytes.fromhex(digest))
                 for did in missing[bytes.fromhex(digest)]:
                     found[did] = queue
         return found
@@ -192,6 +189,12 @@ class QueueCache:
                 queue = CachedQueue(*row)
                 found[queue.recipient_id] = self._keep(queue) if queue.registered else queue
         return found
+
+    def _keep_digest(self, did: str, digest: bytes) -> None:
+        if did not in self._digests and len(did) <= CACHED_DIGEST_CHARACTERS:
+            self._digests[did] = digest
+            if len(self._digests) > CACHED_DIGESTS:
+                del self._digests[next(iter(self._digests))]
 
     def _keep(self, queue: CachedQueue) -> CachedQueue:
         self._by_did[queue.did] = self._by_id[queue.recipient_id] = queue

@@ -14,6 +14,7 @@ from twisted.internet.defer import Deferred, execute
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from mediatord.protocol.canonical_did import compute_did_digest
 from mediatord.store.fair_share import KnownSenders
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, PendingEvent
 from mediatord.store.interfaces.messages import (
@@ -135,12 +136,32 @@ class StatementTests(CostTestCase):
     def test_enqueue_after_a_commit_of_another_process(self) -> None:
         """The queues are looked up again, in one statement; digests of DIDs are not computed again."""
         self.commit(self.make_enqueues(32))
-        computed: list[str] = []
-        self.patch(message_writes, "compute_did_digest", computed.append)
         with closing(connect(self.path)) as other:
             other.commit_batch(self.make_enqueues(1))
+        computed: list[str] = []
+        self.patch(message_writes, "compute_did_digest", computed.append)
         self.assertEqual(self.count_statements(self.make_enqueues(32)), 7)
         self.assertEqual(computed, [])
+
+    def test_digests_of_unknown_and_long_dids_are_not_kept(self) -> None:
+        """Senders whom nobody knows cannot fill the cache; it is bounded in bytes, and in DIDs."""
+        long, most = f"did:example:{'x' * message_writes.CACHED_DIGEST_CHARACTERS}", len(DIDS) - 1
+        self.patch(message_writes, "CACHED_DIGESTS", most)
+        account_queries.update_recipients(self.connection, ALICE, [(long, "add")], 99)
+        cache = QueueCache()
+        for did in ("did:example:nobody", long, f"{DIDS[0]}#key", *DIDS):
+            self.assertEqual(len(cache.find(self.connection, [did])), did != "did:example:nobody")
+        computed: list[str] = []
+
+        def compute(did: str) -> bytes:
+            computed.append(did)
+            return compute_did_digest(did)
+
+        self.patch(message_writes, "compute_did_digest", compute)
+        cache.clear()
+        self.assertEqual(len(cache.find(self.connection, [long, *DIDS])), 1 + len(DIDS))
+        self.assertEqual(computed, [long, DIDS[0]])
+        self.assertLess(set(cache._digests), set(DIDS))
 
     def test_removals(self) -> None:
         """A batch of acknowledgements takes the same, with a lookup of the messages and a delete."""
