@@ -221,7 +221,7 @@ class DIDCommSettings(SettingsSection):
     idle_account_ttl: Duration = _setting(
         0.0, "time without authenticated contact after which an account is removed; 0: never"
     )
-    delivery_limit: PositiveInteger = _setting(100, "maximum messages in one delivery")
+    delivery_limit: PositiveInteger = _setting(100, "maximum messages in one delivery, also when pushed")
     failover: Literal["none", "configured", "account-did"] = _setting(
         "none",
         "POST messages to wallets without a socket: none | configured (endpoints) | account-did (its DID document)",
