@@ -47,7 +47,8 @@ class EventWaker:
 
     def wakeUp(self) -> None:  # noqa: N802  Twisted's name
         """Make the reactor's wait end; may be called from any thread."""
-        os.eventfd_write(self._descriptor, 1)
+        if self._descriptor >= 0:
+            os.eventfd_write(self._descriptor, 1)
 
     def doRead(self) -> None:  # noqa: N802  Twisted's name
         """The reactor is awake."""

@@ -319,6 +319,7 @@ class ThreadCallTests(ReactorTestCase):
         waker.connectionLost(Failure(ConnectionDone()))
         os.fstat(other)
         self.assertEqual(waker.fileno(), -1)
+        waker.wakeUp()  # a thread may be late
 
 
 class MainLoopTests(ReactorTestCase):
