@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from contextlib import closing
 from functools import partial
+from sqlite3 import OperationalError
 from typing import Any
+from unittest import mock
 
 from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 from twisted.trial.unittest import SynchronousTestCase
 
+from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.messages import QueueLimits, RemovedMessage
 from mediatord.store.interfaces.store import NONCE_GRACE_SECONDS
 from mediatord.store.sqlite import account_queries, coordination_queries, executor, sqlite_store
@@ -178,6 +181,27 @@ class SliceDurabilityTests(CommitTestCase):
         for _ in range(2):
             self.assertEqual(self.finish(self.write_slice()), NORMAL)
             self.assertEqual(self.finish(self.store._executor.write("other", read_synchronous)), FULL)
+
+    def test_commit_after_a_failed_slice_is_synced(self) -> None:
+        """Also after a slice that has changed something and is rolled back."""
+
+        def fail(connection: StoreConnection, rows: int) -> None:
+            write_something(connection, rows)
+            raise ZeroDivisionError
+
+        failed = self.store._executor.write_slice("slice", SliceSize(1, 1), fail)
+        self.run_iterations()
+        self.failureResultOf(failed, StoreUnavailable)
+        self.assertEqual(self.finish(self.store._executor.write("other", read_synchronous)), FULL)
+
+    def test_commit_after_a_failed_change_of_syncs_is_synced(self) -> None:
+        """If syncs cannot be switched on again, nothing is written; the next try does."""
+        self.assertEqual(self.finish(self.write_slice()), NORMAL)
+        with mock.patch.object(StoreConnection, "set_durable", side_effect=OperationalError("interrupted")):
+            refused = self.store._executor.write("other", read_synchronous)
+            self.run_iterations()
+        self.failureResultOf(refused, StoreUnavailable)
+        self.assertEqual(self.finish(self.store._executor.write("other", read_synchronous)), FULL)
 
     def test_slice_with_others_is_synced(self) -> None:
         """A transaction of others waits for the disk, also if a slice has joined it."""
