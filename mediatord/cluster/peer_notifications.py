@@ -166,7 +166,7 @@ class PeerQueue:
         self._resolve(queue, None)
 
     async def _send_queued(self) -> None:
-        """Send until the queue is empty, from the next reactor iteration on, to batch everything from this one."""
+        """Send until the queue is empty, from the end of this reactor iteration on, to batch everything from it."""
         try:
             await deferLater(self._clock, 0)
             while self._queue:

@@ -1,4 +1,4 @@
-"""Writing to a connection without a turn of the reactor."""
+"""Writing to a connection without an iteration of the reactor."""
 
 from __future__ import annotations
 

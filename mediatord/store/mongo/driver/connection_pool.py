@@ -120,9 +120,9 @@ class _PrimaryProtocol(MongoProtocol):
         exchange = _Exchange([None] * len(messages), len(messages), deadline)
         pieces: list[bytes] = []
         for place, message in enumerate(messages):
-            id = _ID_BIT | next(self._sent) & (_ID_BIT - 1)
-            self._waiting[id] = exchange, place
-            pieces += _HEADER.pack(_HEADER.size + len(message), id, 0, _OP_MSG), message
+            id_ = _ID_BIT | next(self._sent) & (_ID_BIT - 1)
+            self._waiting[id_] = exchange, place
+            pieces += _HEADER.pack(_HEADER.size + len(message), id_, 0, _OP_MSG), message
         if messages:
             self._check_at(deadline)
             write_immediately(self.transport, b"".join(pieces))

@@ -201,7 +201,7 @@ class ExchangeTests(SynchronousTestCase):
         self.transport.doRead()
 
     def test_commands_are_one_write(self) -> None:
-        """Commands that are sent together are written at once, in order, without a turn of the reactor."""
+        """Commands that are sent together are written at once, in order, without an iteration of the reactor."""
         (insert,) = THINGS.insert([{"_id": 1}, {"_id": 2}])
         answer = self.send(insert, MongoCommand({"commitTransaction": 1}, database="admin"))
         (first, inserted), (second, committed) = self.receive()
