@@ -13,10 +13,10 @@ import pytest
 BOUNDS: dict[str, tuple[int, int, int]] = {
     "forward, fast path": (22, 93, 51),
     "forward, general path": (23, 108, 55),
-    "forward and live push": (27, 133, 77),
+    "forward and live push": (27, 134, 77),
     "acknowledgement": (31, 184, 110),
-    "TWO_WAY_PRIVATE": (25, 109, 62),
-    "push across workers, sender's side": (25, 118, 61),
+    "TWO_WAY_PRIVATE": (25, 110, 62),
+    "push across workers, sender's side": (25, 119, 61),
     "push across workers, socket's side": (15, 53, 32),
 }
 
