@@ -25,6 +25,7 @@ class AcknowledgementCommitTests(SharedDaemonTestCase):
 
     def setUp(self) -> None:
         self.bob = DeviceWallet(self.daemon_client).enrol()
+        self.eve = DeviceWallet(self.daemon_client).enrol()
         self.database = self.daemon.directory / "mediator.sqlite3"
 
     def count_operations(self) -> Counter[str]:
@@ -43,6 +44,7 @@ class AcknowledgementCommitTests(SharedDaemonTestCase):
         for number in range(ROUNDS):
             self.bob.send_text(str(number))
             (delivered,) = self.bob.fetch()
+            self.eve.send_text("")  # committed behind the claim of the fetch, for which its reply does not wait
             operations_before, commits_before = self.count_operations(), count_wal_commits(self.database)
             acknowledge(delivered.id)
             new_commits = count_wal_commits(self.database) - commits_before
