@@ -455,7 +455,8 @@ class MessageWriter:
         if empty:
             self._delete_empty(empty)
         self._connection.add_ledger_entry("didcomm", "accepted", self._accepted)
-        self.cache.trim_senders()
+        if len(self.cache.senders) > CACHED_SENDER_SETS:
+            self.cache.trim_senders()
 
     def _delete_empty(self, queues: Sequence[CachedQueue]) -> None:
         """Delete the counters of empty queues, and recipients of which nothing else is left."""
