@@ -216,7 +216,7 @@ class OperationBatcher:
     :param perform_slice: performs a slice alone.
     :param on_fault: called with the exception behind each failed operation.
     :param max_delay: seconds for which a batch waits for more operations at most, as long as every reactor iteration
-        brings some, and never for more than an eighth of the duration of the last batch: where the disk is slow,
+        brings some, and never for more than half of the duration of the last batch: where the disk is slow,
         clients that have just been answered come back in that time, and share the next wait. An operation that comes
         alone after one that was alone waits for none.
     :param after_batch: called with the seconds each batch took, before its Deferreds fire.
@@ -383,7 +383,7 @@ class OperationBatcher:
 
     def _finish(self, outcomes: list[Any], batch: list[_QueuedOperation], begun: float) -> None:
         now = self.clock.seconds()
-        self._delay = min((now - begun) / 8, self.max_delay)
+        self._delay = min((now - begun) / 2, self.max_delay)
         if self.after_batch is not None:
             self.after_batch(now - begun)
         if StoreUnavailable in map(type, outcomes):

@@ -461,9 +461,9 @@ class GroupCommitDelayTests(SynchronousTestCase):
         self.runner.finish()
         self.assertEqual(self.sizes, [1, 32])
 
-    def test_waits_an_eighth_of_last_commit(self) -> None:
-        """The delay is at most an eighth of the last commit, however many operations arrive."""
-        self.run_first_batch(2, 0.016)
+    def test_waits_half_of_last_commit(self) -> None:
+        """The delay is at most half of the last commit, however many operations arrive."""
+        self.run_first_batch(2, 0.004)
         for _ in range(9):
             self.submit(1)
             self.clock.run_iteration(0.0011)
