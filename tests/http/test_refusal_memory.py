@@ -38,6 +38,7 @@ class RefusalMemoryTests(SynchronousTestCase):
         for _ in range(3):  # finalizing garbage of other tests may create more
             gc.collect()
         gc.disable()
+        gc.freeze()  # what other tests have left may become garbage now
         gc.set_debug(gc.DEBUG_SAVEALL)
         try:
             case()
@@ -49,6 +50,7 @@ class RefusalMemoryTests(SynchronousTestCase):
         finally:
             gc.set_debug(0)
             gc.garbage.clear()
+            gc.unfreeze()
             gc.enable()
 
     def post(self, body: bytes, path: str = "/didcomm", status: int = 400, **headers: str) -> None:
