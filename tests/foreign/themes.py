@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Any
 
@@ -171,6 +172,19 @@ async def live(library: Library, mediator: Mediator, steps: Steps) -> None:
             status = await receive()
             assert (status["type"], status["body"]["message_count"]) == (PICKUP + "status", 0), status
             assert await bob.count() == 0
+        with steps.step("push-of-two"):
+            attachments = []
+            for content in ("first", "second"):
+                message = compose_chat(alice.wallet, bob.wallet.did, content)
+                envelope = json.loads(await alice.wallet.authcrypt(message, bob.wallet.did))
+                attachments.append({"id": content, "data": {"json": envelope}})
+            body = {"next": bob.wallet.did}
+            forward = compose_message(FORWARD, alice.wallet, mediator.did, body, attachments=attachments)
+            response = await alice.send(forward)
+            assert (response.status, response.body) == (202, b""), response
+            delivery = await receive()
+            contents = [opened.message["body"]["content"] for opened in await bob.attached(delivery)]
+            assert contents == ["first", "second"], delivery
 
 
 async def refusals(library: Library, mediator: Mediator, steps: Steps) -> None:
