@@ -342,7 +342,6 @@ class AcknowledgementFastPath(_FastPath[_PendingAcknowledgement, Acknowledgement
         self._pickup = pickup
         self._received: list[_ReceivedAcknowledgement] = []
         self._pending: list[_PendingAcknowledgement | None] = []
-        self._acknowledgements: list[AcknowledgementRequest] = []
         self._is_collecting = False
 
     def take(
@@ -410,7 +409,6 @@ class AcknowledgementFastPath(_FastPath[_PendingAcknowledgement, Acknowledgement
             return
         answer = partial(self._release_and_answer, request, received.answer)
         self._pending.append(_PendingAcknowledgement(request.record, request, acknowledgement, answer))
-        self._acknowledgements.append(acknowledgement)
         if not self._is_collecting:
             # The account was read: perhaps together with others.
             self._is_collecting = True
@@ -441,10 +439,9 @@ class AcknowledgementFastPath(_FastPath[_PendingAcknowledgement, Acknowledgement
         if not self._pending:
             return
         pending, self._pending = self._pending, []
-        acknowledgements, self._acknowledgements = self._acknowledgements, []
         try:
             with request_deadline(self._context.clock):
-                stored = self._context.store.acknowledge_each(acknowledgements)
+                stored = self._context.store.acknowledge_each([one.acknowledgement for one in pending if one])
         except Exception:
             stored = fail(Failure())
         self._wait_for(stored, pending)

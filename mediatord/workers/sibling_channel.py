@@ -458,13 +458,13 @@ class SiblingDelivery:
     ) -> Deferred[bool | None]:
         answer: Deferred[bytes] = Deferred()
         sent = payload if len(payload) <= MAX_SENT_PAYLOAD_BYTES else None
-        answered: ResultCallback = answer.callback if len(numbers) == 1 else _AnyTaken(answer, len(numbers))
+        answered: ResultCallback = answer.callback if len(numbers) == 1 else _CombinedResult(answer, len(numbers))
         for number in numbers:
             self._links[number].push(kind, fields, sent, answered)
         return answer.addCallback(_IS_TAKEN.get, False)
 
 
-class _AnyTaken:
+class _CombinedResult:
     """
     Fires with one result for several workers: as soon as one has taken a push, or when all have answered.
 
