@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
-from queue import Empty, SimpleQueue
 from threading import Condition, Event, Thread
 from typing import Any
 
@@ -63,7 +63,8 @@ class RetryingSenders:
     def __init__(self, ports: Sequence[int], ledger: DeliveryLedger) -> None:
         self._ports = ports
         self._ledger = ledger
-        self._tasks: SimpleQueue[SendTask] = SimpleQueue()
+        self._tasks: deque[SendTask] = deque()
+        self._held = 0
         self._changed = Condition()
         self._stopped = Event()
         self._accepted = 0
@@ -71,14 +72,24 @@ class RetryingSenders:
         self._running = 0
         self._threads: list[Thread] = []
 
-    def start(self, send_tasks: Iterable[SendTask]) -> None:
-        """Begin to send."""
-        for send_task in send_tasks:
-            self._tasks.put(send_task)
+    def start(self, send_tasks: Iterable[SendTask], held: int = 0) -> None:
+        """
+        Begin to send.
+
+        :param held: number of the last tasks that wait for :meth:`send_held`.
+        """
+        self._tasks.extend(send_tasks)
+        self._held = held
         self._threads = [Thread(target=self._run, daemon=True) for _ in range(SENDER_COUNT)]
         self._running = SENDER_COUNT
         for thread in self._threads:
             thread.start()
+
+    def send_held(self) -> None:
+        """Send the held tasks as well."""
+        with self._changed:
+            self._held = 0
+            self._changed.notify_all()
 
     def wait_for_accepted(self, more: int) -> None:
         """Return when `more` further messages were accepted, or no task is left."""
@@ -101,6 +112,7 @@ class RetryingSenders:
     def stop(self) -> None:
         """Send no more."""
         self._stopped.set()
+        self.send_held()
 
     def _wait(self, count: Callable[[], int], more: int, is_busy: Callable[[], bool]) -> None:
         with self._changed:
@@ -112,20 +124,21 @@ class RetryingSenders:
         return self._running > 0
 
     def _has_tasks(self) -> bool:
-        return self._is_running() and not self._tasks.empty()
+        return self._is_running() and len(self._tasks) > self._held
 
     def _run(self) -> None:
         try:
-            while not self._stopped.is_set():
-                try:
-                    send_task = self._tasks.get_nowait()
-                except Empty:
-                    break
+            while (send_task := self._next_task()) is not None and not self._stopped.is_set():
                 self._deliver(send_task)
         finally:
             with self._changed:
                 self._running -= 1
                 self._changed.notify_all()
+
+    def _next_task(self) -> SendTask | None:
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._tasks) > self._held or not self._held)
+            return self._tasks.popleft() if self._tasks else None
 
     def _deliver(self, send_task: SendTask) -> None:
         deadline = time.monotonic() + GIVE_UP_SECONDS

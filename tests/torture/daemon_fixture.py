@@ -57,9 +57,9 @@ class MessageLoad:
         """Number of messages."""
         return len(self.send_tasks)
 
-    def start(self) -> None:
-        """Begin to send."""
-        self.senders.start(self.send_tasks)
+    def start(self, held: int = 0) -> None:
+        """As :meth:`RetryingSenders.start`."""
+        self.senders.start(self.send_tasks, held)
 
 
 class DaemonFixture:

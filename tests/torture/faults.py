@@ -29,6 +29,9 @@ LARGEST_STEP = 600.0
 _POLL_SECONDS = 0.05
 # Free bytes before the disk becomes full, and at most afterwards.
 _FREE_BEFORE_BYTES, _SPARE_BYTES = 8 << 20, 1 << 14
+# Mark of a round whose file system was full. The daemon refuses nothing while its files have room for the messages:
+# it writes the write-ahead log from its start again, and acknowledged messages leave free pages.
+FULL_FILE_SYSTEM = "the file system is full"
 
 
 @dataclass(slots=True)
@@ -110,7 +113,7 @@ async def kill_servers(context: FaultContext) -> None:
 async def fill_disk(context: FaultContext) -> None:
     """Fill the file system, or make SQLite believe it is full."""
     if context.fixture.small and context.chance.random() < 0.5:
-        context.marks.append("the file system is full")
+        context.marks.append(FULL_FILE_SYSTEM)
         with _DiskFiller(context.fixture.daemon.directory) as filler:
             # Fill most of it beforehand, so that little time is needed later.
             await deferToThread(filler.fill, _FREE_BEFORE_BYTES)
@@ -215,11 +218,13 @@ class FaultKind:
     :param inject: injects it, and returns when it is over.
     :param prepare: called before the load starts.
     :param relayed: whether the wallets connect through the proxy.
+    :param refuses: whether messages may be refused meanwhile; half of them are sent only then.
     """
 
     inject: Callable[[FaultContext], Awaitable[None]]
     prepare: Callable[[DaemonFixture], Awaitable[None]] | None = None
     relayed: bool = False
+    refuses: bool = False
 
 
 _EVERYWHERE = {
@@ -233,8 +238,8 @@ KINDS: dict[StoreName, dict[str, FaultKind]] = {
         **_EVERYWHERE,
         **_DURABLE,
         "powercut": FaultKind(cut_power, trace_disk),
-        "diskfull": FaultKind(fill_disk),
-        "readonly": FaultKind(fail_writes),
+        "diskfull": FaultKind(fill_disk, refuses=True),
+        "readonly": FaultKind(fail_writes, refuses=True),
         "stopped": FaultKind(lock_database),
     },
     "mongodb": {
@@ -258,6 +263,7 @@ async def _set_disk_mode(context: FaultContext, mode: DiskMode) -> None:
 
 
 async def _wait_for_refusals(context: FaultContext) -> None:
+    context.load.senders.send_held()
     await deferToThread(context.load.senders.wait_for_refused, context.chance.randrange(1, 25))
 
 

@@ -153,7 +153,8 @@ async def run_round(fixture: DaemonFixture, fault_round: FaultRound) -> RoundOut
             recipient.start()
     else:
         context.marks.append("recipients start afterwards")
-    load.start()
+    # The fault must meet messages, however fast they are sent.
+    load.start(load.message_count // 2 if kind.refuses else 0)
     events.start()
     try:
         await _inject_fault(kind, context, events)
