@@ -44,8 +44,9 @@ SETTLED_SECONDS = 0.05
 PATIENCE_SECONDS = 120.0
 # Tries until the kernel has given two connections to two workers.
 MAX_CONNECTIONS = 64
-# The function that is entered where a push from another worker arrives.
-NOTIFIED = "_SiblingServerConnection.stringReceived"
+# The function that is entered where a push from another worker arrives, and for no other frame: workers may greet
+# each other later.
+NOTIFIED = "_OrderedPusher.push"
 
 SETTINGS = {
     "MEDIATORD_LIMITS__DID_PER_MINUTE": "1000000",
