@@ -844,12 +844,12 @@ class SQLiteExecutor:
 
     def _after_commit(self, seconds: float) -> None:
         self._observe("commit", seconds)
-        is_urgent = self._writes.slices_left <= 0 and not self._is_checkpointing
-        if self._checkpoint_timer is None:
-            delay = 0.0 if is_urgent else CHECKPOINT_INTERVAL_SECONDS
-            self._checkpoint_timer = self._clock.callLater(delay, self._run_checkpoint)
-        elif is_urgent:
-            self._checkpoint_timer.reset(0.0)
+        if self._writes.slices_left <= 0 and not self._is_checkpointing:
+            if self._checkpoint_timer is not None:
+                self._checkpoint_timer.cancel()
+            self._run_checkpoint()
+        elif self._checkpoint_timer is None:
+            self._checkpoint_timer = self._clock.callLater(CHECKPOINT_INTERVAL_SECONDS, self._run_checkpoint)
 
     def _run_checkpoint(self) -> None:
         if self._is_checkpointing:

@@ -20,7 +20,7 @@ from mediatord.store.sqlite.connection import StoreConnection, connect
 from mediatord.store.sqlite.database_file import open_database
 from mediatord.store.sqlite.executor import SLICE_PATIENCE, SLICE_SECONDS, SLICES_PER_CHECKPOINT, SliceSize
 from mediatord.store.sqlite.sqlite_store import EXPIRY_SLICE_BYTES, EXPIRY_SLICE_ROWS
-from tests.store.builders import HOUR, NOON, HoldableRunner, make_database_path, make_sqlite_store
+from tests.store.builders import HOUR, NOON, HoldableRunner, ImmediateClock, make_database_path, make_sqlite_store
 from tests.store.sqlite.commit_test_case import CommitTestCase, count_wal_commits
 
 DAY = 24 * HOUR
@@ -269,6 +269,15 @@ class SliceCheckpointTests(SynchronousTestCase):
         self.clock.pump([0] * 6)
         self.assertEqual([one.called for one in done], [True] * len(done))
         self.assertEqual(self.observed.count("checkpoint"), 1)
+
+    def test_checkpoint_that_is_due_at_once_leaves_no_timer(self) -> None:
+        """The store closes after the checkpoint of slices that were written before and after it was reopened."""
+        store = make_sqlite_store(ImmediateClock(), self.path.with_name("other"))
+        for number in (SLICES_PER_CHECKPOINT - 1, 1):
+            self.successResultOf(store.open())
+            for _ in range(number):
+                self.successResultOf(store._executor.write_slice("slice", SliceSize(1, 1), write_something))
+            self.successResultOf(store.close())
 
     def test_failed_checkpoint_holds_no_slice(self) -> None:
         """Slices go on after a checkpoint that failed."""
