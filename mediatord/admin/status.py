@@ -319,9 +319,13 @@ class StatusCollector:
 def _count_traffic(
     asked: int, replies: Sequence[Mapping[str, Any]], samples: Mapping[str, float] | None, now: float
 ) -> dict[str, TrafficCounts]:
-    """Totals of a single process are as of its traffic slots, so that they match."""
+    """
+    Totals of a daemon of one process are as of its traffic slots, so that they match.
+
+    A worker that is alone for a while has counted only a part; the supervisor's reply beside its own tells.
+    """
     totals: Mapping[str, int | None] = dict.fromkeys(TRAFFIC_KINDS)
-    if asked == 1 and "totals" in replies[0]:
+    if asked == len(replies) == 1 and "totals" in replies[0]:
         totals = replies[0]["totals"]
     elif samples is not None:
         totals = {name: int(samples.get(kind.metric, 0)) for name, kind in TRAFFIC_KINDS.items()}

@@ -349,6 +349,13 @@ class AggregationTests(SynchronousTestCase):
         accepted = overview.traffic["accepted"]
         self.assertEqual((accepted.total, accepted.last_hour), (5, 5))
 
+    def test_a_lone_worker_is_not_the_daemon(self) -> None:
+        """While another worker is being replaced, the totals include what it has counted."""
+        totals = dict.fromkeys(TRAFFIC_KINDS, 0) | {"accepted": 5}
+        self.worker_statuses = (1, [status_of_worker(1, totals=totals), {"node": "m", "problems": []}])
+        overview = self.status()
+        self.assertEqual((overview.processes.asked, overview.traffic["accepted"].total), (1, 7))
+
     def test_probe_queue(self) -> None:
         """Queued probe messages are shown separately, and are in the sums as well."""
         largest = (LargeQueue("did:own", 2, 20, NOW), LargeQueue("did:bob", 1, 10, NOW))
