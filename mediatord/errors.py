@@ -248,6 +248,18 @@ class QuotaExceeded(RateLimitExceeded, reason="over_quota"):
     """The storage quota of the DID is exceeded."""
 
 
+class TooManyDevices(QuotaExceeded, reason="too_many_devices"):
+    """The account has as many devices for push notifications as one may have."""
+
+
+class MissingDeviceValue(InvalidBody, reason="device_value_missing"):
+    """A registration for push notifications lacks a value that others of it have."""
+
+
+class DeviceNotRegistered(MediatorError, reason="device_not_registered"):
+    """The account has no device for push notifications with the service that it asks about."""
+
+
 class AuthTimeout(MediatorError, reason="auth_timeout"):
     """A Decentrl socket did not authenticate in time."""
 

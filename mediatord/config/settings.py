@@ -281,6 +281,105 @@ class OutboundSettings(SettingsSection):
     allow_private: tuple[CIDRNetwork, ...] = _setting((), "loopback and private networks that may be reached")
 
 
+class FCMSettings(SettingsSection):
+    """Firebase Cloud Messaging (HTTP v1)."""
+
+    credentials: SecretPath | None = _setting(
+        None, "key file of the service account (JSON, mode 0600), or credential:NAME of systemd; null: no FCM"
+    )
+    url: PublicURL = _setting("https://fcm.googleapis.com", "base URL of the service")
+
+
+class APNsSettings(SettingsSection):
+    """The Apple Push Notification service."""
+
+    key_file: SecretPath | None = _setting(
+        None, "signing key (.p8, mode 0600), or credential:NAME of systemd; null: no APNs"
+    )
+    key_id: str = _setting("", "id of that key: 10 characters")
+    team_id: str = _setting("", "id of the developer team: 10 characters")
+    topic: str = _setting("", "bundle id of the app")
+    url: PublicURL = _setting(
+        "https://api.push.apple.com", "base URL of the service; https://api.sandbox.push.apple.com for development"
+    )
+
+    @model_validator(mode="after")
+    def _check_key(self) -> APNsSettings:
+        if self.key_file is not None and not (self.key_id and self.team_id and self.topic):
+            raise ValueError("expected key_id, team_id and topic, because key_file is set")
+        return self
+
+
+class WebPushSettings(SettingsSection):
+    """Web Push, for browsers and UnifiedPush."""
+
+    key_file: SecretPath | None = _setting(
+        None, "VAPID private key (PEM, mode 0600), or credential:NAME of systemd; null: no Web Push"
+    )
+    contact: str | None = _setting(
+        None, "how push services can reach you: a mailto: or https: URL; required with key_file"
+    )
+
+    @model_validator(mode="after")
+    def _check_contact(self) -> WebPushSettings:
+        if self.contact is not None and not self.contact.startswith(("mailto:", "https://")):
+            raise ValueError("expected a mailto: or https: URL in contact")
+        if self.key_file is not None and self.contact is None:
+            raise ValueError("expected contact, because key_file is set")
+        return self
+
+
+class WebhookSettings(SettingsSection):
+    """An HTTP endpoint of yours that is told which accounts have messages waiting."""
+
+    url: PublicURL | None = _setting(None, "URL that is POSTed to; null: no webhook")
+    secret_file: SecretPath | None = _setting(
+        None, "key of the signature (at least 32 bytes, mode 0600), or credential:NAME of systemd; required with url"
+    )
+    dids: Literal["plain", "keyed"] = _setting(
+        "keyed", "how the account is named: plain (its DID) | keyed (a pseudonym, as in the event log)"
+    )
+
+    @model_validator(mode="after")
+    def _check_secret_file(self) -> WebhookSettings:
+        if self.url is not None and self.secret_file is None:
+            raise ValueError("expected secret_file, because url is set")
+        return self
+
+
+class PushAlertSettings(SettingsSection):
+    """A visible notification of FCM and APNs; without text or key it wakes the app only."""
+
+    title: str = _setting("", "its title; empty: none")
+    body: str = _setting("", "its text; empty: none")
+    title_key: str = _setting("", "key of a localised title in the app, instead of title")
+    body_key: str = _setting("", "key of a localised text in the app, instead of body")
+
+
+class PushSettings(SettingsSection):
+    """Push notifications, which wake wallets without a socket."""
+
+    fcm: FCMSettings = _setting(FCMSettings(), "Firebase Cloud Messaging")
+    apns: APNsSettings = _setting(APNsSettings(), "Apple Push Notification service")
+    web_push: WebPushSettings = _setting(WebPushSettings(), "Web Push (RFC 8030), for browsers and UnifiedPush")
+    webhook: WebhookSettings = _setting(WebhookSettings(), "an HTTP endpoint of yours")
+    decentrl: Boolean = _setting(False, "let Decentrl identities register devices, by a command of ours")
+    quiet_after_poll: Duration = _setting(10.0, "time after a poll of an account during which it is not woken")
+    min_interval: Annotated[Duration, Field(gt=0)] = _setting(20.0, "minimum time between wake-ups of an account")
+    repeat_after: Duration = _setting(
+        0.0, "time after which an unanswered wake-up is repeated while messages wait; 0: never"
+    )
+    message_ids: Boolean = _setting(False, "send the ids of waiting messages, which the push service then sees")
+    max_devices: PositiveInteger = _setting(10, "devices per account; at most 10 are useful")
+    alert: PushAlertSettings = _setting(PushAlertSettings(), "visible notification, for FCM and APNs")
+
+    @model_validator(mode="after")
+    def _check_repeat_after(self) -> PushSettings:
+        if 0 < self.repeat_after < self.min_interval:
+            raise ValueError("expected repeat_after to be 0, or at least min_interval")
+        return self
+
+
 class LogRotationSettings(SettingsSection):
     """Rotation of event log segments."""
 
@@ -431,6 +530,7 @@ class Config(SettingsSection):
     outbound: OutboundSettings = _setting(
         OutboundSettings(), "outbound requests: did:web, replies, delivery to endpoints"
     )
+    push: PushSettings = _setting(PushSettings(), "push notifications: waking wallets without a socket")
     log: LogSettings = _setting(LogSettings(), "the event log (JSON lines)")
     metrics: MetricsSettings = _setting(MetricsSettings(), "GET /metrics")
     readiness: ReadinessSettings = _setting(ReadinessSettings(), "GET /ready, the end-to-end probe")

@@ -82,6 +82,7 @@ FIELDS: dict[str, tuple[FieldType, str]] = {
     "n_removed": ("integer", "recipient DIDs removed"),
     "ok": ("boolean", "whether the push succeeded; if not, the message stays queued"),
     "oldest_ms": ("integer", "milliseconds: age of the oldest message in all queues"),
+    "outcome": ("string", "of a request to a push service: sent, gone, mismatch, rejected or retry"),
     "own_accepted": ("integer", "probe messages (which have no lines) accepted since the last ledger"),
     "own_acknowledged": ("integer", "probe messages acknowledged since the last ledger"),
     "own_evicted": ("integer", "probe messages evicted since the last ledger"),
@@ -104,6 +105,7 @@ FIELDS: dict[str, tuple[FieldType, str]] = {
     "sender": ("string", "pseudonym of the sender DID; absent when anonymous"),
     "seq_first": ("integer", "seq of the first line"),
     "seq_last": ("integer", "seq of the last line"),
+    "service": ("string", "push service: fcm, apns, webpush or webhook"),
     "size": ("integer", "bytes of the payload or body"),
     "status": ("integer", "HTTP status"),
     "store": ("string", "identifies the database; the same on all nodes that share it"),
@@ -177,6 +179,13 @@ EVENTS: dict[str, EventDeclaration] = {
     "acct.deny": EventDeclaration(_ACCOUNT_FIELDS, "mediation or a registration was denied", "warn"),
     "acct.expire": EventDeclaration(_ACCOUNT_FIELDS, "an account was removed for disuse"),
     "acct.update": EventDeclaration(_ACCOUNT_FIELDS, "recipient DIDs were added or removed"),
+    "push.wake": EventDeclaration(
+        ("did", "proto", "service", "outcome", "code", "status", "age_ms", "dur_ms", "retry_after_s"),
+        "a push service was asked to wake a device of an account",
+    ),
+    "push.forget": EventDeclaration(
+        ("did", "proto", "service", "reason"), "a device was removed, as its push service does not know it"
+    ),
     "gauge": EventDeclaration(
         ("depth", "bytes", "rcpts", "oldest_ms", "conns", "rss", "fds", "lag_ms"), "gauges, once a minute"
     ),

@@ -116,6 +116,16 @@ DIDCOMM_ERROR_CODES: dict[type[MediatorError], DIDCommErrorCode] = {
     ),
     errors.ExpiredMessage: DIDCommErrorCode(400, "e.p.req.time.expired", "The message has expired", 200),
     errors.TooManyErrors: DIDCommErrorCode(400, "e.p.req.max-errors-exceeded", "Too many problem reports", 200),
+    errors.TooManyDevices: DIDCommErrorCode(
+        400, "e.p.me.res.devices", "The account has too many devices for push notifications", 200
+    ),
+    # The codes of Aries RFC 0734 in the form of Report Problem 2.0.
+    errors.MissingDeviceValue: DIDCommErrorCode(
+        400, "e.p.msg.missing-value", "A registration requires all values, or null for all", 200
+    ),
+    errors.DeviceNotRegistered: DIDCommErrorCode(
+        400, "e.p.req.not-registered-for-push-notifications", "No device is registered for push notifications", 200
+    ),
     errors.ShutdownInProgress: DIDCommErrorCode(
         503, "e.p.me.stopping", "The mediator is shutting down", retry_after=5
     ),

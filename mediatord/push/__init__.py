@@ -1,0 +1,1 @@
+"""Wakes sleeping wallets through push services: registration, scheduling, and the services themselves."""

@@ -1,0 +1,118 @@
+"""Devices of wallets: what identifies one at its push service, and how that is sealed for the store."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import orjson
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from mediatord.store.interfaces.devices import DEVICE_ID_BYTES, Device
+
+ServiceName = Literal["fcm", "apns", "webpush"]
+SERVICE_NAMES: tuple[ServiceName, ...] = ("fcm", "apns", "webpush")
+
+
+@dataclass(frozen=True, slots=True)
+class FCMDevice:
+    """
+    An app at Firebase Cloud Messaging.
+
+    :param platform: as the wallet named it, such as `android` or `ios`.
+    """
+
+    token: str = field(repr=False)
+    platform: str
+
+
+@dataclass(frozen=True, slots=True)
+class APNsDevice:
+    """:param token: device token of the Apple Push Notification service: hexadecimal digits."""
+
+    token: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class WebPushDevice:
+    """
+    A push subscription (W3C Push API).
+
+    :param p256dh: public key of the user agent: 65 bytes, base64url without padding.
+    :param auth: authentication secret: 16 bytes, likewise.
+    :param expires_at: seconds since the epoch; None for never.
+    """
+
+    endpoint: str = field(repr=False)
+    p256dh: str = field(repr=False)
+    auth: str = field(repr=False)
+    expires_at: float | None = None
+
+
+PushDevice = FCMDevice | APNsDevice | WebPushDevice
+
+_NONCE_BYTES = 12
+
+
+class DeviceSealer:
+    """
+    Encrypts registrations for the store, which reveals no token without the key file.
+
+    :param secrets: returns secrets of the mediator, the current one first and the oldest last. Devices are sealed
+        with the first and opened with any; ids are made with the last, which changes least often.
+    :param random_bytes: returns that many unpredictable bytes.
+    """
+
+    def __init__(self, secrets: Callable[[], Sequence[bytes]], random_bytes: Callable[[int], bytes]) -> None:
+        self._secrets = secrets
+        self._random_bytes = random_bytes
+
+    def seal(self, device: PushDevice) -> Device:
+        """The device as the store keeps it."""
+        service, address, fields = _to_fields(device)
+        secrets = self._secrets()
+        id_ = hmac.digest(secrets[-1], b"mediatord device id " + orjson.dumps([service, address]), "sha256")
+        nonce = self._random_bytes(_NONCE_BYTES)
+        id_ = id_[:DEVICE_ID_BYTES]
+        sealed = nonce + _make_cipher(secrets[0]).encrypt(nonce, orjson.dumps(fields), service.encode() + id_)
+        return Device(id_, service, sealed, device.expires_at if isinstance(device, WebPushDevice) else None)
+
+    def open(self, device: Device) -> PushDevice | None:
+        """The registration; None if it was sealed with a key that is gone, or is damaged."""
+        nonce, ciphertext = device.sealed[:_NONCE_BYTES], device.sealed[_NONCE_BYTES:]
+        for secret in self._secrets():
+            try:
+                plain = _make_cipher(secret).decrypt(nonce, ciphertext, device.service.encode() + device.id)
+            except (InvalidTag, ValueError):
+                continue
+            return _from_fields(device.service, orjson.loads(plain), device.expires_at)
+        return None
+
+
+def _make_cipher(secret: bytes) -> AESGCM:
+    return AESGCM(hmac.digest(secret, b"mediatord push devices", "sha256"))
+
+
+def _to_fields(device: PushDevice) -> tuple[ServiceName, str, list[str]]:
+    """Service, what identifies the device there, and all fields."""
+    match device:
+        case FCMDevice(token, platform):
+            return "fcm", token, [token, platform]
+        case APNsDevice(token):
+            return "apns", token, [token]
+        case WebPushDevice(endpoint, p256dh, auth):
+            return "webpush", endpoint, [endpoint, p256dh, auth]
+
+
+def _from_fields(service: str, fields: list[str], expires_at: float | None) -> PushDevice | None:
+    match service, fields:
+        case "fcm", [token, platform]:
+            return FCMDevice(token, platform)
+        case "apns", [token]:
+            return APNsDevice(token)
+        case "webpush", [endpoint, p256dh, auth]:
+            return WebPushDevice(endpoint, p256dh, auth, expires_at)
+    return None

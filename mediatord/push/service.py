@@ -1,0 +1,69 @@
+"""What a push service is to the rest: a wake-up and a device in, an outcome out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol, TypeVar
+
+from mediatord.push.devices import ServiceName
+
+# What became of one attempt: `sent`, the service has accepted it; `gone`, the service no longer knows the device;
+# `mismatch`, the device belongs to another sender; `rejected`, another try is pointless; `retry`, another try may
+# succeed: the service, or the way to it, is at fault, or limits how often it is called.
+PushOutcome = Literal["sent", "gone", "mismatch", "rejected", "retry"]
+PUSH_OUTCOMES: tuple[PushOutcome, ...] = ("sent", "gone", "mismatch", "rejected", "retry")
+
+
+class PushResult(NamedTuple):
+    """
+    The outcome of one request.
+
+    :param reason: the code of the answer if it is one that the service documents, or a constant word of ours; nothing
+        else that was received.
+    :param status: HTTP status; None if there was no response.
+    :param retry_after: seconds that the service wants to be left alone; None if it did not say.
+    """
+
+    outcome: PushOutcome
+    reason: str = ""
+    status: int | None = None
+    retry_after: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wakeup:
+    """
+    What may be told to a device.
+
+    :param mediator: opaque id of this mediator, so that a wallet with several knows which has something.
+    :param message_ids: ids of waiting messages; empty unless the operator has switched them on.
+    """
+
+    mediator: str
+    message_ids: tuple[str, ...] = ()
+
+
+D = TypeVar("D", contravariant=True)
+
+
+class IPushService(Protocol[D]):
+    """One configured push service."""
+
+    @property
+    def name(self) -> ServiceName:
+        """Its name in configuration, metrics and log."""
+
+    def host_of(self, device: D) -> str:
+        """The host that a wake-up of this device goes to, which backs off as one."""
+
+    async def send(self, device: D, wakeup: Wakeup) -> PushResult:
+        """
+        Send one request, within :data:`REQUEST_TIMEOUT`. Credentials are renewed once for all who wait. Never fails.
+        """
+
+    async def close(self) -> None:
+        """Abort what is in progress, and close connections."""
+
+
+# Seconds for one request, with connecting and renewing credentials.
+REQUEST_TIMEOUT = 10.0

@@ -1,0 +1,169 @@
+"""Devices of accounts that push services can wake, and the record of wake-ups that are owed, sent and answered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from twisted.internet.defer import Deferred
+from zope.interface import Interface
+
+# Bytes of a device id: a keyed hash of service and token.
+DEVICE_ID_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """
+    A device as it is stored. The store knows neither token nor endpoint.
+
+    :param id: keyed hash of service and token, so that the same token is found under any account; 16 bytes.
+    :param service: `fcm`, `apns` or `webpush`.
+    :param sealed: the encrypted registration (:class:`~mediatord.push.devices.DeviceSealer`).
+    :param expires_at: when the service stops accepting it; None for never.
+    """
+
+    id: bytes
+    service: str
+    sealed: bytes = field(repr=False)
+    expires_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WakeupPolicy:
+    """
+    When an account is woken.
+
+    :param min_interval: seconds between two wake-ups of an account.
+    :param quiet_after_poll: seconds after a poll during which the account is not woken.
+    :param lease: seconds for which a claimed wake-up belongs to the process that claimed it.
+    :param without_devices: whether accounts without a device are woken too, because a webhook is configured.
+    :param max_message_ids: ids of waiting messages in a :class:`WakeupClaim` at most; 0 for none.
+    """
+
+    min_interval: float
+    quiet_after_poll: float
+    lease: float = 30.0
+    without_devices: bool = False
+    max_message_ids: int = 0
+
+
+class WakeupRequest(NamedTuple):
+    """
+    A wake-up that may be due.
+
+    :param owner: DID of a DIDComm account, or of a Decentrl identity.
+    :param age: seconds since the message arrived, or became visible, that asks for it.
+    """
+
+    owner: str
+    age: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class WakeupClaim:
+    """
+    A wake-up that this process has to send.
+
+    :param devices: those of the owner that have not expired.
+    :param messages: number of messages waiting in the owner's queues.
+    :param bytes: of their payloads.
+    :param message_ids: of the newest of them, if wanted.
+    """
+
+    owner: str
+    devices: tuple[Device, ...]
+    messages: int
+    bytes: int
+    message_ids: tuple[str, ...] = ()
+
+
+class FinishedWakeup(NamedTuple):
+    """
+    The end of an attempt to send a claimed wake-up.
+
+    :param retry_in: None if it was sent, or nothing was left to send it to; else seconds until the next attempt,
+        before which nobody else claims it.
+    """
+
+    owner: str
+    retry_in: float | None = None
+
+
+# A claim; or seconds after which to ask again; or None if no wake-up is due.
+WakeupDecision = WakeupClaim | float | None
+
+
+class IDeviceStore(Interface):
+    """
+    Devices and wake-ups of DIDComm accounts and Decentrl identities.
+
+    An owner is named by the DID of an account, or by a did:decentrl. Devices go with their owner: they follow
+    :meth:`~mediatord.store.interfaces.store.IAccountStore.move_account`, and are removed with the account, or with
+    the last registration of a Decentrl identity. Times are compared by one clock: that of the store's server, where
+    there is one.
+    """
+
+    def set_device(owner: str, device: Device, max_devices: int) -> Deferred[None]:
+        """
+        Add a device, replace that of the same id, or move it here from another owner.
+
+        :raise MediationNotGranted: there is no such account; of a Decentrl identity, it is not registered.
+        :raise TooManyDevices: it would be one more than `max_devices`; nothing was changed.
+        """
+
+    def list_devices(owner: str, service: str | None = None) -> Deferred[list[Device]]:
+        """Devices of an owner, of one service or of all, in order of registration; without expired ones."""
+
+    def remove_devices(owner: str, service: str) -> Deferred[int]:
+        """Remove all devices of an owner with one service; fires with their number."""
+
+    def forget_devices(ids: Sequence[bytes]) -> Deferred[int]:
+        """Remove devices by id, because their service no longer knows them; fires with their number."""
+
+    def expire_devices(limit: int) -> Deferred[int]:
+        """Remove at most `limit` devices that have expired; fires with their number."""
+
+    def count_devices() -> Deferred[dict[str, int]]:
+        """Number of devices by service; services without any are left out."""
+
+    def record_polls(ages: Mapping[str, float]) -> Deferred[None]:
+        """
+        Record that owners were in contact about their messages; those that were never woken and have no device are
+        left out. :param ages: seconds since the contact, by owner.
+        """
+
+    def claim_wakeups(requests: Sequence[WakeupRequest], policy: WakeupPolicy) -> Deferred[list[WakeupDecision]]:
+        """
+        Decide for each owner whether it is to be woken now, and claim the wake-up, atomically, so that one process
+        sends it. With *arrival* the time of the message, *woken* and *polled* the last wake-up and the last poll:
+
+        * No device, unless `policy.without_devices`; or no message of the owner that is visible and pending: None.
+        * *polled* is not before *arrival*: None, as the owner knows of the message.
+        * Claimed, and the lease has not ended: seconds until its end.
+        * *polled* is after *woken*, or the owner was never woken: claimed, but not before *polled* plus
+          `quiet_after_poll`, nor before *woken* plus `min_interval`: else seconds until then.
+        * Otherwise the last wake-up has not been answered: None if *arrival* is less than `min_interval` after
+          *woken*, as that wake-up stands for the message too; else claimed.
+        """
+
+    def finish_wakeups(finished: Sequence[FinishedWakeup]) -> Deferred[None]:
+        """
+        End claims. Of a wake-up that was sent, *woken* becomes the time of its claim; one that is to be repeated
+        stays claimed until then.
+        """
+
+    def find_owed_wakeups(
+        after: str, limit: int, policy: WakeupPolicy, *, repeat_after: float = 0.0
+    ) -> Deferred[tuple[list[str], str | None]]:
+        """
+        A slice of the owners with visible pending messages for which a wake-up was never sent, as after a crash: the
+        newest of them arrived after *polled*, and after *woken*, or where *woken* was not answered after *woken* plus
+        `min_interval`. Claimed ones are included. Changes nothing, and reads a bounded number of rows.
+
+        :param after: where to go on; empty for the beginning.
+        :param repeat_after: seconds after an unanswered wake-up for which messages still wait, after which the owner
+            is included as well; 0 for never.
+        :return: owners, and where to go on, None at the end.
+        """
