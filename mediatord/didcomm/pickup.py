@@ -484,7 +484,8 @@ class Pickup:
         self, request: MessageRequest, account: Account, result: AcknowledgementResult
     ) -> OutgoingMessage | None:
         """Record what was removed; the status of the queue, if it was read."""
-        self._note_poll(account)
+        if self._context.note_poll is not None:
+            self._context.note_poll(account.did)
         self._live.record_removed(result.removed)
         return None if result.status is None else self.make_status(request, account, result.status)
 
