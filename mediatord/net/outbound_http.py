@@ -11,6 +11,7 @@ and time.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from twisted.internet.interfaces import (
     IStreamClientEndpoint,
 )
 from twisted.internet.protocol import Protocol, connectionDone
+from twisted.internet.ssl import optionsForClientTLS
 from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
 from twisted.python.failure import Failure
 from twisted.web.client import (
@@ -221,21 +223,24 @@ class _GuardedEndpointFactory:
 
     :param secure: whether http is permitted to explicitly allowed networks only.
     :param host: keeps the connections; None to close them after one request.
+    :param protocols: offered by ALPN.
     :ivar connected: whether an endpoint was connected to.
     """
 
     def __init__(
         self,
         client: OutboundHTTPClient,
-        allowance: int,
+        allowance: float,
         *,
         secure: bool = False,
         host: _HostConnections | None = None,
+        protocols: Sequence[bytes] = (),
     ) -> None:
         self.client = client
         self.allowance = allowance
         self.secure = secure
         self.host = host
+        self.protocols = protocols
         self.connected = False
 
     def endpointForURI(self, uri: URI) -> IStreamClientEndpoint:  # noqa: N802  the interface's name
@@ -293,7 +298,11 @@ class _GuardedEndpoint:
         endpoint = kind(self._client.reactor, address.host, self._uri.port, timeout=_CONNECT_SECONDS)
         if self._uri.scheme != b"https":
             return endpoint
-        return wrapClientTLS(self._client.tls.creatorForNetloc(self._uri.host, self._uri.port), endpoint)
+        if not self._factory.protocols:
+            return wrapClientTLS(self._client.tls.creatorForNetloc(self._uri.host, self._uri.port), endpoint)
+        host = self._uri.host.decode("ascii")
+        options = optionsForClientTLS(host, self._client.trust_root, acceptableProtocols=self._factory.protocols)
+        return wrapClientTLS(options, endpoint)
 
 
 @implementer(IResolutionReceiver)
@@ -371,7 +380,7 @@ class _MeteredConnectionFactory(WrappingFactory[_MeteredConnection]):
     noisy = False
 
     def __init__(
-        self, wrapped: IProtocolFactory, client: OutboundHTTPClient, allowance: int, host: _HostConnections | None
+        self, wrapped: IProtocolFactory, client: OutboundHTTPClient, allowance: float, host: _HostConnections | None
     ) -> None:
         super().__init__(wrapped)
         self.client = client
@@ -465,6 +474,7 @@ class OutboundHTTPClient:
         """
         self.reactor = reactor
         self.guard = AddressGuard(allow_private)
+        self.trust_root = trust_root
         self.tls = BrowserLikePolicyForHTTPS() if trust_root is None else BrowserLikePolicyForHTTPS(trust_root)
         self._exchanges: set[Deferred[Any]] = set()
         self._open: set[_MeteredConnection] = set()
@@ -530,6 +540,17 @@ class OutboundHTTPClient:
                 return response
             target = _resolve_redirect(target, location)
         raise OutboundRequestError("TooManyRedirects")
+
+    def make_endpoint(self, url: str, protocols: Sequence[bytes]) -> IStreamClientEndpoint:
+        """
+        An endpoint for a lasting connection to the host of an https URL, checked like that of any request at each
+        attempt. Its failures are :class:`OutboundError` and ConnectError.
+
+        :param protocols: offered by ALPN; the connection may be made without any of them.
+        :raise OutboundAddressError: not an https URL.
+        """
+        uri = URI.fromBytes(_parse_target(url, ("https",)).to_text().encode("ascii"))
+        return _GuardedEndpointFactory(self, math.inf, protocols=protocols).endpointForURI(uri)
 
     def opened(self, connection: _MeteredConnection) -> None:
         """Called by a connection when it is established."""
