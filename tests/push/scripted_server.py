@@ -78,8 +78,7 @@ class ScriptedServer(Resource):
 
     def start(self, reactor: Any, port: int = 0) -> None:
         """Listen; on a free port by default."""
-        site = Site(self)
-        site.noisy = False
+        site = _QuietSite(self)
         if self._certificate is None:
             self._port = reactor.listenTCP(port, site, interface=LOOPBACK)
         else:
@@ -149,3 +148,10 @@ class ScriptedServer(Resource):
         request.write(answer.body if answer.behaviour != "oversize" else bytes(OVERSIZED_BYTES))
         if not request._disconnected:
             request.finish()
+
+
+class _QuietSite(Site):
+    noisy = False
+
+    def log(self, request: Any) -> None:
+        """No access log."""
