@@ -71,6 +71,7 @@ class DecentrlContext:
     :param registration_lifetime: seconds that a registration lasts at most, whatever the contract says.
     :param own_only: returns whether to refuse the registration of DIDs that name another mediator.
     :param devices: None where identities do not register devices for push notifications.
+    :param note_poll: called with each DID that asks for its pending events; None without push notifications.
     """
 
     clock: IReactorTime
@@ -92,6 +93,7 @@ class DecentrlContext:
     registration_lifetime: float
     own_only: Callable[[], bool]
     devices: DeviceRegistry | None = None
+    note_poll: Callable[[str], None] | None = None
 
     async def refuse(self, guard: CommandGuard, error: MediatorError) -> NoReturn:
         """Refuse a command with `error`, unless the guard fails, which comes first."""

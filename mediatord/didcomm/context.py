@@ -45,6 +45,8 @@ class DIDCommContext:
     :param push_timeout: seconds after which an unacknowledged push is pending again.
     :param node: boot id of this node, which marks contain; empty for a single node.
     :param devices: None if no push service is configured.
+    :param wake: called with the account of a pushed message that is pending again; None without push notifications.
+    :param note_poll: called with the account of every pickup request; None without push notifications.
     """
 
     clock: IReactorTime
@@ -76,6 +78,8 @@ class DIDCommContext:
     push_timeout: float
     node: str
     devices: DeviceRegistry | None = None
+    wake: Callable[[str], None] | None = None
+    note_poll: Callable[[str], None] | None = None
 
 
 @dataclass(slots=True)

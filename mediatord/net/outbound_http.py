@@ -10,8 +10,9 @@ the name. No cookies, proxies or persistent connections; every response is bound
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any, cast
@@ -31,6 +32,7 @@ from twisted.internet.interfaces import (
     IStreamClientEndpoint,
 )
 from twisted.internet.protocol import Protocol, connectionDone
+from twisted.internet.ssl import optionsForClientTLS
 from twisted.protocols.policies import ProtocolWrapper, WrappingFactory
 from twisted.python.failure import Failure
 from twisted.web.client import URI, Agent, BrowserLikePolicyForHTTPS, ResponseDone
@@ -175,10 +177,13 @@ class _GuardedEndpointFactory:
 class _GuardedEndpoint:
     """Endpoint that resolves its host once, checks all addresses, and connects to one of them."""
 
-    def __init__(self, client: OutboundHTTPClient, uri: URI, allowance: int) -> None:
+    def __init__(
+        self, client: OutboundHTTPClient, uri: URI, allowance: float, protocols: Sequence[bytes] = ()
+    ) -> None:
         self._client = client
         self._uri = uri
         self._allowance = allowance
+        self._protocols = protocols
 
     def connect(self, protocolFactory: IProtocolFactory) -> Deferred[IProtocol]:  # noqa: N803  the interface's name
         return Deferred.fromCoroutine(self._connect(protocolFactory))
@@ -216,7 +221,11 @@ class _GuardedEndpoint:
         endpoint = kind(self._client.reactor, address.host, self._uri.port, timeout=_CONNECT_SECONDS)
         if self._uri.scheme != b"https":
             return endpoint
-        return wrapClientTLS(self._client.tls.creatorForNetloc(self._uri.host, self._uri.port), endpoint)
+        if not self._protocols:
+            return wrapClientTLS(self._client.tls.creatorForNetloc(self._uri.host, self._uri.port), endpoint)
+        host = self._uri.host.decode("ascii")
+        options = optionsForClientTLS(host, self._client.trust_root, acceptableProtocols=self._protocols)
+        return wrapClientTLS(options, endpoint)
 
 
 @implementer(IResolutionReceiver)
@@ -274,7 +283,7 @@ class _MeteredConnectionFactory(WrappingFactory[_MeteredConnection]):
     protocol = _MeteredConnection
     noisy = False
 
-    def __init__(self, wrapped: IProtocolFactory, client: OutboundHTTPClient, allowance: int) -> None:
+    def __init__(self, wrapped: IProtocolFactory, client: OutboundHTTPClient, allowance: float) -> None:
         super().__init__(wrapped)
         self.client = client
         self.allowance = allowance
@@ -352,6 +361,7 @@ class OutboundHTTPClient:
         """
         self.reactor = reactor
         self.guard = AddressGuard(allow_private)
+        self.trust_root = trust_root
         self.tls = BrowserLikePolicyForHTTPS() if trust_root is None else BrowserLikePolicyForHTTPS(trust_root)
         self._open: set[_MeteredConnection] = set()
         self._closed: list[Deferred[None]] = []
@@ -392,6 +402,17 @@ class OutboundHTTPClient:
                 return response
             target = _resolve_redirect(target, location)
         raise OutboundRequestError("TooManyRedirects")
+
+    def make_endpoint(self, url: str, protocols: Sequence[bytes]) -> IStreamClientEndpoint:
+        """
+        An endpoint for a lasting connection to the host of an https URL, checked like that of any request at each
+        attempt. Its failures are :class:`OutboundError` and ConnectError.
+
+        :param protocols: offered by ALPN; the connection may be made without any of them.
+        :raise OutboundAddressError: not an https URL.
+        """
+        uri = URI.fromBytes(_parse_target(url, ("https",)).to_text().encode("ascii"))
+        return _GuardedEndpoint(self, uri, math.inf, protocols)
 
     def opened(self, connection: _MeteredConnection) -> None:
         """Called by a connection when it is established."""
