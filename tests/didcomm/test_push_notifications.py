@@ -12,7 +12,7 @@ from mediatord.didcomm.replay_protection import LONG_RETENTION, REPLAY_WINDOW
 from mediatord.errors import StoreUnavailable
 from mediatord.protocol.didcomm.push_notifications import PUSH_PROTOCOLS, PushServiceName
 from mediatord.push.registry import DeviceRegistry
-from mediatord.wallet.didcomm_messages import anoncrypt, compose_message
+from mediatord.wallet.didcomm_messages import anoncrypt, authcrypt, compose_message
 from tests.in_memory_mediator import InMemoryMediator, InMemoryWallet, code_of
 from tests.push.registries import (
     APNS,
@@ -130,7 +130,10 @@ class RegistrationTests(SynchronousTestCase):
             self.assertEqual(self.refusal_of(self.alice, type_, body), (200, code))
         for type_ in list_requests():
             if "/set-" in type_:
-                self.assertEqual(self.refusal_of(self.alice, type_, ["x"]), (200, "e.p.msg.bad-body"))  # type: ignore[arg-type]
+                headers: dict[str, Any] = {"from": self.alice.did, "to": [self.in_memory.did], "return_route": "all"}
+                message = {**compose_message(type_, **headers), "body": ["x"]}
+                raw = authcrypt(message, self.alice.identity, self.in_memory.document)
+                self.assertEqual(code_of(self.in_memory.receive(raw), self.alice), "e.p.msg.bad-body")
         self.assertIsNone(self.alice.answer(f"{WEB_URI}/get-subscription").body["subscription"])
         code = "e.p.req.not-registered-for-push-notifications"
         self.assertEqual(self.refusal_of(self.alice, f"{FCM_URI}/get-device-info"), (200, code))

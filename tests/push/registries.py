@@ -86,6 +86,6 @@ def make_registry(
     return DeviceRegistry(store, sealer, services, max_devices, vapid_public_key=VAPID_PUBLIC_KEY)
 
 
-def make_core_registry(_core: CoreServices) -> DeviceRegistry:
+def make_core_registry(core: CoreServices) -> DeviceRegistry:
     """A registry with all services on the store of a mediator."""
-    return make_registry(FakeDeviceStore())
+    return make_registry(core.store.devices)
