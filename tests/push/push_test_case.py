@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from ipaddress import ip_network
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from twisted.internet import reactor as _reactor  # noqa: TID251  sockets and TLS are the subject
@@ -45,8 +46,9 @@ class PushTestCase(TestCase):
     timeout = 60
 
     def setUp(self) -> None:
-        self.directory = Path(self.mktemp())
-        self.directory.mkdir(parents=True)
+        directory = TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.directory = Path(directory.name)
         authority = CertificateAuthority(self.directory)
         self.certificate = authority.issue("push", [LOOPBACK, "localhost"])
         trusted = trustRootFromCertificates([Certificate.loadPEM(authority.path.read_bytes())])
