@@ -92,7 +92,7 @@ class ScriptedConnection(Protocol):
     """
     One connection.
 
-    :ivar requests: those whose bodies are complete, in order.
+    :ivar requests: those whose bodies are complete, in order; not those that GOAWAY has told not to be processed.
     :ivar resets: streams that the client has reset.
     :ivar acknowledged: how often the client has acknowledged settings.
     """
@@ -104,6 +104,7 @@ class ScriptedConnection(Protocol):
         self.requests: list[ReceivedRequest] = []
         self.resets: list[int] = []
         self.pings = self.acknowledged = 0
+        self._last_stream_id = 2**31 - 1
         self.closed: Deferred[None] = Deferred()
         self._h2 = H2Connection(H2Configuration(client_side=False, header_encoding="utf-8"))
         self._open: dict[int, ReceivedRequest] = {}
@@ -149,6 +150,7 @@ class ScriptedConnection(Protocol):
     def go_away(self, last_stream_id: int) -> None:
         """Send GOAWAY; unlike h2, go on with the streams up to the last one."""
         self.flush()
+        self._last_stream_id = last_stream_id
         self.transport.write(GoAwayFrame(0, last_stream_id=last_stream_id, additional_data=b"{}").serialize())
 
     def update_settings(self, settings: Mapping[SettingCodes | int, int]) -> None:
@@ -200,6 +202,8 @@ class ScriptedConnection(Protocol):
 
     def _end(self, event: StreamEnded) -> None:
         request = self._open.pop(event.stream_id)
+        if event.stream_id > self._last_stream_id:
+            return
         self.requests.append(request)
         self.factory.act(request)
 
