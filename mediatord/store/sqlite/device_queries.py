@@ -49,7 +49,7 @@ _EXAMINED = """
 _NEWEST_OF_QUEUE = f"""
     coalesce(
         (
-            SELECT iif(due_at IS NULL, received_at, abs(due_at))
+            SELECT max(received_at, coalesce(abs(due_at), 0))
             FROM (SELECT received_at, due_at, expires_at, delivered {_EXAMINED} LIMIT {MAX_EXAMINED})
             WHERE {_IS_VISIBLE_AND_PENDING} LIMIT 1
         ),
