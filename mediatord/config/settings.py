@@ -307,6 +307,8 @@ class APNsSettings(SettingsSection):
     def _check_key(self) -> APNsSettings:
         if self.key_file is not None and not (self.key_id and self.team_id and self.topic):
             raise ValueError("expected key_id, team_id and topic, because key_file is set")
+        if not self.url.startswith("https://"):
+            raise ValueError("expected an https:// URL in url, because APNs needs HTTP/2 over TLS")
         return self
 
 
