@@ -49,6 +49,8 @@ RECOVERY_SLICE = 500
 _RECOVERY_PAUSE = 0.01
 # The longest pause between two attempts: a wallet may have registered another device meanwhile.
 MAX_RETRY_SECONDS = 300.0
+# Seconds by which the store may have set the time of a claim later than this process.
+_CLAIM_MARGIN = 1.0
 # Seconds that the last requests have at the stop of the daemon.
 STOP_SECONDS = 2.0
 
@@ -185,6 +187,7 @@ class WakeupScheduler(Service):
                 pause = STORE_RETRY_SECONDS
             else:
                 try:
+                    await self._flush_finished()  # what was just sent is not owed
                     owners, after = await self._store.find_owed_wakeups(
                         after, RECOVERY_SLICE, self._policy, repeat_after=self._repeat_after
                     )
@@ -307,6 +310,7 @@ class WakeupScheduler(Service):
 
     async def _send_and_finish(self, claim: WakeupClaim, arrived_at: float) -> None:
         claimed_at = self._clock.seconds()
+        next_at = claimed_at + self._policy.min_interval + _CLAIM_MARGIN
         retry = self._find_retry(claim.owner, arrived_at)
         self._retries.pop(claim.owner, None)
         age, attempts = max(0.0, claimed_at - arrived_at), retry.attempts if retry else 0
@@ -315,12 +319,11 @@ class WakeupScheduler(Service):
         if not report.owed:
             self._finished.append(FinishedWakeup(claim.owner))
             if self._repeat_after:
-                self._postpone(claim.owner, self._repeat_after, claimed_at + self._repeat_after)
+                self._postpone(claim.owner, self._repeat_after, next_at)
         elif report.is_partial:
             # The devices that were woken must not wait for the others.
             self._finished.append(FinishedWakeup(claim.owner))
-            pause = max(report.retry_in, self._policy.min_interval)
-            self._retry(claim.owner, report, attempts + 1, pause, claimed_at + self._policy.min_interval)
+            self._retry(claim.owner, report, attempts + 1, max(report.retry_in, next_at - claimed_at), next_at)
         else:
             retry_in = min(report.retry_in, MAX_RETRY_SECONDS) if self.running else 0.0
             self._finished.append(FinishedWakeup(claim.owner, retry_in))
