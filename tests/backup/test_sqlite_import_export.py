@@ -117,7 +117,7 @@ def test_refuses_other_database(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite3"
     open_database(path, None).close()
     for pragma, error in (
-        ("user_version = 2", "version 2"),
+        ("user_version = 99", "version 99"),
         ("application_id = 1", "is not a mediatord database"),
     ):
         with closing(connect(path)) as connection:

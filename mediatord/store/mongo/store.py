@@ -17,6 +17,7 @@ from mediatord.store.disk_space import SpaceLimits
 from mediatord.store.interfaces.administration import IStoreAdministration
 from mediatord.store.interfaces.cluster_and_quotas import MAX_CLOCK_SKEW, IClusterStore
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, IDecentrlStore
+from mediatord.store.interfaces.devices import IDeviceStore
 from mediatord.store.interfaces.messages import (
     AcknowledgementRequest,
     AcknowledgementResult,
@@ -116,6 +117,7 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
             client, clock, caps, self._nonces, self._clocks, event_reporter, self.space_limit.refuses
         )
         self.decentrl: IDecentrlStore = self._decentrl
+        self.devices: IDeviceStore
         self.cluster: IClusterStore = MongoClusterStore(client, self._clocks)
         self.administration: IStoreAdministration = MongoStoreAdministration(client, self.forget_accounts)
 
