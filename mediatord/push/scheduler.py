@@ -231,12 +231,12 @@ class WakeupScheduler(Service):
 
     def _end_work(self, _: object) -> None:
         self._is_working = False
-        if self._has_overflowed and self.waiting < MAX_NOTED_ACCOUNTS // 2:
+        if self._has_overflowed and self._recovery is None and self.waiting < MAX_NOTED_ACCOUNTS // 2:
             self._has_overflowed = False
             self.recover()
         if self._noted or self._finished:
             self._arm(COLLECT_SECONDS)
-        elif self._heap or self._polls:
+        elif self._heap or self._polls or self._has_overflowed:
             left = self._heap[0][0] - self._clock.seconds() if self._heap else POLL_SECONDS
             self._arm(min(max(COLLECT_SECONDS, left), POLL_SECONDS))
 
