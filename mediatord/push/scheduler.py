@@ -115,9 +115,10 @@ class WakeupScheduler(Service):
         return len(self._noted) + len(self._postponed) + len(self._sending)
 
     def startService(self) -> None:
-        """Start; :meth:`recover` has to be called once the store is open."""
+        """Start, and look for wake-ups that are owed since before, as soon as the store is open."""
         super().startService()
         self._arm(COLLECT_SECONDS)
+        self.recover()
 
     def stopService(self) -> Deferred[None]:
         """Claim no more; fires when the wake-ups that are being sent have ended, or were aborted."""
