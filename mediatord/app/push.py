@@ -96,7 +96,7 @@ class PushSubsystem:
         self._metrics = core.recorder.metrics
         self.services = services
         self.mediator_id = derive_mediator_id(core.identity.now.fingerprint)
-        sealer = DeviceSealer(lambda: core.identity.now.prekeys_private, os.urandom)
+        sealer = DeviceSealer(lambda: core.identity.now.sealing_secrets, os.urandom)
         self.registry: DeviceRegistry | None = None
         if services:
             self.registry = DeviceRegistry(
