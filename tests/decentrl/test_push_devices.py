@@ -168,7 +168,9 @@ class DeviceCommandTests(SynchronousTestCase):
 class FailureTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.store = FakeDeviceStore()
-        self.in_memory = InMemoryMediator(self, devices=lambda _: make_registry(self.store, ["apns"]))
+        self.in_memory = InMemoryMediator(
+            self, devices=lambda core: make_registry(self.store, core.registrations, ["apns"])
+        )
         self.alice = InMemoryIdentity(self.in_memory, "alice")
         self.alice.register()
 
