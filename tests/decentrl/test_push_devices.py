@@ -13,7 +13,6 @@ from mediatord.protocol.decentrl.crypto import (
     decode_public_key,
     decrypt,
     derive_shared_secret,
-    encrypt,
     generate_key_pair,
 )
 from mediatord.protocol.encoding import encode_base64
@@ -34,15 +33,8 @@ INVALID = (400, "INVALID_COMMAND")
 
 
 def seal_device(identity: InMemoryIdentity, device: Any) -> dict[str, Any]:
-    """Members of SET_PUSH_DEVICE with any JSON, or with the given text, encrypted to the mediator."""
-    private, public = generate_key_pair()
-    (agreement,) = identity.in_memory.base.identity.now.web_document["keyAgreement"][:1]
-    secret = derive_shared_secret(private, decode_public_key(agreement["publicKeyMultibase"]))
-    plaintext = device if isinstance(device, bytes) else encoding.dumps(device)
-    return {
-        "encrypted_push_device": encrypt(plaintext, secret),
-        "sender_ephemeral_public_key": encode_base64(public),
-    }
+    """Members of SET_PUSH_DEVICE with any JSON, or with the given text."""
+    return identity.encrypt_push_device(device if isinstance(device, bytes) else encoding.dumps(device))
 
 
 def list_devices(identity: InMemoryIdentity) -> tuple[list[dict[str, Any]], dict[str, Any]]:

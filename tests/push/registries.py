@@ -20,6 +20,15 @@ from mediatord.store.interfaces.devices import Device
 
 FCM = {"device_token": "bk3RNwTe3H0:CI2k_HHwgIpoDKCIZvvDMExUdFQ3P1", "device_platform": "android"}
 APNS = {"device_token": "1234567890abcdef" * 4}
+# Keys of RFC 8291, appendix A.
+SUBSCRIPTION: dict[str, Any] = {
+    "endpoint": "https://push.example.net/push/JzLQ3raZJfFBR0aqvOMsLrt54w4rJUsV",
+    "expirationTime": None,
+    "keys": {
+        "p256dh": "BCVxsr7N_eNgVRqvHtD0zTZsEc6-VV-JvLexhqUzORcxaOzi6-AYWXvTBHm4bjyPjs7Vd8pZGH6SRpkNtoIAiw4",
+        "auth": "BTBZMqHH6r4Tts7J_aSIgg",
+    },
+}
 
 
 def make_public_key() -> str:
