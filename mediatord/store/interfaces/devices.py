@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 from twisted.internet.defer import Deferred
@@ -89,6 +90,34 @@ class FinishedWakeup(NamedTuple):
 
     owner: str
     retry_in: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WakeupState:
+    """Times of an owner; minus infinity for never."""
+
+    polled_at: float = -inf
+    woken_at: float = -inf
+    claimed_until: float = -inf
+
+    def decide(self, arrival: float, now: float, policy: WakeupPolicy) -> float | None:
+        """Seconds until the owner is to be woken for a message; None if it is not."""
+        if self.polled_at >= arrival:
+            return None
+        if self.claimed_until > now:
+            return self.claimed_until - now
+        if self.polled_at > self.woken_at:
+            due = max(self.polled_at + policy.quiet_after_poll, self.woken_at + policy.min_interval)
+            return max(0.0, due - now)
+        return None if arrival < self.woken_at + policy.min_interval else 0.0
+
+    def is_owed(self, arrival: float, now: float, policy: WakeupPolicy, repeat_after: float) -> bool:
+        """Whether no wake-up stands for a message that arrived at this time."""
+        if arrival <= self.polled_at:
+            return False
+        if self.polled_at > self.woken_at or arrival >= self.woken_at + policy.min_interval:
+            return True
+        return 0 < repeat_after <= now - self.woken_at
 
 
 # A claim; or seconds after which to ask again; or None if no wake-up is due.

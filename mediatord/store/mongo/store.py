@@ -35,6 +35,7 @@ from mediatord.store.mongo.accounts import MessageDIDFinder, MongoAccountStore
 from mediatord.store.mongo.administration import MongoStoreAdministration
 from mediatord.store.mongo.cluster_and_quotas import MongoClusterStore, SessionOwnerRecord
 from mediatord.store.mongo.decentrl_store import MongoDecentrlStore
+from mediatord.store.mongo.devices import MongoDeviceStore
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
 from mediatord.store.mongo.driver.collection import build_probe_write
 from mediatord.store.mongo.driver.errors import DuplicateKeyError, UnsupportedServer
@@ -117,7 +118,7 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
             client, clock, caps, self._nonces, self._clocks, event_reporter, self.space_limit.refuses
         )
         self.decentrl: IDecentrlStore = self._decentrl
-        self.devices: IDeviceStore
+        self.devices: IDeviceStore = MongoDeviceStore(client, clock, self._clocks, self.space_limit)
         self.cluster: IClusterStore = MongoClusterStore(client, self._clocks)
         self.administration: IStoreAdministration = MongoStoreAdministration(client, self.forget_accounts)
 

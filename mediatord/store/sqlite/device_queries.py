@@ -23,6 +23,7 @@ from mediatord.store.interfaces.devices import (
     WakeupDecision,
     WakeupPolicy,
     WakeupRequest,
+    WakeupState,
 )
 from mediatord.store.sqlite.connection import StoreConnection, hash_did
 from mediatord.store.sqlite.decentrl_queries import get_registration_expiry
@@ -48,7 +49,7 @@ _EXAMINED = """
 _NEWEST_OF_QUEUE = f"""
     coalesce(
         (
-            SELECT iif(due_at IS NULL, received_at, abs(due_at))
+            SELECT max(received_at, coalesce(abs(due_at), 0))
             FROM (SELECT received_at, due_at, expires_at, delivered {_EXAMINED} LIMIT {MAX_EXAMINED})
             WHERE {_IS_VISIBLE_AND_PENDING} LIMIT 1
         ),
@@ -114,35 +115,7 @@ _SELECT_QUEUE_OWNERS = """
 _SELECT_PARTIES = "FROM (SELECT party_id FROM party_usage WHERE party_id > ? ORDER BY party_id LIMIT ?)"
 
 
-@dataclass(frozen=True, slots=True)
-class _WakeupState:
-    """Times of an owner; minus infinity for never."""
-
-    polled_at: float = -inf
-    woken_at: float = -inf
-    claimed_until: float = -inf
-
-    def decide(self, arrival: float, now: float, policy: WakeupPolicy) -> float | None:
-        """Seconds until the owner is to be woken; None if it is not."""
-        if self.polled_at >= arrival:
-            return None
-        if self.claimed_until > now:
-            return self.claimed_until - now
-        if self.polled_at > self.woken_at:
-            due = max(self.polled_at + policy.quiet_after_poll, self.woken_at + policy.min_interval)
-            return max(0.0, due - now)
-        return None if arrival < self.woken_at + policy.min_interval else 0.0
-
-    def is_owed(self, arrival: float, now: float, policy: WakeupPolicy, repeat_after: float) -> bool:
-        """Whether no wake-up stands for a message that arrived at this time."""
-        if arrival <= self.polled_at:
-            return False
-        if self.polled_at > self.woken_at or arrival >= self.woken_at + policy.min_interval:
-            return True
-        return 0 < repeat_after <= now - self.woken_at
-
-
-_NEVER = _WakeupState()
+_NEVER = WakeupState()
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,9 +329,9 @@ def _read_devices(connection: StoreConnection, owner_ids: Iterable[int], now: fl
     return devices
 
 
-def _read_wakeups(connection: StoreConnection, owner_ids: Iterable[int]) -> dict[int, _WakeupState]:
+def _read_wakeups(connection: StoreConnection, owner_ids: Iterable[int]) -> dict[int, WakeupState]:
     rows = connection.select_rows_in(_WAKEUP_COLUMNS, _SELECT_WAKEUPS, list(owner_ids))
-    return {id: _WakeupState(*[-inf if time is None else time for time in times]) for id, *times in rows}
+    return {id: WakeupState(*[-inf if time is None else time for time in times]) for id, *times in rows}
 
 
 def _read_queued(connection: StoreConnection, owner_ids: Iterable[int], now: float) -> dict[int, _QueuedMessages]:
