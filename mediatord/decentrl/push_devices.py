@@ -46,7 +46,7 @@ async def query(context: DecentrlContext, request: CommandRequest, payload: Quer
     reply: dict[str, Any] = {
         "services": devices.services,
         "encrypted_push_devices": sealed,
-        "mediator_ephemeral_public_key": public,
+        "ephemeral_public_key": public,
     }
     if devices.vapid_public_key is not None:
         reply["vapid_public_key"] = devices.vapid_public_key

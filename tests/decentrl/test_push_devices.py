@@ -41,7 +41,7 @@ def list_devices(identity: InMemoryIdentity) -> tuple[list[dict[str, Any]], dict
     """Devices of an identity, decrypted, and the payload that they came in."""
     private, public = generate_key_pair()
     payload = identity.answer(QUERY, sender_ephemeral_public_key=encode_base64(public))["payload"]
-    secret = derive_shared_secret(private, decode_public_key(payload["mediator_ephemeral_public_key"]))
+    secret = derive_shared_secret(private, decode_public_key(payload["ephemeral_public_key"]))
     devices: list[dict[str, Any]] = json.loads(decrypt(payload["encrypted_push_devices"], secret))
     return devices, payload
 

@@ -131,7 +131,7 @@ class DecentrlTests(SynchronousTestCase):
         for payload in (
             {},
             None,
-            {"services": [], "encrypted_push_devices": "x", "mediator_ephemeral_public_key": "x"},
+            {"services": [], "encrypted_push_devices": "x", "ephemeral_public_key": "x"},
         ):
             self.alice.replies = [{"type": "SUCCESS", "payload": payload}]
             self.failureResultOf(Deferred.fromCoroutine(self.alice.push_devices()), UnreadableMessage)
