@@ -61,13 +61,10 @@ class StressTests(SynchronousTestCase):
         self.successResultOf(store.open())
         for number in range(stress_process.SLEEPERS):
             did, device = stress_process.get_sleeper(number), Device(b"%d" % number, "fcm", b"sealed")
-            for done in (
-                store.grant(did),
-                store.update_recipients(did, [(did, "add")], max_recipients=1),
-                store.devices.set_device(did, device, 10),
-                store.enqueue(did, [make_payload(f"sleeper {number}")], expires_at=1e10),
-            ):
-                self.successResultOf(done)
+            self.successResultOf(store.grant(did))
+            self.successResultOf(store.update_recipients(did, [(did, "add")], max_recipients=1))
+            self.successResultOf(store.devices.set_device(did, device, 10))
+            self.successResultOf(store.enqueue(did, [make_payload(f"sleeper {number}")], expires_at=1e10))
         self.successResultOf(store.close())
         return path
 
