@@ -102,6 +102,7 @@ class PushSubsystem:
             self.registry = DeviceRegistry(
                 self._store,
                 sealer,
+                core.registrations,
                 tuple(services),
                 settings.max_devices,
                 vapid_public_key=vapid_public_key,
