@@ -87,6 +87,7 @@ class LapsedNodeSweeper:
     :param record_requeued: called with numbers of messages that are pending again, in batches with pauses between
         them, as each message may be a line of the event log.
     :param name_of: the name of the node with a boot.
+    :param on_dropped: called after a node was dropped.
     """
 
     clock: IReactorTime
@@ -95,6 +96,7 @@ class LapsedNodeSweeper:
     is_leader: Callable[[], Awaitable[bool]]
     record_requeued: Callable[[int], None]
     name_of: Callable[[str], str]
+    on_dropped: Callable[[], None] = lambda: None
 
     async def sweep(self) -> None:
         """:raise StoreUnavailable: a later sweep, or another node, does it."""
@@ -115,3 +117,4 @@ class LapsedNodeSweeper:
                 if start:
                     await deferLater(self.clock, _BATCH_PAUSE)
                 self.record_requeued(min(BATCH_SIZE, count - start))
+            self.on_dropped()

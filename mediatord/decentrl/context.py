@@ -67,6 +67,7 @@ class DecentrlContext:
     :param get_prekeys: returns its X25519 private keys, the current one first.
     :param registration_lifetime: seconds that a registration lasts at most, whatever the contract says.
     :param own_only: returns whether to refuse the registration of DIDs that name another mediator.
+    :param note_poll: called with each DID that asks for its pending events; None without push notifications.
     """
 
     clock: IReactorTime
@@ -87,6 +88,7 @@ class DecentrlContext:
     get_prekeys: Callable[[], Sequence[bytes]] = field(repr=False)
     registration_lifetime: float
     own_only: Callable[[], bool]
+    note_poll: Callable[[str], None] | None = None
 
     async def refuse(self, guard: CommandGuard, error: MediatorError) -> NoReturn:
         """Refuse a command with `error`, unless the guard fails, which comes first."""

@@ -45,6 +45,7 @@ class EventPusher:
     for an expired registration. For pushes requested by other nodes it is looked up again.
 
     :param remote_delivery: None where there are no other nodes.
+    :param wake: called with the recipients of events that no socket is known to have taken; None to wake nobody.
     :ivar dispatch: pushes a stored event, here and at other nodes; see :meth:`LiveDispatcher.dispatch`.
     """
 
@@ -53,13 +54,18 @@ class EventPusher:
         connections: ConnectionManager[None],
         recorder: EventRecorder,
         remote_delivery: IRemoteEventPusher | None = None,
+        wake: Callable[[str], None] | None = None,
     ) -> None:
         self._connections = connections
         self._recorder = recorder
         self._remote_delivery = remote_delivery
         # By event id: whether a socket of this process took it.
         self._pushed: OrderedDict[str, bool] = OrderedDict()
-        self.dispatch = LiveDispatcher(self.push, self._push_elsewhere if remote_delivery else None).dispatch
+        self.dispatch = LiveDispatcher(
+            self.push,
+            self._push_elsewhere if remote_delivery else None,
+            wake=None if wake is None else lambda event: wake(event.recipient_did),
+        ).dispatch
 
     def push(self, events: Iterable[PendingEvent]) -> Container[str]:
         """Write events to the sockets of this process; the ids of those that one took. Never fails."""

@@ -57,6 +57,8 @@ async def query_pending(context: DecentrlContext, request: CommandRequest, paylo
     found = await context.store.pending_events(
         request.sender, payload.filter.sender_did, to_slice(payload.pagination)
     )
+    if context.note_poll is not None:
+        context.note_poll(request.sender)
     for one in found.items:
         context.recorder.record_push(one, [None], "poll", "decentrl")
     if context.record_pickups is not None:
@@ -71,6 +73,8 @@ async def acknowledge(
     """ACKNOWLEDGE_PENDING_EVENTS."""
     removed = await context.store.acknowledge_events(request.guard, request.sender, payload.event_ids)
     context.event_pusher.resolve_pushes(removed)
+    if context.note_poll is not None:
+        context.note_poll(request.sender)
     return {}
 
 

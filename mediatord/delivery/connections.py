@@ -348,11 +348,13 @@ class LiveDispatcher(Generic[Item]):
     :param push_elsewhere: has other nodes push; fires with whether a socket took it, or with None if one may yet take
         it, and never fails. Returns None if no other can have one. None for one process.
     :param fail_over: called with what no socket took or may yet take; None to leave it in the queue.
+    :param wake: called with what no socket is known to have taken; None to wake nobody.
     """
 
     push: Callable[[Sequence[Item]], Container[str]]
     push_elsewhere: Callable[[Item], Deferred[bool] | Deferred[bool | None] | None] | None
     fail_over: Callable[[Item], None] | None = None
+    wake: Callable[[Item], None] | None = None
 
     def dispatch(
         self, item: Item, on_result: Callable[[bool], None] | None = None, taken_here: Container[str] | None = None
@@ -387,6 +389,8 @@ class LiveDispatcher(Generic[Item]):
             on_result(bool(pushed))
         if pushed is False and self.fail_over is not None:
             self.fail_over(item)
+        if not pushed and self.wake is not None:
+            self.wake(item)
 
 
 class IPresencePublisher(Protocol):

@@ -42,6 +42,8 @@ class DIDCommContext:
     :param live_by_default: whether a socket is live as soon as an account authenticates on it.
     :param push_timeout: seconds after which an unacknowledged push is pending again.
     :param node: boot id of this node, which marks contain; empty for a single node.
+    :param wake: called with the account of a pushed message that is pending again; None without push notifications.
+    :param note_poll: called with the account of every pickup request; None without push notifications.
     """
 
     clock: IReactorTime
@@ -72,6 +74,8 @@ class DIDCommContext:
     live_by_default: bool
     push_timeout: float
     node: str
+    wake: Callable[[str], None] | None = None
+    note_poll: Callable[[str], None] | None = None
 
 
 @dataclass(slots=True)

@@ -144,6 +144,7 @@ class _UnacknowledgedPush:
 
     at: float
     recipient_did: str
+    account: str
     received_at: float
     sessions: tuple[WebSocketSession, ...]
 
@@ -323,7 +324,11 @@ class LiveDelivery:
         before = self._pushes.pop(id_, None)  # a late read of the backlog may find it again
         sessions = tuple({*accepted_by, *before.sessions}) if before else tuple(accepted_by)
         self._pushes[id_] = _UnacknowledgedPush(
-            self._context.clock.seconds(), intern(message.recipient_did), message.received_at, sessions
+            self._context.clock.seconds(),
+            intern(message.recipient_did),
+            intern(message.account),
+            message.received_at,
+            sessions,
         )
         for session in accepted_by:
             self._by_session.put(session, id_, None)
@@ -401,6 +406,8 @@ class LiveDelivery:
             for id_ in ids:
                 push = pushes[id_]
                 self._context.recorder.record_push_failure(id_, push.recipient_did, push.received_at)
+                if self._context.wake is not None:
+                    self._context.wake(push.account)
 
         unmarked = {id_: None for id_ in pushes if self._marks.cancel_mark(id_)}
         record(unmarked)
@@ -431,12 +438,14 @@ class Pickup:
 
     async def status_request(self, request: MessageRequest, account: Account) -> OutgoingMessage:
         """Status of the queue of the account, or of one of its recipient DIDs."""
+        self._note_poll(account)
         named = parse_recipient(request.received.message.require_body())
         return await self.status(request, account, named, await self._own(account, named))
 
     async def delivery_request(self, request: MessageRequest, account: Account) -> OutgoingMessage:
         """The oldest messages, or a `status` if there are none; removes nothing."""
         context, body = self._context, request.received.message.require_body()
+        self._note_poll(account)
         named = parse_recipient(body)
         limit = parse_limit(body, context.delivery_limit)
         recipient = await self._own(account, named)
@@ -475,6 +484,8 @@ class Pickup:
         self, request: MessageRequest, account: Account, result: AcknowledgementResult
     ) -> OutgoingMessage | None:
         """Record what was removed; the status of the queue, if it was read."""
+        if self._context.note_poll is not None:
+            self._context.note_poll(account.did)
         self._live.record_removed(result.removed)
         return None if result.status is None else self.make_status(request, account, result.status)
 
@@ -485,6 +496,7 @@ class Pickup:
         The status counts messages from before presence was published; later ones are pushed.
         """
         wanted = parse_live_delivery(request.received.message.require_body())
+        self._note_poll(account)
         session, sender = request.origin.session, request.received.authcrypt_sender
         if wanted and session is None:
             raise LiveModeUnsupported
@@ -524,6 +536,10 @@ class Pickup:
             live=session is not None and context.connections.is_subscribed(session, account.did),
         )
         return context.packer.answer(request.received.message, STATUS, body)
+
+    def _note_poll(self, account: Account) -> None:
+        if self._context.note_poll is not None:
+            self._context.note_poll(account.did)
 
     async def _own(self, account: Account, named: str | None) -> str | None:
         """

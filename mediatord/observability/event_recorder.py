@@ -396,6 +396,45 @@ class EventRecorder:
         gone = {"reason": account.reason, "n_removed": account.recipients}
         self._emit("acct.expire", did=account.did, proto="didcomm", **gone)
 
+    def record_wakeup(
+        self,
+        did: str,
+        service: str,
+        outcome: str,
+        *,
+        code: str | None,
+        status: int | None,
+        age: float,
+        seconds: float,
+        retry_after: float | None,
+    ) -> None:
+        """
+        A push service was asked to wake a device of an account, or the webhook was called.
+
+        :param code: documented error code of the service, or a constant word.
+        :param age: seconds since the message arrived.
+        :param seconds: duration of the request.
+        """
+        self.metrics.push_requests.inc(service, outcome)
+        self.metrics.push_duration.observe(seconds, service)
+        self._emit(
+            "push.wake",
+            did=did,
+            proto=_name_protocol(did),
+            service=service,
+            outcome=outcome,
+            code=code,
+            status=status,
+            age_ms=int(age * 1000),
+            dur_ms=seconds * 1000,
+            retry_after_s=None if retry_after is None else round(retry_after),
+        )
+
+    def record_device_forgotten(self, did: str, service: str, reason: str) -> None:
+        """A device was removed because its push service does not know it. :param reason: as `code` above."""
+        self.metrics.push_devices_forgotten.inc(service)
+        self._emit("push.forget", did=did, proto=_name_protocol(did), service=service, reason=reason)
+
     def record_did_rotation(self, did: str) -> None:
         """An account was rotated to a new DID."""
         self._emit("acct.update", did=did, proto="didcomm", reason="rotated")
@@ -473,6 +512,11 @@ class EventRecorder:
         """Milliseconds since the last call, or since this object was made."""
         before, self._since = self._since, self.monotonic()
         return (self._since - before) * 1000
+
+
+def _name_protocol(did: str) -> ProtocolName:
+    """The protocol of an account."""
+    return "decentrl" if did.startswith("did:decentrl:") else "didcomm"
 
 
 def _find_error_code(protocol: ProtocolName, fault: ErrorOrClass) -> DIDCommErrorCode | DecentrlErrorCode:

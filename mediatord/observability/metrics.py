@@ -220,6 +220,21 @@ METRICS: dict[str, MetricDeclaration] = {
     ),
     "mediator_workers": MetricDeclaration("gauge", "Worker processes queried for this scrape"),
     "mediator_workers_answered": MetricDeclaration("gauge", "Worker processes that responded in time"),
+    "mediator_push_requests_total": MetricDeclaration(
+        "counter",
+        "Requests to push services (fcm, apns, webpush, webhook), by outcome: sent, gone, mismatch, rejected, retry",
+        ("service", "outcome"),
+    ),
+    "mediator_push_request_duration_seconds": MetricDeclaration(
+        "histogram", "Duration of requests to push services", ("service",)
+    ),
+    "mediator_push_devices": MetricDeclaration("gauge", "Devices registered for push notifications", ("service",)),
+    "mediator_push_devices_forgotten_total": MetricDeclaration(
+        "counter", "Devices removed because their push service does not know them", ("service",)
+    ),
+    "mediator_push_hosts_backing_off": MetricDeclaration(
+        "gauge", "Hosts of push services to which nothing is sent at the moment, as they fail", ("service",)
+    ),
     "mediator_build_info": MetricDeclaration("gauge", "Version of mediatord", ("version",)),
 }
 
@@ -326,6 +341,12 @@ class Metrics:
         self.accounts_expired = counter("accounts_expired")
         for reason in ("unused", "idle"):
             self.accounts_expired.inc(reason, by=0)
+        self.push_requests = counter("push_requests")
+        self.push_duration = histogram("push_request_duration", REQUEST_BUCKETS)
+        self.push_devices_forgotten = counter("push_devices_forgotten")
+        # By push service.
+        self.push_devices: Mapping[str, int] = {}
+        self.count_push_hosts_backing_off: Callable[[], Mapping[str, int]] = dict
         Info("mediator_build", METRICS["mediator_build_info"].text, registry=registry).info({"version": version})
 
     def collect_totals(self) -> dict[str, int]:
@@ -395,9 +416,7 @@ class Metrics:
 
     def collect(self) -> Iterable[Metric]:
         """Called by the registry, for values that are read at scrape time."""
-        usage = {buffer: held() for buffer, held in self._buffers.items()}
-        for number, unit in enumerate(("entries", "bytes")):
-            yield _build_gauge(f"buffer_{unit}", {(buffer,): held[number] for buffer, held in usage.items()})
+        yield from self._collect_buffers()
         ready = self.read_readiness()
         if ready is not None:
             yield _build_gauge("ready", {(): int(ready)})
@@ -405,6 +424,12 @@ class Metrics:
             value = self.optional_values.get(name)
             if value is not None:
                 yield _build_gauge(name, {(): value})
+        for name, numbers in (
+            ("push_devices", self.push_devices),
+            ("push_hosts_backing_off", self.count_push_hosts_backing_off()),
+        ):
+            if numbers:
+                yield _build_gauge(name, {(service,): number for service, number in numbers.items()})
         if self.ledgers:
             entries: LabelledValues = {}
             for protocol, (ledger, _) in self.ledgers.items():
@@ -414,6 +439,11 @@ class Metrics:
                 (protocol,): difference for protocol, (_, difference) in self.ledgers.items()
             }
             yield _build_gauge("ledger_difference", differences)
+
+    def _collect_buffers(self) -> Iterable[Metric]:
+        usage = {buffer: held() for buffer, held in self._buffers.items()}
+        for number, unit in enumerate(("entries", "bytes")):
+            yield _build_gauge(f"buffer_{unit}", {(buffer,): held[number] for buffer, held in usage.items()})
 
     def set_queue_sizes(self, largest: Iterable[tuple[str, int]], other: int) -> None:
         """

@@ -43,6 +43,23 @@ class Wakeup:
     message_ids: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class PushAlert:
+    """
+    A visible notification, as the operator configured it; it is false if there is neither text nor key.
+
+    :param title_key: key of a localised title in the app, instead of `title`; likewise `body_key`.
+    """
+
+    title: str = ""
+    body: str = ""
+    title_key: str = ""
+    body_key: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.title or self.body or self.title_key or self.body_key)
+
+
 D = TypeVar("D", contravariant=True)
 
 

@@ -32,6 +32,7 @@ _SHARED_GAUGES = {
     "mediator_accounts",
     "mediator_messages_waiting",
     "mediator_registration_bytes",
+    "mediator_push_devices",
     "mediator_store_statistics_timestamp_seconds",
     "mediator_storage_bytes",
     "mediator_ledger_messages",
