@@ -5,12 +5,12 @@ BIN := $(VENV)/bin
 PUBLIC_URL ?= http://127.0.0.1:8080
 DEV := var/dev
 
-# Third-party wallets that the tests use. Each has an environment of its own, since their dependencies conflict with
+# Third-party software that the tests use. Each has an environment of its own, since their dependencies conflict with
 # ours; a stamp named here makes `make test` build it.
 FOREIGN := .venv-sicpa/.installed .venv-indicio/.installed
-# One of them is a package for Node, which not every machine has.
+# Some are packages for Node, which not every machine has.
 ifneq ($(shell command -v npm 2>/dev/null),)
-FOREIGN += .node-decentrl/.installed
+FOREIGN += .node-decentrl/.installed .node-push/.installed
 endif
 
 # Software that `make bench-peers` compares with.
@@ -251,6 +251,17 @@ $(VENV)/.installed-fuzz: $(VENV)/.installed-test
 	@cp $^ $(@D)
 	@ln -sfn ../tests/foreign/decentrl/shim $(@D)/shim
 	@cd $(@D) && npm ci --legacy-peer-deps --engine-strict --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null && \
+	  touch .installed || echo "make: $(@D) could not be made; its tests are skipped" >&2
+
+.PHONY: .node-push
+.node-push: .node-push/.installed
+	@test -e $<
+
+.node-push/.installed: tests/foreign/web_push/package.json tests/foreign/web_push/package-lock.json
+	@echo "installing a third-party push service into $(@D) ..."
+	@mkdir -p $(@D)
+	@cp $^ $(@D)
+	@cd $(@D) && npm ci --engine-strict --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null && \
 	  touch .installed || echo "make: $(@D) could not be made; its tests are skipped" >&2
 
 # --- software to compare with: rules for the stamps in PEERS ----------------------------------------------------

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from mediatord.identity.key_file import create_keys
 from mediatord.protocol.didcomm import json_web_signature
 from mediatord.protocol.didcomm.did_document import DIDDocument
 from mediatord.protocol.didcomm.did_methods import resolve_local
+from mediatord.push.registry import DeviceRegistry
 from mediatord.ratelimit.admission import RequestReply
 from mediatord.store.interfaces.messages import QueueLimits, StoreLedger
 from mediatord.wallet.didcomm_client import DeliveredMessage, read_delivery
@@ -99,10 +100,18 @@ class InMemoryMediator:
     The objects of a mediator, wired as in the daemon, on the memory store.
 
     :param in_steps: use a memory store that divides operations into steps.
+    :param devices: makes the registry of devices for push notifications, of both protocols.
     :param settings: sections of the configuration as plain values, which override the defaults.
     """
 
-    def __init__(self, test: SynchronousTestCase, *, in_steps: bool = False, **settings: Any) -> None:
+    def __init__(
+        self,
+        test: SynchronousTestCase,
+        *,
+        in_steps: bool = False,
+        devices: Callable[[CoreServices], DeviceRegistry] | None = None,
+        **settings: Any,
+    ) -> None:
         directory = Path(tempfile.mkdtemp())
         test.addCleanup(shutil.rmtree, directory)
         create_keys(directory / "keys.jwks")
@@ -113,8 +122,9 @@ class InMemoryMediator:
         store = MultiStepMemoryStore(self.clock, QueueLimits()) if in_steps else None
         self.base = CoreServices(self.clock, self.config, store=store, monotonic=self.clock.seconds)
         os.utime(directory / "log.key", (NOW, NOW))  # the age of its key
-        self.didcomm = DIDCommServices(self.base, self.config)
-        self.decentrl = DecentrlServices(self.base, self.config)
+        registry = None if devices is None else devices(self.base)
+        self.didcomm = DIDCommServices(self.base, self.config, registry)
+        self.decentrl = DecentrlServices(self.base, self.config, registry)
         self.store = self.base.store
         self.base.events.startService()
         test.successResultOf(self.store.open())

@@ -31,14 +31,19 @@ from mediatord.net.did_resolver import DIDResolver, DIDWebResolver
 from mediatord.observability.event_recorder import ProtocolName
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.forward import FastForwardParser
+from mediatord.push.registry import DeviceRegistry
 from mediatord.ratelimit.registration import AccessList
 from mediatord.store.interfaces.messages import new_didcomm_message_id, new_stored_message_id
 
 
 class DIDCommServices:
-    """The DIDComm use cases and their periodic tasks."""
+    """
+    The DIDComm use cases and their periodic tasks.
 
-    def __init__(self, core: CoreServices, config: Config) -> None:
+    :param devices: for push notifications; None if no push service is configured.
+    """
+
+    def __init__(self, core: CoreServices, config: Config, devices: DeviceRegistry | None = None) -> None:
         reactor, store, recorder, identity = core.reactor, core.store, core.recorder, core.identity
         settings, queue = config.didcomm, config.queue
         access = _build_access_list(core, config, "didcomm", lambda recipient: recipient is not None)
@@ -84,6 +89,7 @@ class DIDCommServices:
             live_by_default=settings.live_default_on,
             push_timeout=queue.delivered_timeout,
             node=get_marking_node(core, config),
+            devices=devices,
         )
         backlog_recorder, pickup_recorder, push_elsewhere = None, None, None
         if core.cluster:
@@ -191,9 +197,13 @@ def get_marking_node(core: CoreServices, config: Config) -> str:
 
 
 class DecentrlServices:
-    """The Decentrl use cases."""
+    """
+    The Decentrl use cases.
 
-    def __init__(self, core: CoreServices, config: Config) -> None:
+    :param devices: for push notifications; None if no push service is configured, or not for Decentrl.
+    """
+
+    def __init__(self, core: CoreServices, config: Config, devices: DeviceRegistry | None = None) -> None:
         clock, recorder, store = core.reactor, core.recorder, core.store
         identity, settings = core.identity, config.decentrl
         key_directory = KeyDirectory(
@@ -227,6 +237,7 @@ class DecentrlServices:
             get_prekeys=lambda: identity.now.prekeys_private,
             registration_lifetime=settings.contract_lifetime,
             own_only=lambda: core.reloader.config.decentrl.registration == "own",
+            devices=devices,
         )
         self.dispatcher = DecentrlDispatcher(self._context, core.requests)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -21,21 +21,24 @@ from typing import Any
 from mediatord import __version__
 from mediatord.backup.durable_files import create_file_atomically
 from mediatord.backup.records import (
+    KINDS_BY_VERSION,
     RECORD_KINDS,
     BackupError,
+    DeviceRecord,
     InvalidArchiveError,
     MessageRecord,
     RecipientRecord,
     RecordCounts,
     RecordTarget,
     StoreRecord,
+    WakeupRecord,
     batch_by_size,
     decode_record,
     encode_record,
     shorten_value,
 )
 
-ARCHIVE_FORMAT, ARCHIVE_VERSION = "mediatord-store", 1
+ARCHIVE_FORMAT, ARCHIVE_VERSION = "mediatord-store", max(KINDS_BY_VERSION)
 # Envelopes are encrypted: higher levels gain little.
 _COMPRESSION_LEVEL = 3
 # Longer than the longest record of any store.
@@ -56,21 +59,32 @@ def describe_format(format: str, version: int) -> dict[str, Any]:
     return {"format": format, "version": version, "made_at": made_at, "made_by": f"mediatord {__version__}"}
 
 
-def check_format(given: Any, format: str, version: int, refusal: str) -> None:
-    """:raise InvalidArchiveError: a header is of another format, which `refusal` says, or of another version."""
+def check_format(given: Any, format: str, refusal: str) -> int:
+    """
+    The format version in a header.
+
+    :raise InvalidArchiveError: it is of another format, which `refusal` says, or of an unknown version.
+    """
     if not isinstance(given, dict) or given.get("format") != format:
         raise InvalidArchiveError(refusal)
-    if given.get("version") != version:
-        found = shorten_value(given.get("version"))
-        raise InvalidArchiveError(f"its format version is {found}, expected {version}")
+    version = given.get("version")
+    if type(version) is not int or version not in KINDS_BY_VERSION:
+        known = f"{min(KINDS_BY_VERSION)} to {max(KINDS_BY_VERSION)}"
+        raise InvalidArchiveError(f"its format version is {shorten_value(version)}, expected {known}")
+    return version
 
 
 class _RecordDigests:
-    """Count and digest of the lines of each kind. :param header: the first line."""
+    """
+    Count and digest of the lines of each kind.
 
-    def __init__(self, header: bytes) -> None:
+    :param header: the first line.
+    :param kinds: those of the version of the archive.
+    """
+
+    def __init__(self, header: bytes, kinds: Sequence[str]) -> None:
         self.counts: RecordCounts = dict.fromkeys(RECORD_KINDS, 0)
-        self._digests = {kind: sha256() for kind in RECORD_KINDS}
+        self._digests = {kind: sha256() for kind in kinds}
         self._header = header
 
     def add(self, kind: str, line: bytes) -> None:
@@ -101,7 +115,7 @@ def write_archive(
             "backend": backend,
         }
     )
-    digests = _RecordDigests(header)
+    digests = _RecordDigests(header, KINDS_BY_VERSION[ARCHIVE_VERSION])
     with (
         create_file_atomically(path) as file,
         # Without file name and time.
@@ -163,8 +177,8 @@ class RecordArchive:
 
     def _parse(self, lines: Iterator[bytes]) -> Iterator[tuple[StoreRecord, int]]:
         header = next(lines, b"")
-        _check_header(header)
-        digests, order = _RecordDigests(header), list(RECORD_KINDS)
+        order = list(KINDS_BY_VERSION[_check_header(header)])
+        digests = _RecordDigests(header, order)
         for line in lines:
             if not line.endswith(b"\n"):
                 raise InvalidArchiveError("truncated line")
@@ -205,10 +219,12 @@ def verify_archive(
     return archive
 
 
-def _check_header(line: bytes) -> None:
-    check_format(_parse_line(line), ARCHIVE_FORMAT, ARCHIVE_VERSION, "not a mediatord archive")
+def _check_header(line: bytes) -> int:
+    """The format version."""
+    version = check_format(_parse_line(line), ARCHIVE_FORMAT, "not a mediatord archive")
     if not line.endswith(b"\n"):
         raise InvalidArchiveError("truncated line")
+    return version
 
 
 def _check_numbers(record: StoreRecord, counts: RecordCounts) -> None:
@@ -216,8 +232,8 @@ def _check_numbers(record: StoreRecord, counts: RecordCounts) -> None:
     right = True
     if record.kind in ("account", "recipient"):
         right = record.number == counts[record.kind]
-    if isinstance(record, RecipientRecord | MessageRecord):
-        right = right and record.account <= counts["account"]
+    if isinstance(record, RecipientRecord | MessageRecord | DeviceRecord | WakeupRecord):
+        right = right and (record.account or 0) <= counts["account"]
     if isinstance(record, MessageRecord):
         right = right and record.recipient <= counts["recipient"]
     if not right:

@@ -39,6 +39,7 @@ from mediatord.backup.durable_files import (
     require_directory,
 )
 from mediatord.backup.records import (
+    KINDS_BY_VERSION,
     RECORD_KINDS,
     BackupError,
     InvalidArchiveError,
@@ -50,7 +51,7 @@ from mediatord.backup.sqlite_records import count_records, require_empty_databas
 from mediatord.config.file import load_config
 from mediatord.config.settings import Config
 
-BACKUP_FORMAT, BACKUP_VERSION = "mediatord-backup", 1
+BACKUP_FORMAT, BACKUP_VERSION = "mediatord-backup", max(KINDS_BY_VERSION)
 CONFIG, KEYS = "mediator.yaml", "keys.jwks"
 LOG_KEY, CLUSTER_SECRET, ADMIN_TOKEN = "log.key", "cluster-secret", "admin-token"
 DATABASE, RECORDS = "store.sqlite3", "store.records.gz"
@@ -86,7 +87,7 @@ class BackupManifest(_StrictModel):
     """
 
     format: Literal["mediatord-backup"]
-    version: Literal[1]
+    version: Literal[1, 2]
     made_at: str
     made_by: str
     backend: Literal["sqlite", "mongodb"]
@@ -95,7 +96,7 @@ class BackupManifest(_StrictModel):
 
     @model_validator(mode="after")
     def _is_complete(self) -> Self:
-        if list(self.records) != list(RECORD_KINDS):
+        if list(self.records) != KINDS_BY_VERSION[self.version]:
             raise ValueError("expected all kinds of records")
         names = [member.name for member in self.members]
         small = all(member.bytes <= MAX_MEMBER_BYTES for member in self.members[:-1])
@@ -103,6 +104,11 @@ class BackupManifest(_StrictModel):
         if len(set(names)) < len(names) or not whole or not small:
             raise ValueError("expected configuration, keys and store, each once")
         return self
+
+    @property
+    def counts(self) -> RecordCounts:
+        """Records of the store, by all kinds of today."""
+        return dict.fromkeys(RECORD_KINDS, 0) | self.records
 
     @property
     def store(self) -> BackupMember:
@@ -208,7 +214,7 @@ def read_backup_file(
 
 
 def _parse_manifest(text: bytes) -> BackupManifest:
-    check_format(json.loads(text), BACKUP_FORMAT, BACKUP_VERSION, "not a mediatord backup")
+    check_format(json.loads(text), BACKUP_FORMAT, "not a mediatord backup")
     try:
         return BackupManifest.model_validate_json(text)
     except ValidationError as error:
@@ -349,7 +355,7 @@ def restore_backup(
                 archive = verify_archive(extracted, accept=target.accept)
                 _check_counts(backup, manifest, archive.counts)
                 import_archive(archive, target, progress, commit)
-    return manifest.records
+    return manifest.counts
 
 
 def _restore_database(backup: Path, manifest: BackupManifest, path: Path, commit: Callable[[], None]) -> None:
@@ -373,7 +379,7 @@ def _restore_database(backup: Path, manifest: BackupManifest, path: Path, commit
 
 
 def _check_counts(backup: Path, manifest: BackupManifest, counts: RecordCounts) -> None:
-    if counts != manifest.records:
+    if counts != manifest.counts:
         raise InvalidArchiveError(f"cannot use {backup}: its store does not match its manifest")
 
 

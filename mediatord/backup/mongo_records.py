@@ -242,9 +242,13 @@ class MongoRecordSource(RecordSource):
         self._find_did = lru_cache(_BATCH_DOCUMENTS)(self._find_party_did)
 
     def count(self, kind: str) -> int:
+        if kind not in _MAPPINGS:
+            return 0
         return self._database[_MAPPINGS[kind].collection.name].count_documents({}, session=self._session, hint="_id_")
 
     def read(self, kind: str) -> Iterator[dict[str, Any]]:
+        if kind not in _MAPPINGS:
+            return
         mapping = _MAPPINGS[kind]
         collection, party = mapping.collection, mapping.keys.get("party")
         self._check()
@@ -446,6 +450,8 @@ class MongoRecordTarget:
         self._owner = secrets.token_hex(12)
 
     def accept(self, record: StoreRecord) -> None:
+        if record.kind not in _MAPPINGS:
+            raise InvalidArchiveError(f"MongoDB has no records of kind {record.kind}")
         values = [value if isinstance(value, tuple) else (value,) for _, value in record]
         texts = [one for some in values for one in some if isinstance(one, str | bytes)]
         # No character has more bytes.

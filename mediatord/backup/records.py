@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from datetime import UTC, datetime
 from importlib.util import find_spec
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeAlias, TypeVar, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from pydantic_core import to_json
 
 from mediatord.config.settings import StorageSettings
@@ -226,6 +226,43 @@ class PublicEventRecord(_BaseRecord):
         return decentrl.PublicEvent(self.id, self.event, self.tags, self.timestamp, self.signature, self.channel_id)
 
 
+class _OwnedRecord(_BaseRecord):
+    """
+    A record of an account or of a Decentrl identity.
+
+    :param account: number of the account; None if it belongs to an identity.
+    :param identity: DID of the identity; None if it belongs to an account.
+    """
+
+    kind: str
+    account: _Number | None
+    identity: str | None
+
+    @model_validator(mode="after")
+    def _has_one_owner(self) -> Self:
+        if (self.account is None) == (self.identity is None):
+            raise ValueError("expected either an account or an identity")
+        return self
+
+
+class DeviceRecord(_OwnedRecord):
+    """A device that a push service can wake, encrypted with the key file of the mediator."""
+
+    kind: Literal["device"] = "device"
+    id: bytes
+    service: str
+    sealed: bytes
+    expires_at: float | None
+
+
+class WakeupRecord(_OwnedRecord):
+    """When an account or identity was last woken, and last asked for messages; None for never."""
+
+    kind: Literal["wakeup"] = "wakeup"
+    polled_at: float | None
+    woken_at: float | None
+
+
 StoreRecord: TypeAlias = (
     AccountRecord
     | RetiredDIDRecord
@@ -239,6 +276,8 @@ StoreRecord: TypeAlias = (
     | PendingEventRecord
     | StoredEventRecord
     | PublicEventRecord
+    | DeviceRecord
+    | WakeupRecord
 )
 
 # Fields of each kind, without `kind`, which comes first.
@@ -258,7 +297,11 @@ RECORD_KINDS = {
     "pending_event": "pending events",
     "stored_event": "stored events",
     "public_event": "public events",
+    "device": "push devices",
+    "wakeup": "wake-up records",
 }
+# Kinds in archives and backups of each format version, the last of which is written.
+KINDS_BY_VERSION = {1: list(RECORD_KINDS)[:-2], 2: list(RECORD_KINDS)}
 
 RecordCounts: TypeAlias = dict[str, int]
 
@@ -314,7 +357,7 @@ class RecordSource(ABC):
                 for fields in self.read(kind):
                     if kind in ("account", "recipient"):
                         fields["number"] = numbers.allocate(kind, fields["number"])
-                    if kind in ("recipient", "message"):
+                    if fields.get("account") is not None:
                         fields["account"] = numbers.lookup("account", fields["account"])
                     if kind == "message":
                         fields["recipient"] = numbers.lookup("recipient", fields["recipient"])

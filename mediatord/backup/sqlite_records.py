@@ -56,6 +56,9 @@ from mediatord.store.sqlite.message_queries import get_digest_head
 _GET_DID = "(SELECT did FROM party WHERE id = {})"
 _GET_LABEL = "(SELECT text FROM label WHERE id = {})"
 _GET_PARTY = "(SELECT id FROM party WHERE did = :{})"
+# The number of an account, or that of a party with a minus.
+_GET_OWNER = {"account": "iif(owner > 0, owner, NULL)", "identity": _GET_DID.format("-owner")}
+_OWNER = {"owner": f"coalesce(:account, -{_GET_PARTY.format('identity')})"}
 _MEDIATOR = decentrl_queries.MEDIATOR_ID
 _UTF8_SIZE = "length(CAST(:payload AS BLOB))"
 _DUE_AT = "iif(:arrived_at IS NULL, :due_at, iif(:arrived_at = :received_at, NULL, -:arrived_at))"
@@ -149,6 +152,15 @@ _TABLES = {
     ),
     "public_event": _TableMapping(
         read={"channel_id": _GET_LABEL.format("channel")}, parties={"publisher": "owner_id"}
+    ),
+    "device": _TableMapping(read=_GET_OWNER, write=_OWNER, parties={"identity": "owner"}),
+    # Claims belong to processes.
+    "wakeup": _TableMapping(
+        read=_GET_OWNER,
+        write=_OWNER,
+        order="owner",
+        where="(polled_at IS NOT NULL OR woken_at IS NOT NULL)",
+        parties={"identity": "owner"},
     ),
 }
 

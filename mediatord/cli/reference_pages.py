@@ -72,8 +72,8 @@ def _render_setting(key: str, field: FieldInfo, default: Any) -> str:
     shown = f"`{format_yaml_value(default, field)}`"
     kind = _USUAL_BOUND.sub(r"\1", kind.removesuffix(f" or {shown}"))
     facts = [
+        shown,
         *([] if is_said or kind in _EVIDENT_TYPES else [kind]),
-        f"default {shown}",
         *(["reload"] if is_reloadable(key) else []),
     ]
     sentence = _format_sentence(text.replace(" | ", ", ")).replace("*", r"\*")

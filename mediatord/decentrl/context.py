@@ -11,14 +11,17 @@ from twisted.internet.interfaces import IReactorTime
 from mediatord.decentrl.authentication import CommandAuthenticator, KeyDirectory
 from mediatord.decentrl.event_push import EventPusher
 from mediatord.delivery.connections import ConnectionManager, WebSocketSession
-from mediatord.errors import MediatorError
+from mediatord.errors import InvalidCommand, MediatorError
 from mediatord.observability.event_recorder import EventRecorder, RequestRecord
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.commands import DecentrlCommand, Pagination, PublicQuery
+from mediatord.protocol.decentrl.crypto import decode_public_key, decrypt, derive_shared_secret
 from mediatord.protocol.error_codes import get_decentrl_error_code
+from mediatord.push.registry import DeviceRegistry
 from mediatord.ratelimit.admission import RequestGate, RequestReply
 from mediatord.ratelimit.rate_limiter import RateLimiter
 from mediatord.ratelimit.registration import AccessList, RegistrationQuota
+from mediatord.runtime.request_time import measure_time
 from mediatord.store.interfaces.decentrl import CommandGuard, IDecentrlStore, PageRequest, ResultPage
 
 
@@ -67,6 +70,7 @@ class DecentrlContext:
     :param get_prekeys: returns its X25519 private keys, the current one first.
     :param registration_lifetime: seconds that a registration lasts at most, whatever the contract says.
     :param own_only: returns whether to refuse the registration of DIDs that name another mediator.
+    :param devices: None where identities do not register devices for push notifications.
     :param note_poll: called with each DID that asks for its pending events; None without push notifications.
     """
 
@@ -88,12 +92,37 @@ class DecentrlContext:
     get_prekeys: Callable[[], Sequence[bytes]] = field(repr=False)
     registration_lifetime: float
     own_only: Callable[[], bool]
+    devices: DeviceRegistry | None = None
     note_poll: Callable[[str], None] | None = None
 
     async def refuse(self, guard: CommandGuard, error: MediatorError) -> NoReturn:
         """Refuse a command with `error`, unless the guard fails, which comes first."""
         await self.store.check_guard(guard)
         raise error
+
+
+def decrypt_for_mediator(context: DecentrlContext, text: str, public_key: str) -> bytes:
+    """
+    Decrypt what was encrypted to one of the mediator's keys.
+
+    :param public_key: ephemeral X25519 key of the sender.
+    :raise InvalidCommand: it was not.
+    """
+    return _decrypt(context.get_prekeys(), text, public_key)
+
+
+@measure_time
+def _decrypt(private_keys: Sequence[bytes], text: str, public_key: str) -> bytes:
+    try:
+        public = decode_public_key(public_key)
+    except ValueError:
+        raise InvalidCommand from None
+    for private in private_keys:
+        try:
+            return decrypt(text, derive_shared_secret(private, public))
+        except ValueError:
+            continue
+    raise InvalidCommand
 
 
 def to_slice(asked: Pagination | PublicQuery) -> PageRequest:

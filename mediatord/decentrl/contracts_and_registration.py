@@ -10,7 +10,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from mediatord.decentrl.context import CommandRequest, DecentrlContext, ReplyBody, build_page, to_slice
+from mediatord.decentrl.context import (
+    CommandRequest,
+    DecentrlContext,
+    ReplyBody,
+    build_page,
+    decrypt_for_mediator,
+    to_slice,
+)
 from mediatord.errors import InvalidCommand, InvalidContractSignatures, MediatorError, UnauthorizedCommand
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.commands import (
@@ -31,7 +38,7 @@ from mediatord.protocol.decentrl.contracts import (
     verify_contract_signatures,
     verify_request_signature,
 )
-from mediatord.protocol.decentrl.crypto import decode_public_key, decrypt, derive_shared_secret, generate_key_pair
+from mediatord.protocol.decentrl.crypto import generate_key_pair
 from mediatord.protocol.decentrl.did_decentrl import parse_did
 from mediatord.runtime.request_time import measure_time
 from mediatord.store.interfaces.decentrl import CommandGuard, Contract, ContractFilter, ContractRequest
@@ -205,7 +212,10 @@ def _read_registration(
     :raise InvalidContractSignatures: the sender did not sign it.
     :raise UnauthorizedCommand: the sender may not register.
     """
-    registration = parse_registration_request(_decrypt_request(context, payload))
+    plaintext = decrypt_for_mediator(
+        context, payload.encrypted_contract_request, payload.requestor_ephemeral_public_key
+    )
+    registration = parse_registration_request(plaintext)
     contract = registration.contract
     sender, mediator = request.sender, request.recipient
     if (contract.get("requestor_did"), contract.get("recipient_did")) != (sender, mediator):
@@ -222,18 +232,3 @@ def _read_registration(
     if context.own_only() and not context.key_directory.owns(parse_did(sender).mediator_did):
         raise UnauthorizedCommand
     return registration
-
-
-@measure_time
-def _decrypt_request(context: DecentrlContext, payload: RequestCommunicationContract) -> bytes:
-    """:raise InvalidCommand: it was not encrypted to one of the mediator's keys."""
-    try:
-        public = decode_public_key(payload.requestor_ephemeral_public_key)
-    except ValueError:
-        raise InvalidCommand from None
-    for private in context.get_prekeys():
-        try:
-            return decrypt(payload.encrypted_contract_request, derive_shared_secret(private, public))
-        except ValueError:
-            continue
-    raise InvalidCommand

@@ -9,10 +9,11 @@ from functools import partial
 from typing import Any
 
 from mediatord.decentrl import contracts_and_registration as contracts
-from mediatord.decentrl import events
+from mediatord.decentrl import events, push_devices
 from mediatord.decentrl.context import CommandRequest, DecentrlContext, ReplyBody, build_error_reply
 from mediatord.errors import (
     DuplicateNonce,
+    InvalidCommand,
     MediatorError,
     RateLimitExceeded,
     ReplayCacheFull,
@@ -41,9 +42,16 @@ _QUERIES: dict[str, CommandFunction] = {
     "QUERY_PENDING_EVENTS": events.query_pending,
     "QUERY_EVENTS": events.query_stored,
 }
+# Commands of our own, unknown where no devices are registered. The store of devices knows no guards.
+_DEVICE_COMMANDS: dict[str, CommandFunction] = {
+    "SET_PUSH_DEVICE": push_devices.set_device,
+    "QUERY_PUSH_DEVICES": push_devices.query,
+    "REMOVE_PUSH_DEVICES": push_devices.remove,
+}
 _COMMANDS: dict[str, CommandFunction] = {
     **_OUTGOING_COMMANDS,
     **_QUERIES,
+    **_DEVICE_COMMANDS,
     "ACKNOWLEDGE_PENDING_COMMUNICATION_CONTRACT_REQUESTS": contracts.acknowledge_requests,
     "SAVE_COMMUNICATION_CONTRACT": contracts.save,
     "ACKNOWLEDGE_PENDING_EVENTS": events.acknowledge,
@@ -93,6 +101,8 @@ class DecentrlDispatcher:
             await limiter.check_before_read(peer, size)
             await limiter.charge_command(peer, size)
             command = parse_command(raw)
+            if command.name in _DEVICE_COMMANDS and context.devices is None:
+                raise InvalidCommand
             record.kind = command.name
             request = await self._authenticate(command, record)
             record.sender = request.sender
@@ -110,7 +120,7 @@ class DecentrlDispatcher:
                 if not context.key_directory.owns(request.recipient):
                     await context.refuse(request.guard, UnauthorizedCommand())
                 request.guard = replace(request.guard, sender=request.sender)
-                if command.name in _QUERIES:
+                if command.name in _QUERIES or command.name in _DEVICE_COMMANDS:
                     await context.store.check_guard(request.guard)
             members = await _COMMANDS[command.name](context, request, command.payload)
         except (StoreUnavailable, RateLimitExceeded):

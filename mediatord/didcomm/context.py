@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from twisted.internet.interfaces import IReactorTime
 
 from mediatord.delivery.connections import ConnectionManager
 from mediatord.didcomm.messages import MessageOrigin, MessagePacker, MessageUnpacker, RecipientKeys, UnpackedMessage
 from mediatord.observability.event_recorder import EventRecorder, RequestRecord
+from mediatord.protocol.didcomm.message import OutgoingMessage
 from mediatord.protocol.didcomm.message_pickup import AttachmentFormat
+from mediatord.push.registry import DeviceRegistry
 from mediatord.ratelimit.rate_limiter import RateLimiter
 from mediatord.ratelimit.registration import AccessList, RegistrationQuota
 from mediatord.store.interfaces.store import Account, IStore
@@ -42,6 +44,7 @@ class DIDCommContext:
     :param live_by_default: whether a socket is live as soon as an account authenticates on it.
     :param push_timeout: seconds after which an unacknowledged push is pending again.
     :param node: boot id of this node, which marks contain; empty for a single node.
+    :param devices: None if no push service is configured.
     :param wake: called with the account of a pushed message that is pending again; None without push notifications.
     :param note_poll: called with the account of every pickup request; None without push notifications.
     """
@@ -74,6 +77,7 @@ class DIDCommContext:
     live_by_default: bool
     push_timeout: float
     node: str
+    devices: DeviceRegistry | None = None
     wake: Callable[[str], None] | None = None
     note_poll: Callable[[str], None] | None = None
 
@@ -92,3 +96,7 @@ class MessageRequest:
     record: RequestRecord
     cost: int
     account: Account | None
+
+
+# Serves a request of an enrolled account.
+AccountRequestHandler = Callable[[MessageRequest, Account], Coroutine[Any, Any, OutgoingMessage | None]]

@@ -12,12 +12,13 @@ from typing import Any, Literal, TypeVar
 
 from twisted.internet.defer import Deferred, succeed
 
-from mediatord.didcomm.context import DIDCommContext, MessageRequest
+from mediatord.didcomm.context import AccountRequestHandler, DIDCommContext, MessageRequest
 from mediatord.didcomm.endpoint_delivery import EndpointDelivery
 from mediatord.didcomm.forward_router import FORWARD_KEY, FORWARD_NAME, ForwardRouter
 from mediatord.didcomm.mediation import MediationCoordinator
 from mediatord.didcomm.messages import ACCEPTED, AuthcryptSender, MessageOrigin, UnpackedMessage
 from mediatord.didcomm.pickup import LiveDelivery, Pickup
+from mediatord.didcomm.push_notifications import PushNotifications
 from mediatord.didcomm.replay_protection import ACKNOWLEDGEMENT, ReplayProtection, is_pickup_request
 from mediatord.didcomm.utility_protocols import UtilityProtocols
 from mediatord.errors import (
@@ -38,7 +39,7 @@ from mediatord.observability.event_recorder import RequestRecord
 from mediatord.protocol.didcomm import jwe
 from mediatord.protocol.didcomm.did_document import strip_did_url
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
-from mediatord.protocol.didcomm.message import Message, MessageType, OutgoingMessage
+from mediatord.protocol.didcomm.message import DIDCOMM_ORG, Message, MessageType, OutgoingMessage
 from mediatord.protocol.didcomm.message_pickup import parse_message_ids
 from mediatord.ratelimit.admission import RequestAdmission, RequestReply
 from mediatord.ratelimit.rate_limiter import compute_request_cost
@@ -83,18 +84,19 @@ class DIDCommDispatcher:
             }
         )
         # Of enrolled accounts only (reference 5.3, 6.1).
-        self._account_handlers = _parse_names(
-            {
-                "coordinate-mediation/2.0/keylist-update": self._mediation.update,
-                "coordinate-mediation/2.0/keylist-query": self._mediation.query,
-                "coordinate-mediation/3.0/recipient-update": self._mediation.update,
-                "coordinate-mediation/3.0/recipient-query": self._mediation.query,
-                "messagepickup/3.0/status-request": pickup.status_request,
-                "messagepickup/3.0/delivery-request": pickup.delivery_request,
-                "messagepickup/3.0/messages-received": self._messages_received,
-                "messagepickup/3.0/live-delivery-change": pickup.live_delivery_change,
-            }
-        )
+        account_handlers: dict[str, AccountRequestHandler] = {
+            "coordinate-mediation/2.0/keylist-update": self._mediation.update,
+            "coordinate-mediation/2.0/keylist-query": self._mediation.query,
+            "coordinate-mediation/3.0/recipient-update": self._mediation.update,
+            "coordinate-mediation/3.0/recipient-query": self._mediation.query,
+            "messagepickup/3.0/status-request": pickup.status_request,
+            "messagepickup/3.0/delivery-request": pickup.delivery_request,
+            "messagepickup/3.0/messages-received": self._messages_received,
+            "messagepickup/3.0/live-delivery-change": pickup.live_delivery_change,
+        }
+        if context.devices is not None:
+            account_handlers |= PushNotifications(context, context.devices).handlers()
+        self._account_handlers = _parse_names(account_handlers)
         self._names = {FORWARD_KEY: FORWARD_NAME}
         self._names |= {key: name for key, (name, _) in self._handlers.items()}
         self._names |= {key: name for key, (name, _) in self._account_handlers.items()}
@@ -370,7 +372,10 @@ HandlerT = TypeVar("HandlerT")
 
 
 def _parse_names(handlers: dict[str, HandlerT]) -> dict[tuple[str, int, str], tuple[str, HandlerT]]:
-    """Name and handler by the key of the message type."""
-    return {
-        MessageType.parse(f"https://didcomm.org/{name}").key: (name, handler) for name, handler in handlers.items()
-    }
+    """
+    Name and handler by the key of the message type.
+
+    :param handlers: by type URI; those of didcomm.org without its prefix.
+    """
+    uris = [(uri.rpartition(DIDCOMM_ORG)[2], handler) for uri, handler in handlers.items()]
+    return {MessageType.parse(name if ":" in name else DIDCOMM_ORG + name).key: (name, each) for name, each in uris}

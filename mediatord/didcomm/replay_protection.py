@@ -8,8 +8,8 @@ digest or by its age.
 * The digest of a message with `created_time` is kept for as long as the message is accepted, an hour from then; later
   the message is refused.
 * The digest of one without it, or dated too far ahead, is kept for an hour, and for 30 days if it changes recipient
-  DIDs, as a replay would change what is stored. Other messages change nothing lasting: a second grant changes
-  nothing; the rest ends with the connection.
+  DIDs or devices for push notifications, as a replay would change what is stored. Other messages change nothing
+  lasting: a second grant changes nothing; the rest ends with the connection.
 
 A digest is in the store before its message is served, with one exception. Requests of Message Pickup may be served
 twice without harm: `messages-received` names ids, which are never used again, or digests; the others show, to the
@@ -19,10 +19,10 @@ authenticates the socket of somebody else. So a request that authenticates a soc
 claimed meanwhile, and `messages-received` neither authenticates nor is claimed. Only a claim that is lost in a crash,
 or for which there is no capacity, leaves a request that could authenticate a socket when it is repeated.
 
-The capacity for digests is limited. When it is used up, only messages that change recipient DIDs or rotate an account
-are refused, with 503. Others may use a quarter of it; beyond that they are served without being kept, since wallets
-that cannot enrol while others are busy would be worse than a query that is answered twice. Digests kept for 30 days
-may use half; beyond that they are kept for an hour.
+The capacity for digests is limited. When it is used up, only messages that change recipient DIDs or devices, or
+rotate an account, are refused, with 503. Others may use a quarter of it; beyond that they are served without being
+kept, since wallets that cannot enrol while others are busy would be worse than a query that is answered twice.
+Digests kept for 30 days may use half; beyond that they are kept for an hour.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ from twisted.python.failure import Failure
 
 from mediatord.didcomm.messages import UnpackedMessage
 from mediatord.errors import ExpiredMessage, ReplayCacheFull, ReplayedMessage, StoreUnavailable
+from mediatord.protocol.didcomm.message import MessageType
+from mediatord.protocol.didcomm.push_notifications import PUSH_PROTOCOLS
 from mediatord.runtime.failure_logging import redact_failure
 from mediatord.store.interfaces.store import Account, INonceCache
 
@@ -49,9 +51,13 @@ LONG_RETENTION = 30 * 86_400.0
 _CLAIM_EXPIRY_MARGIN = 1.0
 # Shares of the capacity: for digests that need not be kept, for those kept for long, and for those that have to be.
 ORDINARY_SHARE, LONG_RETENTION_SHARE, FULL_SHARE = 0.25, 0.5, 1.0
-# Messages that change the recipient DIDs of an account.
-_KEYLIST_UPDATES = frozenset(
-    (("coordinatemediation", 2, "keylistupdate"), ("coordinatemediation", 3, "recipientupdate"))
+# Messages that change the recipient DIDs or the devices of an account.
+_LASTING_CHANGES = frozenset(
+    (
+        ("coordinatemediation", 2, "keylistupdate"),
+        ("coordinatemediation", 3, "recipientupdate"),
+        *(MessageType.parse(protocol.type("set")).key for protocol in PUSH_PROTOCOLS.values()),
+    )
 )
 ACKNOWLEDGEMENT = ("messagepickup", 3, "messagesreceived")
 _PICKUP_REQUESTS = frozenset(
@@ -109,7 +115,7 @@ def choose_replay_retention(received: UnpackedMessage, account: Account | None, 
     """
     # Without an authenticated sender a message neither changes nor shows anything.
     made = None if received.authcrypt_sender is None else received.message.created_time
-    registers = account is not None and received.message.type.key in _KEYLIST_UPDATES
+    registers = account is not None and received.message.type.key in _LASTING_CHANGES
     needed = registers or received.message.from_prior is not None
     share = FULL_SHARE if needed else ORDINARY_SHARE
     if made is not None and made <= now + REPLAY_WINDOW:

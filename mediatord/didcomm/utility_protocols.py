@@ -9,6 +9,8 @@ from typing import Any
 from mediatord.didcomm.context import DIDCommContext, MessageRequest
 from mediatord.errors import InvalidBody, TooManyErrors
 from mediatord.protocol.didcomm.message import OutgoingMessage
+from mediatord.protocol.didcomm.push_notifications import NOTIFICATION_SENDER, PUSH_PROTOCOLS
+from mediatord.push.registry import DeviceRegistry
 from mediatord.ratelimit.rate_limiter import SlidingWindowLimiter
 
 DISCLOSE = "https://didcomm.org/discover-features/2.0/disclose"
@@ -53,7 +55,8 @@ class UtilityProtocols:
     async def queries(self, request: MessageRequest) -> OutgoingMessage | None:
         """The features that match the queries."""
         message = request.received.message
-        found = select_features(parse_queries(message.require_body()), self._max_receive_bytes())
+        queries = parse_queries(message.require_body())
+        found = select_features(queries, self._max_receive_bytes(), self._context.devices)
         return self._context.packer.answer(message, DISCLOSE, {"disclosures": found})
 
     async def problem_report(self, request: MessageRequest) -> OutgoingMessage | None:
@@ -92,10 +95,16 @@ def parse_queries(body: Mapping[str, Any]) -> list[tuple[str, str]]:
     return queries
 
 
-def select_features(queries: list[tuple[str, str]], max_receive_bytes: int) -> list[dict[str, Any]]:
-    """What is served and asked about; each feature once, unknown feature types contribute nothing."""
+def select_features(
+    queries: list[tuple[str, str]], max_receive_bytes: int, devices: DeviceRegistry | None = None
+) -> list[dict[str, Any]]:
+    """
+    What is served and asked about; each feature once, unknown feature types contribute nothing.
+
+    :param devices: for push notifications; None if they are not served.
+    """
     found: list[dict[str, Any]] = []
-    for feature in _list_features(max_receive_bytes):
+    for feature in [*_list_features(max_receive_bytes), *(_list_push_features(devices) if devices else ())]:
         kind, id_ = feature["feature-type"], feature["id"]
         if any(kind == wanted and _matches_wildcard(match, id_) for wanted, match in queries):
             found.append(feature)
@@ -136,4 +145,16 @@ def _list_features(max_receive_bytes: int) -> list[dict[str, Any]]:
             "max_receive_bytes": str(max_receive_bytes),
         }
     )
+    return features
+
+
+def _list_push_features(devices: DeviceRegistry) -> list[dict[str, Any]]:
+    """Protocols of the configured services; that of Web Push with the key that subscriptions are bound to."""
+    features: list[dict[str, Any]] = [
+        {"feature-type": "protocol", "id": PUSH_PROTOCOLS[service].uri, "roles": [NOTIFICATION_SENDER]}
+        for service in devices.services
+    ]
+    for feature in features:
+        if feature["id"] == PUSH_PROTOCOLS["webpush"].uri:
+            feature["vapid_public_key"] = devices.vapid_public_key
     return features

@@ -175,6 +175,14 @@ _REPLIES: dict[str, dict[str, Any]] = {
     ),
     "ContractsPage": _page("communication_contracts", id=str, signed_communication_contract=_CONTRACT),
     "PendingEventsPage": _page("pending_events", id=str, payload=str, sender_did=str),
+    "PushDevices": {
+        "payload": {
+            "services": [{"fcm", "apns", "webpush"}],
+            "vapid_public_key?": str,
+            "encrypted_push_devices": str,
+            "mediator_ephemeral_public_key": str,
+        }
+    },
     "EventsPage": _page("events", id=str, payload=str, encrypted_tags=[str], timestamp=float),
 }
 # Replies of successful commands; all others get a bare Success.
@@ -185,6 +193,7 @@ COMMAND_REPLIES = {
     "QUERY_COMMUNICATION_CONTRACTS": "ContractsPage",
     "QUERY_PENDING_EVENTS": "PendingEventsPage",
     "QUERY_EVENTS": "EventsPage",
+    "QUERY_PUSH_DEVICES": "PushDevices",
     "TWO_WAY_PRIVATE": "Delivered",
     "PUBLISH_PUBLIC_EVENT": "Published",
 }

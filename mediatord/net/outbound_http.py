@@ -365,6 +365,8 @@ class _MeteredConnection(ProtocolWrapper):
             self._abort_timer = self.factory.client.reactor.callLater(_CLOSE_SECONDS, self.abortConnection)
 
     def abortConnection(self) -> None:  # noqa: N802  the transport's name
+        if self._is_lost:
+            return
         cast(Any, self.transport).abortConnection()  # both TCP and TLS have it, ITransport does not
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:

@@ -92,6 +92,11 @@ class DeviceSealer:
         return None
 
 
+def get_service_name(device: PushDevice) -> ServiceName:
+    """The service that a device is registered with."""
+    return _to_fields(device)[0]
+
+
 def _make_cipher(secret: bytes) -> AESGCM:
     return AESGCM(hmac.digest(secret, b"mediatord push devices", "sha256"))
 

@@ -23,6 +23,7 @@ GROWING_OPERATIONS = frozenset(
         "save_events",
         "update_tags",
         "publish",
+        "set_device",
     }
 )
 # Share of the disk that is left free, its bounds, and its maximum as a share of a small disk.

@@ -35,6 +35,7 @@ from mediatord.protocol.decentrl.contracts import (
 )
 from mediatord.protocol.decentrl.did_decentrl import KeyType, decode_multibase_key, make_did, parse_did
 from mediatord.protocol.didcomm.did_methods import locate_did_web
+from mediatord.protocol.didcomm.push_notifications import PushServiceName
 from mediatord.protocol.encoding import encode_base64
 from mediatord.wallet.didcomm_client import HTTPResponse, fetch_json, read_response
 from mediatord.wallet.didcomm_messages import UnreadableMessage
@@ -223,6 +224,28 @@ class PublicEvent(WireModel):
     timestamp: float
     event_signature: Annotated[str, Field(repr=False)]
     channel_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PushDevices:
+    """
+    Devices for push notifications.
+
+    :param services: that the mediator has configured.
+    :param vapid_public_key: for `PushManager.subscribe()`; None without Web Push.
+    :param devices: in order of registration; each with `service`, and the values that it was registered with.
+    """
+
+    services: tuple[str, ...]
+    vapid_public_key: str | None
+    devices: list[dict[str, Any]] = field(repr=False)
+
+
+class _PushDevicesPayload(WireModel):
+    services: list[str]
+    vapid_public_key: str | None = None
+    encrypted_push_devices: Annotated[str, Field(repr=False)]
+    mediator_ephemeral_public_key: str
 
 
 class _Pagination(WireModel):
@@ -947,6 +970,40 @@ class DecentrlWallet:
         if not all(_is_signed_by_publisher(one, publisher_did) for one in found.items):
             raise UnreadableMessage("a public event that its publisher did not sign")
         return found
+
+    async def set_push_device(self, service: PushServiceName, values: Mapping[str, Any]) -> None:
+        """
+        Register a device for push notifications.
+
+        :param values: as of :meth:`~mediatord.wallet.didcomm_client.MediationRequests.set_push_device`.
+        """
+        private, public = crypto.generate_key_pair()
+        secret = crypto.derive_shared_secret(private, self.mediator.prekey)
+        await self.ask(
+            {
+                "type": "SET_PUSH_DEVICE",
+                "encrypted_push_device": crypto.encrypt(encoding.dumps({**values, "service": service}), secret),
+                "sender_ephemeral_public_key": encode_base64(public),
+            }
+        )
+
+    async def push_devices(self) -> PushDevices:
+        """The registered devices, and what the mediator offers."""
+        private, public = crypto.generate_key_pair()
+        reply = await self.ask({"type": "QUERY_PUSH_DEVICES", "sender_ephemeral_public_key": encode_base64(public)})
+        try:
+            found = _PushDevicesPayload.model_validate(reply["payload"])
+            secret = crypto.derive_shared_secret(
+                private, crypto.decode_public_key(found.mediator_ephemeral_public_key)
+            )
+            devices = encoding.loads(crypto.decrypt(found.encrypted_push_devices, secret))
+        except (KeyError, ValueError):
+            raise UnreadableMessage("not a list of devices") from None
+        return PushDevices(tuple(found.services), found.vapid_public_key, devices)
+
+    async def remove_push_devices(self, service: PushServiceName) -> None:
+        """Remove all devices of one service."""
+        await self.ask({"type": "REMOVE_PUSH_DEVICES", "service": service})
 
     def _tags(self, tags: Sequence[str]) -> list[str]:
         return [self.identity.tag(tag) for tag in tags]

@@ -22,6 +22,7 @@ from mediatord.protocol.didcomm.did_document import DIDDocument, parse_did_docum
 from mediatord.protocol.didcomm.did_methods import DIDWebLookupRequired, resolve_local
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 from mediatord.protocol.didcomm.message import Message, extract_attachment_json
+from mediatord.protocol.didcomm.push_notifications import PUSH_PROTOCOLS, PushServiceName
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import (
     BASIC_MESSAGE,
@@ -44,6 +45,7 @@ PICKUP = "https://didcomm.org/messagepickup/3.0"
 PING = "https://didcomm.org/trust-ping/2.0"
 PROBLEM_REPORT = "https://didcomm.org/report-problem/2.0/problem-report"
 
+_NOT_REGISTERED = "e.p.req.not-registered-for-push-notifications"
 _COORDINATION = "https://didcomm.org/coordinate-mediation"
 # By version: update and its response, query and its response, and the name of the list (reference 5.2).
 _MESSAGE_NAMES = {
@@ -190,6 +192,51 @@ class MediationRequests:
     async def ping(self) -> None:
         """Ping the mediator and wait for its response."""
         _require_type(await self.request(f"{PING}/ping", {"response_requested": True}), f"{PING}/ping-response")
+
+    async def set_push_device(self, service: PushServiceName, values: Mapping[str, Any]) -> None:
+        """
+        Register a device for push notifications.
+
+        :param values: `device_token` and, for FCM, `device_platform`; for Web Push the subscription as
+            `PushSubscription.toJSON()` returns it.
+        """
+        protocol = PUSH_PROTOCOLS[service]
+        body = values if protocol.member is None else {protocol.member: values}
+        _require_type(await self.request(protocol.type("set"), body), protocol.type("ack"))
+
+    async def get_push_device(self, service: PushServiceName) -> dict[str, Any] | None:
+        """The device that was registered last, as :meth:`set_push_device` takes it; None if there is none."""
+        protocol = PUSH_PROTOCOLS[service]
+        try:
+            body = await self._get_push_info(service)
+        except MediatorProblem as problem:
+            if problem.code != _NOT_REGISTERED:
+                raise
+            return None
+        values = body if protocol.member is None else body.get(protocol.member)
+        if not (values is None or isinstance(values, dict)):
+            raise UnreadableMessage("an invalid device")
+        return values
+
+    async def remove_push_devices(self, service: PushServiceName) -> None:
+        """Remove all devices of one service."""
+        names = {"fcm": ("device_token", "device_platform"), "apns": ("device_token",), "webpush": ("subscription",)}
+        protocol = PUSH_PROTOCOLS[service]
+        reply = await self.request(protocol.type("set"), dict.fromkeys(names[service]))
+        _require_type(reply, protocol.type("ack"))
+
+    async def vapid_public_key(self) -> str:
+        """The key of the mediator for `PushManager.subscribe()`: 65 bytes, base64url."""
+        key = (await self._get_push_info("webpush")).get("vapid_public_key")
+        if not isinstance(key, str):
+            raise UnreadableMessage("no VAPID key")
+        return key
+
+    async def _get_push_info(self, service: PushServiceName) -> dict[str, Any]:
+        protocol = PUSH_PROTOCOLS[service]
+        reply = await self.request(protocol.type("get"))
+        _require_type(reply, protocol.type("info"))
+        return reply.body or {}
 
     def _coordination(self, name: str) -> str:
         return f"{_COORDINATION}/{self.coordination_version}/{name}"

@@ -22,6 +22,13 @@ from mediatord.store.interfaces.decentrl import (
     PublicEventFilter,
     StoredEvent,
 )
+from mediatord.store.interfaces.devices import (
+    DEVICE_ID_BYTES,
+    Device,
+    FinishedWakeup,
+    WakeupPolicy,
+    WakeupRequest,
+)
 from mediatord.store.interfaces.messages import ArrivalWindow, Payload, StoredMessage
 from mediatord.store.interfaces.store import IStore, RecipientUpdateAction
 
@@ -32,6 +39,7 @@ IDENTITIES = tuple(f"did:decentrl:{name}" for name in ("ann", "bob", "çelik", "
 TAGS = ("red", "grün", "", "blue sky", "🙂")
 CHANNELS = ("news", "weather", None)
 ALL = PageRequest(0, 10_000)
+WAKEUP_POLICY = WakeupPolicy(min_interval=20.0, quiet_after_poll=0.0, lease=3600.0)
 
 
 @dataclass(eq=False, slots=True)
@@ -134,6 +142,17 @@ class StorePopulator:
             who, id = self.public.pop(draw.randrange(len(self.public)))
             await decentrl.unpublish(self._make_guard(), who, id)
 
+    async def register_devices(self) -> None:
+        """Register devices, and wake some of their owners."""
+        owners, devices = [WALLETS[0], *WALLETS[2:5], *IDENTITIES[:3]], self.store.devices
+        for number, owner in enumerate(owners * 2):
+            id, service = self.random.randbytes(DEVICE_ID_BYTES), ("fcm", "apns", "webpush")[number % 3]
+            expires_at = FAR_FUTURE + self.random.random() if service == "webpush" else None
+            await devices.set_device(owner, Device(id, service, self.random.randbytes(90), expires_at), 10)
+        await devices.record_polls({owner: self.random.random() for owner in owners[::2]})
+        await devices.claim_wakeups([WakeupRequest(owner, -60.0) for owner in owners], WAKEUP_POLICY)
+        await devices.finish_wakeups([FinishedWakeup(owner) for owner in owners[1:]])
+
     async def _rotate(self) -> None:
         await self.store.move_account(WALLETS[1], "did:example:rotated")
         await self.store.move_account(WALLETS[5], "did:example:rotated-too")
@@ -190,6 +209,19 @@ async def query_everything(
     results["due"] = await store.find_next_due()
     results["long forms"] = [await store.recall_did(f"did:peer:4short{number}") for number in range(6)]
     return results | await _query_decentrl(store)
+
+
+async def query_devices(store: IStore) -> dict[str, Any]:
+    """Results of all queries of devices and owed wake-ups."""
+    results: dict[str, Any] = {"devices": await store.devices.count_devices()}
+    for owner in (*WALLETS, *IDENTITIES):
+        results[f"devices {owner}"] = await store.devices.list_devices(owner)
+    owed: list[str] = []
+    after: str | None = ""
+    while after is not None:
+        some, after = await store.devices.find_owed_wakeups(after, 5, WAKEUP_POLICY)
+        owed += some
+    return results | {"owed wake-ups": sorted(owed)}
 
 
 async def _query_decentrl(store: IStore) -> dict[str, Any]:

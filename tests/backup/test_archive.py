@@ -25,6 +25,7 @@ from mediatord.backup.records import (
     AccountRecord,
     BackupError,
     ContractRecord,
+    DeviceRecord,
     InvalidArchiveError,
     LongFormRecord,
     MessageRecord,
@@ -36,6 +37,7 @@ from mediatord.backup.records import (
     RetiredDIDRecord,
     StoredEventRecord,
     StoreRecord,
+    WakeupRecord,
     decode_record,
     encode_record,
 )
@@ -61,6 +63,22 @@ records = st.one_of(
         arrived_at=st.none() | times,
         pushes=st.integers(0, 9),
         payload=st.binary(max_size=50),
+    ),
+    st.builds(
+        DeviceRecord,
+        account=st.just(1),
+        identity=st.none(),
+        id=st.binary(),
+        service=texts,
+        sealed=st.binary(),
+        expires_at=st.none() | times,
+    ),
+    st.builds(
+        WakeupRecord,
+        account=st.none(),
+        identity=texts,
+        polled_at=st.none() | times,
+        woken_at=st.none() | times,
     ),
     st.builds(LongFormRecord, short=texts, long=texts),
     st.builds(NonceRecord, key=st.binary(max_size=20), until=times),
@@ -263,7 +281,7 @@ HEADER = b'{"kind":"header","format":"mediatord-store","version":%d}'
         (b"", "not a mediatord archive"),
         (b"{}\n", "not a mediatord archive"),
         (b"[" * 100_000 + b"\n", "not a mediatord archive"),
-        (HEADER % 2 + b"\n", "version is 2, expected 1"),
+        (HEADER % 3 + b"\n", "version is 3, expected 1 to 2"),
         (HEADER % 1, "truncated"),
         (HEADER % 1 + b"\n", "its last line is missing"),
     ],
@@ -314,7 +332,7 @@ def test_detects_changed_content(archive: Path) -> None:
 def test_error_does_not_quote_content(text: str, archive: Path) -> None:
     """An error is one short line without payloads."""
     header, *more = read_lines(archive)
-    archive.write_bytes(gzip.compress(header.replace(b'"version":1', b'"version":' + text.encode())))
+    archive.write_bytes(gzip.compress(header.replace(b'"version":2', b'"version":' + text.encode())))
     with pytest.raises(InvalidArchiveError) as version:
         verify_archive(archive)
     archive.write_bytes(gzip.compress(header + b'{"kind":' + text.encode() + b"}\n"))

@@ -14,14 +14,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mediatord.backup import sqlite_database_files
+from mediatord.backup import backup_file, sqlite_database_files
 from mediatord.backup.archive import write_archive
-from mediatord.backup.records import AccountRecord, BackupError
+from mediatord.backup.records import KINDS_BY_VERSION, AccountRecord, BackupError
 from mediatord.backup.sqlite_records import copy_sqlite_store, require_empty_database
 from mediatord.cli import check_config as check_config_module
 from mediatord.config.file import load_config
 from mediatord.store.sqlite import database_file
-from mediatord.store.sqlite.database_file import DatabaseFileLock, open_database, read_schema_steps
+from mediatord.store.sqlite.connection import connect
+from mediatord.store.sqlite.database_file import DatabaseFileLock, migrate_schema, open_database, read_schema_steps
 from tests.backup.store_contents import add_account, read_tree
 from tests.cli.test_commands import Capture, call, one_line
 from tests.mongod import fresh_database, shared_replica_set
@@ -118,6 +119,28 @@ def test_restores_backup_of_earlier_version(
         assert connection.execute("SELECT did FROM account").fetchall() == [("did:old",)]
         assert connection.execute("SELECT did FROM extra").fetchall() == [("did:old",)]
     assert call("check-config", "--config", str(new / "mediator.yaml")) == 0
+
+
+def test_restores_backup_without_devices(
+    mediator_config: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backup of the version before there were devices can be restored."""
+    database, backup, new = tmp_path / "old.sqlite3", tmp_path / "old.tar", tmp_path / "new"
+    database.touch()
+    with closing(connect(database)) as connection:
+        migrate_schema(connection, read_schema_steps()[:1])
+        connection.execute("INSERT INTO account (did, created_at) VALUES ('did:old', 1.0)")
+    members = {name: mediator_config.parent / name for name in ("mediator.yaml", "keys.jwks", "log.key")}
+    counts = dict.fromkeys(KINDS_BY_VERSION[1], 0) | {"account": 1}
+    monkeypatch.setattr(backup_file, "BACKUP_VERSION", 1)
+    with backup.open("wb") as file:
+        backup_file.write_backup_file(file, "sqlite", counts, members | {"store.sqlite3": database})
+    assert "device" not in counts
+    assert call("restore", "--from", str(backup), "--dir", str(new), "--json") == 0
+    output = json.loads(capsys.readouterr().out)
+    assert (output["records"]["account"], output["records"]["device"]) == (1, 0)
+    with closing(sqlite3.connect(new / "mediator.sqlite3")) as connection:
+        assert connection.execute("SELECT count(*) FROM device").fetchone() == (0,)
 
 
 def test_restore_does_not_overwrite(mediator_config: Path, backup: Path, capsys: Capture) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import pty
 import subprocess
@@ -9,6 +11,7 @@ import sys
 from collections.abc import Coroutine
 from contextlib import closing
 from datetime import UTC, datetime
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 from shutil import rmtree
@@ -23,20 +26,25 @@ from twisted.internet.defer import Deferred
 from mediatord.backup.archive import CountMismatchError, import_archive, verify_archive, write_archive
 from mediatord.backup.mongo_records import ImportBatch
 from mediatord.backup.records import (
+    RECORD_KINDS,
     AccountRecord,
     BackupError,
+    DeviceRecord,
     MessageRecord,
     RecipientRecord,
     RetiredDIDRecord,
     StoreRecord,
+    WakeupRecord,
+    encode_record,
 )
 from mediatord.backup.sqlite_records import make_import_path, open_sqlite_source, open_sqlite_target
+from mediatord.store.interfaces.devices import WakeupClaim, WakeupRequest
 from mediatord.store.interfaces.messages import MessageLedger, StoreLedger
 from mediatord.store.sqlite import account_queries
 from mediatord.store.sqlite.connection import connect
 from mediatord.store.sqlite.database_file import open_database
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
-from tests.backup.populated_store import StorePopulator, query_everything
+from tests.backup.populated_store import WAKEUP_POLICY, WALLETS, StorePopulator, query_devices, query_everything
 from tests.cli.test_commands import Capture, call, one_line
 from tests.store.builders import ImmediateClock, make_sqlite_store, result_of
 
@@ -57,6 +65,13 @@ def open_store(clock: ImmediateClock, path: Path) -> SQLiteStore:
     return store
 
 
+async def fill_store(store: SQLiteStore, seed: int, now: float) -> None:
+    """Fill a store with data of all kinds."""
+    populator = StorePopulator(store, Random(seed), now)
+    await populator.fill(ROUNDS)
+    await populator.register_devices()
+
+
 def export_records(path: Path, archive: Path) -> list[StoreRecord]:
     """The records of a store."""
     with open_sqlite_source(path) as source:
@@ -74,7 +89,7 @@ def test_same_results_after_any_history(seed: int) -> None:
         clock = ImmediateClock()
         one, other = folder / "one.sqlite3", folder / "other.sqlite3"
         store = open_store(clock, one)
-        run(StorePopulator(store, Random(seed), clock.seconds()).fill(ROUNDS))
+        run(fill_store(store, seed, clock.seconds()))
         store.close()
         records = export_records(one, folder / "a.gz")
         with open_sqlite_target(other) as target:
@@ -86,7 +101,7 @@ def test_same_results_after_any_history(seed: int) -> None:
         assert result_of(stores[1].read_ledger()) == accepted
         for seconds in (0.0, 601.0, 7200.0):
             clock.advance(seconds)
-            results = [run(query_everything(store)) for store in stores]
+            results = [run(query_everything(store)) | run(query_devices(store)) for store in stores]
             assert results[0] == results[1]
             removed = [result_of(store.expire_messages(1000)) for store in stores]
             assert removed[0] == removed[1]
@@ -98,6 +113,49 @@ def test_same_results_after_any_history(seed: int) -> None:
             store.close()
     finally:
         rmtree(folder)
+
+
+def test_devices_survive(tmp_path: Path) -> None:
+    """Devices, polls and wake-ups of both protocols are the same after an export and import; claims are not kept."""
+    clock = ImmediateClock()
+    one, other = tmp_path / "one.sqlite3", tmp_path / "other.sqlite3"
+    store = open_store(clock, one)
+    run(fill_store(store, 1, clock.seconds()))
+    store.close()
+    records = export_records(one, tmp_path / "a.gz")
+    devices = [record for record in records if isinstance(record, DeviceRecord)]
+    wakeups = [record for record in records if isinstance(record, WakeupRecord)]
+    assert [sum(one.account is None for one in some) for some in (devices, wakeups)] == [6, 3]
+    assert [sum(one.identity is None for one in some) for some in (devices, wakeups)] == [8, 3]
+    assert any(one.woken_at is None for one in wakeups) and any(one.woken_at for one in wakeups)
+    with open_sqlite_target(other) as target:
+        counts = import_archive(verify_archive(tmp_path / "a.gz"), target)
+    assert (counts["device"], counts["wakeup"]) == (14, 6)
+    assert export_records(other, tmp_path / "b.gz") == records
+    stores = [open_store(clock, one), open_store(clock, other)]
+    results = [run(query_devices(store)) for store in stores]
+    assert results[0] == results[1] and results[0]["devices"] == {"apns": 5, "fcm": 5, "webpush": 4}
+    clock.advance(60.0)
+    request = WakeupRequest(WALLETS[0])
+    decisions = [result_of(store.devices.claim_wakeups([request], WAKEUP_POLICY)) for store in stores]
+    assert [type(one) for (one,) in decisions] == [float, WakeupClaim]
+    for store in stores:
+        store.close()
+
+
+def test_imports_archive_without_devices(tmp_path: Path) -> None:
+    """An archive of the version before there were devices is imported, and has none."""
+    account = AccountRecord(number=1, did="did:a", created_at=1.0, draft03=False)
+    lines = [b'{"kind":"header","format":"mediatord-store","version":1}\n', encode_record(account)]
+    digests = {kind: {"count": 0, "sha256": sha256().hexdigest()} for kind in list(RECORD_KINDS)[:12]}
+    digests["account"] = {"count": 1, "sha256": sha256(lines[1]).hexdigest()}
+    trailer = {"kind": "trailer", "records": digests, "header_sha256": sha256(lines[0]).hexdigest()}
+    archive, store = tmp_path / "a.gz", tmp_path / "s.sqlite3"
+    archive.write_bytes(gzip.compress(b"".join([*lines, json.dumps(trailer, separators=(",", ":")).encode(), b"\n"])))
+    with open_sqlite_target(store) as target:
+        counts = import_archive(verify_archive(archive), target)
+    assert {kind: number for kind, number in counts.items() if number} == {"account": 1}
+    assert counts["device"] == 0
 
 
 def test_export_is_a_snapshot(tmp_path: Path) -> None:
@@ -117,7 +175,7 @@ def test_refuses_other_database(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite3"
     open_database(path, None).close()
     for pragma, error in (
-        ("user_version = 2", "version 2"),
+        ("user_version = 99", "version 99"),
         ("application_id = 1", "is not a mediatord database"),
     ):
         with closing(connect(path)) as connection:

@@ -1,5 +1,5 @@
 """
-Generated parts of docs/reference/analytics.md: tables, columns, figures.
+Generated parts of docs/reference/analytics.md: tables and figures. `mediatord-analytics schema TABLE` prints columns.
 
 `python -m tests.docs.analysis_reference docs/reference/analytics.md` updates them.
 """
@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from textwrap import fill
 
 from analytics.jobs.time_series import METRICS
 from analytics.schema import TABLES, Table
 
-# Tables whose columns are described one by one, as operators look into them when something is missing. Of the others
-# `mediatord-analytics schema TABLE` prints the meanings.
-_DESCRIBED_TABLES = ("ledger_daily", "stores_daily")
-
 
 def make_parts() -> dict[str, str]:
     """What stands between the marks `<!-- name -->` and `<!-- end of name -->`, by name."""
     return {
         "tables": _render_overview(TABLES.values()),
-        "columns": "\n".join(_render_columns(TABLES[name]) for name in _DESCRIBED_TABLES),
         "figures": fill(", ".join(f"`{name}`" for name in METRICS), 118) + "\n",
     }
 
@@ -44,10 +39,6 @@ def update_document(text: str) -> str:
     return text
 
 
-def _render_meanings(meanings: Mapping[str, str]) -> str:
-    return _render_list(f"`{name}`: {meaning}" for name, meaning in meanings.items())
-
-
 def _render_overview(tables: Iterable[Table]) -> str:
     return _render_list(map(_describe_table, tables))
 
@@ -56,11 +47,6 @@ def _describe_table(table: Table) -> str:
     key = ", ".join(f"`{name}`" for name in table.key if name != "dt")
     mark = ", private" if table.private else ""
     return f"`{table.name}`{mark}{f' ({key})' if key else ''}: {table.meaning}"
-
-
-def _render_columns(table: Table) -> str:
-    meanings = {column.name: column.meaning for column in table.columns if column.name != "dt"}
-    return f"### `{table.name}`\n\n{_render_meanings(meanings)}"
 
 
 def _render_list(items: Iterable[str]) -> str:

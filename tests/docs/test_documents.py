@@ -249,6 +249,11 @@ def test_metrics_page_agrees() -> None:
     metrics.ledgers["didcomm"] = {"accepted": 1}, 0
     metrics.set_store_read_time(1.0, 1)
     metrics.register_buffer("any", lambda: (1, 1))
+    metrics.push_requests.inc("fcm", "sent")
+    metrics.push_duration.observe(1.0, "fcm")
+    metrics.push_devices_forgotten.inc("fcm")
+    metrics.push_devices = {"fcm": 1}
+    metrics.count_push_hosts_backing_off = lambda: {"fcm": 1}
     real, texts = {}, {}
     for family in text_string_to_metric_families(MetricsAggregator().page({1: metrics.render().decode()}, 1, 1)):
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}

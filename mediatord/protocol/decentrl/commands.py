@@ -36,6 +36,8 @@ MAX_TAGS = 10_000
 # Characters of an encrypted request, and bytes of a signed contract as JSON; real ones take less than a tenth.
 MAX_CONTRACT_REQUEST_CHARACTERS = 16_384
 MAX_CONTRACT_BYTES = 16_384
+# Of an encrypted device for push notifications; the longest token takes two thirds.
+MAX_PUSH_DEVICE_CHARACTERS = 8192
 MAX_PAGE_SIZE = 1000
 # Its product with the largest page size fits into a signed 64-bit integer, as databases use.
 MAX_PAGE_NUMBER = 2**53 - 1
@@ -281,6 +283,31 @@ class DeletePublicEvent(WireModel):
     public_event_id: RecordID
 
 
+class SetPushDevice(WireModel):
+    """
+    Registers a device for push notifications; where push.decentrl is on, a command of mediatord's own. The device is
+    encrypted as a contract request to the mediator is.
+    """
+
+    type: Literal["SET_PUSH_DEVICE"]
+    encrypted_push_device: Annotated[Text, Field(repr=False, max_length=MAX_PUSH_DEVICE_CHARACTERS)]
+    sender_ephemeral_public_key: EncryptionPublicKey
+
+
+class QueryPushDevices(WireModel):
+    """Lists the devices of the sender, encrypted to the given key; where push.decentrl is on."""
+
+    type: Literal["QUERY_PUSH_DEVICES"]
+    sender_ephemeral_public_key: EncryptionPublicKey
+
+
+class RemovePushDevices(WireModel):
+    """Removes the devices of the sender with one push service; where push.decentrl is on."""
+
+    type: Literal["REMOVE_PUSH_DEVICES"]
+    service: Literal["fcm", "apns", "webpush"]
+
+
 DirectPayload: TypeAlias = (
     RequestCommunicationContract
     | CommunicationContractResponse
@@ -293,6 +320,9 @@ DirectPayload: TypeAlias = (
     | SaveEvents
     | QueryEvents
     | UpdateEventTags
+    | SetPushDevice
+    | QueryPushDevices
+    | RemovePushDevices
 )
 PublicPayload: TypeAlias = PublishPublicEvent | DeletePublicEvent
 

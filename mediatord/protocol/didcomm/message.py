@@ -20,6 +20,9 @@ from mediatord.protocol.encoding import EACH_ITEM, JSONSource
 PLAINTEXT_MEDIA_TYPE = "application/didcomm-plain+json"
 PROBLEM_REPORT = "https://didcomm.org/report-problem/2.0/problem-report"
 
+DIDCOMM_ORG = "https://didcomm.org/"
+# Of protocols of our own.
+_OWN_NAMESPACE = "urn:mediatord:"
 _TYPE_URI = re.compile(r"(.*?)([a-z0-9._-]+)/(\d[^/]*)/([a-z0-9._-]+)", re.IGNORECASE | re.DOTALL)
 MAX_ID = 128
 # With their maximum lengths; longer ones count as absent.
@@ -37,8 +40,9 @@ class MessageType:
     """
     A parsed message type URI; names are normalised, since they compare without case and punctuation (reference 2.1).
 
-    :param protocol: normalised protocol name, such as `coordinatemediation`.
-    :param major: major version; -1 for a URI outside didcomm.org.
+    :param protocol: normalised protocol name, such as `coordinatemediation`; with the prefix of the URI if it is one
+        of our own.
+    :param major: major version; -1 for a URI outside didcomm.org and our own namespace.
     :param name: normalised message name, such as `mediaterequest`.
     :ivar key: key of dispatch tables.
     """
@@ -61,10 +65,13 @@ class MessageType:
 @lru_cache(256)
 def _parse_type(uri: str) -> MessageType:
     match = _TYPE_URI.fullmatch(uri)
-    if match is None or match[1].lower() != "https://didcomm.org/":
+    prefix = "" if match is None else match[1].lower()
+    if match is None or prefix not in (DIDCOMM_ORG, _OWN_NAMESPACE):
         return MessageType(uri)
-    major = re.match(r"\d{1,4}(?=\.|$)", match[3])
-    return MessageType(uri, _normalize_name(match[2]), int(major[0]) if major else -1, _normalize_name(match[4]))
+    protocol, major = _normalize_name(match[2]), re.match(r"\d{1,4}(?=\.|$)", match[3])
+    if prefix == _OWN_NAMESPACE:
+        protocol = prefix + protocol
+    return MessageType(uri, protocol, int(major[0]) if major else -1, _normalize_name(match[4]))
 
 
 def _normalize_name(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 from twisted.internet.defer import Deferred
@@ -66,10 +67,10 @@ class WakeupClaim:
     """
     A wake-up that this process has to send.
 
-    :param devices: those of the owner that have not expired.
-    :param messages: number of messages waiting in the owner's queues.
+    :param devices: those of the owner that have not expired, in order of registration.
+    :param messages: number of messages in the owner's queues, whether they are visible and pending or not.
     :param bytes: of their payloads.
-    :param message_ids: of the newest of them, if wanted.
+    :param message_ids: of the newest that are visible and pending, the newest first, if wanted.
     """
 
     owner: str
@@ -91,6 +92,34 @@ class FinishedWakeup(NamedTuple):
     retry_in: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class WakeupState:
+    """Times of an owner; minus infinity for never."""
+
+    polled_at: float = -inf
+    woken_at: float = -inf
+    claimed_until: float = -inf
+
+    def decide(self, arrival: float, now: float, policy: WakeupPolicy) -> float | None:
+        """Seconds until the owner is to be woken for a message; None if it is not."""
+        if self.polled_at >= arrival:
+            return None
+        if self.claimed_until > now:
+            return self.claimed_until - now
+        if self.polled_at > self.woken_at:
+            due = max(self.polled_at + policy.quiet_after_poll, self.woken_at + policy.min_interval)
+            return max(0.0, due - now)
+        return None if arrival < self.woken_at + policy.min_interval else 0.0
+
+    def is_owed(self, arrival: float, now: float, policy: WakeupPolicy, repeat_after: float) -> bool:
+        """Whether no wake-up stands for a message that arrived at this time."""
+        if arrival <= self.polled_at:
+            return False
+        if self.polled_at > self.woken_at or arrival >= self.woken_at + policy.min_interval:
+            return True
+        return 0 < repeat_after <= now - self.woken_at
+
+
 # A claim; or seconds after which to ask again; or None if no wake-up is due.
 WakeupDecision = WakeupClaim | float | None
 
@@ -107,7 +136,8 @@ class IDeviceStore(Interface):
 
     def set_device(owner: str, device: Device, max_devices: int) -> Deferred[None]:
         """
-        Add a device, replace that of the same id, or move it here from another owner.
+        Add a device, replace that of the same id, which keeps its place in the order of registration, or move it here
+        from another owner. Expired devices of the owner do not count, and may be removed.
 
         :raise MediationNotGranted: there is no such account; of a Decentrl identity, it is not registered.
         :raise TooManyDevices: it would be one more than `max_devices`; nothing was changed.
@@ -126,12 +156,14 @@ class IDeviceStore(Interface):
         """Remove at most `limit` devices that have expired; fires with their number."""
 
     def count_devices() -> Deferred[dict[str, int]]:
-        """Number of devices by service; services without any are left out."""
+        """Number of devices by service; services without any are left out, expired devices perhaps not."""
 
     def record_polls(ages: Mapping[str, float]) -> Deferred[None]:
         """
-        Record that owners were in contact about their messages; those that were never woken and have no device are
-        left out. :param ages: seconds since the contact, by owner.
+        Record that owners were in contact about their messages. Those without a device for which no wake-up was ever
+        claimed, and no poll recorded, are left out, as are unknown ones. Of several polls the latest counts.
+
+        :param ages: seconds since the contact, by owner.
         """
 
     def claim_wakeups(requests: Sequence[WakeupRequest], policy: WakeupPolicy) -> Deferred[list[WakeupDecision]]:
@@ -140,30 +172,38 @@ class IDeviceStore(Interface):
         sends it. With *arrival* the time of the message, *woken* and *polled* the last wake-up and the last poll:
 
         * No device, unless `policy.without_devices`; or no message of the owner that is visible and pending: None.
+          Among many messages that are neither, a store may give up looking, and take one to be there.
         * *polled* is not before *arrival*: None, as the owner knows of the message.
         * Claimed, and the lease has not ended: seconds until its end.
         * *polled* is after *woken*, or the owner was never woken: claimed, but not before *polled* plus
           `quiet_after_poll`, nor before *woken* plus `min_interval`: else seconds until then.
         * Otherwise the last wake-up has not been answered: None if *arrival* is less than `min_interval` after
           *woken*, as that wake-up stands for the message too; else claimed.
+
+        An owner may occur several times: once one of its requests is a claim, the others find that.
+
+        :return: decisions, in the order of the requests.
         """
 
     def finish_wakeups(finished: Sequence[FinishedWakeup]) -> Deferred[None]:
         """
         End claims. Of a wake-up that was sent, *woken* becomes the time of its claim; one that is to be repeated
-        stays claimed until then.
+        stays claimed until then. Nothing happens where no wake-up is claimed; a claim whose lease has ended still is
+        one until it is finished or claimed again.
         """
 
     def find_owed_wakeups(
         after: str, limit: int, policy: WakeupPolicy, *, repeat_after: float = 0.0
     ) -> Deferred[tuple[list[str], str | None]]:
         """
-        A slice of the owners with visible pending messages for which a wake-up was never sent, as after a crash: the
-        newest of them arrived after *polled*, and after *woken*, or where *woken* was not answered after *woken* plus
-        `min_interval`. Claimed ones are included. Changes nothing, and reads a bounded number of rows.
+        A slice of the owners with visible pending messages for which a wake-up was never sent, as after a crash. The
+        newest of those messages arrived, or became visible, after *polled*; and where *polled* is not after *woken*,
+        at least `min_interval` after *woken*. Owners without a device are left out, unless `policy.without_devices`;
+        claimed ones are included. Changes nothing, and reads a bounded number of rows.
 
         :param after: where to go on; empty for the beginning.
-        :param repeat_after: seconds after an unanswered wake-up for which messages still wait, after which the owner
-            is included as well; 0 for never.
+        :param limit: owners that are examined.
+        :param repeat_after: seconds after an unanswered wake-up, after which the owner is included as well while the
+            newest message arrived after *polled*; 0 for never.
         :return: owners, and where to go on, None at the end.
         """

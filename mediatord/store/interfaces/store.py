@@ -13,6 +13,7 @@ from zope.interface import Attribute, Interface
 from mediatord.store.interfaces.administration import IStoreAdministration
 from mediatord.store.interfaces.cluster_and_quotas import MAX_CLOCK_SKEW, IClusterStore
 from mediatord.store.interfaces.decentrl import IDecentrlStore
+from mediatord.store.interfaces.devices import IDeviceStore
 from mediatord.store.interfaces.messages import IMessageStore
 
 RecipientUpdateAction = Literal["add", "remove"]
@@ -225,6 +226,7 @@ class IStore(IMessageStore, IAccountStore, INonceCache):
 
     decentrl: IDecentrlStore = Attribute("Storage for Decentrl, open as long as this.")
     cluster: IClusterStore = Attribute("State that processes share, open as long as this.")
+    devices: IDeviceStore = Attribute("Devices that push services can wake, open as long as this.")
     administration: IStoreAdministration = Attribute("Listings and removals for the operator, open as long as this.")
     fault_description: str = Attribute("The fault of the store, for the operator; empty when there is none.")
 

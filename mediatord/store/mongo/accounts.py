@@ -313,9 +313,11 @@ async def _expire_account(t: Transaction, did: str, reason: ExpiryReason, before
 
 
 def build_account_deletes(id: ObjectId, did: str) -> list[MongoCommand]:
-    """Build the writes that delete an account with its recipient DIDs."""
+    """Build the writes that delete an account with its recipient DIDs and devices."""
     return [
         *RECIPIENTS.delete({"account": id}),
+        *schema.DEVICES.delete({"owner": id}),
+        *schema.WAKEUPS.delete({"_id": id}),
         *LONG_FORM_DIDS.delete({"_id": did}),
         *ACCOUNTS.delete({"_id": id}),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 
 from bson import Timestamp
@@ -44,12 +45,20 @@ from mediatord.store.mongo.decentrl_parties import (
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
 from mediatord.store.mongo.driver.collection import Document, MongoCommand
 from mediatord.store.mongo.driver.operation import operation
-from mediatord.store.mongo.driver.transactions import SessionSlot
+from mediatord.store.mongo.driver.transactions import SessionSlot, Transaction
 from mediatord.store.mongo.ledger import build_ledger_entries
 from mediatord.store.mongo.message_queues import list_arrivals
 from mediatord.store.mongo.nonces import NonceCapacity
 from mediatord.store.mongo.removal import UncertainRemovalReporter
-from mediatord.store.mongo.schema import CONTRACT_REQUESTS, CONTRACTS, PARTIES, PENDING_EVENTS, REGISTRATIONS
+from mediatord.store.mongo.schema import (
+    CONTRACT_REQUESTS,
+    CONTRACTS,
+    DEVICES,
+    PARTIES,
+    PENDING_EVENTS,
+    REGISTRATIONS,
+    WAKEUPS,
+)
 
 _DELETE_BATCH = 1_000
 
@@ -240,11 +249,15 @@ class MongoDecentrlStore(MongoEventArchive):
 
     @operation
     async def drop_expired_registrations(self) -> int:
-        """Delete expired registrations, and then parties without any documents; return the number of the former."""
-        now, delete = self._clock.seconds(), self._client.delete_in_batches
-        expired, unused = {"until": {"$lte": now}}, {"unused": True, "registered_until": {"$lte": now}}
-        dropped = await delete("prune", REGISTRATIONS, expired, batch=_DELETE_BATCH, hint="registration_until")
-        await delete("prune", PARTIES, unused, batch=_DELETE_BATCH, hint="party_unused")
+        """
+        Delete expired registrations, with the devices of parties without a later one, and then parties without any
+        documents; return the number of the first.
+        """
+        now, dropped = self._clock.seconds(), 0
+        while number := await self._client.transact("prune", partial(_drop_registrations, now=now)):
+            dropped += number
+        while await self._client.transact("prune", partial(_drop_parties, now=now)):
+            pass
         return dropped
 
     @operation
@@ -332,6 +345,33 @@ class MongoDecentrlStore(MongoEventArchive):
         query = build_party_documents_query(PENDING_EVENTS, recipient, ids, {"received_at": 1})
         report = self._reporter.report
         return await self._run("acknowledge_events", guard, recipient, delete, query, on_late_answer=report)
+
+
+async def _drop_registrations(t: Transaction, now: float) -> int:
+    """Delete some of the registrations that have expired; return their number."""
+    expired = REGISTRATIONS.find(
+        {"until": {"$lte": now}}, limit=_DELETE_BATCH, projection={"party": 1}, hint="registration_until"
+    )
+    found = await t.query(expired)
+    if found:
+        parties = {"_id": {"$in": list({one["party"] for one in found})}, "registered_until": {"$lte": now}}
+        former = [one["_id"] for one in await t.query(PARTIES.find(parties, projection={"_id": 1}, hint="_id_"))]
+        t.write_at_end(
+            DEVICES.delete({"owner": {"$in": former}}),
+            WAKEUPS.delete({"_id": {"$in": former}}),
+            REGISTRATIONS.delete({"_id": {"$in": [one["_id"] for one in found]}}),
+        )
+    return len(found)
+
+
+async def _drop_parties(t: Transaction, now: float) -> int:
+    """Delete some of the parties without any documents; return their number."""
+    unused = {"unused": True, "registered_until": {"$lte": now}}
+    found = await t.query(PARTIES.find(unused, limit=_DELETE_BATCH, projection={"_id": 1}, hint="party_unused"))
+    if found:
+        keys = {"_id": {"$in": [one["_id"] for one in found]}}
+        t.write_at_end(WAKEUPS.delete(keys), PARTIES.delete(keys))
+    return len(found)
 
 
 def build_pending_removal(

@@ -298,7 +298,11 @@ class MongoQueueReader:
                 raise StoreUnavailable()
             if found:
                 due = {"_id": {"$in": [one["_id"] for one in found]}}
-                change = {"$unset": {"wakes_at": 1, "due_at": 1}, "$set": {"arrived_at": now}}
+                change = {
+                    "$unset": {"wakes_at": 1, "due_at": 1},
+                    "$set": {"arrived_at": now},
+                    "$currentDate": {"visible": {"$type": "timestamp"}},
+                }
                 t.write_at_end(MESSAGES.update(due, change, multi=True))
                 taken[:] = _parse_messages(found, await self._did_finder.find(t.query, found))
             return taken

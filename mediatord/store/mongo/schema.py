@@ -73,8 +73,9 @@ RECIPIENTS = Collection(
 )
 # `_id` is the message id. `recipient`, `account`, `seq`, `form`, `size`, `received_at`, `expires_at`, `digest`,
 # `pushes`, `payload`; `network` and `sender`, the halves of its origin, if known; while delayed `due_at`, and
-# `wakes_at`, the same if it is due before it expires; once not delayed `arrived_at`, since when it can be pushed;
-# `delivered`, the boot of the node that pushed it last.
+# `wakes_at`, the same if it is due before it expires; once not delayed `arrived_at`, since when it can be pushed, and
+# if it was delayed `visible`, that time by the clock of the server; `delivered`, the boot of the node that pushed it
+# last.
 MESSAGES = Collection(
     "messages",
     {
@@ -116,6 +117,21 @@ LEASES = Collection("leases", {"lease_end": _index("until", expireAfterSeconds=3
 # `_id` is the key. `lots`, of `at` in milliseconds and `n`; `until`, when none of them counts any more; of the
 # latest take `taken`, whether it succeeded, and `now`.
 QUOTAS = Collection("quotas", {"quota_end": _index("until", expireAfterSeconds=60)})
+# `_id` is the id of the device. `owner`, the id of an account, or of a party; `service`, `sealed`, `seq`;
+# `expires_at`, unless the service accepts it for ever.
+DEVICES = Collection(
+    "devices",
+    {
+        "device_of_owner": _index("owner seq"),
+        "device_expiry": _index("expires_at", partial="expires_at"),
+        # Covers its count.
+        "device_service": _index("service"),
+    },
+)
+# `_id` is the owner, as in a device; everyone with a device has one. Dates of the server: `polled` and `woken`, the
+# last poll and the last wake-up; `claimed`, `until`, the time and the end of a claim, and its `token`, if there is
+# one; `changed`.
+WAKEUPS = Collection("wakeups", {"wakeup_change": _index("changed", expireAfterSeconds=90 * 86_400)})
 # `_id` is that of a message or pending event that was handed out by pickup. `until`, when the record expires.
 PICKUPS = Collection("pickups", {"pickup_end": _index("until", expireAfterSeconds=60)})
 
@@ -188,6 +204,7 @@ ALL_COLLECTIONS = (
     *(PARTIES, REGISTRATIONS, CONTRACTS, CONTRACT_REQUESTS, PENDING_EVENTS),
     *(STORED_EVENTS, PUBLIC_EVENTS, STORED_PAYLOADS, PUBLIC_PAYLOADS),
     *(NODES, PRESENCE, LEASES, QUOTAS, PICKUPS),
+    *(DEVICES, WAKEUPS),
 )
 
 
@@ -271,8 +288,13 @@ class MongoMigration(NamedTuple):
     readable_from: int
 
 
-# From version 1, which the collections define, onwards.
-MIGRATIONS: tuple[MongoMigration, ...] = ()
+async def _change_nothing(run: Operation) -> None:
+    """New collections are created anyway."""
+
+
+# From version 1, which the collections define, onwards. Version 2 added DEVICES and WAKEUPS, which nodes of version 1
+# do not read; only they leave behind what an account that they remove has there.
+MIGRATIONS: tuple[MongoMigration, ...] = (MongoMigration(_change_nothing, readable_from=1),)
 
 
 @dataclass(frozen=True, slots=True)

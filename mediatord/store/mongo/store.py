@@ -17,6 +17,7 @@ from mediatord.store.disk_space import SpaceLimits
 from mediatord.store.interfaces.administration import IStoreAdministration
 from mediatord.store.interfaces.cluster_and_quotas import MAX_CLOCK_SKEW, IClusterStore
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, IDecentrlStore
+from mediatord.store.interfaces.devices import IDeviceStore
 from mediatord.store.interfaces.messages import (
     AcknowledgementRequest,
     AcknowledgementResult,
@@ -34,6 +35,7 @@ from mediatord.store.mongo.accounts import MessageDIDFinder, MongoAccountStore
 from mediatord.store.mongo.administration import MongoStoreAdministration
 from mediatord.store.mongo.cluster_and_quotas import MongoClusterStore, SessionOwnerRecord
 from mediatord.store.mongo.decentrl_store import MongoDecentrlStore
+from mediatord.store.mongo.devices import MongoDeviceStore
 from mediatord.store.mongo.driver.client import ClockSkewMonitor, ReplicaSetClient
 from mediatord.store.mongo.driver.collection import build_probe_write
 from mediatord.store.mongo.driver.errors import DuplicateKeyError, UnsupportedServer
@@ -116,6 +118,7 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
             client, clock, caps, self._nonces, self._clocks, event_reporter, self.space_limit.refuses
         )
         self.decentrl: IDecentrlStore = self._decentrl
+        self.devices: IDeviceStore = MongoDeviceStore(client, clock, self._clocks, self.space_limit)
         self.cluster: IClusterStore = MongoClusterStore(client, self._clocks)
         self.administration: IStoreAdministration = MongoStoreAdministration(client, self.forget_accounts)
 

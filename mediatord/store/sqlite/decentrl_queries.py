@@ -262,9 +262,12 @@ def _save_registration(connection: StoreConnection, registration: Contract, caps
     is_kept = not is_full or live[0][2] <= registration.expires_at
     if is_full and is_kept:
         gone.append(live[0][0])  # the one that expires first makes room
-    connection.execute_in("DELETE FROM contract WHERE seq IN ({})", gone)
+    # The new one first, because devices go with the last one; but the same one, expired, is replaced.
+    same = [seq for seq, digest, _ in kept if digest == registration.digest]
+    connection.execute_in("DELETE FROM contract WHERE seq IN ({})", same)
     if is_kept:
         _insert_contract(connection, registration, MEDIATOR_ID, peer_id)
+    connection.execute_in("DELETE FROM contract WHERE seq IN ({})", gone)
 
 
 def _save_owned_contract(

@@ -1,4 +1,4 @@
--- Schema of mediatord's SQLite store, version 1. Times are seconds since the epoch.
+-- Schema of mediatord's SQLite store, version 1, which upgrade-*.sql extend. Times are seconds since the epoch.
 --
 -- The cost of a message is the number of distinct pages it touches: so indexes are few, counters have narrow tables of
 -- their own, and ids begin with the time of day, which keeps their index append-only.

@@ -18,6 +18,7 @@ from mediatord.store.caches import OWNER_CACHE_CAPACITY, OwnerCache
 from mediatord.store.interfaces.administration import IStoreAdministration
 from mediatord.store.interfaces.cluster_and_quotas import IClusterStore
 from mediatord.store.interfaces.decentrl import DecentrlQuotas, IDecentrlStore
+from mediatord.store.interfaces.devices import IDeviceStore
 from mediatord.store.interfaces.messages import (
     AcknowledgementRequest,
     AcknowledgementResult,
@@ -42,6 +43,7 @@ from mediatord.store.sqlite import (
     arrival_queries,
     coordination_queries,
     decentrl_queries,
+    device_queries,
     message_queries,
     message_writes,
     queue_statistics,
@@ -90,6 +92,26 @@ class SQLiteClusterStore:
     find_picked_up = timed_sql_method("read", "picked_up", coordination_queries.find_picked_up)
 
 
+@implementer(IDeviceStore)
+class SQLiteDeviceStore:
+    """Devices and wake-ups; processes of one host compare times by its clock."""
+
+    def __init__(self, executor: SQLExecutor, clock: IReactorTime) -> None:
+        self._executor = executor
+        self._clock = clock
+
+    set_device = timed_sql_method("write", "set_device", device_queries.set_device)
+    list_devices = timed_sql_method("read", "list_devices", device_queries.list_devices)
+    remove_devices = sql_method("write", "remove_devices", device_queries.remove_devices)
+    forget_devices = sql_method("write", "forget_devices", device_queries.forget_devices)
+    expire_devices = timed_sql_method("write", "expire_devices", device_queries.expire_devices)
+    count_devices = sql_method("read_in_background", "count_devices", device_queries.count_devices)
+    record_polls = timed_sql_method("write", "record_polls", device_queries.record_polls)
+    claim_wakeups = timed_sql_method("write", "claim_wakeups", device_queries.claim_wakeups)
+    finish_wakeups = timed_sql_method("write", "finish_wakeups", device_queries.finish_wakeups)
+    find_owed_wakeups = timed_sql_method("read_in_background", "find_owed", device_queries.find_owed_wakeups)
+
+
 @implementer(IStore)
 class SQLiteStore:
     """
@@ -127,6 +149,7 @@ class SQLiteStore:
         self._decentrl = SQLiteDecentrlStore(executor, clock, caps, max_nonces)
         self.decentrl: IDecentrlStore = self._decentrl
         self.cluster: IClusterStore = SQLiteClusterStore(executor, clock)
+        self.devices: IDeviceStore = SQLiteDeviceStore(executor, clock)
         self.administration: IStoreAdministration = SQLiteStoreAdministration(executor, self._forget_all)
 
     get_queue_status = timed_sql_method("read", "status", message_queries.get_queue_status)

@@ -254,7 +254,9 @@ def test_numbers_and_strings_are_not_converted(name: str, path: tuple[Step, ...]
     """A number in place of a string, and digits in place of a number, are refused."""
     value = value_at(command(name)["payload"], path)
     assert is_refused(change_payload(name, path, 1)) is isinstance(value, bool | str | dict | list)
-    assert is_refused(change_payload(name, path, "1")) is (not isinstance(value, str) or path[-1] in ("type",))
+    assert is_refused(change_payload(name, path, "1")) is (
+        not isinstance(value, str) or path[-1] in ("type", "service")
+    )
 
 
 def test_query_defaults() -> None:

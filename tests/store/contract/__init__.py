@@ -22,6 +22,12 @@ from tests.store.contract.decentrl_lifecycle import DecentrlLifecycleContract
 from tests.store.contract.decentrl_pending import DecentrlDeliveryContract, DecentrlPendingContract
 from tests.store.contract.decentrl_public import DecentrlPublicContract
 from tests.store.contract.decentrl_requests import DecentrlRequestContract
+from tests.store.contract.devices import (
+    DeviceContract,
+    DeviceStoreContract,
+    OwedWakeupContract,
+    WakeupContract,
+)
 from tests.store.contract.enqueue import EnqueueContract
 from tests.store.contract.fair_share import (
     FairShareContract,
@@ -65,6 +71,8 @@ __all__ = [
     "DecentrlRegistrationContract",
     "DecentrlRequestContract",
     "DecentrlTagContract",
+    "DeviceContract",
+    "DeviceStoreContract",
     "EnqueueContract",
     "FairShareContract",
     "FairShareRefusalContract",
@@ -75,6 +83,7 @@ __all__ = [
     "NoFairShareContract",
     "NonceCapacityContract",
     "NonceContract",
+    "OwedWakeupContract",
     "PickupContract",
     "QuotaContract",
     "RefusalContract",
@@ -82,4 +91,5 @@ __all__ = [
     "SenderReserveRefusalContract",
     "StoreContract",
     "TimingContract",
+    "WakeupContract",
 ]

@@ -6,6 +6,7 @@ Those of released versions are final: a file is rewritten only until its version
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from mediatord.store.interfaces.decentrl import (
     PublicEvent,
     StoredEvent,
 )
+from mediatord.store.interfaces.devices import DEVICE_ID_BYTES, Device
 from mediatord.store.interfaces.messages import Payload, QueueLimits
 from mediatord.store.interfaces.store import ignore_observation
 from mediatord.store.mongo.driver.client import ReplicaSetClient
@@ -33,9 +35,10 @@ from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX
 
 VECTORS = Path(__file__).parents[2] / "vectors"
 # Schema versions with a snapshot; the last is the current one.
-RECORDED = (1,)
+RECORDED = (1, 2)
 WALLET, PEER = "did:example:wallet", "did:example:peer"
 FAR_FUTURE = 4_102_444_800.0
+DEVICE = Device(b"device".ljust(DEVICE_ID_BYTES), "webpush", b"sealed", FAR_FUTURE)
 
 
 async def fill(store: MongoStore) -> None:
@@ -54,6 +57,8 @@ async def fill(store: MongoStore) -> None:
     await store.remember_did("did:peer:4z", "did:peer:4z:long")
     await store.claim_nonce(b"nonce", FAR_FUTURE)
     await _fill_decentrl(store.decentrl)
+    await store.devices.set_device(ALICE, DEVICE, 1)
+    await store.devices.record_polls({ALICE: 0.0})
 
 
 async def _fill_decentrl(decentrl: IDecentrlStore) -> None:
@@ -104,6 +109,10 @@ async def write_snapshot() -> None:
         await store.open()
         await fill(store)
         await store.close()
+        # Else the server would delete it some time after a snapshot was restored.
+        servers.client[name]["wakeups"].update_many(
+            {}, {"$set": {"changed": datetime.fromtimestamp(FAR_FUTURE, UTC)}}
+        )
         text = json_util.dumps(
             read_snapshot(servers.client[name]), indent=1, json_options=json_util.RELAXED_JSON_OPTIONS
         )

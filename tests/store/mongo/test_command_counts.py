@@ -8,6 +8,7 @@ from typing import Any
 
 from twisted.internet.defer import Deferred, gatherResults
 
+from mediatord.store.interfaces.devices import Device, FinishedWakeup, WakeupPolicy, WakeupRequest
 from mediatord.store.mongo.driver.collection import MongoCommand
 from mediatord.store.mongo.driver.connection_pool import PrimaryConnectionPool
 from mediatord.store.mongo.store import MongoStore
@@ -96,3 +97,28 @@ class CommandCountTests(MongoTestCase):
         self.round_trips = 0
         await self.assert_costs(1, [store.get_account(did) for did in dids], find=1)
         await self.assert_costs(0, [store.get_account(did) for did in dids])
+
+    async def test_wakeups(self) -> None:
+        """Wake-ups that are decided together take as many commands as one, as do polls and what was sent."""
+        store = await self.prepare()
+        owners = [f"did:example:{number}" for number in range(TOGETHER)]
+        for number, did in enumerate(owners):
+            await store.grant(did)
+            await store.update_recipients(did, [(f"did:key:{number}", "add")], max_recipients=1)
+            await store.devices.set_device(did, Device(number.to_bytes(16, "big"), "fcm", b"sealed"), 1)
+            await self.enqueue_ids(store, f"m{number}", to=f"did:key:{number}")
+        self.commands.clear()
+        self.round_trips = 0
+        devices, policy = store.devices, WakeupPolicy(20.0, 10.0)
+        for some in (owners[:1], owners[1:]):
+            requests = [WakeupRequest(did) for did in some]
+            read = {"find": 5, "aggregate": 1, "abortTransaction": 1}
+            costs = read | {"find": 6, "update": 1}
+            await self.assert_costs(6, [devices.claim_wakeups(requests, policy)], **costs)
+            # Of those that are claimed nothing is written.
+            await self.assert_costs(4, [devices.claim_wakeups(requests, policy)], **read)
+            finished = [FinishedWakeup(did) for did in some]
+            await self.assert_costs(2, [devices.finish_wakeups(finished)], find=1, update=1)
+            await self.assert_costs(2, [devices.record_polls(dict.fromkeys(some, 0.0))], find=1, update=1)
+        costs = {"find": 2, "aggregate": 1, "abortTransaction": 1}
+        await self.assert_costs(3, [devices.find_owed_wakeups("", TOGETHER, policy)], **costs)

@@ -8,6 +8,7 @@ from typing import Any
 
 from twisted.internet.defer import Deferred, gatherResults
 
+from mediatord.store.interfaces.devices import Device, FinishedWakeup, WakeupPolicy, WakeupRequest
 from mediatord.store.interfaces.messages import AgeBucket, ArrivalWindow, EnqueueRequest, new_stored_message_id
 from mediatord.store.mongo import ledger, message_queues, queue_statistics
 from tests.store.builders import ALICE, HOUR, NOON, ImmediateClock, make_payload
@@ -290,3 +291,25 @@ class PlanTests(MongoTestCase):
         await self.assert_examined(
             OTHER_ACCOUNTS + 3, 0, delivered_by=lambda: run_coroutine(message_queues.list_delivering_boots(server))
         )
+
+    async def test_wakeups(self) -> None:
+        """Wake-ups of an account do not depend on others, nor on the number of its messages."""
+        devices, policy = self.store.devices, WakeupPolicy(20.0, 10.0, max_message_ids=2)
+        accounts = [ALICE, *(f"did:example:{number}" for number in range(OTHER_ACCOUNTS))]
+        for number, account in enumerate(accounts):
+            await devices.set_device(account, Device(number.to_bytes(16, "big"), "fcm", b"", NOON + number), 9)
+        await self.assert_examined(
+            4 * KEYS,
+            3 * DOCUMENTS,
+            claim=lambda: devices.claim_wakeups([WakeupRequest(ALICE)], policy),
+            finish=lambda: devices.finish_wakeups([FinishedWakeup(ALICE)]),
+            polls=lambda: devices.record_polls({ALICE: 0.0}),
+            set_device=lambda: devices.set_device(ALICE, Device(bytes(16), "fcm", b"new"), 9),
+            list_devices=lambda: devices.list_devices(ALICE),
+            remove_devices=lambda: devices.remove_devices(ALICE, "apns"),
+            forget=lambda: devices.forget_devices([bytes(16)]),
+        )
+        await self.assert_examined(6 * KEYS, 5 * DOCUMENTS, owed=lambda: devices.find_owed_wakeups("", 2, policy))
+        await self.assert_examined(20, 0, count=devices.count_devices)
+        self.clock.advance(2)
+        await self.assert_examined(4, 4, expire=lambda: devices.expire_devices(1))

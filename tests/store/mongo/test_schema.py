@@ -9,6 +9,7 @@ from twisted.internet.defer import Deferred, gatherResults
 
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.decentrl import ContractFilter, EventFilter, PageRequest, PublicEventFilter
+from mediatord.store.interfaces.devices import WakeupPolicy, WakeupRequest
 from mediatord.store.interfaces.messages import MessageLedger, StoreLedger
 from mediatord.store.interfaces.store import StoreUnusable
 from mediatord.store.mongo import schema
@@ -29,7 +30,7 @@ from tests.store.mongo.mongo_test_case import (
     authenticated_server,
     wait_until,
 )
-from tests.store.mongo.snapshot import RECORDED, WALLET, restore_snapshot
+from tests.store.mongo.snapshot import DEVICE, FAR_FUTURE, RECORDED, WALLET, restore_snapshot
 
 THINGS = Collection(
     "things",
@@ -89,7 +90,7 @@ class IndexTests(SchemaTestCase):
         await self.open_store()
         for collection in schema.ALL_COLLECTIONS:
             self.assertEqual(set(self.list_indexes(collection.name)), set(collection.indexes))
-        self.assertEqual(self.read_version(), {"_id": "schema", "version": 1, "readable_from": 1})
+        self.assertEqual(self.read_version(), {"_id": "schema", "version": 2, "readable_from": 1})
 
     async def test_reopening_changes_nothing(self) -> None:
         """Opening it again changes nothing."""
@@ -319,7 +320,7 @@ async def _count_places(run: Operation) -> None:
 
 
 RENAME_MIGRATION = MongoMigration(_name_places, readable_from=1)
-COUNT_MIGRATION = MongoMigration(_count_places, readable_from=2)
+COUNT_MIGRATION = MongoMigration(_count_places, readable_from=3)
 
 
 class UpgradeTests(SchemaTestCase):
@@ -403,7 +404,7 @@ class VersionTests(SchemaTestCase):
             store = await self.open_store(migrations=(RENAME_MIGRATION, COUNT_MIGRATION))
             self.assertEqual(self.list_queued(), ["a"])
             await store.close()
-        self.assertEqual(self.read_version(), {"_id": "schema", "version": 3, "readable_from": 2})
+        self.assertEqual(self.read_version(), {"_id": "schema", "version": 4, "readable_from": 3})
         self.assertEqual([document["place"] for document in self.documents["recipients"].find()], ["here"])
         self.assertEqual(self.documents["counts"].find_one(), {"_id": 1, "n": 1})
 
@@ -419,7 +420,7 @@ class VersionTests(SchemaTestCase):
                 self.assertEqual(await store.find_owner(INBOX), ALICE)
                 await store.acknowledge(ALICE, ["m0", "m1", "m2"])
                 await store.close()
-        self.assertEqual(self.read_version(), {"_id": "schema", "version": 2, "readable_from": 1})
+        self.assertEqual(self.read_version(), {"_id": "schema", "version": 3, "readable_from": 1})
 
     async def test_opens_snapshot_of_every_version(self) -> None:
         """A database of any recorded version is used by the next, with all data."""
@@ -429,7 +430,27 @@ class VersionTests(SchemaTestCase):
             restore_snapshot(self.documents, version)
             store = await self.open_store(migrations=(RENAME_MIGRATION,))
             await self.assert_snapshot_data(store)
+            if version > 1:
+                self.assertEqual(await store.devices.list_devices(ALICE), [DEVICE])
+                (decision,) = await store.devices.claim_wakeups([WakeupRequest(ALICE)], WakeupPolicy(1.0, FAR_FUTURE))
+                assert isinstance(decision, float)
+                self.assertGreater(decision, FAR_FUTURE / 2)
             await store.close()
+
+    async def test_first_version_runs_side_by_side(self) -> None:
+        """Nodes of version 1, which have no devices, use a database of this version, in any order of start."""
+        first = MongoSchema([one for one in schema.ALL_COLLECTIONS if one not in (schema.DEVICES, schema.WAKEUPS)])
+        await self.make_client().open(first.prepare)
+        self.assertEqual(self.read_version()["version"], 1)
+        store = await self.open_store()
+        await store.devices.set_device(ALICE, DEVICE, 1)
+        for _ in range(2):
+            await self.make_client().open(first.prepare)
+            self.assertEqual(self.read_version(), {"_id": "schema", "version": 2, "readable_from": 1})
+            self.assertEqual(set(self.list_indexes("devices")), set(schema.DEVICES.indexes))
+            await store.close()
+            await store.open()
+            self.assertEqual(await store.devices.list_devices(ALICE), [DEVICE])
 
     async def assert_snapshot_data(self, store: MongoStore) -> None:
         self.assertEqual([line for line in self.log_lines if "rebuilding" in line], [])
@@ -458,7 +479,7 @@ class VersionTests(SchemaTestCase):
         await newer.close()
         self.documents["messages"].drop_index("message_expiry")
         server: ReplicaSetClient = self.make_client()
-        with self.assertRaisesRegex(StoreUnusable, "its schema version is 3, but this release supports at most 1"):
+        with self.assertRaisesRegex(StoreUnusable, "its schema version is 4, but this release supports at most 2"):
             await self.open_store(server=server)
         self.assertFalse(server.is_available)
         self.assertNotIn("message_expiry", self.list_indexes("messages"))
@@ -470,9 +491,9 @@ class VersionTests(SchemaTestCase):
         with self.servers.failpoint("update", errorCode=8, times=1):
             with self.assertRaises(StoreUnavailable):
                 await self.open_store(migrations=(RENAME_MIGRATION,))
-        self.assertEqual(self.read_version()["version"], 1)
-        await self.open_store(migrations=(RENAME_MIGRATION,))
         self.assertEqual(self.read_version()["version"], 2)
+        await self.open_store(migrations=(RENAME_MIGRATION,))
+        self.assertEqual(self.read_version()["version"], 3)
 
     async def test_migration_may_use_any_command(self) -> None:
         """Migrations may use any command."""

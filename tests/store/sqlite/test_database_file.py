@@ -17,10 +17,11 @@ from twisted.trial.unittest import SynchronousTestCase, TestCase
 from mediatord.errors import MediationNotGranted, StoreUnavailable
 from mediatord.store.disk_space import RESERVE_BYTES, SpaceLimits
 from mediatord.store.factory import build_store
+from mediatord.store.interfaces.devices import Device
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import Account
 from mediatord.store.sqlite import executor
-from mediatord.store.sqlite.connection import connect
+from mediatord.store.sqlite.connection import connect, hash_did
 from mediatord.store.sqlite.database_file import DatabaseUnusable, migrate_schema, open_database, read_schema_steps
 from mediatord.store.sqlite.executor import CHECKPOINT_INTERVAL_SECONDS, SQLiteExecutor
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
@@ -170,6 +171,24 @@ class OpeningTests(SynchronousTestCase):
             self.assertEqual(connection.execute("SELECT x FROM extra").fetchall(), [("a;b",)])
             with self.assertRaises(DatabaseUnusable):
                 migrate_schema(connection, read_schema_steps())
+
+    def test_upgrades_database_without_devices(self) -> None:
+        """A database of version 1 keeps its content, and has devices from its next start on."""
+        self.path.touch()
+        with closing(connect(self.path)) as connection:
+            migrate_schema(connection, read_schema_steps()[:1])
+            self.assertEqual(connection.execute("PRAGMA user_version").fetchone(), (1,))
+            connection.execute(
+                "INSERT INTO account (did, did_key, created_at) VALUES (?, ?, 0.0)", (ALICE, hash_did(ALICE))
+            )
+        store = make_sqlite_store(ImmediateClock(), self.path)
+        self.successResultOf(store.open())
+        device = Device(b"id", "fcm", b"sealed")
+        self.successResultOf(store.devices.set_device(ALICE, device, 10))
+        self.assertEqual(self.successResultOf(store.devices.list_devices(ALICE)), [device])
+        self.assertTrue(self.successResultOf(store.administration.remove_account(ALICE)))
+        self.assertEqual(self.successResultOf(store.devices.count_devices()), {})
+        self.successResultOf(store.close())
 
     def test_concurrent_migration(self) -> None:
         """Of several connections that migrate concurrently one runs the missing migrations."""

@@ -45,6 +45,15 @@ class MemoryDecentrlLifecycleTests(MemoryBackend, contract.DecentrlLifecycleCont
 class MemoryClusterTests(MemoryBackend, contract.ClusterContract, TestCase): ...
 
 
+class MemoryDeviceTests(MemoryBackend, contract.DeviceContract, TestCase): ...
+
+
+class MemoryWakeupTests(MemoryBackend, contract.WakeupContract, TestCase): ...
+
+
+class MemoryOwedWakeupTests(MemoryBackend, contract.OwedWakeupContract, TestCase): ...
+
+
 class SharedMemoryTests(SynchronousTestCase):
     """A store that several daemons of one process have open."""
 

@@ -1,0 +1,78 @@
+"""Registration of the devices that push services can wake."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from mediatord.errors import UnsupportedMessageType
+from mediatord.push.device_json import parse_device
+from mediatord.push.devices import SERVICE_NAMES, DeviceSealer, PushDevice, ServiceName
+from mediatord.store.interfaces.devices import IDeviceStore
+
+
+class DeviceRegistry:
+    """
+    Devices of DIDComm accounts and Decentrl identities, sealed in the store.
+
+    :param services: those that are configured; devices of others are not accepted.
+    :param max_devices: of one owner.
+    :param vapid_public_key: key of this mediator that browsers bind subscriptions to: 65 bytes, base64url without
+        padding; None without Web Push.
+    :param allow_http: whether subscriptions of Web Push may be reached without TLS.
+    :ivar services: in the order of :data:`~mediatord.push.devices.SERVICE_NAMES`.
+    """
+
+    def __init__(
+        self,
+        store: IDeviceStore,
+        sealer: DeviceSealer,
+        services: Collection[ServiceName],
+        max_devices: int,
+        *,
+        vapid_public_key: str | None = None,
+        allow_http: bool = False,
+    ) -> None:
+        if "webpush" in services and vapid_public_key is None:
+            raise ValueError("Web Push requires a VAPID key")
+        self.services = tuple(name for name in SERVICE_NAMES if name in services)
+        self.vapid_public_key = vapid_public_key
+        self._store = store
+        self._sealer = sealer
+        self._max_devices = max_devices
+        self._allow_http = allow_http
+
+    def parse_device(self, service: ServiceName, members: Mapping[str, Any]) -> PushDevice | None:
+        """
+        Read a registration, as :func:`~mediatord.push.device_json.parse_device`.
+
+        :raise MissingDeviceValue: some values are null, and others are not.
+        :raise InvalidBody: a value is malformed.
+        """
+        return parse_device(service, members, allow_http=self._allow_http)
+
+    async def set_device(self, owner: str, device: PushDevice) -> None:
+        """
+        Register a device, replace its registration, or move it here from another owner.
+
+        :raise MediationNotGranted: there is no such account or registered identity.
+        :raise TooManyDevices: it is one too many.
+        :raise UnsupportedMessageType: its service is not configured.
+        """
+        sealed = self._sealer.seal(device)
+        if sealed.service not in self.services:
+            raise UnsupportedMessageType
+        await self._store.set_device(owner, sealed, self._max_devices)
+
+    async def get_devices(self, owner: str, service: ServiceName | None = None) -> list[PushDevice]:
+        """
+        Devices of one service or of all configured ones, in order of registration; without expired ones, and those
+        that no key opens any more.
+        """
+        stored = await self._store.list_devices(owner, service)
+        opened = [self._sealer.open(one) for one in stored if one.service in self.services]
+        return [one for one in opened if one is not None]
+
+    async def remove_devices(self, owner: str, service: ServiceName) -> int:
+        """Remove all devices of one service; their number."""
+        return await self._store.remove_devices(owner, service)

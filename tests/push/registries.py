@@ -1,0 +1,91 @@
+"""Registries of devices on a store in memory, and values that wallets register."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from twisted.internet.defer import Deferred, fail, succeed
+
+from mediatord.app.core_services import CoreServices
+from mediatord.errors import MediationNotGranted, MediatorError, TooManyDevices
+from mediatord.protocol.encoding import encode_base64url
+from mediatord.push.devices import SERVICE_NAMES, DeviceSealer, ServiceName
+from mediatord.push.registry import DeviceRegistry
+from mediatord.store.interfaces.devices import Device
+
+FCM = {"device_token": "bk3RNwTe3H0:CI2k_HHwgIpoDKCIZvvDMExUdFQ3P1", "device_platform": "android"}
+APNS = {"device_token": "1234567890abcdef" * 4}
+
+
+def make_public_key() -> str:
+    """A public key on P-256, as user agents and mediators show theirs."""
+    public = generate_private_key(SECP256R1()).public_key()
+    return encode_base64url(public.public_bytes(Encoding.X962, PublicFormat.UncompressedPoint))
+
+
+VAPID_PUBLIC_KEY = make_public_key()
+
+
+def make_subscription(**members: Any) -> dict[str, Any]:
+    """What `PushSubscription.toJSON()` returns in a browser."""
+    keys = {"p256dh": make_public_key(), "auth": encode_base64url(secrets.token_bytes(16))}
+    return {"endpoint": "https://push.example/send/1", "expirationTime": None, "keys": keys, **members}
+
+
+class FakeDeviceStore:
+    """
+    Devices by owner, in order of registration.
+
+    :ivar owners: those that may register devices; None for anybody.
+    :ivar fault: that every registration fails with.
+    """
+
+    def __init__(self) -> None:
+        self.owners: set[str] | None = None
+        self.fault: MediatorError | None = None
+        self.devices: dict[bytes, tuple[str, Device]] = {}
+
+    def set_device(self, owner: str, device: Device, max_devices: int) -> Deferred[None]:
+        """As the store."""
+        if self.fault is not None:
+            return fail(self.fault)
+        if self.owners is not None and owner not in self.owners:
+            return fail(MediationNotGranted())
+        others = [id_ for id_, (holder, _) in self.devices.items() if holder == owner and id_ != device.id]
+        if len(others) >= max_devices:
+            return fail(TooManyDevices())
+        self.devices.pop(device.id, None)
+        self.devices[device.id] = owner, device
+        return succeed(None)
+
+    def list_devices(self, owner: str, service: str | None = None) -> Deferred[list[Device]]:
+        """As the store."""
+        found = [one for holder, one in self.devices.values() if holder == owner and service in (None, one.service)]
+        return succeed(found)
+
+    def remove_devices(self, owner: str, service: str) -> Deferred[int]:
+        """As the store."""
+        found = [id_ for id_, (holder, one) in self.devices.items() if (holder, one.service) == (owner, service)]
+        for id_ in found:
+            del self.devices[id_]
+        return succeed(len(found))
+
+
+def make_registry(
+    store: Any,
+    services: Collection[ServiceName] = SERVICE_NAMES,
+    max_devices: int = 3,
+    keys: Sequence[bytes] = (b"k" * 32,),
+) -> DeviceRegistry:
+    """A registry with these services and secrets."""
+    sealer = DeviceSealer(lambda: keys, secrets.token_bytes)
+    return DeviceRegistry(store, sealer, services, max_devices, vapid_public_key=VAPID_PUBLIC_KEY)
+
+
+def make_core_registry(core: CoreServices) -> DeviceRegistry:
+    """A registry with all services on the store of a mediator."""
+    return make_registry(core.store.devices)

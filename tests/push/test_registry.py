@@ -1,0 +1,106 @@
+"""Devices of an owner: sealed in the store, opened for whom they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from twisted.internet.defer import Deferred
+from twisted.trial.unittest import SynchronousTestCase
+
+from mediatord.errors import MediationNotGranted, TooManyDevices, UnsupportedMessageType
+from mediatord.push.devices import PushDevice, ServiceName
+from mediatord.push.registry import DeviceRegistry
+from tests.push.registries import APNS, FCM, FakeDeviceStore, make_registry, make_subscription
+
+ALICE, BOB = "did:example:alice", "did:example:bob"
+
+
+def parse(registry: DeviceRegistry, service: ServiceName, members: Mapping[str, Any]) -> PushDevice:
+    """A device, which is valid."""
+    device = registry.parse_device(service, members)
+    assert device is not None
+    return device
+
+
+class RegistryTests(SynchronousTestCase):
+    def setUp(self) -> None:
+        self.store = FakeDeviceStore()
+        self.store.owners = {ALICE, BOB}
+        self.registry = make_registry(self.store)
+        self.fcm = parse(self.registry, "fcm", FCM)
+        self.web = parse(self.registry, "webpush", make_subscription())
+
+    def set_device(self, owner: str, device: PushDevice) -> None:
+        """Register a device."""
+        self.successResultOf(Deferred.fromCoroutine(self.registry.set_device(owner, device)))
+
+    def get_devices(self, owner: str, *service: ServiceName) -> list[PushDevice]:
+        """Devices of an owner."""
+        return self.successResultOf(Deferred.fromCoroutine(self.registry.get_devices(owner, *service)))
+
+    def test_get(self) -> None:
+        """Of one service, or of all, in order of registration."""
+        self.set_device(ALICE, self.web)
+        self.set_device(ALICE, self.fcm)
+        self.assertEqual(self.get_devices(ALICE), [self.web, self.fcm])
+        self.assertEqual(self.get_devices(ALICE, "fcm"), [self.fcm])
+        self.assertEqual(self.get_devices(ALICE, "apns"), [])
+        self.assertEqual(self.get_devices(BOB), [])
+
+    def test_remove(self) -> None:
+        """All of one service."""
+        self.set_device(ALICE, self.web)
+        self.set_device(ALICE, self.fcm)
+        removed = Deferred.fromCoroutine(self.registry.remove_devices(ALICE, "fcm"))
+        self.assertEqual(self.successResultOf(removed), 1)
+        self.assertEqual(self.get_devices(ALICE), [self.web])
+
+    def test_token_under_another_owner(self) -> None:
+        """It moves: its id does not depend on the owner."""
+        self.set_device(ALICE, self.fcm)
+        self.set_device(BOB, self.fcm)
+        self.assertEqual((self.get_devices(ALICE), self.get_devices(BOB)), ([], [self.fcm]))
+
+    def test_store_sees_no_token(self) -> None:
+        """What is stored does not contain what was registered."""
+        self.set_device(ALICE, self.fcm)
+        ((_, stored),) = self.store.devices.values()
+        self.assertNotIn(FCM["device_token"].encode(), stored.sealed)
+
+    def test_key_that_is_gone(self) -> None:
+        """A device that no key opens is not shown."""
+        self.set_device(ALICE, self.fcm)
+        self.registry = make_registry(self.store, keys=[b"x" * 32])
+        self.assertEqual(self.get_devices(ALICE), [])
+
+    def test_limit(self) -> None:
+        """It counts devices of all services."""
+        self.registry = make_registry(self.store, max_devices=1)
+        self.set_device(ALICE, self.fcm)
+        self.set_device(ALICE, self.fcm)
+        self.failureResultOf(Deferred.fromCoroutine(self.registry.set_device(ALICE, self.web)), TooManyDevices)
+
+    def test_unknown_owner(self) -> None:
+        """The error of the store."""
+        refused = Deferred.fromCoroutine(self.registry.set_device("did:example:carol", self.fcm))
+        self.failureResultOf(refused, MediationNotGranted)
+
+    def test_services_that_are_not_configured(self) -> None:
+        """Their devices are neither accepted nor shown, but can be removed."""
+        self.set_device(ALICE, self.fcm)
+        self.registry = make_registry(self.store, services=["webpush", "apns"])
+        self.assertEqual(self.registry.services, ("apns", "webpush"))
+        self.failureResultOf(Deferred.fromCoroutine(self.registry.set_device(BOB, self.fcm)), UnsupportedMessageType)
+        self.assertEqual(self.get_devices(ALICE), [])
+        self.assertEqual(self.successResultOf(Deferred.fromCoroutine(self.registry.remove_devices(ALICE, "fcm"))), 1)
+
+    def test_web_push_without_key(self) -> None:
+        """There is no Web Push that no subscription can be made for."""
+        with self.assertRaises(ValueError):
+            DeviceRegistry(self.store, None, ["webpush"], 1)  # type: ignore[arg-type]
+
+    def test_secrets_are_not_shown(self) -> None:
+        """Neither a device nor its stored form shows them where it is logged by mistake."""
+        for device, secret in ((self.fcm, FCM["device_token"]), (parse(self.registry, "apns", APNS), "abcdef")):
+            self.assertNotIn(secret, repr(device))
