@@ -307,6 +307,8 @@ class APNsSettings(SettingsSection):
     def _check_key(self) -> APNsSettings:
         if self.key_file is not None and not (self.key_id and self.team_id and self.topic):
             raise ValueError("expected key_id, team_id and topic, because key_file is set")
+        if not self.url.startswith("https://"):
+            raise ValueError("expected an https:// URL in url, because APNs needs HTTP/2 over TLS")
         return self
 
 
@@ -337,7 +339,7 @@ class WebhookSettings(SettingsSection):
         None, "key of the signature (at least 32 bytes, mode 0600), or credential:NAME of systemd; required with url"
     )
     dids: Literal["plain", "keyed"] = _setting(
-        "keyed", "how the account is named: plain (its DID) | keyed (a pseudonym, as in the event log)"
+        "keyed", "how the account is named: plain (its DID) | keyed (HMAC-SHA256 of the DID, with the same key)"
     )
 
     @model_validator(mode="after")

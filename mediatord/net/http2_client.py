@@ -55,7 +55,7 @@ class HTTP2Client:
         """
         POST; a response of more than 16 KiB is an error.
 
-        :param headers: lower case names.
+        :param headers: lower case names; nothing from outside, as not every invalid value is found.
         :param timeout: seconds for everything, including connecting and waiting for a stream.
         :raise OutboundAddressError: the address is blocked; nothing was sent.
         :raise OutboundRequestError: anything else. The server may have processed the request, unless it was refused

@@ -207,14 +207,19 @@ class HTTP2Connection(protocol.Protocol):
 
     def send(self, request: HTTP2Request) -> None:
         """Send a request; :meth:`can_send` permits it."""
-        stream_id = self._h2.get_next_available_stream_id()
+        # Streams of a client are odd.
+        self._opened += 1
+        stream_id = 2 * self._opened - 1
         request.attempts += 1
         request.connection, request.stream_id = self, stream_id
         stream = self._streams[stream_id] = _Stream(request)
-        self._opened += 1
-        self._h2.send_headers(stream_id, request.headers, end_stream=not request.body)
-        self._blocked[stream_id] = stream
-        self._send_bodies()
+        try:
+            self._h2.send_headers(stream_id, request.headers, end_stream=not request.body)
+            self._blocked[stream_id] = stream
+            self._send_bodies()
+        except H2Error:  # such as for an invalid header
+            self.abort("ProtocolError")
+            return
         self._flush()
         if self._opened >= _MAX_STREAMS_EVER:
             self._drain([])

@@ -187,7 +187,9 @@ class APNsService:
             self._client = HTTP2Client(outbound, url)
         except OutboundAddressError:
             raise APNsConfigurationError("push.apns.url: expected an https:// URL") from None
-        self._host = urlsplit(url).hostname or ""
+        base = urlsplit(url)
+        self._host = base.hostname or ""
+        self._path = base.path.rstrip("/") + "/3/device/"
         self._clock = outbound.reactor
         self._token = ProviderToken(credentials, self._clock)
         self._topic = credentials.topic
@@ -234,10 +236,11 @@ class APNsService:
             ("apns-collapse-id", _make_collapse_id(wakeup.mediator)),
             ("content-type", "application/json"),
         ]
-        path = f"/3/device/{device.token}"
-        body = self._make_body(wakeup)
+        path = self._path + device.token
         try:
-            response = await self._client.post(path, headers, body, timeout=max(0.0, deadline - now))
+            response = await self._client.post(
+                path, headers, self._make_body(wakeup), timeout=max(0.0, deadline - now)
+            )
         except OutboundError as error:
             return PushResult("retry", error.reason)
         result = _read_response(response)

@@ -696,3 +696,13 @@ def test_allow_list_requires_allow_and_vice_versa(tmp_path: Path) -> None:
     assert read_problems("decentrl: {allow: ['did:web:a.example']}", tmp_path) == [
         "m.yaml:1: decentrl: expected registration: allow-list, because allow is set; or remove allow"
     ]
+
+
+def test_apns_requires_ids_and_tls(tmp_path: Path) -> None:
+    """A key file is useless without ids, and APNs without TLS."""
+    assert read_problems("push: {apns: {key_file: key.p8, key_id: KEY4567890}}", tmp_path) == [
+        "m.yaml:1: push.apns: expected key_id, team_id and topic, because key_file is set"
+    ]
+    assert read_problems("push: {apns: {url: 'http://proxy.example'}}", tmp_path) == [
+        "m.yaml:1: push.apns: expected an https:// URL in url, because APNs needs HTTP/2 over TLS"
+    ]

@@ -20,6 +20,7 @@ from twisted.internet.testing import MemoryReactorClock
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 from twisted.web.server import Site
 
+from mediatord.net import http2_connection
 from mediatord.net.http2_client import HTTP2Client
 from mediatord.net.http2_connection import GoAwayExtractor, HTTP2Connection, HTTP2Response
 from mediatord.net.outbound_http import OutboundAddressError, OutboundError, OutboundHTTPClient, OutboundRequestError
@@ -192,6 +193,20 @@ class RequestTests(HTTP2TestCase):
         self.server.on_headers = None
         self.assertEqual((await self.post()).status, 200)
         self.assertEqual(len(self.server.connections), 1)
+
+    async def test_invalid_header(self) -> None:
+        """A request that HTTP/2 does not permit fails, and no later one."""
+        posted = Deferred.fromCoroutine(self.client.post("/a", [(":x-name", "b")], b"", timeout=10.0))
+        await self.assert_fails(posted, "ProtocolError")
+        self.assertEqual((await self.post("/b")).status, 200)
+        self.assertEqual(self.paths(), ["/b"])
+
+    async def test_limit_of_streams_of_a_connection(self) -> None:
+        """After many streams a connection is replaced, and closed in order."""
+        self.patch(http2_connection, "_MAX_STREAMS_EVER", 3)
+        await gatherResults([self.post(f"/{number}") for number in range(7)])
+        self.assertEqual([len(connection.requests) for connection in self.server.connections], [3, 3, 1])
+        await gatherResults([self.server.connections[0].closed, self.server.connections[1].closed])
 
 
 class LimitTests(HTTP2TestCase):

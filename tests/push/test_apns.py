@@ -110,6 +110,13 @@ class NotificationTests(APNsTestCase):
         self.assertEqual(headers, expected)
         self.assertEqual((service.name, service.host_of(DEVICE)), ("apns", NAME))
 
+    async def test_path_of_a_proxy(self) -> None:
+        """A path in the URL precedes the path of the service."""
+        self.url += "/proxy"
+        self.service = self.make_service()
+        self.assertEqual(await self.send(), PushResult("rejected", "BadPath", 404))
+        self.assertEqual(self.fake.server.requests[0].path, f"/proxy/3/device/{TOKEN}")
+
     async def test_alert(self) -> None:
         """With text the notification is visible; a key is sent in place of a text."""
         for alert, shown in (

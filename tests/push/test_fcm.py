@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from twisted.internet.defer import Deferred, gatherResults
 
+from mediatord.errors import StartupError
 from mediatord.push import fcm
 from mediatord.push.devices import FCMDevice
 from mediatord.push.fcm import FCMService, load_fcm_credentials
@@ -17,7 +18,7 @@ from mediatord.push.service import PushAlert, PushResult, Wakeup
 from mediatord.runtime.secret_files import SecretFileError
 from tests.push import fcm_server as answers
 from tests.push.fcm_server import SEND_PATH, FCMServer
-from tests.push.push_test_case import SHORT_TIMEOUT, PushTestCase, begin
+from tests.push.push_test_case import PushTestCase, begin
 from tests.push.scripted_server import Answer
 
 DEVICE = FCMDevice("registration-token-1", "android")
@@ -116,6 +117,12 @@ class MessageTests(FCMTestCase):
         self.server.abort_connections()
         self.assertEqual((await self.send()).outcome, "sent")
 
+    def test_invalid_url(self) -> None:
+        """Is one line for the operator."""
+        credentials = load_fcm_credentials(self.credentials)
+        with pytest.raises(StartupError, match=r"\Apush\.fcm\.url: [^\n]*\Z"):
+            FCMService(credentials, self.client, url="https://user@fcm.example")
+
     async def test_host(self) -> None:
         """All devices are at one host."""
         self.assertEqual(self.service.host_of(DEVICE), self.server.url.removeprefix("https://"))
@@ -157,10 +164,10 @@ class AnswerTests(FCMTestCase):
 
     async def test_failures_of_the_connection(self) -> None:
         """Are tried again, whatever they are."""
-        self.patch(fcm, "REQUEST_TIMEOUT", SHORT_TIMEOUT)
         await self.send()
         for behaviour in ("hang", "stall", "reset"):
             self.server.always = Answer(behaviour=behaviour)
+            self.shorten_timeout(fcm, self.server.always)
             result = await self.send()
             self.assertEqual((result.outcome, result.status), ("retry", None), behaviour)
         self.server.always = None
@@ -233,7 +240,6 @@ class AccessTokenTests(FCMTestCase):
 
     async def test_failures_of_the_token_endpoint(self) -> None:
         """Each is named by a documented code or a word of ours."""
-        self.patch(fcm, "REQUEST_TIMEOUT", SHORT_TIMEOUT)
         for answer, reason in (
             (Answer.of_json(400, {"error": "invalid_grant"}), "invalid_grant"),
             (Answer.of_json(401, {"error": "secret"}), "token_refused"),
@@ -250,6 +256,7 @@ class AccessTokenTests(FCMTestCase):
             result = await service.send(DEVICE, WAKEUP)
             self.assertEqual((result.outcome, result.reason), ("retry", reason))
         self.server.tokens.always = Answer(behaviour="hang")
+        self.shorten_timeout(fcm, self.server.tokens.always)
         hung = await self.make_service().send(DEVICE, WAKEUP)
         self.assertEqual(hung.outcome, "retry")
         self.assertEqual(self.server.received, [])

@@ -18,7 +18,7 @@ from mediatord.push.service import PushResult, Wakeup
 from mediatord.push.web_push import WebPushService, load_vapid_key
 from mediatord.push.webhook import WebhookNotifier
 from tests.push.fcm_server import FCMServer
-from tests.push.push_test_case import SHORT_TIMEOUT, PushTestCase
+from tests.push.push_test_case import PushTestCase
 from tests.push.scripted_server import Answer, ScriptedServer
 from tests.push.web_push_server import UserAgent, WebPushServer
 
@@ -60,8 +60,6 @@ class SecrecyTests(PushTestCase):
         keeper = LogKeeper(self.seen)
         globalLogPublisher.addObserver(keeper)
         self.addCleanup(globalLogPublisher.removeObserver, keeper)
-        for module in (fcm, web_push, webhook):
-            self.patch(module, "REQUEST_TIMEOUT", SHORT_TIMEOUT)
 
     def keep(self, *values: object) -> None:
         """Keep representations."""
@@ -85,6 +83,7 @@ class SecrecyTests(PushTestCase):
         for target in (server, server.tokens):
             for answer in ANSWERS:
                 target.always = answer
+                self.shorten_timeout(fcm, answer)
                 service = FCMService(credentials, self.client, url=server.url)
                 results.append(await service.send(device, WAKEUP))
                 self.keep(service, service.__dict__, credentials, device)
@@ -109,6 +108,7 @@ class SecrecyTests(PushTestCase):
         service = WebPushService(key, f"mailto:{CANARY}@mediator.example", self.client)
         for answer in (None, *ANSWERS):
             server.always = answer
+            self.shorten_timeout(web_push, answer)
             self.keep(await service.send(device, WAKEUP), service, service.__dict__, key, device)
         for endpoint in (f"https://{CANARY}.example.invalid:0/", f"https://10.0.0.1/{CANARY}"):
             bad = WebPushDevice(endpoint, device.p256dh, device.auth)
@@ -124,6 +124,7 @@ class SecrecyTests(PushTestCase):
         notifier = WebhookNotifier(f"{server.url}/{CANARY}", secret, self.client, str)
         for answer in ANSWERS:
             server.always = answer
+            self.shorten_timeout(webhook, answer)
             self.keep(await notifier.notify(f"did:example:{CANARY}", 1, 1), notifier)
         self.assertIn(CANARY.encode(), server.received[0].body)
         self.check("v1=")

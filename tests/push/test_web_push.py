@@ -23,7 +23,7 @@ from mediatord.push.devices import WebPushDevice
 from mediatord.push.service import PushResult, Wakeup
 from mediatord.push.web_push import VAPIDKey, VAPIDTokenCache, WebPushService, encrypt, load_vapid_key
 from mediatord.runtime.secret_files import SecretFileError
-from tests.push.push_test_case import SHORT_TIMEOUT, PushTestCase
+from tests.push.push_test_case import PushTestCase
 from tests.push.scripted_server import LOOPBACK, Answer
 from tests.push.web_push_server import (
     KEY_MISMATCH,
@@ -163,9 +163,9 @@ class AnswerTests(WebPushTestCase):
 
     async def test_failures_of_the_connection(self) -> None:
         """Are tried again, whatever they are."""
-        self.patch(web_push, "REQUEST_TIMEOUT", SHORT_TIMEOUT)
         for behaviour in ("hang", "stall", "reset"):
             self.server.always = Answer(behaviour=behaviour)
+            self.shorten_timeout(web_push, self.server.always)
             result = await self.send()
             self.assertEqual((result.outcome, result.status), ("retry", None), behaviour)
         self.server.always = None

@@ -11,7 +11,7 @@ from mediatord.push import webhook
 from mediatord.push.service import PushResult
 from mediatord.push.webhook import WebhookNotifier, load_webhook_secret
 from mediatord.runtime.secret_files import SecretFileError
-from tests.push.push_test_case import SHORT_TIMEOUT, PushTestCase
+from tests.push.push_test_case import PushTestCase
 from tests.push.scripted_server import Answer, ScriptedServer
 
 SECRET = b"0123456789abcdef0123456789abcdef"
@@ -62,9 +62,9 @@ class WebhookTests(PushTestCase):
 
     async def test_failures_of_the_connection(self) -> None:
         """Are tried again."""
-        self.patch(webhook, "REQUEST_TIMEOUT", SHORT_TIMEOUT)
         for behaviour in ("hang", "stall", "reset"):
             self.server.always = Answer(behaviour=behaviour)
+            self.shorten_timeout(webhook, self.server.always)
             result = await self.notifier.notify("a", 1, 1)
             self.assertEqual((result.outcome, result.status), ("retry", None), behaviour)
 
