@@ -105,6 +105,7 @@ class PushSubsystem:
                 core.registrations,
                 tuple(services),
                 settings.max_devices,
+                self.mediator_id,
                 vapid_public_key=vapid_public_key,
                 allow_http=bool(config.outbound.allow_private),
             )

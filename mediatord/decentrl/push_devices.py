@@ -45,6 +45,7 @@ async def query(context: DecentrlContext, request: CommandRequest, payload: Quer
     sealed, public = _encrypt_for_sender(encoding.dumps(found), payload.sender_ephemeral_public_key)
     reply: dict[str, Any] = {
         "services": devices.services,
+        "mediator": devices.mediator_id,
         "encrypted_push_devices": sealed,
         "ephemeral_public_key": public,
     }

@@ -178,6 +178,7 @@ _REPLIES: dict[str, dict[str, Any]] = {
     "PushDevices": {
         "payload": {
             "services": [{"fcm", "apns", "webpush"}],
+            "mediator": str,
             "vapid_public_key?": str,
             "encrypted_push_devices": str,
             "ephemeral_public_key": str,

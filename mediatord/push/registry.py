@@ -19,6 +19,7 @@ class DeviceRegistry:
     :param quota: charges addresses for the bytes of new devices.
     :param services: those that are configured; devices of others are not accepted.
     :param max_devices: of one owner.
+    :param mediator_id: what wake-ups contain, so that a wallet knows which of its mediators has something.
     :param vapid_public_key: key of this mediator that browsers bind subscriptions to: 65 bytes, base64url without
         padding; None without Web Push.
     :param allow_http: whether subscriptions of Web Push may be reached without TLS.
@@ -32,6 +33,7 @@ class DeviceRegistry:
         quota: RegistrationQuota,
         services: Collection[ServiceName],
         max_devices: int,
+        mediator_id: str,
         *,
         vapid_public_key: str | None = None,
         allow_http: bool = False,
@@ -39,6 +41,7 @@ class DeviceRegistry:
         if "webpush" in services and vapid_public_key is None:
             raise ValueError("Web Push requires a VAPID key")
         self.services = tuple(name for name in SERVICE_NAMES if name in services)
+        self.mediator_id = mediator_id
         self.vapid_public_key = vapid_public_key
         self._store = store
         self._sealer = sealer

@@ -232,17 +232,20 @@ class PushDevices:
     Devices for push notifications.
 
     :param services: that the mediator has configured.
+    :param mediator: its id in wake-ups.
     :param vapid_public_key: for `PushManager.subscribe()`; None without Web Push.
     :param devices: in order of registration; each with `service`, and the values that it was registered with.
     """
 
     services: tuple[str, ...]
+    mediator: str
     vapid_public_key: str | None
     devices: list[dict[str, Any]] = field(repr=False)
 
 
 class _PushDevicesPayload(WireModel):
     services: list[str]
+    mediator: str
     vapid_public_key: str | None = None
     encrypted_push_devices: Annotated[str, Field(repr=False)]
     ephemeral_public_key: str
@@ -997,7 +1000,7 @@ class DecentrlWallet:
             devices = encoding.loads(crypto.decrypt(found.encrypted_push_devices, secret))
         except (KeyError, ValueError):
             raise UnreadableMessage("not a list of devices") from None
-        return PushDevices(tuple(found.services), found.vapid_public_key, devices)
+        return PushDevices(tuple(found.services), found.mediator, found.vapid_public_key, devices)
 
     async def remove_push_devices(self, service: PushServiceName) -> None:
         """Remove all devices of one service."""

@@ -16,6 +16,7 @@ from tests.in_memory_mediator import InMemoryMediator, InMemoryWallet, code_of
 from tests.push.registries import (
     APNS,
     FCM,
+    MEDIATOR_ID,
     VAPID_PUBLIC_KEY,
     FakeDeviceStore,
     make_core_registry,
@@ -227,7 +228,7 @@ class DisclosureTests(SynchronousTestCase):
             found = self.disclosures_of(in_memory, "*push*")
             self.assertEqual({one["id"] for one in found}, {PUSH_PROTOCOLS[name].uri for name in services})
             for one in found:
-                self.assertEqual(one["roles"], ["notification-sender"])
+                self.assertEqual((one["roles"], one["mediator"]), (["notification-sender"], MEDIATOR_ID))
                 wanted = VAPID_PUBLIC_KEY if one["id"] == WEB_URI else None
                 self.assertEqual(one.get("vapid_public_key"), wanted)
             alice = InMemoryWallet(in_memory).enrol()

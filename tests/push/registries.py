@@ -37,6 +37,7 @@ def make_public_key() -> str:
     return encode_base64url(public.public_bytes(Encoding.X962, PublicFormat.UncompressedPoint))
 
 
+MEDIATOR_ID = "mediator-id"
 VAPID_PUBLIC_KEY = make_public_key()
 
 
@@ -109,7 +110,7 @@ def make_registry(
 ) -> DeviceRegistry:
     """A registry with these services and secrets."""
     sealer = DeviceSealer(lambda: keys, secrets.token_bytes)
-    return DeviceRegistry(store, sealer, quota, services, max_devices, vapid_public_key=VAPID_PUBLIC_KEY)
+    return DeviceRegistry(store, sealer, quota, services, max_devices, MEDIATOR_ID, vapid_public_key=VAPID_PUBLIC_KEY)
 
 
 def make_core_registry(core: CoreServices, services: Collection[ServiceName] = SERVICE_NAMES) -> DeviceRegistry:

@@ -113,7 +113,7 @@ class RegistryTests(SynchronousTestCase):
     def test_web_push_without_key(self) -> None:
         """There is no Web Push that no subscription can be made for."""
         with self.assertRaises(ValueError):
-            DeviceRegistry(self.store, None, None, ["webpush"], 1)  # type: ignore[arg-type]
+            DeviceRegistry(self.store, None, None, ["webpush"], 1, "")  # type: ignore[arg-type]
 
     def test_secrets_are_not_shown(self) -> None:
         """Neither a device nor its stored form shows them where it is logged by mistake."""

@@ -24,7 +24,7 @@ from mediatord.wallet.decentrl_client import (
 from mediatord.wallet.didcomm_client import PROBLEM_REPORT, HTTPResponse, MediationRequests, MediatorProblem
 from mediatord.wallet.didcomm_messages import UnreadableMessage
 from tests.in_memory_mediator import InMemoryMediator, InMemoryWallet
-from tests.push.registries import APNS, FCM, VAPID_PUBLIC_KEY, make_core_registry, make_subscription
+from tests.push.registries import APNS, FCM, MEDIATOR_ID, VAPID_PUBLIC_KEY, make_core_registry, make_subscription
 
 DEVICES: tuple[tuple[PushServiceName, dict[str, Any]], ...] = (
     ("fcm", FCM),
@@ -112,7 +112,7 @@ class DecentrlTests(SynchronousTestCase):
         """A device of each service is registered, read and removed."""
         run = self.in_memory.run
         services = ("fcm", "apns", "webpush")
-        self.assertEqual(run(self.alice.push_devices()), PushDevices(services, VAPID_PUBLIC_KEY, []))
+        self.assertEqual(run(self.alice.push_devices()), PushDevices(services, MEDIATOR_ID, VAPID_PUBLIC_KEY, []))
         for service, values in DEVICES:
             run(self.alice.set_push_device(service, values))
             self.in_memory.clock.advance(1)
@@ -131,7 +131,7 @@ class DecentrlTests(SynchronousTestCase):
         for payload in (
             {},
             None,
-            {"services": [], "encrypted_push_devices": "x", "ephemeral_public_key": "x"},
+            {"services": [], "mediator": "x", "encrypted_push_devices": "x", "ephemeral_public_key": "x"},
         ):
             self.alice.replies = [{"type": "SUCCESS", "payload": payload}]
             self.failureResultOf(Deferred.fromCoroutine(self.alice.push_devices()), UnreadableMessage)
@@ -140,4 +140,4 @@ class DecentrlTests(SynchronousTestCase):
 @pytest.mark.parametrize("service", ["fcm", "apns", "webpush"])
 def test_devices_are_not_shown(service: str) -> None:
     """Neither by a list of devices where it is logged by mistake."""
-    assert "secret" not in repr(PushDevices((service,), None, [{"device_token": "secret"}]))
+    assert "secret" not in repr(PushDevices((service,), MEDIATOR_ID, None, [{"device_token": "secret"}]))
