@@ -638,9 +638,10 @@ class OutboundHTTPClient:
 
     def _close_surplus(self) -> None:
         """Close idle connections, of the least recently used hosts first, while there are too many."""
+        if self._keep is None or len(self._open) <= self._keep.total:
+            return
         for host in list(self._hosts.values()):
-            count = sum(not connection.is_closing for connection in self._open)
-            if self._keep is None or count <= self._keep.total:
+            if sum(not connection.is_closing for connection in self._open) <= self._keep.total:
                 return
             host.pool.closeCachedConnections()
 

@@ -23,6 +23,7 @@ from twisted.internet.defer import Deferred
 from twisted.internet.defer import TimeoutError as DeferredTimeoutError
 from twisted.logger import Logger
 
+from mediatord.errors import StartupError
 from mediatord.net.outbound_http import (
     OutboundAddressError,
     OutboundError,
@@ -249,6 +250,7 @@ class FCMService:
     :param client: keeps connections.
     :param url: base URL of the service.
     :param alert: visible notification; false for none.
+    :raise StartupError: `url` is not one.
     """
 
     name: ServiceName = "fcm"
@@ -263,7 +265,10 @@ class FCMService:
     ) -> None:
         self._client = client
         self._url = f"{url.rstrip('/')}/v1/projects/{quote(credentials.project, safe='')}/messages:send"
-        self._host = get_origin(url).partition("://")[2]
+        try:
+            self._host = get_origin(url).partition("://")[2]
+        except OutboundAddressError:
+            raise StartupError("push.fcm.url: expected an https:// URL") from None
         self._tokens = AccessTokenSource(credentials, client)
         self._alert = alert or PushAlert()
 

@@ -153,6 +153,18 @@ class KeptConnectionTests(OutboundTestCase):
             answer(wires[-1], OK)
         self.assertEqual([wire.disconnecting for wire in wires], [True, False, False])
 
+    def test_refuses_names_of_private_addresses(self) -> None:
+        """As without kept connections, and again when a host that was permitted has a new address (8.5)."""
+        for name in ("private.example", "mixed.example", "mapped.example"):
+            self.failureResultOf(self.post(f"http://{name}/"), OutboundAddressError)
+        self.assertEqual((self.attempts(), self.outbound._hosts), ([], {}))
+        self.post()
+        answer(wire := self.accept(), OK)
+        self.names.known = {"a.example": ["127.0.0.1"]}
+        wire.protocol.connectionLost(Failure(ConnectionDone()))
+        self.failureResultOf(self.post(), OutboundAddressError)
+        self.assertEqual(len(self.attempts()), 1)
+
     def test_close(self) -> None:
         """Ends idle connections and those in use; whoever waits fails, and nothing is connected again."""
         self.post()

@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from twisted.internet.defer import Deferred, gatherResults
 
+from mediatord.errors import StartupError
 from mediatord.push import fcm
 from mediatord.push.devices import FCMDevice
 from mediatord.push.fcm import FCMService, load_fcm_credentials
@@ -115,6 +116,12 @@ class MessageTests(FCMTestCase):
         await self.send()
         self.server.abort_connections()
         self.assertEqual((await self.send()).outcome, "sent")
+
+    def test_invalid_url(self) -> None:
+        """Is one line for the operator."""
+        credentials = load_fcm_credentials(self.credentials)
+        with pytest.raises(StartupError, match=r"\Apush\.fcm\.url: [^\n]*\Z"):
+            FCMService(credentials, self.client, url="https://user@fcm.example")
 
     async def test_host(self) -> None:
         """All devices are at one host."""
