@@ -263,6 +263,7 @@ def build_cluster_services(
         cluster.leader_lease.is_leader,
         core.recorder.record_remote_push_failures,
         cluster.name_of,
+        core.push.scheduler.recover if core.push else lambda: None,
     )
 
     async def scan() -> None:

@@ -13,6 +13,7 @@ from mediatord import __version__
 from mediatord.app.cluster import ClusterSubsystem, resolve_node_settings
 from mediatord.app.current_identity import CurrentIdentity, load_identity, parse_identity
 from mediatord.app.pseudonym_key_rotation import PseudonymKeyRotation, log_failed_renewal, to_utc_day
+from mediatord.app.push import build_push
 from mediatord.app.reload import ConfigReloader, build_segment_limits
 from mediatord.cluster.membership import NodeHealth
 from mediatord.config.settings import Config
@@ -96,6 +97,7 @@ class CoreServices:
     :ivar sender_fingerprints: identify senders within a queue.
     :ivar check_store: raises StoreUnavailable, or ShutdownInProgress. A server is asked each time; SQLite may be slow
         as long as it works.
+    :ivar push: push notifications; None if no service is configured.
     :ivar store_name: the same for all processes that use the store, and for no other store.
     :raise StartupError: keys, identity or log key cannot be used.
     """
@@ -184,6 +186,7 @@ class CoreServices:
         )
         self.check_store = self.store_health.ask if config.storage.backend == "sqlite" else self._ping_store
         self.outbound = OutboundHTTPClient(reactor, allow_private=config.outbound.allow_private)
+        self.push = build_push(self, config)
         metrics.register_buffer("store_operations", self.store.get_buffered)
         metrics.register_buffer("event_log", lambda: (None, self.events.pending))
         metrics.register_buffer("rate_limits", lambda: (len(self.rate_limiter) + len(self.registrations), None))

@@ -26,6 +26,7 @@ from mediatord.app.lifecycle import (
 from mediatord.app.metrics_collection import StartStopLedgerRecorder
 from mediatord.app.protocol_services import DecentrlServices, DIDCommServices
 from mediatord.app.public_site import build_site
+from mediatord.app.push import list_push_services
 from mediatord.app.supervision import bind_supervisor_callbacks, build_listeners, build_supervisor
 from mediatord.cluster.leases import ExclusiveStoreLease, open_shared_store
 from mediatord.cluster.membership import Membership
@@ -105,6 +106,7 @@ def build_daemon(
         didcomm.due,
         didcomm.lag,
         didcomm.housekeeping,
+        *list_push_services(core),
         ShutdownStep("outgoing requests", partial(_stop_outgoing_requests, core, didcomm)),
         *cluster_services,
         core.connections,

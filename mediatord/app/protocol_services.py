@@ -40,13 +40,14 @@ class DIDCommServices:
     """
     The DIDComm use cases and their periodic tasks.
 
-    :param devices: for push notifications; None if no push service is configured.
+    :param devices: for push notifications; by default those of the core services.
     """
 
     def __init__(self, core: CoreServices, config: Config, devices: DeviceRegistry | None = None) -> None:
         reactor, store, recorder, identity = core.reactor, core.store, core.recorder, core.identity
         settings, queue = config.didcomm, config.queue
         access = _build_access_list(core, config, "didcomm", lambda recipient: recipient is not None)
+        wake = core.push.scheduler.note if core.push else None
         web_resolver = DIDWebResolver(
             reactor,
             core.outbound.get,
@@ -89,7 +90,9 @@ class DIDCommServices:
             live_by_default=settings.live_default_on,
             push_timeout=queue.delivered_timeout,
             node=get_marking_node(core, config),
-            devices=devices,
+            devices=devices or (core.push.registry if core.push else None),
+            wake=wake,
+            note_poll=core.push.scheduler.note_poll if core.push else None,
         )
         backlog_recorder, pickup_recorder, push_elsewhere = None, None, None
         if core.cluster:
@@ -113,7 +116,12 @@ class DIDCommServices:
         )
         self.endpoints = EndpointDelivery(reactor, store, targets, forward_wrapper, core.outbound, recorder)
         fail_over = None if settings.failover == "none" else self.endpoints.enqueue
-        dispatcher = LiveDispatcher(self.live.push, push_elsewhere, fail_over)
+        dispatcher = LiveDispatcher(
+            self.live.push,
+            push_elsewhere,
+            fail_over,
+            None if wake is None else lambda message: wake(message.account),
+        )
         self.due = DelayedMessageScheduler(
             reactor, store, dispatcher.dispatch_all, core.cluster.leader_lease if core.cluster else None
         )
@@ -214,7 +222,10 @@ class DecentrlServices:
             remote_delivery = core.cluster.links.remote_delivery
             pickup_recorder = partial(record_pickups, store.cluster, config.queue.delivered_timeout)
             backlog_recorder = partial(record_backlog, clock, core.connections, store.decentrl.find_pending_arrivals)
-        self.event_pusher = EventPusher(core.connections, recorder, remote_delivery)
+        push = core.push if config.push.decentrl or config.push.webhook.url else None
+        self.event_pusher = EventPusher(
+            core.connections, recorder, remote_delivery, push.scheduler.note if push else None
+        )
         core.late_removals.resolve_events = self.event_pusher.resolve_pushes
         recorder.metrics.register_buffer("remembered_events", lambda: (self.event_pusher.remembered, None))
         access = _build_access_list(core, config, "decentrl", lambda recipient: recipient is None)
@@ -237,7 +248,8 @@ class DecentrlServices:
             get_prekeys=lambda: identity.now.prekeys_private,
             registration_lifetime=settings.contract_lifetime,
             own_only=lambda: core.reloader.config.decentrl.registration == "own",
-            devices=devices,
+            devices=devices or (push.registry if push and config.push.decentrl else None),
+            note_poll=push.scheduler.note_poll if push else None,
         )
         self.dispatcher = DecentrlDispatcher(self._context, core.requests)
 

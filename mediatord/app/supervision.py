@@ -16,6 +16,7 @@ from mediatord.app.admin_and_control import ProblemMonitor, list_listen_endpoint
 from mediatord.app.core_services import CoreServices, load_pseudonymizer
 from mediatord.app.current_identity import load_identity, parse_identity, plan_key_rollout
 from mediatord.app.lifecycle import OrderedService
+from mediatord.app.push import load_push_credentials
 from mediatord.app.reload import ReloadOutcome, reload_config
 from mediatord.config.settings import Config
 from mediatord.control.server import ControlListener
@@ -53,6 +54,7 @@ def build_supervisor(
     """
     identity = load_identity(config)
     load_pseudonymizer(config, reactor.seconds())
+    load_push_credentials(config.push)
     monitors = [ProblemMonitor(reactor, config.node_name)] if load_admin_token(config) else []
     supervisor = Supervisor(
         reactor,

@@ -3,7 +3,8 @@ Servers that the mediator is compared with, run as child processes by their firs
 
 `empty`: an ordinary `twisted.web` Site that answers every POST with an empty 202. `commands PATH`: a Site that
 verifies a Decentrl command, stores it durably with a group commit, and does nothing else. `slow-disk ARGUMENTS`:
-mediatord with these arguments, on a disk whose sync takes 50 ms. Site, JSON and signatures have their defaults.
+mediatord with these arguments, on a disk whose sync takes 50 ms. `fcm CERTIFICATE`: a Site over TLS that accepts
+everything, as Firebase Cloud Messaging and its token endpoint do. Site, JSON and signatures have their defaults.
 """
 
 from __future__ import annotations
@@ -57,6 +58,14 @@ class _EmptyResource(Resource):
     def render_POST(self, request: Request) -> bytes:
         request.setResponseCode(202)
         return b""
+
+
+class _FCMResource(Resource):
+    isLeaf = True
+
+    def render_POST(self, request: Request) -> bytes:
+        request.setHeader(b"Content-Type", b"application/json")
+        return b'{"access_token":"token","expires_in":3600,"token_type":"Bearer","name":"projects/bench/messages/1"}'
 
 
 class _CommandResource(Resource):
@@ -133,7 +142,18 @@ async def serve(reactor: Any, path: str | None = None) -> None:
     :param path: of the database for commands; None answers with empty responses.
     """
     resource = _EmptyResource() if path is None else _CommandResource(_GroupCommitWriter(reactor, Path(path)))
-    port = await serverFromString(reactor, "tcp:0:interface=127.0.0.1").listen(Site(resource))
+    await _serve_at(reactor, "tcp:0:interface=127.0.0.1", resource)
+
+
+async def serve_fcm(reactor: Any, certificate: str) -> None:
+    """As :func:`serve`, for FCM. :param certificate: PEM file with its key."""
+    await _serve_at(
+        reactor, f"ssl:0:interface=127.0.0.1:privateKey={certificate}:certKey={certificate}", _FCMResource()
+    )
+
+
+async def _serve_at(reactor: Any, endpoint: str, resource: Resource) -> None:
+    port = await serverFromString(reactor, endpoint).listen(Site(resource))
     click.echo(port.getHost().port)
     await Deferred()
 
@@ -164,5 +184,7 @@ if __name__ == "__main__":
             task.react(serve)
         case ["commands", path]:
             task.react(serve, [path])
+        case ["fcm", certificate]:
+            task.react(serve_fcm, [certificate])
         case ["slow-disk", *arguments]:
             run_on_slow_disk(arguments)

@@ -29,6 +29,7 @@ OPTIONAL_SCENARIOS = {
     "cost": "storage_and_log_scenarios:measure_cost",
     "pages": "decentrl_scenarios:measure_pages",
     "abuse": "flood_scenario:measure_abuse",
+    "wake": "wake_scenario:measure_wakeups",
 }
 # Need a MongoDB replica set.
 MONGODB_SCENARIOS = {

@@ -65,8 +65,10 @@ def add_accounts(database: Path, count: int) -> None:
     """
     with closing(_open_database(database)) as connection:
         (highest,) = connection.execute("SELECT max(id) FROM account").fetchone()
-        changed = {"did": _DID_EXPRESSION, "did_key": f"account_key({_DID_EXPRESSION})", "recipients": "0"}
+        changed = {"did": _DID_EXPRESSION, "did_key": "NULL", "recipients": "0"}
         _insert_copies(connection, "account", changed, "number", count)
+        with connection:  # afterwards, as the expression is another DID wherever it stands
+            connection.execute("UPDATE account SET did_key = account_key(did) WHERE did_key IS NULL")
         changed = {"account_id": "account.id", "did": "account.did", "did_digest": "did_digest(account.did)"}
         _insert_copies(connection, "recipient", changed, f"account WHERE account.id > {highest}")
 

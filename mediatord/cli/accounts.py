@@ -70,18 +70,21 @@ def list_accounts(path: Path, top: int, as_json: bool) -> None:
 @config_option
 @json_option
 def show(did: str, path: Path, as_json: bool) -> None:
-    """Show an account and its registered recipient DIDs."""
+    """Show an account, the number of its push devices, and its registered recipient DIDs."""
     with open_store(path) as store, progress_bar("reading"):
         record = store.find_account(did)
         names = store.list_recipients(record.did)
+        devices = store.count_devices(record.did)
     if as_json:
-        print_json({**asdict(record), "registered": names})
+        print_json({**asdict(record), "registered": names, "devices": devices})
         return
     click.echo(f"account       {escape_control_characters(record.did)}")
     click.echo(f"enrolled      {format_time(record.created_at)}")
     click.echo(f"last contact  {format_time(record.seen_at)}")
     click.echo(f"used          {'yes' if record.used else 'no'}")
     click.echo(f"waiting       {format_plural(record.messages, 'message')}, {format_bytes(record.bytes)}")
+    numbers = ", ".join(f"{number} {service}" for service, number in sorted(devices.items()))
+    click.echo(f"push devices  {numbers or 'none'}")
     for name in names:
         click.echo(f"recipient     {escape_control_characters(name)}")
 
@@ -93,7 +96,7 @@ def show(did: str, path: Path, as_json: bool) -> None:
 @json_option
 def remove(did: str, path: Path, yes: bool, as_json: bool) -> None:
     """
-    Remove an account with its registrations and queued messages.
+    Remove an account with its registrations, push devices and queued messages.
 
     Logs each removed message as msg.remove. The wallet can enrol again unless didcomm.deny lists it; its open
     WebSockets stay open.

@@ -133,6 +133,10 @@ class StoreAccess:
         """Names that an account has registered, in order of registration."""
         return list(self._list_pages("list_recipients", inf, account=account))
 
+    def count_devices(self, account: str) -> dict[str, int]:
+        """Devices of an account that push services can wake, by service."""
+        return dict(self._call("count_devices", account=account))
+
     def remove_account(self, account: str) -> list[QueuedMessage]:
         """
         Remove first what is registered, so that nothing more comes; then what is queued, which it returns; then the

@@ -339,7 +339,7 @@ class WebhookSettings(SettingsSection):
         None, "key of the signature (at least 32 bytes, mode 0600), or credential:NAME of systemd; required with url"
     )
     dids: Literal["plain", "keyed"] = _setting(
-        "keyed", "how the account is named: plain (its DID) | keyed (a pseudonym, as in the event log)"
+        "keyed", "how the account is named: plain (its DID) | keyed (HMAC-SHA256 of the DID, with the same key)"
     )
 
     @model_validator(mode="after")

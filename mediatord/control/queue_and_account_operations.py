@@ -6,6 +6,7 @@ The command line calls the same operations directly on a store that no daemon us
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
@@ -30,6 +31,7 @@ _OPERATIONS: dict[str, tuple[str, ...]] = {
     "count_accounts": (),
     "find_account": ("did",),
     "list_recipients": ("account", "offset", "limit"),
+    "count_devices": ("account",),
     "list_queued_dids": ("account",),
     "unregister_recipients": ("account",),
     "remove_account": ("account",),
@@ -59,6 +61,7 @@ class ControlOperations:
         self._own_methods: dict[str, Callable[..., Any]] = {
             "purge": self._purge,
             "list_recipients": self._list_recipients,
+            "count_devices": self._count_devices,
             "has_live_session": self._has_live_session,
         }
         store.administration.on_late_purge = self._record_purge
@@ -96,6 +99,10 @@ class ControlOperations:
     async def _list_recipients(self, account: str, offset: int, limit: int) -> list[str]:
         names, _ = await self._store.list_recipients(account, offset=offset, limit=limit)
         return names
+
+    async def _count_devices(self, account: str) -> dict[str, int]:
+        """Devices of an account by service."""
+        return dict(Counter([device.service for device in await self._store.devices.list_devices(account)]))
 
     async def _has_live_session(self, did: str) -> bool:
         """Whether messages for a DID are pushed to a WebSocket, here or at another worker or node."""

@@ -180,7 +180,7 @@ _REPLIES: dict[str, dict[str, Any]] = {
             "services": [{"fcm", "apns", "webpush"}],
             "vapid_public_key?": str,
             "encrypted_push_devices": str,
-            "mediator_ephemeral_public_key": str,
+            "ephemeral_public_key": str,
         }
     },
     "EventsPage": _page("events", id=str, payload=str, encrypted_tags=[str], timestamp=float),

@@ -119,6 +119,11 @@ class MediatorIdentity:
         """All X25519 keys, the current one first; requests may be encrypted to former ones. Secrets."""
         return tuple(key.secret for _, key in self._keys if key.curve == "X25519")
 
+    @property
+    def sealing_secrets(self) -> tuple[bytes, ...]:
+        """What the store's secrets are encrypted with: current key first, and last what changes least. Secrets."""
+        return (*self.prekeys_private, self.root_secret)
+
     def owns(self, did: str) -> bool:
         """Whether a DID is one of the mediator's, in any form."""
         return did in self.own_dids or canonicalize_did(did) in self.own_dids

@@ -61,8 +61,8 @@ class DeviceSealer:
     """
     Encrypts registrations for the store, which reveals no token without the key file.
 
-    :param secrets: returns secrets of the mediator, the current one first and the oldest last. Devices are sealed
-        with the first and opened with any; ids are made with the last, which changes least often.
+    :param secrets: returns secrets of the mediator, the current one first and the one that changes least often last.
+        Devices are sealed with the first and opened with any; ids are made with the last.
     :param random_bytes: returns that many unpredictable bytes.
     """
 

@@ -49,6 +49,8 @@ RECOVERY_SLICE = 500
 _RECOVERY_PAUSE = 0.01
 # The longest pause between two attempts: a wallet may have registered another device meanwhile.
 MAX_RETRY_SECONDS = 300.0
+# Seconds by which the store may have set the time of a claim later than this process.
+_CLAIM_MARGIN = 1.0
 # Seconds that the last requests have at the stop of the daemon.
 STOP_SECONDS = 2.0
 
@@ -113,9 +115,10 @@ class WakeupScheduler(Service):
         return len(self._noted) + len(self._postponed) + len(self._sending)
 
     def startService(self) -> None:
-        """Start; :meth:`recover` has to be called once the store is open."""
+        """Start, and look for wake-ups that are owed since before, as soon as the store is open."""
         super().startService()
         self._arm(COLLECT_SECONDS)
+        self.recover()
 
     def stopService(self) -> Deferred[None]:
         """Claim no more; fires when the wake-ups that are being sent have ended, or were aborted."""
@@ -185,6 +188,7 @@ class WakeupScheduler(Service):
                 pause = STORE_RETRY_SECONDS
             else:
                 try:
+                    await self._flush_finished()  # what was just sent is not owed
                     owners, after = await self._store.find_owed_wakeups(
                         after, RECOVERY_SLICE, self._policy, repeat_after=self._repeat_after
                     )
@@ -228,12 +232,12 @@ class WakeupScheduler(Service):
 
     def _end_work(self, _: object) -> None:
         self._is_working = False
-        if self._has_overflowed and self.waiting < MAX_NOTED_ACCOUNTS // 2:
+        if self._has_overflowed and self._recovery is None and self.waiting < MAX_NOTED_ACCOUNTS // 2:
             self._has_overflowed = False
             self.recover()
         if self._noted or self._finished:
             self._arm(COLLECT_SECONDS)
-        elif self._heap or self._polls:
+        elif self._heap or self._polls or self._has_overflowed:
             left = self._heap[0][0] - self._clock.seconds() if self._heap else POLL_SECONDS
             self._arm(min(max(COLLECT_SECONDS, left), POLL_SECONDS))
 
@@ -307,6 +311,7 @@ class WakeupScheduler(Service):
 
     async def _send_and_finish(self, claim: WakeupClaim, arrived_at: float) -> None:
         claimed_at = self._clock.seconds()
+        next_at = claimed_at + self._policy.min_interval + _CLAIM_MARGIN
         retry = self._find_retry(claim.owner, arrived_at)
         self._retries.pop(claim.owner, None)
         age, attempts = max(0.0, claimed_at - arrived_at), retry.attempts if retry else 0
@@ -315,12 +320,11 @@ class WakeupScheduler(Service):
         if not report.owed:
             self._finished.append(FinishedWakeup(claim.owner))
             if self._repeat_after:
-                self._postpone(claim.owner, self._repeat_after, claimed_at + self._repeat_after)
+                self._postpone(claim.owner, self._repeat_after, next_at)
         elif report.is_partial:
             # The devices that were woken must not wait for the others.
             self._finished.append(FinishedWakeup(claim.owner))
-            pause = max(report.retry_in, self._policy.min_interval)
-            self._retry(claim.owner, report, attempts + 1, pause, claimed_at + self._policy.min_interval)
+            self._retry(claim.owner, report, attempts + 1, max(report.retry_in, next_at - claimed_at), next_at)
         else:
             retry_in = min(report.retry_in, MAX_RETRY_SECONDS) if self.running else 0.0
             self._finished.append(FinishedWakeup(claim.owner, retry_in))

@@ -188,26 +188,26 @@ class PushSender:
     async def _send_to(
         self, host: _Host, service: IPushService[Any], device: PushDevice, wakeup: Wakeup
     ) -> PushResult:
-        left = host.blocked_until - self._clock.seconds()
-        if left > 0:
-            return PushResult("retry", _BACKING_OFF, retry_after=left)
         is_unproven = not host.is_proven
         if is_unproven and self._unproven >= MAX_UNPROVEN_REQUESTS:
             return PushResult("retry", _BUSY)
         if host.in_progress >= MAX_REQUESTS_PER_HOST and not await self._wait_for(host):
-            return PushResult("retry", _BUSY, retry_after=host.blocked_until - self._clock.seconds())
+            return PushResult("retry", _BUSY)
+        left = host.blocked_until - self._clock.seconds()
+        if left > 0:
+            return PushResult("retry", _BACKING_OFF, retry_after=left)
         host.in_progress += 1
         self._unproven += is_unproven
         try:
             result = await service.send(device, wakeup)
+            self._judge(host, service.name, result)
+            return result
         finally:
             host.in_progress -= 1
             self._unproven -= is_unproven
             if host.waiting:
                 # Not at once, as each that waits would end inside the one before.
                 self._clock.callLater(0, host.waiting.popleft().callback, True)
-        self._judge(host, service.name, result)
-        return result
 
     def _wait_for(self, host: _Host) -> Deferred[bool]:
         """Fires with whether a request may be sent."""

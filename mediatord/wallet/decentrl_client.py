@@ -245,7 +245,7 @@ class _PushDevicesPayload(WireModel):
     services: list[str]
     vapid_public_key: str | None = None
     encrypted_push_devices: Annotated[str, Field(repr=False)]
-    mediator_ephemeral_public_key: str
+    ephemeral_public_key: str
 
 
 class _Pagination(WireModel):
@@ -993,9 +993,7 @@ class DecentrlWallet:
         reply = await self.ask({"type": "QUERY_PUSH_DEVICES", "sender_ephemeral_public_key": encode_base64(public)})
         try:
             found = _PushDevicesPayload.model_validate(reply["payload"])
-            secret = crypto.derive_shared_secret(
-                private, crypto.decode_public_key(found.mediator_ephemeral_public_key)
-            )
+            secret = crypto.derive_shared_secret(private, crypto.decode_public_key(found.ephemeral_public_key))
             devices = encoding.loads(crypto.decrypt(found.encrypted_push_devices, secret))
         except (KeyError, ValueError):
             raise UnreadableMessage("not a list of devices") from None

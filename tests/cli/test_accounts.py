@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from mediatord.observability.pseudonyms import Pseudonymizer, read_pseudonym_keys
+from mediatord.store.interfaces.devices import Device
 from tests.cli.test_commands import Capture, call, one_line
 from tests.cli.test_queue import ALICE, BOB, HOUR, INBOX, ConfiguredStore, configured_store, read_json
 from tests.store.builders import result_of
@@ -59,6 +60,20 @@ def test_shows_account_by_any_name(configured_store: ConfiguredStore, capsys: Ca
         assert record["created_at"] == record["seen_at"] == configured_store.start_time
     assert call(*make_arguments(configured_store, "show", ALICE)) == 0
     assert key in capsys.readouterr().out
+
+
+def test_shows_number_of_devices(configured_store: ConfiguredStore, capsys: Capture) -> None:
+    """Devices are counted by service, and are removed with the account."""
+    devices = configured_store.store.devices
+    assert call(*make_arguments(configured_store, "show", ALICE)) == 0
+    assert "push devices  none\n" in capsys.readouterr().out
+    for number, service in enumerate(("fcm", "webpush", "fcm")):
+        result_of(devices.set_device(ALICE, Device(b"%d" % number, service, b"sealed"), 10))
+    assert run_json(configured_store, capsys, "show", ALICE)["devices"] == {"fcm": 2, "webpush": 1}
+    assert call(*make_arguments(configured_store, "show", ALICE)) == 0
+    assert "push devices  2 fcm, 1 webpush\n" in capsys.readouterr().out
+    assert call(*make_arguments(configured_store, "remove", ALICE, "--yes")) == 0
+    assert result_of(devices.count_devices()) == {}
 
 
 def test_unknown_account_is_an_error(configured_store: ConfiguredStore, capsys: Capture) -> None:

@@ -55,10 +55,12 @@ class Daemon:
     A daemon; as a context manager it starts and stops it.
 
     :param settings: changes to the configuration of ``mediatord init``; sections are merged.
+    :ivar environment: variables in addition to those of this process.
     """
 
     def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
         self._settings = settings or {}
+        self.environment: dict[str, str] = {}
         self._root = Path(tempfile.mkdtemp(prefix="mediatord-test-"))
         self._process: ForkedDaemonProcess | None = None
         self.port = find_free_port()
@@ -101,7 +103,9 @@ class Daemon:
         assert self._process is None, "the daemon is running"
         if not self.config.exists():
             self.initialise()
-        self._process = ForkedDaemonProcess(self.config, self._root, self._root / "output", clean_environment())
+        self._process = ForkedDaemonProcess(
+            self.config, self._root, self._root / "output", {**clean_environment(), **self.environment}
+        )
         self.await_health(health)
 
     def stop(self) -> None:

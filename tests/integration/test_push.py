@@ -1,0 +1,173 @@
+"""Push notifications end to end: wallets, a daemon, and push services over TLS, all in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
+from twisted.internet.threads import deferToThread
+
+from mediatord.wallet.didcomm_client import DIDCommWallet
+from tests.integration.daemon import POLL_SECONDS, Daemon
+from tests.integration.message_load import (
+    PATIENCE_SECONDS,
+    LoadSenders,
+    drain_queue,
+    enrol_wallet,
+    prepare_forwards,
+)
+from tests.integration.push_services import PushServices
+from tests.integration.test_lifecycle import DaemonTestCase, send_request
+
+reactor: Any = _reactor
+
+PHONE = {"device_token": "phone-token", "device_platform": "android"}
+
+
+def read_metric(daemon: Daemon, series: str) -> float:
+    """Value of a series; 0 if there is none."""
+    _, _, body = send_request(daemon.port, "GET", "/metrics")
+    lines = body.decode().splitlines()
+    return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(f"{series} ")), 0.0)
+
+
+def await_metric(daemon: Daemon, series: str, value: float) -> None:
+    """
+    Wait until a series has a value; blocks.
+
+    :raise AssertionError: it has not in time.
+    """
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while (found := read_metric(daemon, series)) != value:
+        assert time.monotonic() < deadline, found
+        time.sleep(POLL_SECONDS)
+
+
+class PushTestCase(DaemonTestCase):
+    """Push services, and daemons that use them."""
+
+    def setUp(self) -> None:
+        self.services = PushServices()
+        self.addCleanup(self.services.close)
+
+    def start(self, settings: dict[str, Any] | None = None, **push: Any) -> Daemon:
+        """A running daemon."""
+        daemon = self.services.prepare_daemon(settings, **push)
+        daemon.__enter__()
+        self.addCleanup(daemon.__exit__, AssertionError, None, None)
+        return daemon
+
+    async def send(self, daemon: Daemon, wallet: DIDCommWallet, prefix: str, count: int = 1) -> None:
+        """Send messages to a wallet, all of which are accepted."""
+        senders = LoadSenders(daemon.port, prepare_forwards(wallet, prefix, count))
+        senders.start()
+        await deferToThread(senders.join)
+        self.assertEqual(len(senders.markers(202)), count)
+
+    async def await_fcm(self, number: int) -> list[dict[str, Any]]:
+        """Wait for messages of FCM; all of them."""
+        received = await deferToThread(self.services.await_received, lambda found: len(found["fcm"]) >= number)
+        return list(received["fcm"])
+
+
+class WakeTests(PushTestCase):
+    """A sleeping wallet is woken, and fetches."""
+
+    async def test_fcm(self) -> None:
+        """One wake-up for a storm, without anything about the messages; the wallet fetches all of them."""
+        daemon = self.start()
+        wallet = await enrol_wallet(daemon, reactor)
+        await wallet.set_push_device("fcm", PHONE)
+        await self.send(daemon, wallet, "storm", 200)
+        (message,) = await self.await_fcm(1)
+        self.assertEqual(message["token"], "phone-token")
+        self.assertEqual(set(message["data"]), {"mediator"})
+        self.assertEqual(len(await drain_queue(wallet)), 200)
+        self.assertEqual(len(self.services.received()["fcm"]), 1)
+
+    async def test_web_push(self) -> None:
+        """The subscription of a browser, which decrypts what it is sent."""
+        daemon = self.start()
+        wallet = await enrol_wallet(daemon, reactor)
+        subscription = self.services.subscribe(await wallet.vapid_public_key())
+        await wallet.set_push_device("webpush", subscription)
+        await self.send(daemon, wallet, "one")
+
+        def reached(found: dict[str, Any]) -> bool:
+            return bool(found["webpush"][subscription["endpoint"]])
+
+        received = await deferToThread(self.services.await_received, reached)
+        (content,) = received["webpush"][subscription["endpoint"]]
+        self.assertEqual(set(json.loads(content)), {"mediator"})
+
+    async def test_live_wallets_are_not_woken(self) -> None:
+        """Nothing is sent while a socket takes the messages; once it is closed, a message wakes again."""
+        daemon = self.start()
+        wallet = await enrol_wallet(daemon, reactor)
+        await wallet.set_push_device("fcm", PHONE)
+        socket = await self.open_socket(wallet)
+        await socket.live()
+        await self.send(daemon, wallet, "live", 5)
+        await socket.acknowledge([await socket.pushed.get() for _ in range(5)])
+        await socket.close()
+        await self.send(daemon, wallet, "asleep")
+        await self.await_fcm(1)
+        self.assertEqual(len(self.services.received()["fcm"]), 1)
+
+    async def test_dead_devices_are_removed(self) -> None:
+        """FCM does not know the token any more."""
+        daemon = self.start()
+        wallet = await enrol_wallet(daemon, reactor)
+        await wallet.set_push_device("fcm", PHONE)
+        gone = {
+            "error": {
+                "code": 404,
+                "status": "NOT_FOUND",
+                "details": [
+                    {"@type": "type.googleapis.com/google.firebase.fcm.v1.FcmError", "errorCode": "UNREGISTERED"}
+                ],
+            }
+        }
+        self.services.set_answers("fcm", always={"status": 404, "body": json.dumps(gone)})
+        await self.send(daemon, wallet, "one")
+        forgotten = 'mediator_push_devices_forgotten_total{service="fcm"}'
+        await deferToThread(await_metric, daemon, forgotten, 1.0)
+        self.assertIsNone(await wallet.get_push_device("fcm"))
+
+    async def test_a_service_that_hangs_delays_nothing(self) -> None:
+        """Forwards are accepted, and the other service wakes."""
+        daemon = self.start()
+        wallet = await enrol_wallet(daemon, reactor)
+        await wallet.set_push_device("fcm", PHONE)
+        subscription = self.services.subscribe(await wallet.vapid_public_key())
+        await wallet.set_push_device("webpush", subscription)
+        self.services.set_answers("fcm", always={"status": 200, "behaviour": "hang"})
+        await self.send(daemon, wallet, "one", 100)
+
+        def reached(found: dict[str, Any]) -> bool:
+            return bool(found["webpush"][subscription["endpoint"]]) and found["requests"]["fcm"] == 1
+
+        await deferToThread(self.services.await_received, reached)
+        await self.send(daemon, wallet, "two", 100)
+        outcomes = 'mediator_push_requests_total{service="fcm",outcome="retry"}'
+        self.assertEqual(read_metric(daemon, outcomes), 0.0, "the hanging request was not in progress all the time")
+
+
+class CrashTests(PushTestCase):
+    """A daemon that is killed between accepting a message and waking its wallet."""
+
+    async def test_kill_before_the_wakeup(self) -> None:
+        """The next start sends it."""
+        daemon = self.start()
+        wallet = await enrol_wallet(daemon, reactor)
+        await wallet.set_push_device("fcm", PHONE)
+        self.services.set_answers("fcm", always={"status": 503})
+        await self.send(daemon, wallet, "one")
+        await deferToThread(self.services.await_received, lambda found: found["requests"]["fcm"] >= 1)
+        daemon.kill()
+        self.services.set_answers("fcm")
+        self.assertEqual(self.services.received()["fcm"], [])
+        daemon.start()
+        await self.await_fcm(1)
