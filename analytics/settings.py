@@ -11,6 +11,7 @@ from analytics.errors import EXIT_USAGE, AnalyticsError
 
 Count = Annotated[int, Field(ge=1)]
 Days = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Settings(BaseModel):
@@ -33,6 +34,12 @@ class Settings(BaseModel):
         default=14, description="days without an acknowledgement after which a recipient counts as dormant"
     )
     burst_gap_s: Count = Field(default=60, description="seconds without a hit on a rate limit that end a burst")
+    missed_wakeups_share: Share = Field(
+        default=0.5, description="share of wake-ups without a pickup within an hour above which the report warns"
+    )
+    dead_tokens_share: Share = Field(
+        default=0.1, description="removed devices per request to a push service above which the report warns"
+    )
     node_factor: Annotated[float, Field(gt=1)] = Field(
         default=2.0,
         description="a node is flagged if a figure differs from the median of all nodes by more than this factor",

@@ -122,13 +122,20 @@ class InMemoryIdentity:
 
     def encrypt_registration(self, plaintext: Any) -> dict[str, Any]:
         """Encrypt any value in the way of a registration request."""
+        text, key = self._encrypt_to_mediator(encoding.dumps(plaintext))
+        return {"encrypted_contract_request": text, "requestor_ephemeral_public_key": key}
+
+    def encrypt_push_device(self, plaintext: bytes) -> dict[str, Any]:
+        """Members of SET_PUSH_DEVICE with any text."""
+        text, key = self._encrypt_to_mediator(plaintext)
+        return {"encrypted_push_device": text, "sender_ephemeral_public_key": key}
+
+    def _encrypt_to_mediator(self, plaintext: bytes) -> tuple[str, str]:
+        """Ciphertext and ephemeral key."""
         private, public = generate_key_pair()
         (agreement,) = self.in_memory.base.identity.now.web_document["keyAgreement"][:1]
         secret = derive_shared_secret(private, decode_public_key(agreement["publicKeyMultibase"]))
-        return {
-            "encrypted_contract_request": encrypt(encoding.dumps(plaintext), secret),
-            "requestor_ephemeral_public_key": encode_base64(public),
-        }
+        return encrypt(plaintext, secret), encode_base64(public)
 
     def register(self, **changes: Any) -> dict[str, Any]:
         """Register with the mediator; the signed contract."""

@@ -10,7 +10,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from analytics.job import Job, Span
-from analytics.jobs.latency_and_cost import ALL_VALUES
+from analytics.jobs.traffic_and_latency import ALL_VALUES
 from analytics.settings import Settings
 
 if TYPE_CHECKING:

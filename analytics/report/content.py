@@ -271,6 +271,9 @@ REPORT_QUERIES: dict[str, TableQuery] = {
     "sessions_daily": TableQuery(),
     "sockets_daily": TableQuery(order=("opened",)),
     "concurrency_10m": TableQuery(order=("at_hour",), transform=_sum_sockets),
+    "push_daily": TableQuery(),
+    "wakeups_daily": TableQuery(),
+    "wakeups_missed_top": _RANKED_QUERY,
     "node_compare": TableQuery(order=("flagged", "ratio")),
     "series_hourly": TableQuery(
         days_before=28, order=_SERIES_KEY, max_rows=_MAX_SERIES_ROWS, transform=_select_charted

@@ -15,12 +15,16 @@ from analytics.report.content import (
     Section,
     Severity,
     format_count,
+    format_share,
     format_size,
     format_text,
     limit_rows,
 )
 from analytics.report.message_sections import count_lost_messages
+from analytics.report.operations_sections import sum_pushes
 
+# Shares of fewer wake-ups or requests mean little.
+_MIN_FOR_SHARE = 20
 _SEVERITIES: tuple[Severity, ...] = ("bad", "warn", "good")
 
 
@@ -39,6 +43,7 @@ def make_checks(data: ReportData) -> list[Figure]:
         _check_quarantine(data),
         _check_lost(data),
         _check_anomalies(data),
+        *_make_push_checks(data),
     ]
 
 
@@ -133,6 +138,41 @@ def _check_anomalies(data: ReportData) -> Figure:
     hours = len(data.get_rows("anomalies"))
     meaning = "Hourly figures that differ strongly from the same hours of earlier weeks."
     return Figure("anomalies", "Anomalies", hours, format_count(hours), meaning, "warn" if hours else "good")
+
+
+def _make_push_checks(data: ReportData) -> list[Figure]:
+    """Checks of push notifications, on days with any."""
+    totals, settings = sum_pushes(data), data.settings
+    checks = (
+        (
+            "wakeups_missed_share",
+            "Wake-ups without pickup",
+            totals.missed_share,
+            totals.wakeups,
+            settings.missed_wakeups_share,
+            "Share of the wake-ups after which the account did not connect or fetch within an hour.",
+        ),
+        (
+            "push_devices_forgotten_share",
+            "Dead tokens",
+            totals.forgotten_share,
+            totals.requests,
+            settings.dead_tokens_share,
+            "Devices removed because their push service does not know them, divided by requests to push services.",
+        ),
+    )
+    return [
+        Figure(
+            key,
+            label,
+            share,
+            format_share(share),
+            meaning,
+            "warn" if n >= _MIN_FOR_SHARE and share > most else "good",
+        )
+        for key, label, share, n, most, meaning in checks
+        if share is not None
+    ]
 
 
 def make_integrity_section(data: ReportData) -> Section:

@@ -1,10 +1,13 @@
-"""Sections on sockets, nodes, cost, senders and recipients, anomalies and the forecast."""
+"""Sections on sockets, push notifications, nodes, cost, senders and recipients, anomalies and the forecast."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from analytics.jobs.time_series import METRICS, MIN_HISTORY_DAYS
+from analytics.jobs.traffic_and_latency import ALL_VALUES
 from analytics.report.charts import FIRST_COLOUR, ChartLine, make_forecast_chart, make_hourly_chart
 from analytics.report.content import (
     NO_VALUE,
@@ -114,6 +117,191 @@ def _make_concurrency_charts(data: ReportData) -> list[Chart]:
             format_count,
         )
     ]
+
+
+_MAX_ACCOUNTS = 10
+_OUTCOMES = ("sent", "retry", "gone", "mismatch", "rejected")
+
+
+class PushTotals(NamedTuple):
+    """
+    Totals of push notifications on a day.
+
+    :param requests: requests to push services. :param sent: those that a service accepted.
+    :param forgotten: devices that were removed. :param wakeups: wake-ups. :param missed: those without a pickup.
+    """
+
+    requests: int
+    sent: int
+    forgotten: int
+    wakeups: int
+    missed: int
+
+    @property
+    def sent_share(self) -> float | None:
+        """Accepted requests divided by all."""
+        return self.sent / self.requests if self.requests else None
+
+    @property
+    def forgotten_share(self) -> float | None:
+        """Removed devices divided by requests."""
+        return self.forgotten / self.requests if self.requests else None
+
+    @property
+    def missed_share(self) -> float | None:
+        """Wake-ups without a pickup divided by all."""
+        return self.missed / self.wakeups if self.wakeups else None
+
+
+def sum_pushes(data: ReportData) -> PushTotals:
+    """Sum push notifications over all services."""
+    counts = Counter[str]()
+    for row in data.get_rows("push_daily"):
+        counts[row["event"]] += row["n"]
+        counts["sent"] += row["n"] if row["event"] == "push.wake" and row["result"] == "sent" else 0
+    every = _get_wakeups(data)
+    return PushTotals(
+        counts["push.wake"], counts["sent"], counts["push.forget"], every.get("n") or 0, every.get("missed") or 0
+    )
+
+
+def _get_wakeups(data: ReportData) -> Row:
+    return next((row for row in data.get_rows("wakeups_daily") if row["service"] == ALL_VALUES), {})
+
+
+def make_push_section(data: ReportData) -> Section:
+    """Push notifications: requests, wake-ups and the responses to them, dead tokens."""
+    totals = sum_pushes(data)
+    figures = [
+        Figure(
+            "push_requests",
+            "Requests to push services",
+            totals.requests,
+            format_count(totals.requests),
+            "One for each device, and for each call of the webhook.",
+        ),
+        Figure(
+            "push_sent_share",
+            "Success rate",
+            totals.sent_share,
+            format_share(totals.sent_share),
+            "Requests that the push service accepted, divided by all.",
+        ),
+        Figure(
+            "wakeups",
+            "Wake-ups",
+            totals.wakeups,
+            format_count(totals.wakeups),
+            "Wake-ups of accounts that ended on the day; devices woken together count once.",
+        ),
+        Figure(
+            "wakeups_missed",
+            "Without pickup",
+            totals.missed,
+            format_count(totals.missed),
+            "The account did not connect or fetch within an hour.",
+        ),
+        Figure(
+            "wakeups_missed_share",
+            "Share without pickup",
+            totals.missed_share,
+            format_share(totals.missed_share),
+            "Wake-ups without pickup divided by all.",
+        ),
+        *_make_pickup_figures(_get_wakeups(data)),
+        Figure(
+            "push_devices_forgotten",
+            "Dead tokens",
+            totals.forgotten,
+            format_count(totals.forgotten),
+            "Devices that were removed because their push service does not know them.",
+        ),
+    ]
+    return Section(
+        "push",
+        "Push notifications",
+        "A wake-up counts on the day on which the account connects or fetches, or on which the hour for that ends.",
+        figures,
+        grids=_make_push_tables(data),
+    )
+
+
+def _make_pickup_figures(row: Row) -> list[Figure]:
+    values = [(name, row.get(f"{name}_ms")) for name in ("p50", "p90", "p99")]
+    return [
+        Figure(
+            f"wakeup_{name}_ms",
+            f"From wake-up to pickup, {name}",
+            value,
+            format_duration(value),
+            f"Of wake-ups with a pickup; {name[1:]} of 100 took at most this long.",
+        )
+        for name, value in values
+    ]
+
+
+def _make_push_tables(data: ReportData) -> list[ReportTable]:
+    pushes = data.get_rows("push_daily")
+    if not pushes and not data.get_rows("wakeups_daily"):
+        return [ReportTable("Wake-ups by service", (), (), note="No push notifications.")]
+    service = ReportColumn("service", "Service", format_text, number=False)
+    wakeups = [
+        ReportColumn(
+            "service", "Service", lambda name: "all" if name == ALL_VALUES else format_text(name), number=False
+        ),
+        ReportColumn("n", "Wake-ups", format_count),
+        ReportColumn("missed", "Without pickup", format_count),
+        ReportColumn("missed_share", "Share", format_share),
+        *(ReportColumn(f"{name}_ms", f"Pickup, {name}", format_duration) for name in ("p50", "p90", "p99")),
+    ]
+    codes = [
+        service,
+        ReportColumn("result", "Outcome", format_text, number=False),
+        ReportColumn("code", "Code", format_text, number=False),
+        ReportColumn("n", "Requests", format_count),
+    ]
+    reasons = [
+        service,
+        ReportColumn("result", "Reason", format_text, number=False),
+        ReportColumn("n", "Devices", format_count),
+    ]
+    accounts = [
+        ReportColumn("rank", "Rank", format_count),
+        ReportColumn("did", "Account (pseudonym)", format_text, number=False),
+        ReportColumn("n", "Wake-ups", format_count),
+        ReportColumn("services", "Services", format_text, number=False),
+    ]
+    failed = [row for row in pushes if row["event"] == "push.wake" and row["result"] != "sent"]
+    refused, refused_note = limit_rows(failed, data.settings.top, "push_daily")
+    removed = [row for row in pushes if row["event"] == "push.forget"]
+    forgotten, forgotten_note = limit_rows(removed, data.settings.top, "push_daily")
+    top, top_note = limit_rows(data.get_rows("wakeups_missed_top"), _MAX_ACCOUNTS, "wakeups_missed_top")
+    return [
+        ReportTable("Wake-ups by service", wakeups, data.get_rows("wakeups_daily"), "wakeups_daily"),
+        _make_outcome_table(pushes),
+        ReportTable("Requests that were not accepted", codes, refused, "push_daily", refused_note),
+        ReportTable("Dead tokens", reasons, forgotten, "push_daily", forgotten_note),
+        ReportTable("Accounts woken most that picked up nothing", accounts, top, "wakeups_missed_top", top_note),
+    ]
+
+
+def _make_outcome_table(pushes: Sequence[Row]) -> ReportTable:
+    """Requests by service, in columns by outcome."""
+    services = defaultdict[str, Counter[str]](Counter)
+    for row in pushes:
+        if row["event"] == "push.wake":
+            services[row["service"]] += Counter({row["result"]: row["n"]})
+    rows: list[Row] = [
+        {"service": name, **counts, "all": counts.total(), "share": counts["sent"] / counts.total()}
+        for name, counts in sorted(services.items())
+    ]
+    columns = [
+        ReportColumn("service", "Service", format_text, number=False),
+        ReportColumn("all", "Requests", format_count),
+        *(ReportColumn(name, name.capitalize(), lambda n: format_count(n or 0)) for name in _OUTCOMES),
+        ReportColumn("share", "Success rate", format_share),
+    ]
+    return ReportTable("Requests by service and outcome", columns, rows, "push_daily")
 
 
 def make_nodes_section(data: ReportData) -> Section:

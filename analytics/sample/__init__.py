@@ -7,7 +7,7 @@ from pathlib import Path
 
 from analytics.sample.ground_truth import SampleSpec, SampleTruth
 from analytics.sample.simulation import Simulation
-from analytics.sample.traffic import TrafficSimulator, plant_incidents
+from analytics.sample.traffic import PhoneSimulator, TrafficSimulator, plant_incidents
 
 
 def generate_logs(
@@ -23,10 +23,11 @@ def generate_logs(
     :return: the contents of the logs.
     """
     world = Simulation(spec, directory)
-    traffic = TrafficSimulator(world)
+    traffic, phones = TrafficSimulator(world), PhoneSimulator(world)
     # Before other events at the same time: an incident at midnight affects the first line.
     plant_incidents(traffic)
     world.begin()
     traffic.begin()
+    phones.begin_wallets()
     world.run(report_days)
     return world.finish()

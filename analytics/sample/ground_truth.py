@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,7 +45,8 @@ class SampleSpec:
 
     :param nodes: names of the nodes, which share one store.
     :param workers: processes of each node; if there are several, each logs as a node of its own, as in the daemon.
-    :param messages_per_day: accepted on a weekday of the first week, summed over nodes.
+    :param wallets: number of wallets, besides an eighth more on phones, which are woken by push notifications.
+    :param messages_per_day: accepted on a weekday of the first week, summed over nodes; phones get an eighth more.
     :param growth: growth of traffic per day; 0.01 is 1 %.
     :param incidents: True for all of :data:`INCIDENT_SCHEDULE` that fall into the days, or their names.
     :param queue_max_messages: as in the configuration of the daemon.
@@ -189,6 +191,9 @@ class DayTruth:
     :ivar errors: (proto, mtype, status, code) to requests.
     :ivar senders: sender to messages accepted.
     :ivar recipients: recipient to messages accepted.
+    :ivar pushes: (event, service, outcome or reason) to lines about push notifications.
+    :ivar wakeups: service, or `*` for all, to wake-ups that ended on this day.
+    :ivar missed: the same, of those without a pickup.
     """
 
     events: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -205,6 +210,9 @@ class DayTruth:
     errors: Counter[tuple[str, str, int, str]] = field(default_factory=Counter)
     senders: Counter[str] = field(default_factory=Counter)
     recipients: Counter[str] = field(default_factory=Counter)
+    pushes: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    wakeups: Counter[str] = field(default_factory=Counter)
+    missed: Counter[str] = field(default_factory=Counter)
 
     @property
     def lines(self) -> int:
@@ -249,6 +257,27 @@ class SampleTruth:
             source.rename(target)
 
 
+_TOGETHER_S = 1.0
+_PICKUP_WITHIN_S = 3600
+
+
+@dataclass(slots=True)
+class _WakeupTruth:
+    """:ivar start: of its first request. :ivar logged: time of the first line."""
+
+    start: float
+    logged: float
+    services: set[str] = field(default_factory=set)
+
+
+def _is_contact(event: str, fields: Mapping[str, Any]) -> bool:
+    """Whether a line shows that an account connected or fetched."""
+    if "code" in fields or event not in ("conn.auth", "req.done"):
+        return False
+    kind = fields.get("mtype", "")
+    return event == "conn.auth" or ("sender" in fields and kind.startswith(("messagepickup/", "QUERY_")))
+
+
 class TruthRecorder:
     """
     Counts lines of all nodes as they are written, in order of time. A deep copy continues independently.
@@ -266,6 +295,8 @@ class TruthRecorder:
         self._last_seq: dict[tuple[str, str], int] = {}
         self._logged: Counter[tuple[str, str, str]] = Counter()
         self._drift: dict[tuple[str, str, str], int] = {}
+        self._wakeups: dict[str, list[_WakeupTruth]] = defaultdict(list)
+        self._contacts: dict[str, list[float]] = defaultdict(list)
 
     def line(self, node: str, boot: str, seq: int, at: float, event: str, fields: Mapping[str, Any]) -> None:
         """Record a readable line."""
@@ -281,6 +312,10 @@ class TruthRecorder:
             known.lines += 1
         for counter, step in get_counter_steps(event, fields):
             self._logged[node, boot, counter] += step
+        if event == "push.wake":
+            self._wake(at, fields)
+        elif _is_contact(event, fields):
+            self._contacts[fields.get("did") or fields["sender"]].append(at)
         use = _RECORD_METHODS.get(event)
         if use is not None:
             use(self, node, boot, fields)
@@ -302,6 +337,7 @@ class TruthRecorder:
     def finish(self, end: float) -> dict[date, DayTruth]:
         """Days before this moment."""
         self._turn_to(end)
+        self._count_wakeups()
         return {
             day: truth for day, truth in self.days.items() if day < self._first_day + timedelta(self._day_of(end))
         }
@@ -378,6 +414,33 @@ class TruthRecorder:
     def _replay(self, node: str, boot: str, fields: Mapping[str, Any]) -> None:
         self._day.replays[fields["code"]] += 1
 
+    def _forget(self, node: str, boot: str, fields: Mapping[str, Any]) -> None:
+        self._day.pushes["push.forget", fields["service"], fields["reason"]] += 1
+
+    def _wake(self, at: float, fields: Mapping[str, Any]) -> None:
+        self._day.pushes["push.wake", fields["service"], fields["outcome"]] += 1
+        if fields["outcome"] != "sent":
+            return
+        own, start = self._wakeups[fields["did"]], at - fields["dur_ms"] / 1000
+        # The simulated requests of a wake-up start at the same time, and wake-ups are far apart.
+        if not own or start - own[-1].start > _TOGETHER_S:
+            own.append(_WakeupTruth(start, at))
+        own[-1].services.add(fields["service"])
+
+    def _count_wakeups(self) -> None:
+        """Count each wake-up once, on the day on which it ended."""
+        for did, own in self._wakeups.items():
+            contacts = self._contacts[did]
+            for wakeup in own:
+                index = bisect_left(contacts, wakeup.start)
+                until = wakeup.start + _PICKUP_WITHIN_S
+                pickup = contacts[index] if index < len(contacts) and contacts[index] <= until else None
+                ended = self._day_of(max(until if pickup is None else pickup, wakeup.logged))
+                if day := self.days.get(self._first_day + timedelta(ended)):
+                    day.wakeups.update({"*", *wakeup.services})
+                    day.missed.update({"*", *wakeup.services} if pickup is None else ())
+        self._wakeups.clear()
+
     def _counters(self, node: str, boot: str, fields: Mapping[str, Any]) -> None:
         for counter, value in fields.items():
             name = node, boot, counter
@@ -400,6 +463,7 @@ _RECORD_METHODS: dict[str, Callable[[TruthRecorder, str, str, Mapping[str, Any]]
     "req.done": TruthRecorder._request,
     "limit.hit": TruthRecorder._limit,
     "replay.drop": TruthRecorder._replay,
+    "push.forget": TruthRecorder._forget,
     "counters": TruthRecorder._counters,
 }
 

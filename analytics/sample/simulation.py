@@ -86,6 +86,8 @@ class Wallet:
     :ivar pace: mean seconds between visits in the busiest hour.
     :ivar waiting: messages by id, oldest first.
     :ivar away: seconds since the epoch until which it stays away.
+    :ivar services: push services of its devices.
+    :ivar woken: time of the last wake-up.
     """
 
     did: str
@@ -96,6 +98,8 @@ class Wallet:
     away: float
     waiting: dict[str, Message] = field(default_factory=dict)
     socket: Socket | None = None
+    services: tuple[str, ...] = ()
+    woken: float = 0.0
 
 
 class ZipfSampler:
@@ -120,9 +124,9 @@ def get_activity(at: float) -> float:
     return _HOURLY_SHARES[moment.hour] / _MEAN_SHARE * _WEEKDAY_FACTORS[moment.weekday()]
 
 
-def make_wallets(spec: SampleSpec, tags: Pseudonymizer, rng: Random) -> list[Wallet]:
-    """Make all wallets; some join later, a few never return."""
-    return [_make_wallet(number, spec, tags, rng) for number in range(spec.wallets)]
+def make_wallets(spec: SampleSpec, tags: Pseudonymizer, rng: Random, numbers: range) -> list[Wallet]:
+    """Make wallets; some join later, a few never return."""
+    return [_make_wallet(number, spec, tags, rng) for number in numbers]
 
 
 def _make_wallet(number: int, spec: SampleSpec, tags: Pseudonymizer, rng: Random) -> Wallet:
@@ -493,15 +497,19 @@ UNTIMELY_CODE = "TIMESTAMP_OUT_OF_RANGE"
 
 
 class RequestSimulator:
-    """:ivar wallets: all wallets, including those that have yet to join."""
+    """
+    :param numbers: of the wallets.
+    :ivar wallets: all wallets, including those that have yet to join.
+    """
 
-    def __init__(self, world: Simulation) -> None:
+    def __init__(self, world: Simulation, rng: Random, numbers: range) -> None:
         spec = world.spec
-        self.world, self.rng = world, world.rng
+        self.world, self.rng = world, rng
         self.tags = Pseudonymizer("keyed", PseudonymKey(1, spec.seed.to_bytes(32, "big")))
-        self.wallets = make_wallets(spec, self.tags, self.rng)
+        self.wallets = make_wallets(spec, self.tags, self.rng, numbers)
         self._senders = ZipfSampler(self.wallets, self.rng)
-        self._ids = 0
+        # Ids of messages differ from those of other simulators.
+        self._ids = numbers.start << 40
 
     def log_request(
         self,

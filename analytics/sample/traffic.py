@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
+from itertools import cycle
+from random import Random
 from typing import Any
 
 from analytics.sample.ground_truth import DAY_S, HOUR_S, Incident
@@ -30,6 +32,11 @@ _FETCH_BATCH = 50
 _PUSH_TIMEOUT_S = 60.0
 # Share of pushes to dead sockets.
 _DEAD_SOCKET_SHARE = 0.012
+_WALLETS_PER_PHONE = 8
+_PUSH_SERVICES = (("fcm",), ("apns",), ("webpush",), ("fcm", "apns"))
+_WAKEUP_INTERVAL_S = 20.0
+# Shares of requests to push services, and of wake-ups that the wallet responds to.
+_DEAD_TOKEN_SHARE, _UNAVAILABLE_SHARE, _RESPONSE_SHARE = 0.02, 0.03, 0.8
 
 
 class TrafficSimulator(RequestSimulator):
@@ -38,21 +45,19 @@ class TrafficSimulator(RequestSimulator):
     :ivar vanishing: whether the next queued message vanishes.
     """
 
-    def __init__(self, world: Simulation) -> None:
-        super().__init__(world)
+    def __init__(
+        self, world: Simulation, rng: Random | None = None, numbers: range | None = None, messages_per_day: int = 0
+    ) -> None:
+        super().__init__(world, rng or world.rng, numbers or range(world.spec.wallets))
         self._recipients = ZipfSampler(self.rng.sample(self.wallets, len(self.wallets)), self.rng)
+        self._messages_per_day = messages_per_day or world.spec.messages_per_day
         self.flow = 1.0
         self.vanishing = False
 
     def begin(self) -> None:
         """Schedule the traffic of the month."""
         world = self.world
-        for hour in range(world.spec.days * 24):
-            world.schedule(world.spec.begin + hour * HOUR_S, self._hour)
-        for wallet in self.wallets:
-            if wallet.joined:
-                world.schedule(wallet.joined, self._join, wallet)
-            world.schedule(max(world.now, wallet.joined) + self.rng.random() * wallet.pace, self._visit, wallet)
+        self.begin_wallets()
         for number, fault in enumerate(COMMON_FAULTS):
             # So that none of these is new later.
             world.schedule(world.spec.begin + HOUR_S * (1 + number), self.log_refusal, fault)
@@ -60,12 +65,22 @@ class TrafficSimulator(RequestSimulator):
             for day in range(4 + slot.number % 2, world.spec.days, 11):
                 world.schedule(world.spec.begin + day * DAY_S + 4 * HOUR_S + 300 * slot.number, self.restart, slot)
 
+    def begin_wallets(self) -> None:
+        """Schedule messages to the wallets, and their visits."""
+        world = self.world
+        for hour in range(world.spec.days * 24):
+            world.schedule(world.spec.begin + hour * HOUR_S, self._hour)
+        for wallet in self.wallets:
+            if wallet.joined:
+                world.schedule(wallet.joined, self._join, wallet)
+            world.schedule(max(world.now, wallet.joined) + self.rng.random() * wallet.pace, self._visit, wallet)
+
     # --- sending --------------------------------------------------------------------------------------------------
 
     def _hour(self) -> None:
         spec, now = self.world.spec, self.world.now
         grown = (1 + spec.growth) ** ((now - spec.begin) / DAY_S)
-        mean = spec.messages_per_day / 24 * get_activity(now) * grown * self.flow
+        mean = self._messages_per_day / 24 * get_activity(now) * grown * self.flow
         for _ in range(max(0, round(self.rng.gauss(mean, mean**0.5)))):
             self.world.schedule(now + self.rng.random() * HOUR_S, self._send)
 
@@ -341,6 +356,59 @@ class TrafficSimulator(RequestSimulator):
     def _reconnect(self, wallet: Wallet) -> None:
         if self.world.now >= wallet.away:
             self.connect(wallet, self.pick_running_process())
+
+
+class PhoneSimulator(TrafficSimulator):
+    """
+    Wallets on phones: without sockets, and woken by push notifications.
+
+    Their random numbers are their own, so that other traffic does not depend on them.
+    """
+
+    def __init__(self, world: Simulation) -> None:
+        spec = world.spec
+        numbers = range(spec.wallets, spec.wallets + max(1, spec.wallets // _WALLETS_PER_PHONE))
+        rng = Random(f"phones {spec.seed}")
+        super().__init__(world, rng, numbers, max(1, spec.messages_per_day // _WALLETS_PER_PHONE))
+        for wallet, services in zip(self.wallets, cycle(_PUSH_SERVICES), strict=False):
+            wallet.services = services
+
+    def deliver(self, recipient: Wallet, sender: Wallet | None) -> Message:
+        """Accept a message, and wake the recipient."""
+        message = super().deliver(recipient, sender)
+        if self.world.now - recipient.woken >= _WAKEUP_INTERVAL_S:
+            self._wake(recipient)
+        return message
+
+    def connect(self, wallet: Wallet, number: int) -> None:
+        """Fetch queued messages."""
+        self._fetch(wallet, number, None)
+
+    def _wake(self, wallet: Wallet) -> None:
+        """Send requests to all devices; the wallet responds if it can."""
+        world, rng = self.world, self.rng
+        wallet.woken = world.now
+        for service in wallet.services:
+            duration = min(9.0, self.sample_lognormal(0.12, 0.7))
+            world.schedule(world.now + duration, self._log_wakeup, wallet, service, duration)
+        if world.now >= wallet.away and rng.random() < _RESPONSE_SHARE:
+            world.schedule(world.now + min(3000.0, self.sample_lognormal(4, 1.2)), self._respond, wallet)
+
+    def _log_wakeup(self, wallet: Wallet, service: str, duration: float) -> None:
+        slot, chance = self.world.slots[self.pick_running_process()], self.rng.random()
+        about = {"did": wallet.did, "proto": wallet.proto, "service": service}
+        outcome, code, status = "sent", None, 200
+        if chance < _DEAD_TOKEN_SHARE:
+            outcome, code, status = "gone", "UNREGISTERED", 404
+        elif chance < _DEAD_TOKEN_SHARE + _UNAVAILABLE_SHARE:
+            outcome, code, status = "retry", "UNAVAILABLE", 503
+        answer = {"outcome": outcome, "code": code, "status": status, "age_ms": 0, "dur_ms": duration * 1000}
+        self.log_event(slot, "push.wake", **about, **answer)
+        if outcome == "gone":
+            self.log_event(slot, "push.forget", **about, reason=code)
+
+    def _respond(self, wallet: Wallet) -> None:
+        self.connect(wallet, self.pick_running_process())
 
 
 NEW_ERROR_CODE = "e.p.msg.routing-loop"

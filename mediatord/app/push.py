@@ -102,8 +102,10 @@ class PushSubsystem:
             self.registry = DeviceRegistry(
                 self._store,
                 sealer,
+                core.registrations,
                 tuple(services),
                 settings.max_devices,
+                self.mediator_id,
                 vapid_public_key=vapid_public_key,
                 allow_http=bool(config.outbound.allow_private),
             )

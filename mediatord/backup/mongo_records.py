@@ -12,6 +12,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any, NamedTuple, TypeAlias
@@ -27,6 +28,7 @@ from mediatord.backup.records import (
     RECORD_FIELDS,
     AccountRecord,
     BackupError,
+    DeviceRecord,
     InvalidArchiveError,
     MessageRecord,
     PendingEventRecord,
@@ -37,6 +39,7 @@ from mediatord.backup.records import (
     RegistrationRecord,
     StoredEventRecord,
     StoreRecord,
+    WakeupRecord,
     batch_by_size,
     require_empty_counts,
     resolve_seen_at,
@@ -169,6 +172,7 @@ class _CollectionMapping(NamedTuple):
         `party` have its DID only if that is renamed.
     :param order: `seq`, the order of arrival, or `_id`.
     :param constants: further fields.
+    :param owner: field with the id of an account or the key of a party, one of which the record belongs to.
     """
 
     collection: Collection
@@ -176,6 +180,7 @@ class _CollectionMapping(NamedTuple):
     keys: dict[str, str] = {}
     order: str = "seq"
     constants: MongoDocument = {}
+    owner: str = ""
 
 
 _RECIPIENT_KEYS = {"party": "recipient", "sender": "sender"}
@@ -207,13 +212,20 @@ _MAPPINGS = {
     "public_event": _CollectionMapping(
         schema.PUBLIC_EVENTS, {"timestamp": "at", "signature": "event_signature"}, {"party": "publisher"}
     ),
+    "device": _CollectionMapping(schema.DEVICES, owner="owner"),
+    "wakeup": _CollectionMapping(
+        schema.WAKEUPS, {"polled_at": "polled", "woken_at": "woken"}, order="_id", owner="_id"
+    ),
 }
+# Fields of documents of WAKEUPS with times, as dates.
+_WAKEUP_TIMES = ("polled", "woken")
 
 
 def _map_fields(kind: str) -> dict[str, str]:
     mapping = _MAPPINGS[kind]
     names = {"id": "_id"} | mapping.renamed
-    found = [field for field in RECORD_FIELDS[kind] if field in names or field != mapping.keys.get("party")]
+    party = mapping.keys.get("party")
+    found = [field for field in RECORD_FIELDS[kind] if field in names or field != party]
     return {field: names.get(field, field) for field in found}
 
 
@@ -242,22 +254,18 @@ class MongoRecordSource(RecordSource):
         self._find_did = lru_cache(_BATCH_DOCUMENTS)(self._find_party_did)
 
     def count(self, kind: str) -> int:
-        if kind not in _MAPPINGS:
-            return 0
-        return self._database[_MAPPINGS[kind].collection.name].count_documents({}, session=self._session, hint="_id_")
+        mapping = _MAPPINGS[kind]
+        collection = self._database[mapping.collection.name]
+        if mapping.owner:
+            steps = [*_build_owned_stages(mapping), {"$count": "number"}]
+            return sum([one["number"] for one in collection.aggregate(steps, session=self._session)])
+        return collection.count_documents({}, session=self._session, hint="_id_")
 
     def read(self, kind: str) -> Iterator[dict[str, Any]]:
-        if kind not in _MAPPINGS:
-            return
         mapping = _MAPPINGS[kind]
-        collection, party = mapping.collection, mapping.keys.get("party")
+        party = mapping.keys.get("party")
         self._check()
-        if mapping.order == "seq":
-            payloads = collection.payloads if isinstance(collection, PartyCollection) else None
-            documents = self._read_in_order(collection.name, payloads.name if payloads else "")
-        else:
-            documents = self._database[collection.name].find({}, session=self._session).sort("_id", 1)
-        for one in documents:
+        for one in self._read_documents(mapping):
             values = {field: one.get(name) for field, name in _DOCUMENT_FIELDS[kind].items()}
             fields = {
                 field: value.binary if isinstance(value, ObjectId) else value for field, value in values.items()
@@ -274,6 +282,21 @@ class MongoRecordSource(RecordSource):
                     fields["processed"] = unprocessed not in one["labels"]
             yield fields
         self._check()
+
+    def _read_documents(self, mapping: _CollectionMapping) -> Iterator[MongoDocument]:
+        collection = mapping.collection
+        if mapping.owner:
+            return self._read_owned(mapping)
+        if mapping.order == "seq":
+            payloads = collection.payloads if isinstance(collection, PartyCollection) else None
+            return self._read_in_order(collection.name, payloads.name if payloads else "")
+        return self._database[collection.name].find({}, session=self._session).sort("_id", 1)
+
+    def _read_owned(self, mapping: _CollectionMapping) -> Iterator[MongoDocument]:
+        """Documents in order of arrival, or of their accounts, and then of the DIDs of their parties."""
+        order = {"seq": 1} if mapping.order == "seq" else {"identity": 1, mapping.owner: 1}
+        steps = [*_build_owned_stages(mapping), {"$sort": order}]
+        yield from self._database[mapping.collection.name].aggregate(steps, session=self._session, allowDiskUse=True)
 
     def _read_in_order(self, collection: str, payloads: str) -> Iterator[MongoDocument]:
         """
@@ -301,6 +324,30 @@ class MongoRecordSource(RecordSource):
         if found is None:
             raise BackupError("the MongoDB database is damaged: a document refers to a party that does not exist")
         return str(found["did"])
+
+
+def _build_owned_stages(mapping: _CollectionMapping) -> list[MongoDocument]:
+    """
+    Build the stages that find documents with an owner that exists, and for those of parties their DID as `identity`.
+    Others are left behind by a process that was killed, or by a former version.
+    """
+    owner: MongoDocument = {"localField": mapping.owner, "foreignField": "_id"}
+    account = {**owner, "from": ACCOUNTS.name, "pipeline": [{"$project": {"_id": 1}}], "as": "accounts"}
+    party = {**owner, "from": PARTIES.name, "pipeline": [{"$project": {"did": 1}}], "as": "parties"}
+    stages: list[MongoDocument] = []
+    if mapping.collection is schema.WAKEUPS:
+        stages.append({"$match": {"$or": [{name: {"$exists": True}} for name in _WAKEUP_TIMES]}})
+    stages += [
+        {"$lookup": account},
+        {"$lookup": party},
+        {"$match": {"$or": [{"accounts": {"$ne": []}}, {"parties": {"$ne": []}}]}},
+        {"$set": {"account": {"$first": "$accounts._id"}, "identity": {"$first": "$parties.did"}}},
+        {"$project": {"accounts": 0, "parties": 0}},
+    ]
+    if mapping.collection is schema.WAKEUPS:
+        seconds = {name: {"$divide": [{"$toLong": f"${name}"}, 1000]} for name in _WAKEUP_TIMES}
+        stages.append({"$set": seconds})
+    return stages
 
 
 @contextmanager
@@ -335,7 +382,8 @@ class ImportBatch:
 
     :param first: position of the first record in the archive, from 1.
     :ivar documents: to be inserted, by collection.
-    :ivar counters: of accounts and recipients by their ids, and of parties by their DIDs, by collection.
+    :ivar counters: of accounts and recipients by their ids, and of parties by their DIDs, by collection; likewise the
+        times of wake-ups by owner.
     """
 
     def __init__(self, first: int, records: Sequence[StoreRecord]) -> None:
@@ -346,6 +394,9 @@ class ImportBatch:
 
     def _add(self, record: StoreRecord, place: Timestamp) -> None:
         mapping = _MAPPINGS[record.kind]
+        if isinstance(record, DeviceRecord | WakeupRecord):
+            self._add_owned(record, place)
+            return
         document = {name: getattr(record, field) for field, name in _DOCUMENT_FIELDS[record.kind].items()}
         document |= mapping.constants
         document |= {name: make_party_key(getattr(record, field)) for name, field in mapping.keys.items()}
@@ -390,6 +441,24 @@ class ImportBatch:
                 return build_public_event(one.to_event(), document["party"])
         return document
 
+    def _add_owned(self, record: DeviceRecord | WakeupRecord, place: Timestamp) -> None:
+        """Add a device or a wake-up. Polls are recorded in a document that everyone with a device has."""
+        if record.account is not None:
+            owner: Any = _make_object_id(record.account)
+        else:
+            identity = record.identity or ""
+            owner = make_party_key(identity)
+            self._count(PARTIES, identity)
+        times = self.counters[schema.WAKEUPS.name].setdefault(owner, {})
+        if isinstance(record, WakeupRecord):
+            found = {"polled": record.polled_at, "woken": record.woken_at}
+            times |= {name: datetime.fromtimestamp(time, UTC) for name, time in found.items() if time is not None}
+            return
+        document = {"_id": record.id, "owner": owner, "service": record.service, "sealed": record.sealed}
+        if record.expires_at is not None:
+            document["expires_at"] = record.expires_at
+        self.documents[schema.DEVICES.name].append({**document, "seq": place})
+
     def _count(self, collection: Collection, key: Any, **more: Any) -> None:
         counters = self.counters[collection.name].setdefault(key, {})
         for name, value in more.items():
@@ -403,7 +472,9 @@ def _make_object_id(number: int) -> ObjectId:
 
 
 def _make_counter_update(collection: str, key: Any, counters: Mapping[str, Any]) -> UpdateOne:
-    """:param key: as in :attr:`ImportBatch.counters`; a party may not exist yet."""
+    """:param key: as in :attr:`ImportBatch.counters`; a party or wake-up may not exist yet."""
+    if collection == schema.WAKEUPS.name:
+        return UpdateOne({"_id": key}, [{"$set": {**counters, "changed": "$$NOW"}}], upsert=True)
     sums = {name: value for name, value in counters.items() if name not in _MAXIMA}
     if collection == ACCOUNTS.name:
         return UpdateOne({"_id": key}, {"$inc": sums, "$max": {"places": counters["places"]}})
@@ -429,6 +500,8 @@ _SIZE_CHECK_BYTES = 8_000_000
 # Overhead of each text, and of its index entries.
 _TEXT_OVERHEAD_BYTES = 64
 _CONTRADICTION = "the archive is inconsistent: a record refers to a missing one of {}"
+# Collections whose documents of `ImportBatch.counters` are created where they are missing.
+_UPSERTED = (PARTIES.name, schema.WAKEUPS.name)
 _REFUSALS = {
     RECIPIENTS.name: "a recipient DID is registered twice in different forms",
     ACCOUNTS.name: f"a DID of {ACCOUNTS.name} occurs twice in different forms",
@@ -450,8 +523,6 @@ class MongoRecordTarget:
         self._owner = secrets.token_hex(12)
 
     def accept(self, record: StoreRecord) -> None:
-        if record.kind not in _MAPPINGS:
-            raise InvalidArchiveError(f"MongoDB has no records of kind {record.kind}")
         values = [value if isinstance(value, tuple) else (value,) for _, value in record]
         texts = [one for some in values for one in some if isinstance(one, str | bytes)]
         # No character has more bytes.
@@ -501,7 +572,7 @@ class MongoRecordTarget:
             for collection, counters in batch.counters.items():
                 updates = [_make_counter_update(collection, key, more) for key, more in counters.items()]
                 matched = self._database[collection].bulk_write(updates, session=session).matched_count
-                if collection != PARTIES.name and matched < len(updates):
+                if collection not in _UPSERTED and matched < len(updates):
                     raise BackupError(_CONTRADICTION.format(collection))
 
         self._session.with_transaction(write)

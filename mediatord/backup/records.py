@@ -50,6 +50,8 @@ def shorten_value(value: object) -> str:
 _CanonicalDID = Annotated[str, AfterValidator(canonicalize_did)]
 _Number = Annotated[int, Field(ge=1, lt=1 << 32)]
 _Natural = Annotated[int, Field(ge=0, lt=1 << 31)]
+# As exact as MongoDB stores it.
+_Milliseconds = Annotated[float, AfterValidator(lambda time: round(time, 3))]
 
 
 class _BaseRecord(BaseModel):
@@ -256,11 +258,14 @@ class DeviceRecord(_OwnedRecord):
 
 
 class WakeupRecord(_OwnedRecord):
-    """When an account or identity was last woken, and last asked for messages; None for never."""
+    """
+    When an account or identity was last woken, and last asked for messages; None for never. In order of accounts, and
+    then of the DIDs of identities.
+    """
 
     kind: Literal["wakeup"] = "wakeup"
-    polled_at: float | None
-    woken_at: float | None
+    polled_at: _Milliseconds | None
+    woken_at: _Milliseconds | None
 
 
 StoreRecord: TypeAlias = (

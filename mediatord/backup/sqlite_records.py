@@ -158,7 +158,7 @@ _TABLES = {
     "wakeup": _TableMapping(
         read=_GET_OWNER,
         write=_OWNER,
-        order="owner",
+        order=f"owner < 0, max(owner, 0), {_GET_DID.format('-owner')}",
         where="(polled_at IS NOT NULL OR woken_at IS NOT NULL)",
         parties={"identity": "owner"},
     ),

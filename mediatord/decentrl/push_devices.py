@@ -28,7 +28,7 @@ async def set_device(context: DecentrlContext, request: CommandRequest, payload:
     plaintext = decrypt_for_mediator(context, payload.encrypted_push_device, payload.sender_ephemeral_public_key)
     device = _parse_device(devices, plaintext)
     try:
-        await devices.set_device(request.sender, device)
+        await devices.set_device(request.sender, device, request.record.peer)
     except MediationNotGranted:
         # Its registration has ended since the guard was checked.
         raise UnauthorizedCommand from None
@@ -45,8 +45,9 @@ async def query(context: DecentrlContext, request: CommandRequest, payload: Quer
     sealed, public = _encrypt_for_sender(encoding.dumps(found), payload.sender_ephemeral_public_key)
     reply: dict[str, Any] = {
         "services": devices.services,
+        "mediator": devices.mediator_id,
         "encrypted_push_devices": sealed,
-        "mediator_ephemeral_public_key": public,
+        "ephemeral_public_key": public,
     }
     if devices.vapid_public_key is not None:
         reply["vapid_public_key"] = devices.vapid_public_key

@@ -39,13 +39,14 @@ class PushNotifications:
         :raise MissingDeviceValue: some values are null, and others are not.
         :raise InvalidBody: a value is malformed.
         :raise TooManyDevices: the account has too many.
+        :raise RegistrationLimitExceeded: the address has registered too much.
         """
         message = request.received.message
         device = self._devices.parse_device(service, protocol.extract_values(message.require_body()))
         if device is None:
             await self._devices.remove_devices(account.did, service)
         else:
-            await self._devices.set_device(account.did, device)
+            await self._devices.set_device(account.did, device, request.origin.peer)
         return replace(self._packer.answer(message, protocol.type("ack"), ACK_BODY), ack=(message.id,))
 
     async def _get(

@@ -149,11 +149,12 @@ def _list_features(max_receive_bytes: int) -> list[dict[str, Any]]:
 
 
 def _list_push_features(devices: DeviceRegistry) -> list[dict[str, Any]]:
-    """Protocols of the configured services; that of Web Push with the key that subscriptions are bound to."""
-    features: list[dict[str, Any]] = [
-        {"feature-type": "protocol", "id": PUSH_PROTOCOLS[service].uri, "roles": [NOTIFICATION_SENDER]}
-        for service in devices.services
-    ]
+    """
+    Protocols of the configured services, with what wake-ups contain; that of Web Push with the key that subscriptions
+    are bound to.
+    """
+    shared = {"feature-type": "protocol", "roles": [NOTIFICATION_SENDER], "mediator": devices.mediator_id}
+    features: list[dict[str, Any]] = [{"id": PUSH_PROTOCOLS[service].uri, **shared} for service in devices.services]
     for feature in features:
         if feature["id"] == PUSH_PROTOCOLS["webpush"].uri:
             feature["vapid_public_key"] = devices.vapid_public_key

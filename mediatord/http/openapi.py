@@ -178,9 +178,10 @@ _REPLIES: dict[str, dict[str, Any]] = {
     "PushDevices": {
         "payload": {
             "services": [{"fcm", "apns", "webpush"}],
+            "mediator": str,
             "vapid_public_key?": str,
             "encrypted_push_devices": str,
-            "mediator_ephemeral_public_key": str,
+            "ephemeral_public_key": str,
         }
     },
     "EventsPage": _page("events", id=str, payload=str, encrypted_tags=[str], timestamp=float),

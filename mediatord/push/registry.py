@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from mediatord.errors import UnsupportedMessageType
+from mediatord.errors import MediatorError, UnsupportedMessageType
 from mediatord.push.device_json import parse_device
 from mediatord.push.devices import SERVICE_NAMES, DeviceSealer, PushDevice, ServiceName
+from mediatord.ratelimit.registration import RegistrationQuota
 from mediatord.store.interfaces.devices import IDeviceStore
 
 
@@ -15,8 +16,10 @@ class DeviceRegistry:
     """
     Devices of DIDComm accounts and Decentrl identities, sealed in the store.
 
+    :param quota: charges addresses for the bytes of new devices.
     :param services: those that are configured; devices of others are not accepted.
     :param max_devices: of one owner.
+    :param mediator_id: what wake-ups contain, so that a wallet knows which of its mediators has something.
     :param vapid_public_key: key of this mediator that browsers bind subscriptions to: 65 bytes, base64url without
         padding; None without Web Push.
     :param allow_http: whether subscriptions of Web Push may be reached without TLS.
@@ -27,8 +30,10 @@ class DeviceRegistry:
         self,
         store: IDeviceStore,
         sealer: DeviceSealer,
+        quota: RegistrationQuota,
         services: Collection[ServiceName],
         max_devices: int,
+        mediator_id: str,
         *,
         vapid_public_key: str | None = None,
         allow_http: bool = False,
@@ -36,9 +41,11 @@ class DeviceRegistry:
         if "webpush" in services and vapid_public_key is None:
             raise ValueError("Web Push requires a VAPID key")
         self.services = tuple(name for name in SERVICE_NAMES if name in services)
+        self.mediator_id = mediator_id
         self.vapid_public_key = vapid_public_key
         self._store = store
         self._sealer = sealer
+        self._quota = quota
         self._max_devices = max_devices
         self._allow_http = allow_http
 
@@ -51,18 +58,27 @@ class DeviceRegistry:
         """
         return parse_device(service, members, allow_http=self._allow_http)
 
-    async def set_device(self, owner: str, device: PushDevice) -> None:
+    async def set_device(self, owner: str, device: PushDevice, peer: str) -> None:
         """
         Register a device, replace its registration, or move it here from another owner.
 
+        :param peer: address to charge for it, unless the owner has it already.
         :raise MediationNotGranted: there is no such account or registered identity.
         :raise TooManyDevices: it is one too many.
+        :raise RegistrationLimitExceeded: the address has registered too much; likewise RegistrationCapacityExceeded.
         :raise UnsupportedMessageType: its service is not configured.
         """
         sealed = self._sealer.seal(device)
         if sealed.service not in self.services:
             raise UnsupportedMessageType
-        await self._store.set_device(owner, sealed, self._max_devices)
+        others = await self._store.list_devices(owner, sealed.service)
+        size = 0 if any(one.id == sealed.id for one in others) else len(sealed.sealed)
+        await self._quota.charge(peer, size)
+        try:
+            await self._store.set_device(owner, sealed, self._max_devices)
+        except MediatorError:
+            self._quota.refund(peer, size)
+            raise
 
     async def get_devices(self, owner: str, service: ServiceName | None = None) -> list[PushDevice]:
         """

@@ -232,20 +232,23 @@ class PushDevices:
     Devices for push notifications.
 
     :param services: that the mediator has configured.
+    :param mediator: its id in wake-ups.
     :param vapid_public_key: for `PushManager.subscribe()`; None without Web Push.
     :param devices: in order of registration; each with `service`, and the values that it was registered with.
     """
 
     services: tuple[str, ...]
+    mediator: str
     vapid_public_key: str | None
     devices: list[dict[str, Any]] = field(repr=False)
 
 
 class _PushDevicesPayload(WireModel):
     services: list[str]
+    mediator: str
     vapid_public_key: str | None = None
     encrypted_push_devices: Annotated[str, Field(repr=False)]
-    mediator_ephemeral_public_key: str
+    ephemeral_public_key: str
 
 
 class _Pagination(WireModel):
@@ -993,13 +996,11 @@ class DecentrlWallet:
         reply = await self.ask({"type": "QUERY_PUSH_DEVICES", "sender_ephemeral_public_key": encode_base64(public)})
         try:
             found = _PushDevicesPayload.model_validate(reply["payload"])
-            secret = crypto.derive_shared_secret(
-                private, crypto.decode_public_key(found.mediator_ephemeral_public_key)
-            )
+            secret = crypto.derive_shared_secret(private, crypto.decode_public_key(found.ephemeral_public_key))
             devices = encoding.loads(crypto.decrypt(found.encrypted_push_devices, secret))
         except (KeyError, ValueError):
             raise UnreadableMessage("not a list of devices") from None
-        return PushDevices(tuple(found.services), found.vapid_public_key, devices)
+        return PushDevices(tuple(found.services), found.mediator, found.vapid_public_key, devices)
 
     async def remove_push_devices(self, service: PushServiceName) -> None:
         """Remove all devices of one service."""

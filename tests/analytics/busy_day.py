@@ -351,6 +351,29 @@ def make_load_rows() -> Rows:
     }
 
 
+def make_push_rows() -> Rows:
+    requests = {("fcm", "sent"): 900, ("fcm", "gone"): 90, ("webpush", "sent"): 80, ("webpush", "retry"): 30}
+    wakeups = {"*": (800, 480), "fcm": (760, 450), "webpush": (80, 50)}
+    percentiles = {"p50_ms": 2_500.0, "p90_ms": 31_000.0, "p99_ms": 1_900_000.0}
+    codes = {"gone": "UNREGISTERED", "retry": HOSTILE}
+    return {
+        "push_daily": [
+            *(
+                {"event": "push.wake", "service": name, "result": result, "code": codes.get(result, ""), "n": n}
+                for (name, result), n in requests.items()
+            ),
+            {"event": "push.forget", "service": "fcm", "result": "UNREGISTERED", "code": "", "n": 120},
+        ],
+        "wakeups_daily": [
+            {"service": name, "n": n, "missed": missed, "missed_share": missed / n, **percentiles}
+            for name, (n, missed) in wakeups.items()
+        ],
+        "wakeups_missed_top": [
+            {"rank": n, "did": f"{n * 104_729:032x}", "n": 90 // n, "services": "fcm, webhook"} for n in range(1, 13)
+        ],
+    }
+
+
 def make_participant_rows() -> Rows:
     def make_top_rows(name: str) -> list[dict[str, Any]]:
         return [
@@ -395,6 +418,7 @@ BUSY_ROWS: Rows = {
         make_message_rows(),
         make_log_rows(),
         make_load_rows(),
+        make_push_rows(),
         make_participant_rows(),
     )
     for table, rows in part.items()

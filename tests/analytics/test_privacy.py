@@ -20,11 +20,10 @@ from pyspark.sql import functions as F
 
 from analytics.errors import AnalyticsError
 from analytics.job import Job, Span
-from analytics.jobs.latency_and_cost import COST_JOB
 from analytics.jobs.node_comparison import NODES_JOB
 from analytics.jobs.refusals import ERRORS_JOB, LIMITS_JOB, REPLAY_JOB
 from analytics.jobs.senders_and_recipients import RECIPIENTS_JOB, RETENTION_JOB, TALKERS_JOB
-from analytics.jobs.traffic_and_queues import QUEUES_JOB
+from analytics.jobs.traffic_and_latency import COST_JOB, QUEUES_JOB
 from analytics.privacy import FORGOTTEN_PSEUDONYM, PseudonymKeyFile, pseudonymize_table
 from analytics.schema import TABLES
 from analytics.settings import Settings

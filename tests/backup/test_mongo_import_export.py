@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any
 
+from bson import ObjectId
 from twisted.internet.defer import Deferred
 
 from mediatord.backup import mongo_records
@@ -28,12 +30,15 @@ from mediatord.backup.records import (
     StoredEventRecord,
 )
 from mediatord.store.interfaces.cluster_and_quotas import ClusterNode
+from mediatord.store.interfaces.devices import DEVICE_ID_BYTES, Device
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import Account as InterfaceAccount
 from mediatord.store.interfaces.store import StoreUnusable
 from mediatord.store.mongo.store import MongoStore
 from tests.replica_set import ReplicaSet
 from tests.store.mongo.mongo_test_case import ALICE, CLOCK, MongoTestCase, authenticated_server, start_until_exit
+
+DEVICE = Device(bytes(DEVICE_ID_BYTES), "fcm", b"sealed")
 
 
 class RefusalTests(MongoTestCase):
@@ -71,6 +76,32 @@ class RefusalTests(MongoTestCase):
         self.assertIn("is not empty (1 accounts, 1 recipient DIDs)", error)
         self.assertEqual(self.documents["accounts"].count_documents({}), 1)
         await (await self.open_store()).close()
+
+    async def test_export_leaves_out_devices_without_owner(self) -> None:
+        """Devices and wake-ups whose owner is gone are not exported; polls of others are recorded after an import."""
+        store = await self.open_store()
+        await store.devices.set_device(ALICE, DEVICE, 1)
+        await store.close()
+        owners = ObjectId(), bytes(16)
+        self.documents["devices"].insert_many([{"_id": n, "owner": one} for n, one in enumerate(owners)])
+        self.documents["wakeups"].insert_many([{"_id": one, "woken": datetime.now(UTC)} for one in owners])
+        exported = await self.run_in_thread(self.export_and_drop)
+        self.assertEqual((exported["device"], exported["wakeup"]), (1, 0))
+        self.assertEqual(await self.run_in_thread(self.import_into, self.archive), exported)
+        store = await self.open_store()
+        self.assertEqual(await store.devices.list_devices(ALICE), [DEVICE])
+        await store.devices.record_polls({ALICE: 1.0})
+        self.assertIn("polled", self.documents["wakeups"].find_one({}) or {})
+
+    def export_and_drop(self) -> RecordCounts:
+        """Export, and drop all collections."""
+        self.archive.unlink()
+        with open_mongodb_source(self.uri, offline=False, stopped=False) as source:
+            counts = source.counts()
+            self.assertEqual(write_archive(self.archive, source.backend, source.records()), counts)
+        for name in self.documents.list_collection_names():
+            self.documents.drop_collection(name)
+        return counts
 
     def test_too_large_records(self) -> None:
         """Records that are too large are refused before anything is written, one large text or many."""

@@ -133,7 +133,8 @@ def test_reports_problems_of_environment(config_path: Path, capsys: Capture) -> 
 
 def test_checks_configured_pseudonym_key_file(config_path: Path, capsys: Capture) -> None:
     """Only the file of `log.key_file`, relative to the configuration."""
-    edit_config(config_path, ("key_file: null", "key_file: state/pseudonyms"))
+    before, _, after = config_path.read_text().rpartition("key_file: null")  # others are those of push services
+    config_path.write_text(f"{before}key_file: state/pseudonyms{after}")
     (config_path.parent / "log.key").chmod(0o604)
     ((_, key, words),) = read_problems(config_path, 1, capsys)
     assert key == "log.key_file"

@@ -13,7 +13,6 @@ from mediatord.protocol.decentrl.crypto import (
     decode_public_key,
     decrypt,
     derive_shared_secret,
-    encrypt,
     generate_key_pair,
 )
 from mediatord.protocol.encoding import encode_base64
@@ -34,22 +33,15 @@ INVALID = (400, "INVALID_COMMAND")
 
 
 def seal_device(identity: InMemoryIdentity, device: Any) -> dict[str, Any]:
-    """Members of SET_PUSH_DEVICE with any JSON, or with the given text, encrypted to the mediator."""
-    private, public = generate_key_pair()
-    (agreement,) = identity.in_memory.base.identity.now.web_document["keyAgreement"][:1]
-    secret = derive_shared_secret(private, decode_public_key(agreement["publicKeyMultibase"]))
-    plaintext = device if isinstance(device, bytes) else encoding.dumps(device)
-    return {
-        "encrypted_push_device": encrypt(plaintext, secret),
-        "sender_ephemeral_public_key": encode_base64(public),
-    }
+    """Members of SET_PUSH_DEVICE with any JSON, or with the given text."""
+    return identity.encrypt_push_device(device if isinstance(device, bytes) else encoding.dumps(device))
 
 
 def list_devices(identity: InMemoryIdentity) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Devices of an identity, decrypted, and the payload that they came in."""
     private, public = generate_key_pair()
     payload = identity.answer(QUERY, sender_ephemeral_public_key=encode_base64(public))["payload"]
-    secret = derive_shared_secret(private, decode_public_key(payload["mediator_ephemeral_public_key"]))
+    secret = derive_shared_secret(private, decode_public_key(payload["ephemeral_public_key"]))
     devices: list[dict[str, Any]] = json.loads(decrypt(payload["encrypted_push_devices"], secret))
     return devices, payload
 
@@ -168,7 +160,9 @@ class DeviceCommandTests(SynchronousTestCase):
 class FailureTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.store = FakeDeviceStore()
-        self.in_memory = InMemoryMediator(self, devices=lambda _: make_registry(self.store, ["apns"]))
+        self.in_memory = InMemoryMediator(
+            self, devices=lambda core: make_registry(self.store, core.registrations, ["apns"])
+        )
         self.alice = InMemoryIdentity(self.in_memory, "alice")
         self.alice.register()
 

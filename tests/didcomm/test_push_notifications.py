@@ -11,12 +11,12 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.didcomm.replay_protection import LONG_RETENTION, REPLAY_WINDOW
 from mediatord.errors import StoreUnavailable
 from mediatord.protocol.didcomm.push_notifications import PUSH_PROTOCOLS, PushServiceName
-from mediatord.push.registry import DeviceRegistry
 from mediatord.wallet.didcomm_messages import anoncrypt, authcrypt, compose_message
 from tests.in_memory_mediator import InMemoryMediator, InMemoryWallet, code_of
 from tests.push.registries import (
     APNS,
     FCM,
+    MEDIATOR_ID,
     VAPID_PUBLIC_KEY,
     FakeDeviceStore,
     make_core_registry,
@@ -192,7 +192,7 @@ class RegistrationTests(SynchronousTestCase):
 class ReplayTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.store = FakeDeviceStore()
-        self.in_memory = InMemoryMediator(self, devices=lambda _: make_registry(self.store))
+        self.in_memory = InMemoryMediator(self, devices=lambda core: make_registry(self.store, core.registrations))
         self.alice = InMemoryWallet(self.in_memory).enrol()
 
     def test_replay_of_a_registration(self) -> None:
@@ -224,12 +224,11 @@ class DisclosureTests(SynchronousTestCase):
     def test_configured_services(self) -> None:
         """Exactly those that are configured are served and disclosed; Web Push with its key."""
         for services in ((), ("fcm",), ("apns", "webpush"), SERVICES):
-            registry: partial[DeviceRegistry] = partial(make_registry, FakeDeviceStore(), services)
-            in_memory = InMemoryMediator(self, devices=lambda _, registry=registry: registry())  # type: ignore[misc]
+            in_memory = InMemoryMediator(self, devices=partial(make_core_registry, services=services))
             found = self.disclosures_of(in_memory, "*push*")
             self.assertEqual({one["id"] for one in found}, {PUSH_PROTOCOLS[name].uri for name in services})
             for one in found:
-                self.assertEqual(one["roles"], ["notification-sender"])
+                self.assertEqual((one["roles"], one["mediator"]), (["notification-sender"], MEDIATOR_ID))
                 wanted = VAPID_PUBLIC_KEY if one["id"] == WEB_URI else None
                 self.assertEqual(one.get("vapid_public_key"), wanted)
             alice = InMemoryWallet(in_memory).enrol()

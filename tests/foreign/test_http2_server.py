@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from ipaddress import IPv4Network
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from twisted.internet import reactor
 from twisted.internet.defer import Deferred, gatherResults
@@ -30,8 +31,9 @@ class NodeServerTests(TestCase):
         node = shutil.which("node")
         if node is None:
             raise SkipTest("node is not installed")
-        directory = Path(self.mktemp())
-        directory.mkdir(parents=True)
+        temporary = TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        directory = Path(temporary.name)
         authority = CertificateAuthority(directory)
         certificate = authority.issue(NAME, [NAME])
         self.process = subprocess.Popen([node, SERVER, certificate], stdout=subprocess.PIPE, text=True)

@@ -27,6 +27,10 @@ from conversation import (
 )
 from steps import ENCRYPTED, TIMEOUT_SECONDS, Response, Steps, get, socket
 
+FCM = "https://didcomm.org/push-notifications-fcm/1.0/"
+APNS = "https://didcomm.org/push-notifications-apns/1.0/"
+WEB_PUSH = "urn:mediatord:web-push/1.0/"
+
 
 async def introduction(library: Library, mediator: Mediator, steps: Steps) -> None:
     """Discover the mediator, resolve and ping it, and query its features."""
@@ -248,6 +252,48 @@ async def authcrypted_forward(library: Library, mediator: Mediator, steps: Steps
         assert opened.message["body"] == {"content": "signed off"}, opened
 
 
+async def push_registration(library: Library, mediator: Mediator, steps: Steps) -> None:
+    """Devices are registered with FCM and Web Push, which alone are configured."""
+    session = await open_session(library, mediator)
+    await session.enrol()
+    with steps.step("disclosed") as detail:
+        queries = [{"feature-type": "protocol", "match": "*push*"}]
+        reply = await session.request(DISCOVER + "queries", {"queries": queries})
+        detail["disclosed"] = disclosed = {d["id"]: d for d in reply["body"]["disclosures"]}
+        assert set(disclosed) == {FCM.rstrip("/"), WEB_PUSH.rstrip("/")}, disclosed
+        key = disclosed[WEB_PUSH.rstrip("/")]["vapid_public_key"]
+        assert len(urlsafe_b64decode(key + "=")) == 65, key
+    device = {"device_token": "bk3RNwTe3H0:CI2k_HHwgIpoDKCIZvvDMExUdFQ3P1", "device_platform": "android"}
+    with steps.step("fcm-set"):
+        reply = await session.request(FCM + "set-device-info", device)
+        assert (reply["type"], reply["body"], reply["ack"]) == (FCM + "ack", {"status": "OK"}, [reply["thid"]]), reply
+    with steps.step("fcm-get"):
+        reply = await session.request(FCM + "get-device-info")
+        assert (reply["type"], reply["body"]) == (FCM + "device-info", device), reply
+    with steps.step("fcm-missing-value"):
+        reply = await session.request(FCM + "set-device-info", {**device, "device_platform": None})
+        assert (reply["type"], reply["body"]["code"]) == (REPORT, "e.p.msg.missing-value"), reply
+    with steps.step("fcm-remove"):
+        await session.request(FCM + "set-device-info", dict.fromkeys(device))
+        reply = await session.request(FCM + "get-device-info")
+        assert reply["body"]["code"] == "e.p.req.not-registered-for-push-notifications", reply
+    subscription = {
+        "endpoint": "https://push.example.net/push/1",
+        "expirationTime": None,
+        # The mediator's key is as good as another one.
+        "keys": {"p256dh": key, "auth": "BTBZMqHH6r4Tts7J_aSIgg"},
+    }
+    with steps.step("web-push"):
+        reply = await session.request(WEB_PUSH + "set-subscription", {"subscription": subscription})
+        assert (reply["type"], reply["body"]) == (WEB_PUSH + "ack", {"status": "OK"}), reply
+        reply = await session.request(WEB_PUSH + "get-subscription")
+        assert reply["type"] == WEB_PUSH + "subscription", reply
+        assert reply["body"] == {"subscription": subscription, "vapid_public_key": key}, reply
+    with steps.step("apns-is-not-configured"):
+        reply = await session.request(APNS + "set-device-info", {"device_token": "ab" * 32})
+        assert (reply["type"], reply["body"]["code"]) == (REPORT, "e.p.msg.unsupported"), reply
+
+
 COMMON = {
     "introduction": introduction,
     "mediation-3": mediation_3,
@@ -256,4 +302,5 @@ COMMON = {
     "live": live,
     "authcrypted-forward": authcrypted_forward,
     "refusals": refusals,
+    "push-registration": push_registration,
 }

@@ -16,6 +16,7 @@ import pytest
 
 from tests.foreign.environments import find_python, run_driver
 from tests.integration.daemon import Daemon
+from tests.integration.push_services import PushServices
 
 DRIVERS = {
     "sicpa": (".venv-sicpa", "sicpa_wallet.py"),
@@ -99,3 +100,15 @@ def test_library_unwraps_rewrapped_forwards() -> None:
     find_python(DRIVERS["sicpa"][0])
     with Daemon({"didcomm": {"rewrap": True}}) as daemon:
         assert_complete(step_log("sicpa", daemon.url, "rewrapped"), "rewrapped")
+
+
+@pytest.mark.parametrize("library", ["sicpa", "indicio-askar"])
+def test_registers_devices_for_push_notifications(library: str) -> None:
+    """With the services that are configured, as Discover Features shows."""
+    find_python(DRIVERS[library][0])
+    services = PushServices()
+    try:
+        with services.prepare_daemon() as daemon:
+            assert_complete(step_log(library, daemon.url, "push-registration"), "push-registration")
+    finally:
+        services.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from h2.config import H2Configuration
@@ -56,8 +57,9 @@ class HTTP2TestCase(TestCase):
     """A client and a scripted server."""
 
     def setUp(self) -> None:
-        directory = Path(self.mktemp())
-        directory.mkdir(parents=True)
+        temporary = TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        directory = Path(temporary.name)
         self.authority = CertificateAuthority(directory)
         self.certificate = self.authority.issue(NAME, [NAME])
         self.server = ScriptedServer()

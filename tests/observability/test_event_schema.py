@@ -50,6 +50,8 @@ SCHEMA = {
     "acct.deny": "did proto reason n_added n_removed",
     "acct.expire": "did proto reason n_added n_removed",
     "acct.update": "did proto reason n_added n_removed",
+    "push.wake": "did proto service outcome code status age_ms dur_ms retry_after_s",
+    "push.forget": "did proto service reason",
     "gauge": "depth bytes rcpts oldest_ms conns rss fds lag_ms",
     "ledger": (
         "proto store all_accepted all_acknowledged all_expired all_evicted all_removed all_withdrawn waiting "

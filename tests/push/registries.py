@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -19,6 +20,15 @@ from mediatord.store.interfaces.devices import Device
 
 FCM = {"device_token": "bk3RNwTe3H0:CI2k_HHwgIpoDKCIZvvDMExUdFQ3P1", "device_platform": "android"}
 APNS = {"device_token": "1234567890abcdef" * 4}
+# Keys of RFC 8291, appendix A.
+SUBSCRIPTION: dict[str, Any] = {
+    "endpoint": "https://push.example.net/push/JzLQ3raZJfFBR0aqvOMsLrt54w4rJUsV",
+    "expirationTime": None,
+    "keys": {
+        "p256dh": "BCVxsr7N_eNgVRqvHtD0zTZsEc6-VV-JvLexhqUzORcxaOzi6-AYWXvTBHm4bjyPjs7Vd8pZGH6SRpkNtoIAiw4",
+        "auth": "BTBZMqHH6r4Tts7J_aSIgg",
+    },
+}
 
 
 def make_public_key() -> str:
@@ -27,6 +37,7 @@ def make_public_key() -> str:
     return encode_base64url(public.public_bytes(Encoding.X962, PublicFormat.UncompressedPoint))
 
 
+MEDIATOR_ID = "mediator-id"
 VAPID_PUBLIC_KEY = make_public_key()
 
 
@@ -75,17 +86,33 @@ class FakeDeviceStore:
         return succeed(len(found))
 
 
+class FakeQuota:
+    """:ivar charged: bytes by address."""
+
+    def __init__(self) -> None:
+        self.charged: Counter[str] = Counter()
+
+    async def charge(self, peer: str, size: int, accounts: int = 0) -> None:
+        """Count them."""
+        self.charged[peer] += size
+
+    def refund(self, peer: str, size: int, accounts: int = 0) -> None:
+        """Count them no more."""
+        self.charged[peer] -= size
+
+
 def make_registry(
     store: Any,
+    quota: Any,
     services: Collection[ServiceName] = SERVICE_NAMES,
     max_devices: int = 3,
     keys: Sequence[bytes] = (b"k" * 32,),
 ) -> DeviceRegistry:
     """A registry with these services and secrets."""
     sealer = DeviceSealer(lambda: keys, secrets.token_bytes)
-    return DeviceRegistry(store, sealer, services, max_devices, vapid_public_key=VAPID_PUBLIC_KEY)
+    return DeviceRegistry(store, sealer, quota, services, max_devices, MEDIATOR_ID, vapid_public_key=VAPID_PUBLIC_KEY)
 
 
-def make_core_registry(core: CoreServices) -> DeviceRegistry:
-    """A registry with all services on the store of a mediator."""
-    return make_registry(core.store.devices)
+def make_core_registry(core: CoreServices, services: Collection[ServiceName] = SERVICE_NAMES) -> DeviceRegistry:
+    """A registry with these services on the store of a mediator."""
+    return make_registry(core.store.devices, core.registrations, services)

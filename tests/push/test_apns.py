@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
@@ -47,8 +48,9 @@ class APNsTestCase(TestCase):
     """The service, and a fake of Apple's."""
 
     def setUp(self) -> None:
-        directory = Path(self.mktemp())
-        directory.mkdir(parents=True)
+        temporary = TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        directory = Path(temporary.name)
         authority = CertificateAuthority(directory)
         self.reactor = ClockedReactor(_reactor, FakeResolver({NAME: ["127.0.0.1"]}))
         self.clock = self.reactor.clock
@@ -367,7 +369,9 @@ class ConfigurationTests(SynchronousTestCase):
     """Mistakes are found without sending."""
 
     def setUp(self) -> None:
-        self.path = Path(self.mktemp())
+        temporary = TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.path = Path(temporary.name) / "key.p8"
         self.write(ec.generate_private_key(ec.SECP256R1()))
 
     def write(self, key: Any, encryption: KeySerializationEncryption | None = None) -> None:

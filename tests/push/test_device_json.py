@@ -12,9 +12,7 @@ from mediatord.errors import InvalidBody, MissingDeviceValue
 from mediatord.protocol.encoding import encode_base64url
 from mediatord.push.device_json import format_device, parse_device
 from mediatord.push.devices import SERVICE_NAMES, APNsDevice, FCMDevice, ServiceName, WebPushDevice
-from tests.push.registries import APNS, FCM, make_subscription
-
-SUBSCRIPTION = make_subscription()
+from tests.push.registries import APNS, FCM, SUBSCRIPTION
 
 
 def change_keys(**changes: Any) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.errors import MediationNotGranted, TooManyDevices, UnsupportedMessageType
 from mediatord.push.devices import PushDevice, ServiceName
 from mediatord.push.registry import DeviceRegistry
-from tests.push.registries import APNS, FCM, FakeDeviceStore, make_registry, make_subscription
+from tests.push.registries import APNS, FCM, FakeDeviceStore, FakeQuota, make_registry, make_subscription
 
 ALICE, BOB = "did:example:alice", "did:example:bob"
+PEER = "192.0.2.1"
 
 
 def parse(registry: DeviceRegistry, service: ServiceName, members: Mapping[str, Any]) -> PushDevice:
@@ -27,13 +28,14 @@ class RegistryTests(SynchronousTestCase):
     def setUp(self) -> None:
         self.store = FakeDeviceStore()
         self.store.owners = {ALICE, BOB}
-        self.registry = make_registry(self.store)
+        self.quota = FakeQuota()
+        self.registry = make_registry(self.store, self.quota)
         self.fcm = parse(self.registry, "fcm", FCM)
         self.web = parse(self.registry, "webpush", make_subscription())
 
     def set_device(self, owner: str, device: PushDevice) -> None:
         """Register a device."""
-        self.successResultOf(Deferred.fromCoroutine(self.registry.set_device(owner, device)))
+        self.successResultOf(Deferred.fromCoroutine(self.registry.set_device(owner, device, PEER)))
 
     def get_devices(self, owner: str, *service: ServiceName) -> list[PushDevice]:
         """Devices of an owner."""
@@ -71,34 +73,47 @@ class RegistryTests(SynchronousTestCase):
     def test_key_that_is_gone(self) -> None:
         """A device that no key opens is not shown."""
         self.set_device(ALICE, self.fcm)
-        self.registry = make_registry(self.store, keys=[b"x" * 32])
+        self.registry = make_registry(self.store, self.quota, keys=[b"x" * 32])
         self.assertEqual(self.get_devices(ALICE), [])
 
     def test_limit(self) -> None:
         """It counts devices of all services."""
-        self.registry = make_registry(self.store, max_devices=1)
+        self.registry = make_registry(self.store, self.quota, max_devices=1)
         self.set_device(ALICE, self.fcm)
         self.set_device(ALICE, self.fcm)
-        self.failureResultOf(Deferred.fromCoroutine(self.registry.set_device(ALICE, self.web)), TooManyDevices)
+        self.failureResultOf(Deferred.fromCoroutine(self.registry.set_device(ALICE, self.web, PEER)), TooManyDevices)
+
+    def test_quota(self) -> None:
+        """An address is charged for a device that the owner has not, once it is stored."""
+        self.registry = make_registry(self.store, self.quota, max_devices=1)
+        self.set_device(ALICE, self.fcm)
+        ((_, stored),) = self.store.devices.values()
+        self.set_device(ALICE, self.fcm)
+        self.failureResultOf(Deferred.fromCoroutine(self.registry.set_device(ALICE, self.web, PEER)), TooManyDevices)
+        self.assertEqual(self.quota.charged, {PEER: len(stored.sealed)})
+        self.set_device(BOB, self.fcm)
+        self.assertEqual(self.quota.charged, {PEER: 2 * len(stored.sealed)})
 
     def test_unknown_owner(self) -> None:
         """The error of the store."""
-        refused = Deferred.fromCoroutine(self.registry.set_device("did:example:carol", self.fcm))
+        refused = Deferred.fromCoroutine(self.registry.set_device("did:example:carol", self.fcm, PEER))
         self.failureResultOf(refused, MediationNotGranted)
 
     def test_services_that_are_not_configured(self) -> None:
         """Their devices are neither accepted nor shown, but can be removed."""
         self.set_device(ALICE, self.fcm)
-        self.registry = make_registry(self.store, services=["webpush", "apns"])
+        self.registry = make_registry(self.store, self.quota, services=["webpush", "apns"])
         self.assertEqual(self.registry.services, ("apns", "webpush"))
-        self.failureResultOf(Deferred.fromCoroutine(self.registry.set_device(BOB, self.fcm)), UnsupportedMessageType)
+        self.failureResultOf(
+            Deferred.fromCoroutine(self.registry.set_device(BOB, self.fcm, PEER)), UnsupportedMessageType
+        )
         self.assertEqual(self.get_devices(ALICE), [])
         self.assertEqual(self.successResultOf(Deferred.fromCoroutine(self.registry.remove_devices(ALICE, "fcm"))), 1)
 
     def test_web_push_without_key(self) -> None:
         """There is no Web Push that no subscription can be made for."""
         with self.assertRaises(ValueError):
-            DeviceRegistry(self.store, None, ["webpush"], 1)  # type: ignore[arg-type]
+            DeviceRegistry(self.store, None, None, ["webpush"], 1, "")  # type: ignore[arg-type]
 
     def test_secrets_are_not_shown(self) -> None:
         """Neither a device nor its stored form shows them where it is logged by mistake."""

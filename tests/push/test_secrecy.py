@@ -86,7 +86,7 @@ class SecrecyTests(PushTestCase):
                 self.shorten_timeout(fcm, answer)
                 service = FCMService(credentials, self.client, url=server.url)
                 results.append(await service.send(device, WAKEUP))
-                self.keep(service, service.__dict__, credentials, device)
+                self.keep(service, vars(service), vars(service._tokens), credentials, device)
             target.always = None
         self.keep(*results)
         self.assertIn(CANARY.encode(), server.received[0].body)

@@ -6,7 +6,7 @@ import random
 from typing import TYPE_CHECKING
 
 from analytics.job import Span
-from analytics.jobs.latency_and_cost import LATENCY_JOB
+from analytics.jobs.traffic_and_latency import LATENCY_JOB
 from tests.analytics.events import at, day, event, events, run_job
 from tests.analytics.jobs.test_percentiles import nearest_rank
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from analytics.job import Span
-from analytics.jobs.traffic_and_queues import QUEUES_JOB, rank_queues_at_risk
+from analytics.jobs.traffic_and_latency import QUEUES_JOB, rank_queues_at_risk
 from analytics.settings import Settings
 from tests.analytics.frames import at, day, event, events, rows, run_job, select_columns, table
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from analytics.job import Span
-from analytics.jobs.latency_and_cost import COST_JOB
+from analytics.jobs.traffic_and_latency import COST_JOB
 from tests.analytics.frames import at, day, event, events, run_job, select_columns
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from analytics.job import Span
-from analytics.jobs.traffic_and_queues import TRAFFIC_JOB
+from analytics.jobs.traffic_and_latency import TRAFFIC_JOB
 from tests.analytics.events import at, day, event, events, run_job
 
 if TYPE_CHECKING:

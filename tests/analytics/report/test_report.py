@@ -32,7 +32,7 @@ from analytics.report.outputs import render_report, write_report
 from analytics.schema import TABLES
 from analytics.settings import Settings
 from analytics.writing.warehouse import Warehouse
-from tests.analytics.busy_day import BUSY_ROWS, DAY, FORMULA, HOSTILE, RUN_INFO, Rows, make_report_data
+from tests.analytics.busy_day import BUSY_ROWS, DAY, FORMULA, HOSTILE, RUN_INFO, Rows, fill_columns, make_report_data
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -117,7 +117,7 @@ def test_integrity_errors_come_first(page: ParsedPage) -> None:
         == "Integrity errors: explain the checks marked CRITICAL before you rely on other figures."
     )
     assert page.texts["h2"][1:5] == ["Ledger and reconciliation", "Lost messages", "Anomalies", "Traffic"]
-    assert len(page.texts["h2"]) == 18
+    assert len(page.texts["h2"]) == 19
     values = dict(zip(page.texts["dt"], page.texts["dd"][::2], strict=True))
     assert values["Message ledger"] == "difference 3"
     assert values["Endings without acceptance"] == "2"
@@ -132,7 +132,7 @@ def test_integrity_errors_come_first(page: ParsedPage) -> None:
         text for label, text in zip(page.texts["dt"], page.texts["dd"][::2], strict=True) if label == "Messages lost"
     ]
     assert lost == ["362, 2 of them without a logged acceptance", "362"]
-    assert page.texts["span"][:9] == ["CRITICAL"] * 6 + ["WARNING"] * 3
+    assert page.texts["span"][:11] == ["CRITICAL"] * 6 + ["WARNING"] * 5
 
 
 def test_every_figure_has_an_explanation(page: ParsedPage) -> None:
@@ -157,7 +157,7 @@ def test_charts_are_accessible(page: ParsedPage) -> None:
 def test_escapes_text_from_logs(page: ParsedPage, report_files: dict[str, bytes]) -> None:
     """In the page and, against formulas, in CSV files."""
     cells = page.texts["td"]
-    assert cells.count(HOSTILE) == 4 + sum(row["store"] == HOSTILE for row in BUSY_ROWS["stores_daily"])
+    assert cells.count(HOSTILE) == 5 + sum(row["store"] == HOSTILE for row in BUSY_ROWS["stores_daily"])
     assert f"{HOSTILE}$x^2$" in cells
     assert b"<script" not in report_files["index.html"]
     errors = list(csv.DictReader(report_files["errors_daily.csv"].decode().splitlines()))
@@ -196,6 +196,19 @@ def test_summary_has_checks_and_figures(report_files: dict[str, bytes]) -> None:
         "log_lines_in_quarantine": {"value": 1, "state": "warn"},
         "messages_lost": {"value": 362, "state": "warn"},
         "anomalies": {"value": 2, "state": "warn"},
+        "wakeups_missed_share": {"value": 0.6, "state": "warn"},
+        "push_devices_forgotten_share": {"value": 120 / 1100, "state": "warn"},
+    }
+    assert summary["figures"]["push"] == {
+        "push_requests": 1100,
+        "push_sent_share": 980 / 1100,
+        "wakeups": 800,
+        "wakeups_missed": 480,
+        "wakeups_missed_share": 0.6,
+        "wakeup_p50_ms": 2_500.0,
+        "wakeup_p90_ms": 31_000.0,
+        "wakeup_p99_ms": 1_900_000.0,
+        "push_devices_forgotten": 120,
     }
     assert summary["figures"]["latency"]["push_live_p95_ms"] == 66.0
     assert summary["figures"]["quality"]["hours_without_log"] == 1
@@ -232,6 +245,8 @@ def test_state_is_good_without_findings() -> None:
         "inputs": [{**row, "corrupt": 0} for row in BUSY_ROWS["inputs"]],
         "lost_daily": [],
         "anomalies": [],
+        "push_daily": [row for row in BUSY_ROWS["push_daily"] if row["result"] == "sent"],
+        "wakeups_daily": [{**row, "missed": row["n"] // 2} for row in BUSY_ROWS["wakeups_daily"]],
     }
 
     files = render_report(make_report_data(rows))
@@ -239,7 +254,39 @@ def test_state_is_good_without_findings() -> None:
     assert json.loads(files["summary.json"])["state"] == "good"
     page = ParsedPage(files["index.html"])
     assert page.texts["h2"][0] == "The ledger balances and no check failed."
-    assert page.texts["span"][:9] == ["OK"] * 9
+    assert page.texts["span"][:11] == ["OK"] * 11
+
+
+def make_push_states(requests: int, forgotten: int, missed: int) -> dict[str, str]:
+    """States of the checks of push notifications, with as many wake-ups as requests."""
+    pushes = [("push.wake", "sent", requests), ("push.forget", "UNREGISTERED", forgotten)]
+    rows = {
+        "push_daily": [
+            {"event": event, "service": "fcm", "result": result, "n": n} for event, result, n in pushes if n
+        ],
+        "wakeups_daily": [{"service": "*", "n": requests, "missed": missed}] if requests else [],
+    }
+    data = make_report_data({name: [fill_columns(name, row) for row in each] for name, each in rows.items()})
+    checks = json.loads(render_report(data)["summary.json"])["checks"]
+    return {name: check["state"] for name, check in checks.items() if name.endswith("_share")}
+
+
+@pytest.mark.parametrize(
+    ("requests", "forgotten", "missed", "states"),
+    [
+        (100, 10, 50, ("good", "good")),
+        (100, 10, 51, ("warn", "good")),
+        (100, 11, 50, ("good", "warn")),
+        (19, 19, 19, ("good", "good")),
+        (20, 3, 11, ("warn", "warn")),
+        (0, 0, 0, ()),
+    ],
+)
+def test_warns_of_missed_wakeups_and_dead_tokens(
+    requests: int, forgotten: int, missed: int, states: tuple[str, ...]
+) -> None:
+    """Above the thresholds of the settings, of at least 20; there is no check on days without push notifications."""
+    assert tuple(make_push_states(requests, forgotten, missed).values()) == states
 
 
 def test_unknown_store_ledger_is_neutral() -> None:
@@ -286,7 +333,7 @@ def test_report_with_nulls_in_every_row() -> None:
 
     page = ParsedPage(render_report(make_report_data(rows_with_nulls))["index.html"])
 
-    assert len(page.texts["h2"]) == 18
+    assert len(page.texts["h2"]) == 19
 
 
 STORED_TABLES = ("errors_daily", "inputs", "latency_hist", "concurrency_10m", "series_hourly", "ledger_daily")

@@ -176,6 +176,18 @@ def test_losses_refusals_limits_and_replays_are_exact(month: AnalysedMonth) -> N
     assert errors == {(day, *name): n for day, truth in days.items() for name, n in truth.errors.items()}
 
 
+def test_push_notifications_are_exact(month: AnalysedMonth) -> None:
+    days = month.truth.days
+    pushes = _sum_by_day(month.rows("push_daily"), "n", "event", "service", "result")
+    assert pushes == {(day, *name): n for day, truth in days.items() for name, n in truth.pushes.items()}
+    rows = month.rows("wakeups_daily")
+    assert _sum_by_day(rows, "n", "service") == _get_true_counts(days, "wakeups")
+    assert _sum_by_day(rows, "missed", "service") == _get_true_counts(days, "missed")
+    assert {row.service for row in rows if row.missed < row.n} == {"*", "fcm", "apns", "webpush"}
+    woken = {row.dt: row.n for row in rows if row.service == "*"}
+    assert all(row.n <= woken[row.dt] for row in month.rows("wakeups_missed_top"))
+
+
 def test_sockets_are_exact(month: AnalysedMonth) -> None:
     counted = {(row.dt, row.node): (row.opened, row.authenticated, row.closed) for row in month.rows("sockets_daily")}
     assert counted == {

@@ -161,6 +161,12 @@ def test_ground_truth_agrees_with_lines(month: SampleTruth) -> None:
         for name, day in before.items()
     }
     assert any(day.ledger.orphans for day in before.values())
+    assert _count_pushes(events, month) == {name: day.pushes for name, day in before.items()}
+    sent = sum(event.get("outcome") == "sent" for event in events)
+    woken = sum(day.wakeups["*"] for day in before.values())
+    # Phones have one device or two.
+    assert sent / 2 < woken < sent
+    assert 0 < sum(day.missed["*"] for day in before.values()) < woken / 2
 
 
 def test_ledger_balances_with_late_segments(month: SampleTruth, tmp_path: Path) -> None:
@@ -204,6 +210,15 @@ def _count_events(events: list[dict[str, Any]], truth: SampleTruth) -> dict[date
         day = date.fromisoformat(event["ts"][:10])
         if day in found:
             found[day][event["node"], event["event"]] += 1
+    return found
+
+
+def _count_pushes(events: list[dict[str, Any]], truth: SampleTruth) -> dict[date, Counter[tuple[str, str, str]]]:
+    found: dict[date, Counter[tuple[str, str, str]]] = {day: Counter() for day in truth.days}
+    for event in events:
+        day = date.fromisoformat(event["ts"][:10])
+        if day in found and event["event"].startswith("push."):
+            found[day][event["event"], event["service"], event.get("outcome") or event["reason"]] += 1
     return found
 
 

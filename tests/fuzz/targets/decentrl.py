@@ -20,6 +20,7 @@ from tests.http.in_memory_site import InMemorySite
 from tests.in_memory_identities import InMemoryDecentrlSocket, InMemoryIdentity
 from tests.in_memory_mediator import PEER
 from tests.protocol.decentrl import samples
+from tests.push.registries import APNS, FCM, SUBSCRIPTION, make_core_registry
 
 _SOCKET_CODES = {row.code for row in DECENTRL_CLOSE_CODES.values()} - {"INTERNAL_ERROR"}
 _UNSIGNABLE = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
@@ -27,7 +28,8 @@ _UNSIGNABLE = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 
 class DecentrlTarget:
     """
-    Modes: `r` a command unchanged, `s` signed, `g` a first frame, signed, `e` a registration, `q` DID and query.
+    Modes: `r` a command unchanged, `s` signed, `g` a first frame, signed, `e` a registration, `d` a device, `q` DID
+    and query.
     """
 
     words = (
@@ -47,7 +49,7 @@ class DecentrlTarget:
     most_memory = (3_000_000, 1_000)
 
     def __init__(self) -> None:
-        self._mediator = FuzzMediator(self._prepare)
+        self._mediator = FuzzMediator(self._prepare, devices=make_core_registry)
         self._site_fixture: InMemorySite = None  # type: ignore[assignment]  # likewise
         self._alice: InMemoryIdentity = None  # type: ignore[assignment]  # there is one as soon as there is a mediator
         self._bob: InMemoryIdentity = None  # type: ignore[assignment]  # likewise
@@ -92,6 +94,8 @@ class DecentrlTarget:
             with contextlib.suppress(*_UNSIGNABLE):
                 sealed = self._alice.encrypt_registration(json.loads(rest))
                 return self._alice.command({"type": "REQUEST_COMMUNICATION_CONTRACT", **sealed})
+        if way == b"d":
+            return self._alice.command({"type": "SET_PUSH_DEVICE", **self._alice.encrypt_push_device(rest)})
         return rest
 
     def _sign(self, raw: bytes, names: tuple[str, ...]) -> bytes:
@@ -176,6 +180,8 @@ class DecentrlTarget:
         yield b"g" + json.dumps(greeting).replace('"NOW"', "@NOW@").encode()
         contract = {**samples.CONTRACT, "requestor_did": "@ALICE@", "recipient_did": "@MEDIATOR@"}
         yield b"e" + json.dumps({"communication_contract": contract, "requestor_signature": samples.SECRET}).encode()
+        for service, values in (("fcm", FCM), ("apns", APNS), ("webpush", SUBSCRIPTION)):
+            yield b"d" + json.dumps({"service": service, **values}).encode()
         yield from (b"q@ALICE@?tags=a,b&page=0&page_size=10&after=1.5", b"qdid:x?channel_id=&before=1e400&tags=%ff")
 
 

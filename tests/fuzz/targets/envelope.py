@@ -8,6 +8,7 @@ from typing import Any
 
 from mediatord.protocol.didcomm import json_web_signature
 from mediatord.protocol.didcomm.jwe import encrypt_anoncrypt, encrypt_authcrypt
+from mediatord.protocol.didcomm.push_notifications import PUSH_PROTOCOLS
 from mediatord.ratelimit.admission import RequestReply
 from mediatord.wallet.didcomm_messages import UnreadableMessage
 from tests.fuzz.fuzz_mediator import STATUSES, FuzzMediator, problem_code
@@ -15,6 +16,7 @@ from tests.fuzz.targets import replace_words
 from tests.http.in_memory_site import InMemorySite
 from tests.in_memory_mediator import CM2, CM3, MP, PING, InMemoryWallet
 from tests.protocol.didcomm.foreign_jwe import JWEWriter
+from tests.push.registries import APNS, FCM, SUBSCRIPTION, make_core_registry
 
 PROBLEM = "https://didcomm.org/report-problem/2.0/problem-report"
 FORWARD = "https://didcomm.org/routing/2.0/forward"
@@ -39,7 +41,7 @@ class EnvelopeTarget:
     most_memory = (4_000_000, 600)
 
     def __init__(self) -> None:
-        self._mediator = FuzzMediator(self._prepare)
+        self._mediator = FuzzMediator(self._prepare, devices=make_core_registry)
         self._guest: InMemoryWallet = None  # type: ignore[assignment]  # there is one as soon as there is a mediator
 
     def _prepare(self, site_fixture: InMemorySite) -> None:
@@ -168,6 +170,11 @@ _MESSAGES: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     (FORWARD, {"next": "@GUEST@"}, {"attachments": [{"id": "a", "data": {"json": INNER}}], "delay_milli": 5}),
     (FORWARD, {"next": "@MEDIATOR@"}, {"attachments": [{"data": {"json": INNER}}], "expires_time": 2e9}),
     (FORWARD, {"next": "@GUEST@"}, {"attachments": [{"data": {"json": INNER}}] * 3}),
+    (PUSH_PROTOCOLS["fcm"].type("set"), FCM, {}),
+    (PUSH_PROTOCOLS["fcm"].type("get"), {}, {}),
+    (PUSH_PROTOCOLS["apns"].type("set"), APNS, {}),
+    (PUSH_PROTOCOLS["webpush"].type("set"), {"subscription": SUBSCRIPTION}, {"please_ack": [""]}),
+    (PUSH_PROTOCOLS["webpush"].type("get"), {}, {}),
     ("https://didcomm.org/empty/1.0/empty", {}, {"please_ack": [""], "ack": ["x"]}),
 )
 _ORDERS: tuple[dict[str, Any], ...] = (

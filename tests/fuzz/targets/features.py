@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from mediatord.didcomm.utility_protocols import parse_queries, select_features
 from mediatord.errors import InvalidBody
 from mediatord.protocol import encoding
+from tests.push.registries import make_registry
 
+_DEVICES = make_registry(None, None)
 _ALL = [{"feature-type": kind, "match": "*"} for kind in ("protocol", "header", "goal-code", "constraint")]
 
 
@@ -29,8 +31,8 @@ class FeaturesTarget:
             queries = parse_queries(encoding.loads_object(data[1:]))
         except (InvalidBody, ValueError):
             return
-        found = [(feature["feature-type"], feature["id"]) for feature in select_features(queries, 1000)]
-        everything = select_features(parse_queries({"queries": _ALL}), 1000)
+        found = [(feature["feature-type"], feature["id"]) for feature in select_features(queries, 1000, _DEVICES)]
+        everything = select_features(parse_queries({"queries": _ALL}), 1000, _DEVICES)
         expected = [
             (feature["feature-type"], feature["id"])
             for feature in everything
@@ -46,6 +48,7 @@ class FeaturesTarget:
             ["*ro*/2.*", "x"],
             ["(a+)+$"],
             ["", "**"],
+            ["urn:mediatord:*", "*push*/1.*"],
             ["https*https*", "*.0*.0"],
         ):
             queries = [{"feature-type": "protocol", "match": match} for match in matches_]

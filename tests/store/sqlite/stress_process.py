@@ -20,6 +20,7 @@ from twisted.internet.task import react
 from mediatord.errors import QuotaExceeded
 from mediatord.store.interfaces.cluster_and_quotas import ClusterJoinError, ClusterNode
 from mediatord.store.interfaces.decentrl import CommandGuard, ContractRequest, DecentrlQuotas
+from mediatord.store.interfaces.devices import FinishedWakeup, WakeupClaim, WakeupPolicy, WakeupRequest
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import IStore
 from mediatord.store.sqlite.executor import SQLiteExecutor, ThreadRunner
@@ -32,10 +33,17 @@ CAPS = DecentrlQuotas(requests=40, requests_of_one=1000)
 MAX_RECIPIENTS = 30
 NONCES = 200
 MAX_TAKEN = 50
+SLEEPERS = 60
+WAKEUP_POLICY = WakeupPolicy(min_interval=HOUR, quiet_after_poll=0.0, lease=HOUR)
 ROUNDS = 40
 CONCURRENCY = 5
 # Seconds for which a write waits for other processes: long enough for all of them on a busy machine.
 LOCK_TIMEOUT = 60.0
+
+
+def get_sleeper(number: int) -> str:
+    """DID of an account that has a device and a message."""
+    return f"did:example:sleeper{number}"
 
 
 class StressWorker:
@@ -59,6 +67,7 @@ class StressWorker:
             self._send_requests,
             self._use_quota,
             self._join_cluster,
+            self._claim_wakeups,
         ]
         await gatherResults([Deferred.fromCoroutine(work()) for work in works])
 
@@ -123,6 +132,18 @@ class StressWorker:
                 self._record("taken", 1)
 
         await self._run_concurrently(take, MAX_TAKEN)
+
+    async def _claim_wakeups(self) -> None:
+        order = Random(self._name).sample(range(SLEEPERS), SLEEPERS)
+
+        async def claim(number: int) -> None:
+            requests = [WakeupRequest(get_sleeper(one)) for one in (order[number], order[number - 1])]
+            decisions = await self._store.devices.claim_wakeups(requests, WAKEUP_POLICY)
+            woken = [one.owner for one in decisions if isinstance(one, WakeupClaim)]
+            await self._store.devices.finish_wakeups([FinishedWakeup(owner) for owner in woken])
+            self._record("woken", *woken)
+
+        await self._run_concurrently(claim, SLEEPERS)
 
     async def _join_cluster(self) -> None:
         try:
