@@ -125,7 +125,9 @@ class PushSubsystem:
             without_devices=webhook is not None,
             max_message_ids=MAX_MESSAGE_IDS if settings.message_ids else 0,
         )
-        self.scheduler = WakeupScheduler(core.reactor, self._store, self.sender, policy, settings.repeat_after)
+        self.scheduler = WakeupScheduler(
+            core.reactor, self._store, self.sender, policy, settings.repeat_after, core.monotonic
+        )
         tasks = [(self._expire_devices, EXPIRY_INTERVAL), (self._count_devices, COUNT_INTERVAL)]
         self.housekeeping = PeriodicTasks(core.reactor, tasks, "housekeeping of devices")
         self._metrics.register_buffer("wakeups", lambda: (self.scheduler.waiting, None))

@@ -8,7 +8,7 @@ sending loses nothing: the message is in the store, and whoever takes over finds
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -76,6 +76,7 @@ class WakeupScheduler(Service):
 
     :param policy: when an account is woken.
     :param repeat_after: seconds after which an unanswered wake-up is repeated while messages wait; 0 for never.
+    :param monotonic: returns seconds, by a clock that cannot be set; by default that of the reactor.
     """
 
     name = "wake-ups"
@@ -87,8 +88,10 @@ class WakeupScheduler(Service):
         sender: PushSender,
         policy: WakeupPolicy,
         repeat_after: float = 0.0,
+        monotonic: Callable[[], float] | None = None,
     ) -> None:
         self._clock = clock
+        self._monotonic = monotonic or clock.seconds
         self._store = store
         self._sender = sender
         self._policy = policy
@@ -151,7 +154,7 @@ class WakeupScheduler(Service):
             if self.waiting >= MAX_NOTED_ACCOUNTS:
                 self._has_overflowed = True
                 return
-        self._noted[owner] = self._clock.seconds()
+        self._noted[owner] = self._monotonic()
         if self._timer is None:
             self._arm(COLLECT_SECONDS)
 
@@ -161,7 +164,7 @@ class WakeupScheduler(Service):
         self._postponed.pop(owner, None)
         self._retries.pop(owner, None)
         if owner in self._polls or len(self._polls) < MAX_COLLECTED_POLLS:
-            self._polls[owner] = self._clock.seconds()
+            self._polls[owner] = self._monotonic()
             if self._timer is None:
                 self._arm(POLL_SECONDS)
 
@@ -208,7 +211,7 @@ class WakeupScheduler(Service):
             self._has_overflowed = True
             self._retries.pop(owner, None)
             return
-        due = self._clock.seconds() + seconds
+        due = self._monotonic() + seconds
         self._postponed[owner] = due, arrived_at
         heappush(self._heap, (due, owner))
         if len(self._heap) > 2 * len(self._postponed) + CLAIM_BATCH_SIZE:
@@ -238,11 +241,11 @@ class WakeupScheduler(Service):
         if self._noted or self._finished:
             self._arm(COLLECT_SECONDS)
         elif self._heap or self._polls or self._has_overflowed:
-            left = self._heap[0][0] - self._clock.seconds() if self._heap else POLL_SECONDS
+            left = self._heap[0][0] - self._monotonic() if self._heap else POLL_SECONDS
             self._arm(min(max(COLLECT_SECONDS, left), POLL_SECONDS))
 
     def _note_postponed(self) -> None:
-        now = self._clock.seconds()
+        now = self._monotonic()
         while self._heap and self._heap[0][0] <= now:
             due, owner = heappop(self._heap)
             postponed = self._postponed.get(owner)
@@ -277,7 +280,7 @@ class WakeupScheduler(Service):
         return batch
 
     async def _claim(self, batch: dict[str, float]) -> None:
-        now = self._clock.seconds()
+        now = self._monotonic()
         requests = [WakeupRequest(owner, now - arrived_at) for owner, arrived_at in batch.items()]
         try:
             decisions = await self._store.claim_wakeups(requests, self._policy)
@@ -310,7 +313,7 @@ class WakeupScheduler(Service):
         self._arm(COLLECT_SECONDS)
 
     async def _send_and_finish(self, claim: WakeupClaim, arrived_at: float) -> None:
-        claimed_at = self._clock.seconds()
+        claimed_at = self._monotonic()
         next_at = claimed_at + self._policy.min_interval + _CLAIM_MARGIN
         retry = self._find_retry(claim.owner, arrived_at)
         self._retries.pop(claim.owner, None)
@@ -348,7 +351,7 @@ class WakeupScheduler(Service):
     async def _flush_polls(self) -> None:
         """A poll that cannot be recorded is forgotten, and its account may be woken once too often."""
         if self._polls:
-            now = self._clock.seconds()
+            now = self._monotonic()
             polls, self._polls = self._polls, {}
             await self._store.record_polls({owner: max(0.0, now - at) for owner, at in polls.items()})
 

@@ -162,7 +162,7 @@ class PushSender:
 
     def count_backing_off(self) -> dict[str, int]:
         """Number of hosts that are left alone at the moment, by service."""
-        now, found = self._clock.seconds(), dict.fromkeys(self._services, 0)
+        now, found = self._recorder.monotonic(), dict.fromkeys(self._services, 0)
         for (service, _), host in self._hosts.items():
             if host.blocked_until > now:
                 found[service] = found.get(service, 0) + 1
@@ -193,7 +193,7 @@ class PushSender:
             return PushResult("retry", _BUSY)
         if host.in_progress >= MAX_REQUESTS_PER_HOST and not await self._wait_for(host):
             return PushResult("retry", _BUSY)
-        left = host.blocked_until - self._clock.seconds()
+        left = host.blocked_until - self._recorder.monotonic()
         if left > 0:
             return PushResult("retry", _BACKING_OFF, retry_after=left)
         host.in_progress += 1
@@ -234,7 +234,7 @@ class PushSender:
             pause = INITIAL_BACKOFF * 2 ** min(host.failures - FAILURES_BEFORE_BACKOFF, 16)
             pause = min(pause, MAX_BACKOFF) * self._uniform(0.5, 1.5)
         if pause > 0:
-            host.blocked_until = max(host.blocked_until, self._clock.seconds() + pause)
+            host.blocked_until = max(host.blocked_until, self._recorder.monotonic() + pause)
             _release_waiting(host)
             if self._warning.count_occurrence():
                 _log.warn(

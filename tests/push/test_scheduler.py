@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -57,7 +57,9 @@ class SchedulerTestCase(SynchronousTestCase):
         for device in devices:
             self.successResultOf(self.store.devices.set_device(did, self.sealer.seal(device), 10))
 
-    def start_scheduler(self, repeat_after: float = 0.0) -> WakeupScheduler:
+    def start_scheduler(
+        self, repeat_after: float = 0.0, monotonic: Callable[[], float] | None = None
+    ) -> WakeupScheduler:
         """One more process on the same store."""
         metrics = Metrics(CollectorRegistry(), version="test")
         pseudonymizer = Pseudonymizer("plain", PseudonymKey(1, b"x" * 32))
@@ -73,7 +75,7 @@ class SchedulerTestCase(SynchronousTestCase):
             lambda low, high: (low + high) / 2,
         )
         policy = WakeupPolicy(MIN_INTERVAL, QUIET, LEASE)
-        scheduler = WakeupScheduler(self.clock, self.store.devices, sender, policy, repeat_after)
+        scheduler = WakeupScheduler(self.clock, self.store.devices, sender, policy, repeat_after, monotonic)
         scheduler.startService()
         return scheduler
 
@@ -369,3 +371,27 @@ class ProcessTests(SchedulerTestCase):
 
 async def _wait(done: Deferred[Any]) -> None:
     await done
+
+
+class ClockStepTests(SchedulerTestCase):
+    """The wall clock is set while a wake-up is postponed."""
+
+    def test_clock_set_back(self) -> None:
+        """What was to be looked up later is, by a clock that cannot be set."""
+        steady = Clock()
+        self.scheduler = self.start_scheduler(monotonic=steady.seconds)
+        self.scheduler.note_poll(OWNER)
+        for _ in range(40):  # the poll is recorded
+            self.clock.advance(COLLECT_SECONDS)
+            steady.advance(COLLECT_SECONDS)
+        self.deliver()
+        self.clock.advance(SOON)
+        steady.advance(SOON)
+        self.assertEqual(self.fcm.tokens, [])
+        self.clock.rightNow -= 3_600.0
+        for call in self.clock.calls:
+            call.time -= 3_600.0
+        for _ in range(100):
+            self.clock.advance(COLLECT_SECONDS)
+            steady.advance(COLLECT_SECONDS)
+        self.assertEqual(self.fcm.tokens, ["phone"])

@@ -12,6 +12,10 @@ from zope.interface import Interface
 
 # Bytes of a device id: a keyed hash of service and token.
 DEVICE_ID_BYTES = 16
+# Seconds that a claim lasts at most, until the lease ends or a retry is due.
+MAX_CLAIM_SECONDS = 600.0
+# Seconds by which times of one clock, read by different processes, may be ahead.
+_CLOCK_TOLERANCE = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,10 @@ class FinishedWakeup(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WakeupState:
-    """Times of an owner; minus infinity for never."""
+    """
+    Times of an owner; minus infinity for never. Those that cannot be yet are from before the clock was set back, and
+    count as never.
+    """
 
     polled_at: float = -inf
     woken_at: float = -inf
@@ -102,22 +109,30 @@ class WakeupState:
 
     def decide(self, arrival: float, now: float, policy: WakeupPolicy) -> float | None:
         """Seconds until the owner is to be woken for a message; None if it is not."""
-        if self.polled_at >= arrival:
+        polled_at, woken_at, claimed_until = self._past(now)
+        if polled_at >= arrival:
             return None
-        if self.claimed_until > now:
-            return self.claimed_until - now
-        if self.polled_at > self.woken_at:
-            due = max(self.polled_at + policy.quiet_after_poll, self.woken_at + policy.min_interval)
+        if claimed_until > now:
+            return claimed_until - now
+        if polled_at > woken_at:
+            due = max(polled_at + policy.quiet_after_poll, woken_at + policy.min_interval)
             return max(0.0, due - now)
-        return None if arrival < self.woken_at + policy.min_interval else 0.0
+        return None if arrival < woken_at + policy.min_interval else 0.0
 
     def is_owed(self, arrival: float, now: float, policy: WakeupPolicy, repeat_after: float) -> bool:
         """Whether no wake-up stands for a message that arrived at this time."""
-        if arrival <= self.polled_at:
+        polled_at, woken_at, _ = self._past(now)
+        if arrival <= polled_at:
             return False
-        if self.polled_at > self.woken_at or arrival >= self.woken_at + policy.min_interval:
+        if polled_at > woken_at or arrival >= woken_at + policy.min_interval:
             return True
-        return 0 < repeat_after <= now - self.woken_at
+        return 0 < repeat_after <= now - woken_at
+
+    def _past(self, now: float) -> tuple[float, float, float]:
+        """The times that the clock allows."""
+        polled_at = self.polled_at if self.polled_at <= now + _CLOCK_TOLERANCE else -inf
+        woken_at = self.woken_at if self.woken_at <= now + _CLOCK_TOLERANCE else -inf
+        return polled_at, woken_at, self.claimed_until if self.claimed_until <= now + MAX_CLAIM_SECONDS else -inf
 
 
 # A claim; or seconds after which to ask again; or None if no wake-up is due.
