@@ -5,16 +5,19 @@ from __future__ import annotations
 import textwrap
 from contextlib import ExitStack
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 from treq.client import HTTPClient
 from twisted.internet import task
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, TimeoutError
 from twisted.internet.error import ConnectError
 from twisted.web.client import ResponseNeverReceived
 
 from mediatord.protocol import encoding
+from mediatord.protocol.didcomm.push_notifications import PUSH_PROTOCOLS
 from mediatord.runtime.progress_bar import progress_bar
 from mediatord.wallet.decentrl_client import (
     PRIVATE_CHANNEL,
@@ -37,6 +40,7 @@ from mediatord.wallet.didcomm_client import (
 from mediatord.wallet.didcomm_messages import BASIC_MESSAGE, UnreadableMessage, authcrypt, compose_message
 from mediatord.wallet.didcomm_socket import SocketClosedError, connect_didcomm_socket
 from mediatord.wallet.temporary_daemon import DaemonStartError, is_healthy, run_temporary_daemon
+from mediatord.wallet.web_push_receiver import PushRefused, WebPushReceiver, WebPushSubscription
 
 _PUSH_TIMEOUT_SECONDS = 30.0
 _WIDTH = 96
@@ -44,8 +48,10 @@ _TEXT_LENGTH = 70
 _DEFAULT_URL = "http://127.0.0.1:8080"
 _OFFLINE_TEXT = "Hello Bob, read this when you are back."
 _ONLINE_TEXT = "Hello Bob, you are online."
+_WAKE_TEXT = "Hello Bob, wake up."
 _PUBLIC_TEXT = "Hello everybody."
 _CHAT_TAG = "chat.abc"
+_BAD_BODY = "e.p.msg.bad-body"
 
 
 class DemoStepFailed(Exception):
@@ -71,6 +77,10 @@ class DemoPrinter:
             for line in textwrap.wrap(detail, _WIDTH, break_on_hyphens=False) or [""]:
                 click.secho(f"      {line}", dim=True)
 
+    def note(self, text: str) -> None:
+        """Print why steps are left out."""
+        click.secho(f"      {text}", dim=True)
+
     def check(self, text: str, passed: bool) -> None:
         """
         Print the result of a check.
@@ -89,12 +99,64 @@ def truncate_text(text: str, length: int = _TEXT_LENGTH) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class PushDemo:
+    """A push service on loopback, which wakes Bob's wallet."""
+
+    reactor: Any
+    receiver: WebPushReceiver
+    printer: DemoPrinter
+
+    def show_registration(self, subscription: WebPushSubscription) -> None:
+        """Bob's wallet has subscribed, and registered the subscription."""
+        self.printer.step(
+            "Bob's wallet subscribed at a push service, as a phone would, for messages of his mediator only.",
+            truncate_text(subscription.endpoint),
+        )
+        self.printer.step("Bob's wallet registered the subscription at his mediator.")
+
+    def show_sleep(self) -> None:
+        """Bob's wallet has closed its socket."""
+        self.printer.step(
+            "Bob's wallet closed the socket, and sleeps.",
+            "the mediator does not wake it within push.quiet_after_poll of its last request",
+        )
+
+    async def wake(self, subscription: WebPushSubscription) -> None:
+        """
+        Wait for the wake-up of a wallet that sleeps, and show what is in it.
+
+        :raise DemoStepFailed: there is none, or it contains too much.
+        """
+        printer = self.printer
+        try:
+            ciphertext = await subscription.next_message().addTimeout(_PUSH_TIMEOUT_SECONDS, self.reactor)
+        except TimeoutError:
+            raise DemoStepFailed(
+                f"the mediator sent no wake-up to {self.receiver.url} within {_PUSH_TIMEOUT_SECONDS:.0f} s; see "
+                "outbound.allow_private and push.quiet_after_poll"
+            ) from None
+        printer.step(
+            "The mediator sent a wake-up to the push service, which verified who sent it, but cannot read it:",
+            f"{len(ciphertext)} bytes: {truncate_text(ciphertext.hex())}",
+        )
+        content = encoding.loads_object(subscription.decrypt(ciphertext))
+        printer.step("The push service woke Bob's wallet, which decrypted:", encoding.dumps(content).decode())
+        members = set(content) - {"message_ids"}  # an operator may have switched them on
+        printer.check("it names the mediator, but neither sender nor text", members == {"mediator"})
+
+
+@dataclass(frozen=True, slots=True)
 class _DIDCommDemo:
-    """Alice sends messages to Bob, who has an account at the mediator."""
+    """
+    Alice sends messages to Bob, who has an account at the mediator.
+
+    :param push: None if the mediator cannot reach a push service on loopback.
+    """
 
     reactor: Any
     url: str
     printer: DemoPrinter
+    push: PushDemo | None
 
     async def run(self) -> None:
         """
@@ -121,6 +183,7 @@ class _DIDCommDemo:
         alice = DIDCommWallet.generate(mediator, http, self.reactor)
         await self._send_while_offline(alice, bob)
         await self._send_while_live(alice, bob)
+        await self._send_while_asleep(alice, bob)
 
     async def _send_while_offline(self, alice: DIDCommWallet, bob: DIDCommWallet) -> None:
         printer = self.printer
@@ -162,6 +225,41 @@ class _DIDCommDemo:
             await socket.close()
         printer.step("Bob closed the socket.")
 
+    async def _send_while_asleep(self, alice: DIDCommWallet, bob: DIDCommWallet) -> None:
+        printer, push = self.printer, self.push
+        printer.section("DIDComm: Alice sends a message while Bob's wallet sleeps")
+        if not await bob.serves(PUSH_PROTOCOLS["webpush"].uri):
+            printer.note("Left out: the mediator has no Web Push configured.")
+            return
+        if push is None:
+            printer.note("Left out: the mediator cannot reach the push service of this demo, at 127.0.0.1.")
+            return
+        subscription = push.receiver.subscribe(await bob.vapid_public_key())
+        try:
+            await bob.set_push_device("webpush", subscription.to_json())
+        except MediatorProblem as problem:
+            if problem.code != _BAD_BODY:
+                raise
+            printer.note("Left out: the mediator accepts no push service at 127.0.0.1 (outbound.allow_private).")
+            return
+        push.show_registration(subscription)
+        socket = await connect_didcomm_socket(self.reactor, bob)
+        try:
+            printer.step("Bob opened a WebSocket.")
+            printer.check("live delivery is on", (await socket.live()).live_delivery is True)
+        finally:
+            await socket.close()
+        push.show_sleep()
+        await alice.send(bob.did, _WAKE_TEXT)
+        printer.step("Alice sent a message. The mediator answered 202: the message is on disk.")
+        await push.wake(subscription)
+        (delivered,) = await bob.fetch()
+        printer.step("Bob's wallet fetched the message.")
+        self._open_message(alice, bob, delivered, _WAKE_TEXT)
+        status = await bob.acknowledge([delivered])
+        printer.check("Bob acknowledged it, and his queue is empty", status.message_count == 0)
+        await bob.remove_push_devices("webpush")
+
     def _open_message(self, alice: DIDCommWallet, bob: DIDCommWallet, delivered: DeliveredMessage, text: str) -> None:
         opened = bob.open(delivered)
         self.printer.step("Bob decrypted it.", f'"{opened.text}"')
@@ -176,6 +274,7 @@ class _DecentrlDemo:
     reactor: Any
     urls: tuple[str, str]
     printer: DemoPrinter
+    push: PushDemo
 
     async def run(self) -> None:
         """
@@ -191,6 +290,7 @@ class _DecentrlDemo:
         await self._make_contract(alice, bob)
         await self._send_while_offline(alice, bob)
         await self._send_while_online(alice, bob)
+        await self._send_while_asleep(alice, bob)
         await self._query_history(alice, bob)
         await self._publish(alice, bob)
 
@@ -257,6 +357,24 @@ class _DecentrlDemo:
             await socket.close()
         printer.step("Bob closed the socket.")
 
+    async def _send_while_asleep(self, alice: DecentrlWallet, bob: DecentrlWallet) -> None:
+        printer = self.printer
+        printer.section("Decentrl: Alice sends an event while Bob's wallet sleeps")
+        server_key = (await bob.push_devices()).vapid_public_key
+        printer.check("Bob's mediator has Web Push", server_key is not None)
+        subscription = self.push.receiver.subscribe(server_key or "")
+        await bob.set_push_device("webpush", subscription.to_json())
+        self.push.show_registration(subscription)
+        socket = await connect_decentrl_socket(self.reactor, bob)
+        printer.step("Bob opened a WebSocket and authenticated.")
+        await socket.close()
+        self.push.show_sleep()
+        await self._send_event(alice, bob, _WAKE_TEXT)
+        await self.push.wake(subscription)
+        (event,) = (await bob.pending()).items
+        printer.step("Bob's wallet fetched the event.")
+        await self._open_event(bob, event, _WAKE_TEXT)
+
     async def _send_event(self, alice: DecentrlWallet, bob: DecentrlWallet, text: str) -> None:
         event = _make_chat_event(text)
         await alice.send(bob.did, event)
@@ -285,7 +403,8 @@ class _DecentrlDemo:
             self.printer.step(
                 f"{name} queried events by the tag of the chat, and decrypted them.", *(f'"{text}"' for text in texts)
             )
-            self.printer.check("both messages, in order of time", texts == [_OFFLINE_TEXT, _ONLINE_TEXT])
+            expected = [_OFFLINE_TEXT, _ONLINE_TEXT, _WAKE_TEXT]
+            self.printer.check("all messages, in order of time", texts == expected)
 
     async def _publish(self, alice: DecentrlWallet, bob: DecentrlWallet) -> None:
         printer = self.printer
@@ -322,10 +441,10 @@ def run_demo(url: str | None) -> int:
             elif url is None:
                 click.echo(f"No mediator at {_DEFAULT_URL}: starting a temporary one.")
                 with progress_bar("starting"):
-                    url = stack.enter_context(run_temporary_daemon()).url
+                    url = stack.enter_context(run_temporary_daemon(web_push=True)).url
             click.echo("Starting a second, temporary mediator for a wallet that is registered elsewhere.")
             with progress_bar("starting"):
-                other = stack.enter_context(run_temporary_daemon())
+                other = stack.enter_context(run_temporary_daemon(web_push=True))
             task.react(_run_steps, (url, other.url))
         except DaemonStartError as error:
             click.secho(f"The temporary mediator did not start: {error}", fg="red", err=True)
@@ -335,16 +454,27 @@ def run_demo(url: str | None) -> int:
 
 
 async def _run_steps(reactor: Any, url: str, other_url: str) -> None:
-    printer = DemoPrinter()
+    printer, receiver = DemoPrinter(), WebPushReceiver(reactor)
+    receiver.start()
+    push = PushDemo(reactor, receiver, printer)
     try:
-        await _DIDCommDemo(reactor, url, printer).run()
-        await _DecentrlDemo(reactor, (url, other_url), printer).run()
+        await _DIDCommDemo(reactor, url, printer, push if is_on_loopback(url) else None).run()
+        await _DecentrlDemo(reactor, (url, other_url), printer, push).run()
     except Exception as error:
         click.echo()
         click.secho(f"The demo failed: {_describe_error(error, url)}", fg="red", err=True)
         raise SystemExit(1) from None
     click.echo()
     click.secho("All steps succeeded.", fg="green")
+
+
+def is_on_loopback(url: str) -> bool:
+    """Whether the host of a URL is this one, by a loopback address or as localhost."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _describe_error(error: Exception, url: str) -> str:
@@ -354,6 +484,6 @@ def _describe_error(error: Exception, url: str) -> str:
         return f"cannot connect to the mediator at {url}"
     if isinstance(error, ResponseNeverReceived) and "certificate verify failed" in str(error):
         return "the mediator's certificate is not trusted; use --ca to trust its certificate authority"
-    if isinstance(error, (DemoStepFailed, UnreadableMessage, SocketClosedError)):
+    if isinstance(error, (DemoStepFailed, UnreadableMessage, SocketClosedError, PushRefused)):
         return str(error)
     return f"{type(error).__name__}: {error}"

@@ -1,5 +1,6 @@
 """
-Requests of a wallet over any connection: Coordinate Mediation, Pickup, Trust Ping (reference 5 to 7.1).
+Requests of a wallet over any connection: Coordinate Mediation, Pickup, Trust Ping (reference 5 to 7.1), Discover
+Features, push notifications.
 
 A DIDComm wallet over HTTP, and the discovery of its mediator (reference 7.4, 9).
 """
@@ -43,6 +44,7 @@ CoordinationVersion = Literal["2.0", "3.0"]
 
 PICKUP = "https://didcomm.org/messagepickup/3.0"
 PING = "https://didcomm.org/trust-ping/2.0"
+DISCOVER_FEATURES = "https://didcomm.org/discover-features/2.0"
 PROBLEM_REPORT = "https://didcomm.org/report-problem/2.0/problem-report"
 
 _NOT_REGISTERED = "e.p.req.not-registered-for-push-notifications"
@@ -192,6 +194,16 @@ class MediationRequests:
     async def ping(self) -> None:
         """Ping the mediator and wait for its response."""
         _require_type(await self.request(f"{PING}/ping", {"response_requested": True}), f"{PING}/ping-response")
+
+    async def serves(self, protocol_uri: str) -> bool:
+        """Whether the mediator discloses that it serves a protocol."""
+        query = {"feature-type": "protocol", "match": protocol_uri}
+        reply = await self.request(f"{DISCOVER_FEATURES}/queries", {"queries": [query]})
+        _require_type(reply, f"{DISCOVER_FEATURES}/disclose")
+        disclosures = (reply.body or {}).get("disclosures")
+        if not isinstance(disclosures, list) or not all(isinstance(one, dict) for one in disclosures):
+            raise UnreadableMessage("no list of features")
+        return any(one.get("id") == protocol_uri for one in disclosures)
 
     async def set_push_device(self, service: PushServiceName, values: Mapping[str, Any]) -> None:
         """

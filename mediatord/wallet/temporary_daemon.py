@@ -18,6 +18,11 @@ from threading import Lock
 from time import perf_counter
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from mediatord.runtime.secret_files import create_secret_file
+
 _START_SECONDS = 120.0
 _STOP_SECONDS = 15.0
 _POLL_SECONDS = 0.01
@@ -25,6 +30,16 @@ _POLL_SECONDS = 0.01
 # Below the ephemeral ports of Linux.
 _FIRST_PORT, _PORTS_END = 10_000, 32_768
 _BLOCK_PORTS = 64
+
+_VAPID_KEY_FILE = "vapid.pem"
+_WEB_PUSH_SETTINGS = {
+    "MEDIATORD_PUSH__WEB_PUSH__KEY_FILE": _VAPID_KEY_FILE,
+    "MEDIATORD_PUSH__WEB_PUSH__CONTACT": "mailto:admin@localhost",
+    "MEDIATORD_PUSH__DECENTRL": "true",
+    "MEDIATORD_PUSH__QUIET_AFTER_POLL": "0",
+    "MEDIATORD_PUSH__MIN_INTERVAL": "100ms",
+    "MEDIATORD_OUTBOUND__ALLOW_PRIVATE": '["127.0.0.0/8"]',
+}
 
 
 class DaemonStartError(Exception):
@@ -103,13 +118,14 @@ class TemporaryDaemon:
 
 @contextmanager
 def run_temporary_daemon(
-    settings: Mapping[str, str] | None = None, *, beside: TemporaryDaemon | None = None
+    settings: Mapping[str, str] | None = None, *, beside: TemporaryDaemon | None = None, web_push: bool = False
 ) -> Iterator[TemporaryDaemon]:
     """
     Run a daemon within a `with` statement, and remove its files afterwards.
 
     :param settings: environment variables (`MEDIATORD_...`) that override the defaults.
     :param beside: a node of the same cluster, whose keys and public URL this one has.
+    :param web_push: whether wallets of both protocols are woken, at once, by push services on loopback.
     :raise DaemonStartError: it did not start.
     """
     port = find_free_port()
@@ -119,6 +135,7 @@ def run_temporary_daemon(
     environment = {
         **inherited,
         **(settings or {}),
+        **(_WEB_PUSH_SETTINGS if web_push else {}),
         **({} if beside is None else {"MEDIATORD_IDENTITY__KEYS": str(beside.directory / "keys.jwks")}),
         "MEDIATORD_PUBLIC_URL": url if beside is None else beside.url,
         "MEDIATORD_LISTEN": json.dumps([f"tcp:{port}:interface=127.0.0.1"]),
@@ -126,6 +143,8 @@ def run_temporary_daemon(
     with tempfile.TemporaryDirectory(prefix="mediatord-", ignore_cleanup_errors=True) as directory:
         daemon = TemporaryDaemon(url, Path(directory), environment)
         daemon.initialize()
+        if web_push:
+            create_secret_file(daemon.directory / _VAPID_KEY_FILE, make_vapid_key())
         try:
             daemon.start()
             yield daemon
@@ -140,6 +159,12 @@ def is_healthy(url: str) -> bool:
             return response.status == 200 and b'"ok"' in response.read(1000)
     except (urllib.error.URLError, OSError, ValueError):
         return False
+
+
+def make_vapid_key() -> bytes:
+    """A new private key for Web Push, as a PEM file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
 
 def stop_process(process: subprocess.Popen[Any]) -> None:

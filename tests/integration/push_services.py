@@ -51,17 +51,25 @@ class PushServices:
         self._process.wait(PATIENCE_SECONDS)
         shutil.rmtree(self.directory)
 
-    def prepare_daemon(self, settings: dict[str, Any] | None = None, **push: Any) -> Daemon:
-        """A daemon that uses these services, not running."""
-        settings = settings or {}
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables of a process that trusts their certificates."""
+        return {"SSL_CERT_FILE": str(self.directory / "ca.pem")}
+
+    def settings(self, **push: Any) -> dict[str, Any]:
+        """Configuration of a daemon that uses them. :param push: changes to its section."""
         configured = {
             "fcm": {"credentials": str(self.directory / "fcm.json"), "url": self.urls["fcm"]},
             "web_push": {"key_file": str(self.directory / "vapid.pem"), "contact": "mailto:admin@mediator.example"},
             **TIMES,
             **push,
         }
-        daemon = prepare_daemon({**settings, "push": configured, "outbound": {"allow_private": ["127.0.0.0/8"]}})
-        daemon.environment["SSL_CERT_FILE"] = str(self.directory / "ca.pem")
+        return {"push": configured, "outbound": {"allow_private": ["127.0.0.0/8"]}}
+
+    def prepare_daemon(self, settings: dict[str, Any] | None = None, **push: Any) -> Daemon:
+        """A daemon that uses them, not running. :param settings: beside those of push."""
+        daemon = prepare_daemon({**(settings or {}), **self.settings(**push)})
+        daemon.environment.update(self.environment)
         return daemon
 
     def subscribe(self, server_key: str) -> dict[str, Any]:

@@ -6,8 +6,6 @@ Routing, reference 7.5).
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -33,8 +31,6 @@ from tests.integration.daemon import Daemon
 from tests.integration.message_load import PATIENCE_SECONDS, prepare_daemon
 
 reactor: Any = _reactor
-# The demo starts another mediator.
-DEMO_SECONDS = 300.0
 
 
 class TwoMediatorsTestCase(TestCase):
@@ -176,18 +172,6 @@ class DualDeliveryTests(TwoMediatorsTestCase):
         self.assertEqual(await self.store_and_acknowledge(bob, *events), ["before", "during", "after"])
         for wallet in (alice, bob):
             self.assertEqual((await wallet.contracts()).total, 2)
-
-    def test_demo_shows_every_step(self) -> None:
-        """`mediatord demo` starts Bob's mediator, prints each step and succeeds (contract 1)."""
-        output = subprocess.run(
-            [sys.executable, "-m", "mediatord", "demo", "--url", self.first.url],
-            capture_output=True,
-            text=True,
-            timeout=DEMO_SECONDS,
-            check=False,
-        )
-        self.assertEqual((output.returncode, output.stderr), (0, ""), output.stdout)
-        self.assertTrue(output.stdout.endswith("\nAll steps succeeded.\n"))
 
 
 class RestartTests(TwoMediatorsTestCase):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from typing import Any
 
 from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
 from twisted.internet.threads import deferToThread
 
-from mediatord.wallet.didcomm_client import DIDCommWallet
+from mediatord.wallet.decentrl_client import DecentrlWallet, discover_decentrl_mediator
+from mediatord.wallet.didcomm_client import DIDCommWallet, open_http
+from tests.decentrl_contracts import make_contract
+from tests.integration.cluster import DaemonCluster
 from tests.integration.daemon import POLL_SECONDS, Daemon
 from tests.integration.message_load import (
     PATIENCE_SECONDS,
@@ -20,6 +25,8 @@ from tests.integration.message_load import (
 )
 from tests.integration.push_services import PushServices
 from tests.integration.test_lifecycle import DaemonTestCase, send_request
+from tests.integration.test_workers import await_workers, pid_of
+from tests.mongod import fresh_database, shared_replica_set
 
 reactor: Any = _reactor
 
@@ -171,3 +178,73 @@ class CrashTests(PushTestCase):
         self.assertEqual(self.services.received()["fcm"], [])
         daemon.start()
         await self.await_fcm(1)
+
+
+class ProcessTests(PushTestCase):
+    """Workers on one database, and nodes on MongoDB."""
+
+    async def test_workers(self) -> None:
+        """One wake-up, whichever workers have accepted the messages."""
+        daemon = self.start({"workers": 2})
+        await deferToThread(await_workers, daemon, 2)
+        wallet = await enrol_wallet(daemon, reactor)
+        await wallet.set_push_device("fcm", PHONE)
+        await self.send(daemon, wallet, "storm", 200)
+        await self.await_fcm(1)
+        self.assertEqual(len(await drain_queue(wallet)), 200)
+        self.assertEqual(len(self.services.received()["fcm"]), 1)
+
+    async def test_killed_workers(self) -> None:
+        """Their replacements send what they have not."""
+        daemon = self.start({"workers": 2, "node": "n"})
+        await deferToThread(await_workers, daemon, 2)
+        wallet = await enrol_wallet(daemon, reactor)
+        await wallet.set_push_device("fcm", PHONE)
+        self.services.set_answers("fcm", always={"status": 503})
+        await self.send(daemon, wallet, "one", 20)
+        await deferToThread(self.services.await_received, lambda found: found["requests"]["fcm"] >= 1)
+        for number in (1, 2):
+            os.kill(pid_of(daemon, f"n-{number}"), signal.SIGKILL)
+        self.services.set_answers("fcm")
+        await self.await_fcm(1)
+        self.assertEqual(len(await drain_queue(wallet)), 20)
+
+    async def test_killed_node(self) -> None:
+        """Another node sends what a node has not that was killed and does not come back."""
+        database = fresh_database()
+        name = database.__enter__()
+        self.addCleanup(database.__exit__, None, None, None)
+        cluster = DaemonCluster(shared_replica_set().uri(name), ("a", "b"), self.services.settings())
+        self.addCleanup(cluster.clean)
+        for node in cluster.nodes:
+            node.environment.update(self.services.environment)
+        await deferToThread(cluster.start)
+        first, second = cluster.nodes
+        wallet = await enrol_wallet(first, reactor)
+        await wallet.set_push_device("fcm", PHONE)
+        self.services.set_answers("fcm", always={"status": 503})
+        await self.send(second, wallet, "one", 20)
+        await deferToThread(self.services.await_received, lambda found: found["requests"]["fcm"] >= 1)
+        second.kill()
+        self.services.set_answers("fcm")
+        await self.await_fcm(1)
+        self.assertEqual(len(await drain_queue(wallet)), 20)
+
+
+class DecentrlTests(PushTestCase):
+    """Decentrl identities, whose commands are switched on."""
+
+    async def test_fcm(self) -> None:
+        """An event for an identity without a socket, which fetches it."""
+        daemon = self.start(decentrl=True)
+        http = open_http(reactor)
+        mediator = await discover_decentrl_mediator(http, daemon.url)
+        alice, bob = [DecentrlWallet.generate(alias, mediator, http, reactor) for alias in ("alice", "bob")]
+        await alice.register()
+        await bob.register()
+        await make_contract(alice, bob)
+        await bob.set_push_device("fcm", PHONE)
+        await alice.send(bob.did, "hello")
+        (message,) = await self.await_fcm(1)
+        self.assertEqual(message["token"], PHONE["device_token"])
+        self.assertEqual((await bob.pending()).total, 1)

@@ -314,6 +314,21 @@ class WalletTests(SynchronousTestCase):
         )
         self.error_of(self.wallet.register("did:example:2", "did:example:1"), UnreadableMessage)
 
+    def test_disclosed_protocols(self) -> None:
+        """A protocol is served if exactly its URI is disclosed."""
+        disclose = "https://didcomm.org/discover-features/2.0/disclose"
+        other = {"feature-type": "protocol", "id": "urn:example:a/1.1"}
+        for disclosures in ([], [other]):
+            self.resource.set_reply(disclose, {"disclosures": disclosures})
+            self.assertFalse(self.ask(self.wallet.serves("urn:example:a/1.0")))
+        self.resource.set_reply(disclose, {"disclosures": [other, {**other, "id": "urn:example:a/1.0"}]})
+        self.assertTrue(self.ask(self.wallet.serves("urn:example:a/1.0")))
+        body = encoding.loads_object(self.resource.received[-1].plaintext)["body"]
+        self.assertEqual(body, {"queries": [{"feature-type": "protocol", "match": "urn:example:a/1.0"}]})
+        for invalid in (None, ["urn:example:a/1.0"]):
+            self.resource.set_reply(disclose, {"disclosures": invalid})
+            self.error_of(self.wallet.serves("urn:example:a/1.0"), UnreadableMessage)
+
     def test_registers_own_did_by_default(self) -> None:
         """Without a DID a wallet registers its own."""
         self.resource.answer = lambda opened: (202, None, b"")
