@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from mediatord.admin.status import LEDGER_ENTRIES, DaemonStatus
 from mediatord.admin.status_sources import REPORT_INDEX, TRAFFIC_KINDS, AnalysisReport, ProblemSummary
+from mediatord.observability.push_statistics import PushStatistics
 from mediatord.store.interfaces.messages import AgeBucket
 
 
@@ -150,6 +151,8 @@ def render_status_page(status: DaemonStatus, now: float, *, refreshing: bool) ->
         _render_problems("Rejected and failed requests", status.refusals, status.at, _REFUSAL_COLUMNS),
         _render_problems("Warnings", status.warnings, status.at, _WARNING_COLUMNS),
     ]
+    if status.push:
+        sections.append(_render_push(status.push))
     if len(status.processes.answered) > 1 or status.processes.asked > 1:
         sections.append(_render_processes(status))
     if status.reports is not None:
@@ -321,6 +324,26 @@ def _render_problems(
         heads = (one.text, words) if is_warning else (words, build_element("code", one.text))
         rows.append((*heads, one.where, format_count(one.count), f"{format_duration(now - one.last)} ago"))
     return _render_section(title, build_table([*columns, ("count", "number"), ("last seen", "number")], rows))
+
+
+def _render_push(services: Sequence[PushStatistics]) -> Markup:
+    columns = [("service", "name"), ("devices", "number"), ("sent", "number"), ("to retry", "number")]
+    columns += [("rejected", "number"), ("devices forgotten", "number wide-only"), ("hosts backing off", "number")]
+    rows = [
+        (
+            one.service,
+            _format_applicable(one.devices),
+            *map(format_count, (one.sent, one.retry, one.rejected, one.forgotten)),
+            _format_applicable(one.hosts_backing_off),
+        )
+        for one in services
+    ]
+    note = _render_note("Requests and forgotten devices since start.")
+    return _render_section("Push notifications", build_table(columns, rows), note, whole=True)
+
+
+def _format_applicable(number: int | None) -> str:
+    return "" if number is None else format_count(number)
 
 
 def _render_processes(status: DaemonStatus) -> Markup:

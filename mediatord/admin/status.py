@@ -23,6 +23,7 @@ from mediatord.admin.status_sources import (
     merge_problems,
 )
 from mediatord.errors import ShutdownInProgress, StoreUnavailable
+from mediatord.observability.push_statistics import PUSH_METRICS, PushStatistics, read_push_statistics
 from mediatord.protocol import encoding
 from mediatord.store.interfaces import messages
 from mediatord.store.interfaces.messages import AgeBucket, QueueBacklog
@@ -57,7 +58,11 @@ _GAUGE_METRICS = {
     "ready": "mediator_ready",
     "log_dropped": "mediator_log_dropped_total",
 }
-_METRIC_NAMES = {kind.metric.partition("{")[0] for kind in TRAFFIC_KINDS.values()} | set(_GAUGE_METRICS.values())
+_METRIC_NAMES = {
+    *(kind.metric.partition("{")[0] for kind in TRAFFIC_KINDS.values()),
+    *_GAUGE_METRICS.values(),
+    *PUSH_METRICS,
+}
 
 
 # How many processes were asked, and the replies.
@@ -151,6 +156,7 @@ class DaemonStatus:
     :param at: Unix seconds.
     :param gauges: those of all processes; missing ones are left out.
     :param ledger: message ledger; None without a reply of the store, `waiting` likewise.
+    :param push: configured push services; None if not all processes could be asked.
     :param reports: None if no directory is configured.
     """
 
@@ -166,6 +172,7 @@ class DaemonStatus:
     waiting: QueuedMessages | None
     refusals: tuple[ProblemSummary, ...]
     warnings: tuple[ProblemSummary, ...]
+    push: tuple[PushStatistics, ...] | None
     reports: tuple[AnalysisReport, ...] | None
 
     @property
@@ -250,7 +257,8 @@ class StatusCollector:
     async def _collect(self) -> DaemonStatus:
         now = self.clock.seconds()
         asked, replies = await self._query_processes()
-        samples = await self._figures()
+        families = await self._read_metrics()
+        samples = None if families is None else _sum_samples(families)
         backlog = await self._backlog(now)
         store_at = None if backlog is None else self.clock.seconds()
         fields = ("node", "pid", "state", "well", "uptime", "sockets")
@@ -270,6 +278,7 @@ class StatusCollector:
             waiting=self._summarize_queues(backlog, now) if backlog else None,
             refusals=tuple(merge_problems(problems, "request")),
             warnings=tuple(merge_problems(problems, "output")),
+            push=None if families is None else _read_push(families),
             reports=None if self.reports is None else tuple(self.reports.latest()),
         )
 
@@ -281,14 +290,14 @@ class StatusCollector:
         # The reply of this process may be late, too.
         return (asked, replies) if any("pid" in one for one in replies) else (max(asked, 2), [self.report_process()])
 
-    async def _figures(self) -> dict[str, float] | None:
-        """Sums over all processes; None on time-out."""
+    async def _read_metrics(self) -> list[Metric] | None:
+        """Those of :data:`_METRIC_NAMES`, of all processes; None on time-out."""
         try:
             text = (await self.render_metrics()).decode("utf-8")
         except TimeoutError:
             return None
         lines = [line for line in text.splitlines() if line.partition(" ")[0].partition("{")[0] in _METRIC_NAMES]
-        return _sum_samples(text_string_to_metric_families("\n".join([*lines, ""])))
+        return list(text_string_to_metric_families("\n".join([*lines, ""])))
 
     async def _backlog(self, now: float) -> QueueBacklog | None:
         """None on time-out; the store is not queried again while a query is pending."""
@@ -343,6 +352,10 @@ def _sum_samples(families: Iterable[Metric]) -> dict[str, float]:
         if "outcome" in sample.labels:
             sums[f'{sample.name}{{outcome="{sample.labels["outcome"]}"}}'] += sample.value
     return sums
+
+
+def _read_push(families: Iterable[Metric]) -> tuple[PushStatistics, ...]:
+    return tuple(read_push_statistics(sample for family in families for sample in family.samples))
 
 
 def render_status_json(status: DaemonStatus, now: float) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from twisted.application.service import Service
@@ -23,6 +24,7 @@ from mediatord.http.client_address import ClientAddressResolver
 from mediatord.net.listeners import Listener
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.systemd import STATUS_SERVING, STATUS_WAITING_FOR_STORE
+from mediatord.push.manual_wakeup import send_manual_wakeup
 from mediatord.runtime.secret_files import SecretFileError
 from mediatord.store.interfaces.messages import QueueBacklog
 from mediatord.workers.shared_listeners import InheritedSocketReactor
@@ -157,7 +159,16 @@ def build_control_socket(
             siblings is not None and await siblings.remote_delivery.has_live_session(did)
         )
 
-    operations = ControlOperations(core.store, open_recorder, has_subscriber)
+    wake_account = None
+    if core.push is not None:
+        wake_account = partial(
+            send_manual_wakeup,
+            store=core.store,
+            sender=core.push.sender,
+            mediator=core.push.mediator_id,
+            monotonic=core.monotonic,
+        )
+    operations = ControlOperations(core.store, open_recorder, has_subscriber, wake_account)
 
     async def run(operation: str, arguments: Mapping[str, Any]) -> Any:
         return await core.gate.run_request(lambda: operations.run(operation, arguments))

@@ -20,15 +20,21 @@ from mediatord.app.lifecycle import check_setting_combinations
 from mediatord.cli.console import config_option, json_option, print_result
 from mediatord.cluster.peer_connection import read_cluster_keys
 from mediatord.config.file import KeyPart, examine_config
-from mediatord.config.settings import Config
+from mediatord.config.settings import Config, PushSettings
 from mediatord.errors import OperatorError
 from mediatord.identity.encrypted_file import make_passphrase_source
 from mediatord.identity.key_file import load_keys
 from mediatord.net.listeners import ListenerCertificate, find_certificate_files
 from mediatord.observability.pseudonyms import read_pseudonym_keys
+from mediatord.push.apns import load_apns_credentials
+from mediatord.push.fcm import load_fcm_credentials
+from mediatord.push.web_push import load_vapid_key
+from mediatord.push.webhook import load_webhook_secret
 from mediatord.store.sqlite.database_file import APPLICATION_ID, describe_database_loss, read_schema_steps
 
 KeyPath = tuple[KeyPart, ...]
+
+_APNS_PREFIX = "push.apns."
 
 
 def list_checks(config: Config, path: Path) -> Iterator[tuple[KeyPath, Iterable[str]]]:
@@ -60,6 +66,24 @@ def list_checks(config: Config, path: Path) -> Iterator[tuple[KeyPath, Iterable[
     if admin.listen is not None and admin.token_file is not None:
         yield ("admin", "listen"), _check_tls_files(admin.listen)
         yield ("admin", "token_file"), _try(read_admin_token, admin.token_file)
+    yield from _list_push_checks(config.push)
+
+
+def _list_push_checks(push: PushSettings) -> Iterator[tuple[KeyPath, Iterable[str]]]:
+    """The files of push notifications. Nothing is sent, so that a key which its service has revoked is valid."""
+    fcm, apns, web_push, webhook = push.fcm, push.apns, push.web_push, push.webhook
+    if fcm.credentials is not None:
+        yield ("push", "fcm", "credentials"), _try(load_fcm_credentials, fcm.credentials)
+    if apns.key_file is not None:
+        for text in _try(load_apns_credentials, apns.key_file, apns.key_id, apns.team_id, apns.topic):
+            # Of a key other than that of the file, the text names it.
+            key, _, problem = text.removeprefix(_APNS_PREFIX).partition(": ")
+            is_of_file = not text.startswith(_APNS_PREFIX)
+            yield ("push", "apns", "key_file" if is_of_file else key), (text if is_of_file else problem,)
+    if web_push.key_file is not None:
+        yield ("push", "web_push", "key_file"), _try(load_vapid_key, web_push.key_file)
+    if webhook.url is not None and webhook.secret_file is not None:
+        yield ("push", "webhook", "secret_file"), _try(load_webhook_secret, webhook.secret_file)
 
 
 def _try(function: Callable[..., object], *arguments: object) -> Iterator[str]:

@@ -52,7 +52,7 @@ def write_initial_files(directory: Path, public_url: str) -> tuple[Config, Path]
     made = (path, keys) if config.log.key_file else (path, keys, log_key)
     if existing := [file for file in made if file.exists()]:
         raise StartupError(f"{existing[0]} already exists and will not be overwritten")
-    owner = system_owner() if is_system_directory(directory) and os.geteuid() == 0 else None
+    owner = find_file_owner(directory)
     if not directory.exists():
         directory.mkdir(mode=0o750, parents=True)
         if owner is not None:
@@ -73,6 +73,11 @@ def write_initial_files(directory: Path, public_url: str) -> tuple[Config, Path]
 def is_system_directory(directory: Path) -> bool:
     """Whether it is the directory of the system's daemon."""
     return directory.resolve() == SYSTEM
+
+
+def find_file_owner(directory: Path) -> tuple[int, int] | None:
+    """Ids of user and group that secrets in a directory belong to; None for those of the process."""
+    return system_owner() if is_system_directory(directory) and os.geteuid() == 0 else None
 
 
 def system_owner() -> tuple[int, int] | None:

@@ -25,6 +25,7 @@ from mediatord.http.resources import HTTPContext
 from mediatord.http.websocket import MAX_FRAGMENTS, MAX_QUEUED_BYTES, MAX_QUEUED_MESSAGES, MAX_UNDECRYPTABLE
 from mediatord.net.listeners import TLS_HANDSHAKE_TIMEOUT
 from mediatord.protocol.encoding import MAX_VALUES
+from mediatord.push import scheduler, sender
 from mediatord.ratelimit.admission import MAX_MEMORY_PER_ADDRESS, MAX_MEMORY_TOTAL, MEMORY_WAIT_SECONDS
 from mediatord.runtime.request_time import REQUEST_TIME_LIMIT
 from mediatord.store.disk_space import RESERVE_BYTES
@@ -142,6 +143,17 @@ def list_limits() -> Iterator[str]:
         f"replies by POST in parallel: {endpoint_delivery.MAX_REPLIES_PER_PEER} per address, "
         f"{endpoint_delivery.MAX_CONCURRENT_POSTS} in total (reply on the connection)"
     )
+    yield (
+        f"requests to a push service in parallel, per host: {sender.MAX_REQUESTS_PER_HOST}, and "
+        f"{sender.MAX_WAITING_PER_HOST:,} waiting; to all hosts that have not accepted one yet: "
+        f"{sender.MAX_UNPROVEN_REQUESTS} (tried again later)"
+    )
+    yield (
+        f"pause of a push service that fails: {_seconds(sender.INITIAL_BACKOFF)} after "
+        f"{sender.FAILURES_BEFORE_BACKOFF} failures, doubled up to {_seconds(sender.MAX_BACKOFF)}; or as it asks, at "
+        f"most {_seconds(sender.MAX_RETRY_AFTER)}"
+    )
+    yield f"devices per account, `push.max_devices`: {_DEFAULTS.push.max_devices} (problem report)"
     yield f"did:web documents fetched in parallel: {_constant('net.did_resolver:_MAX_CONCURRENT_FETCHES')} (429)"
     yield f"connections of the status page, per process: {_constant('admin.site:_MAX_CONNECTIONS')} (closed)"
     yield f"wrong tokens per address in a minute: {_constant('admin.site:_MAX_FAILED_ATTEMPTS')} (429)"
@@ -240,6 +252,11 @@ def list_buffers() -> Iterator[str]:
             f"{_size(endpoint_delivery.MAX_PENDING_BYTES_PER_ACCOUNT)} per account, "
             f"{_size(endpoint_delivery.MAX_PENDING_BYTES)} in total",
             queued,
+        ),
+        "wakeups": (
+            "accounts to wake",
+            f"{scheduler.MAX_NOTED_ACCOUNTS:,}; of them {scheduler.MAX_WAKEUPS_AT_ONCE:,} at a time",
+            "they are found in the store later",
         ),
         "presence_lookups": (
             "messages whose recipient is looked up on other nodes",

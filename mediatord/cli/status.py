@@ -7,7 +7,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException
@@ -30,6 +30,7 @@ from mediatord.cli.console import (
     url_option,
 )
 from mediatord.errors import OperatorError
+from mediatord.observability.push_statistics import read_push_statistics
 from mediatord.runtime.option_types import NumberRange
 from mediatord.runtime.progress_bar import progress_bar
 
@@ -237,6 +238,7 @@ class StatusReport:
             "refused": {**self._read_counter("mediator_rejected_total"), "reasons": dict(+reasons)},
             "delivery_seconds": figures.quantiles("mediator_delivery_latency_seconds", "method"),
             "request_seconds": figures.quantiles("mediator_request_duration_seconds", "protocol"),
+            **_read_push(figures),
         }
 
     def _read_counter(self, name: str) -> dict[str, Any]:
@@ -287,6 +289,14 @@ def _read_ledger(figures: MetricsSnapshot) -> dict[str, Any]:
     return {"ledger": dict(sorted(protocols.items(), reverse=True))} if protocols else {}
 
 
+def _read_push(figures: MetricsSnapshot) -> dict[str, Any]:
+    """The configured push services by name; empty if there are none."""
+    services = {one.service: asdict(one) for one in read_push_statistics(figures.samples)}
+    for one in services.values():
+        del one["service"]
+    return {"push": services} if services else {}
+
+
 def _format_amounts(values: dict[str, Any]) -> Iterator[ReportRow]:
     yield "as of", _format_time_of_day(values["figures_at"])
     yield "connections", str(values["connections"])
@@ -308,6 +318,9 @@ def _format_amounts(values: dict[str, Any]) -> Iterator[ReportRow]:
     for what, quantiles in (("delivery", values["delivery_seconds"]), ("response", values["request_seconds"])):
         for label, shares in quantiles.items():
             yield f"{what} {label}", f"p50 {_format_span(shares['p50'])}, p95 {_format_span(shares['p95'])}"
+    for service, numbers in values.get("push", {}).items():
+        named = (f"{number} {name.replace('_', ' ')}" for name, number in numbers.items() if number is not None)
+        yield f"push {service}", ", ".join(named)
 
 
 def _format_time_of_day(at: float) -> str:

@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from mediatord.probe.identities_and_recognition import ProbeIdentities
 
 _NODE_SUFFIX = "-operator"
+_DECENTRL_PREFIX = "did:decentrl:"
 _MAX_NODE_NAME = 63
 # For which a MongoDB database stays locked if this process is killed.
 _LEASE_SECONDS = 30.0
@@ -172,6 +173,20 @@ class StoreAccess:
             raise StartupError(f"{given} has no account")
         return AccountSummary(**found)
 
+    def find_device_owner(self, given: str) -> str:
+        """The DID of an account or a Decentrl identity, given likewise. :raise StartupError: there is none."""
+        did = self.find_did(given)
+        return did if did.startswith(_DECENTRL_PREFIX) else self.find_account(did).did
+
+    def wake_account(self, owner: str) -> list[dict[str, Any]]:
+        """
+        Wake the devices of an owner now; as the fields of :class:`~mediatord.push.manual_wakeup.ManualWakeup`.
+
+        :raise StartupError: no push service is configured.
+        """
+        found: list[dict[str, Any]] = self._call("wake_account", account=owner)
+        return found
+
     def find_pseudonyms(self, pseudonym: str) -> Iterator[tuple[int, str]]:
         """DIDs that the event log has in this short form or under this pseudonym, after the epochs of the keys."""
         keys = read_pseudonym_keys(self._config.log_key_path)
@@ -264,6 +279,20 @@ def open_store_access(config: Config) -> Iterator[StoreAccess]:
 
             yield StoreAccess(call, config)
     log.check_complete()
+
+
+@contextmanager
+def open_daemon_access(config: Config) -> Iterator[StoreAccess]:
+    """
+    What only the daemon that runs with this configuration can do.
+
+    :raise StartupError: none runs, or its socket cannot be used.
+    """
+    client = connect_daemon(config)
+    if client is None:
+        raise StartupError(f"this needs a running daemon; {_explain_no_socket(config)}")
+    with closing(client):
+        yield StoreAccess(client.call, config)
 
 
 def connect_daemon(config: Config) -> ControlClient | None:

@@ -12,6 +12,7 @@ from dataclasses import asdict, is_dataclass
 from typing import Any
 
 from mediatord.observability.event_recorder import EventRecorder
+from mediatord.push.manual_wakeup import ManualWakeup
 from mediatord.store.interfaces.administration import MAX_PURGE_BATCH, MAX_ROWS, QUEUE_PROTOCOLS, QueueProtocol
 from mediatord.store.interfaces.messages import RemovedMessage, is_valid_unicode
 from mediatord.store.interfaces.store import IStore
@@ -35,6 +36,7 @@ _OPERATIONS: dict[str, tuple[str, ...]] = {
     "list_queued_dids": ("account",),
     "unregister_recipients": ("account",),
     "remove_account": ("account",),
+    "wake_account": ("account",),
 }
 
 
@@ -46,6 +48,7 @@ class ControlOperations:
     """
     :param open_recorder: logs removals; None while the event log takes no lines, when nothing is removed.
     :param has_subscriber: whether a socket of this daemon is subscribed to a DID.
+    :param wake_account: wakes the devices of an account now; None without push notifications.
     """
 
     def __init__(
@@ -53,9 +56,11 @@ class ControlOperations:
         store: IStore,
         open_recorder: Callable[[], EventRecorder | None],
         has_subscriber: Callable[[str], Awaitable[bool]] | None = None,
+        wake_account: Callable[[str], Awaitable[list[ManualWakeup]]] | None = None,
     ) -> None:
         self._store = store
         self._has_subscriber = has_subscriber
+        self._wake_account_now = wake_account
         self._open_recorder = open_recorder
         self._recorder: EventRecorder | None = None
         self._own_methods: dict[str, Callable[..., Any]] = {
@@ -63,6 +68,7 @@ class ControlOperations:
             "list_recipients": self._list_recipients,
             "count_devices": self._count_devices,
             "has_live_session": self._has_live_session,
+            "wake_account": self._wake_account,
         }
         store.administration.on_late_purge = self._record_purge
 
@@ -110,6 +116,11 @@ class ControlOperations:
             return True
         records = await self._store.cluster.find_presence([did])
         return any(one.node is not None for one in records)
+
+    async def _wake_account(self, account: str) -> list[ManualWakeup]:
+        if self._wake_account_now is None:
+            raise ControlError("push notifications are not configured: no service under push is")
+        return await self._wake_account_now(account)
 
 
 def _to_json_value(result: Any) -> Any:

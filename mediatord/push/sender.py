@@ -117,6 +117,11 @@ class PushSender:
         self._unproven = 0
         self._warning = LogThrottle(clock)
 
+    @property
+    def has_webhook(self) -> bool:
+        """Whether a webhook is configured."""
+        return self._webhook is not None
+
     async def send(
         self, claim: WakeupClaim, only: Container[bytes] | None = None, *, attempt: int = 0, age: float = 0.0
     ) -> SendReport:
@@ -132,7 +137,7 @@ class PushSender:
         sending = [Deferred.fromCoroutine(self.wake(claim.owner, device, wakeup, age)) for device in targets]
         ids = [device.id for device in targets]
         if self._webhook is not None and (only is None or WEBHOOK_TARGET in only):
-            sending.append(Deferred.fromCoroutine(self._notify(self._webhook, claim, age)))
+            sending.append(Deferred.fromCoroutine(self.notify(claim, age)))
             ids.append(WEBHOOK_TARGET)
         results = await gatherResults(sending)
         owed = [(id_, result) for id_, result in zip(ids, results, strict=True) if result.outcome == "retry"]
@@ -158,6 +163,19 @@ class PushSender:
             self._record(owner, device.service, result, age, self._recorder.monotonic() - began)
         if result.outcome in ("gone", "mismatch"):
             await self._forget(owner, device, result.reason or result.outcome)
+        return result
+
+    async def notify(self, claim: WakeupClaim, age: float = 0.0) -> PushResult:
+        """Call the webhook, and record the outcome."""
+        if self._webhook is None:
+            return PushResult("rejected", "not_configured")
+        began = self._recorder.monotonic()
+        try:
+            result = await self._webhook.notify(claim.owner, claim.messages, claim.bytes)
+        except Exception:
+            _log.failure("calling the webhook failed", redact_failure())
+            result = PushResult("retry", _INTERNAL_ERROR)
+        self._record(claim.owner, "webhook", result, age, self._recorder.monotonic() - began)
         return result
 
     def count_backing_off(self) -> dict[str, int]:
@@ -256,16 +274,6 @@ class PushSender:
         else:
             self._hosts.move_to_end(key)
         return host
-
-    async def _notify(self, webhook: IWebhook, claim: WakeupClaim, age: float) -> PushResult:
-        began = self._recorder.monotonic()
-        try:
-            result = await webhook.notify(claim.owner, claim.messages, claim.bytes)
-        except Exception:
-            _log.failure("calling the webhook failed", redact_failure())
-            result = PushResult("retry", _INTERNAL_ERROR)
-        self._record(claim.owner, "webhook", result, age, self._recorder.monotonic() - began)
-        return result
 
     def _record(self, owner: str, service: str, result: PushResult, age: float, seconds: float) -> None:
         if result.reason not in _NOT_SENT:

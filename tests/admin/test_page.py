@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 from dataclasses import replace
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from twisted.internet.defer import Deferred
 from twisted.internet.testing import MemoryReactorClock
 from twisted.logger import formatEvent
@@ -36,6 +38,8 @@ from mediatord.config.file import ConfigError, load_config
 from mediatord.config.settings import Config
 from mediatord.errors import StartupError, StoreUnavailable
 from mediatord.identity.key_file import create_keys
+from mediatord.observability.metrics import Metrics
+from mediatord.observability.push_statistics import PushStatistics
 from mediatord.runtime.secret_files import SecretFileError
 from mediatord.service import makeService
 from mediatord.store.interfaces.messages import AgeBucket, LargeQueue, MessageLedger, QueueBacklog, StoreLedger
@@ -383,6 +387,30 @@ class AggregationTests(SynchronousTestCase):
         self.assertEqual((overview.well, overview.gauges), (False, {}))
         self.assertEqual({counts.total for counts in overview.traffic.values()}, {None})
         self.assertIn("unknown", render_status_page(overview, NOW, refreshing=True).decode())
+
+    def test_push_services(self) -> None:
+        """One row for each configured service, summed over processes; no section without any."""
+        self.assertNotIn("Push notifications", render_status_page(self.status(), NOW, refreshing=True).decode())
+        metrics = Metrics(CollectorRegistry(), version="1")
+        for service, outcome, count in (("fcm", "sent", 5), ("fcm", "retry", 2), ("webhook", "rejected", 1)):
+            metrics.push_requests.inc(service, outcome, by=count)
+        metrics.push_devices_forgotten.inc("fcm", by=4)
+        # Of a service that is no longer configured.
+        metrics.push_devices = {"fcm": 7, "apns": 3}
+        metrics.count_push_hosts_backing_off = lambda: {"fcm": 1}
+        self.figures = metrics.render()
+        overview = self.status()
+        fcm = PushStatistics("fcm", 7, sent=5, retry=2, rejected=0, forgotten=4, hosts_backing_off=1)
+        webhook = PushStatistics("webhook", None, sent=0, retry=0, rejected=1, forgotten=0, hosts_backing_off=None)
+        self.assertEqual(overview.push, (fcm, webhook))
+        shown = render_status_page(overview, NOW, refreshing=True).decode()
+        rows = re.findall(r'<tr><th class="name" scope="row">(fcm|webhook)</th>(.*?)</tr>', shown)
+        cells = {service: re.findall(r"<td[^>]*>(.*?)</td>", row) for service, row in rows}
+        self.assertEqual(cells, {"fcm": ["7", "5", "2", "0", "4", "1"], "webhook": ["", "0", "0", "1", "0", ""]})
+        status = json.loads(render_status_json(overview, NOW))["push"]
+        self.assertEqual([one["service"] for one in status], ["fcm", "webhook"])
+        self.figures = TimeoutError()
+        self.assertIsNone(self.status().push)
 
     def test_concurrent_requests(self) -> None:
         """They share one computation; an error goes to both."""

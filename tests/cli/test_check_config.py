@@ -9,9 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import yaml
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
 from mediatord.cli import check_config
 from mediatord.cli.check_config import _explain_unwritable
+from mediatord.config.file import LAST_LINE
 from mediatord.store.sqlite.database_file import open_database
 from tests.certificate_authority import CertificateAuthority
 from tests.cli.test_commands import Capture, call, config_path
@@ -334,3 +338,114 @@ def test_accepts_missing_directory_with_writable_ancestor(tmp_path: Path) -> Non
     if os.geteuid() != 0:
         (tmp_path / "shut").mkdir(mode=0o500)
         assert list(_explain_unwritable(tmp_path / "shut")) == [f"this user cannot write to {tmp_path}/shut"]
+
+
+def configure_push(path: Path, **changes: dict[str, str]) -> None:
+    """Replace the section `push` by these settings."""
+    document = yaml.safe_load(path.read_text("utf-8"))
+    document["push"] = changes
+    path.write_text(yaml.safe_dump(document, sort_keys=False) + LAST_LINE + "\n", "utf-8")
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """Write a file of mode 0600."""
+    path.touch(0o600)
+    path.write_bytes(content)
+
+
+def make_private_key(curve: ec.EllipticCurve) -> bytes:
+    """A private key as PEM."""
+    return ec.generate_private_key(curve).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def make_service_account(**changes: object) -> bytes:
+    """A key file as Firebase issues it."""
+    key = rsa.generate_private_key(65537, 2048)
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    account = {
+        "type": "service_account",
+        "project_id": "wallet",
+        "private_key": pem.decode(),
+        "client_email": "push@wallet.example",
+        "token_uri": "https://oauth2.example/token",
+    }
+    return json.dumps(account | changes).encode()
+
+
+PUSH_SETTINGS = {
+    "fcm": {"credentials": "fcm.json"},
+    "apns": {"key_file": "key.p8", "key_id": "ABC123DEFG", "team_id": "DEF123GHIJ", "topic": "com.example.wallet"},
+    "web_push": {"key_file": "vapid.pem", "contact": "mailto:ops@example.org"},
+    "webhook": {"url": "https://hook.example", "secret_file": "secret"},
+}
+PUSH_KEYS = ["push.fcm.credentials", "push.apns.key_file", "push.web_push.key_file", "push.webhook.secret_file"]
+
+
+@pytest.fixture
+def push_config(config_path: Path) -> Path:
+    """A configuration with all push services and their keys."""
+    configure_push(config_path, **PUSH_SETTINGS)
+    folder = config_path.parent
+    write_secret(folder / "fcm.json", make_service_account())
+    write_secret(folder / "key.p8", make_private_key(ec.SECP256R1()))
+    write_secret(folder / "vapid.pem", make_private_key(ec.SECP256R1()))
+    write_secret(folder / "secret", b"s" * 32)
+    return config_path
+
+
+def test_checks_keys_of_push_services(push_config: Path, capsys: Capture) -> None:
+    """Valid ones are reported as valid; one line for each that others can read, is of another kind or too short."""
+    assert call("check-config", "--config", str(push_config)) == 0
+    capsys.readouterr()
+    folder = push_config.parent
+    names = [folder / name for name in ("fcm.json", "key.p8", "vapid.pem", "secret")]
+    for name in names:
+        name.chmod(0o640)
+    found = read_problems(push_config, 1, capsys)
+    assert [key for _, key, _ in found] == PUSH_KEYS
+    for name, (_, _, text) in zip(names, found, strict=True):
+        assert text == f"{name} is accessible to other users (mode 0640); run: chmod 600 {name}"
+        name.chmod(0o600)
+    names[0].write_bytes(make_service_account(private_key="nonsense"))
+    names[1].write_bytes(make_private_key(ec.SECP384R1()))
+    names[2].write_bytes(b"nonsense")
+    names[3].write_bytes(b"s" * 31 + b"\n")
+    found = read_problems(push_config, 1, capsys)
+    assert [(key, text.removeprefix(str(folder))) for _, key, text in found] == list(
+        zip(
+            PUSH_KEYS,
+            (
+                "/fcm.json: private_key is not an RSA key in PEM",
+                "/key.p8 is not a signing key of APNs (.p8: PEM, not encrypted, P-256)",
+                "/vapid.pem: expected an unencrypted private key of the curve P-256, in PEM or base64url",
+                "/secret: expected at least 32 bytes, as the key of a signature",
+            ),
+            strict=True,
+        )
+    )
+    for name in names:
+        name.unlink()
+    assert [text for _, _, text in read_problems(push_config, 1, capsys)] == [
+        f"cannot read {name}: No such file or directory" for name in names
+    ]
+
+
+def test_checks_ids_of_apns(push_config: Path, capsys: Capture) -> None:
+    """They have a form."""
+    configure_push(push_config, apns=PUSH_SETTINGS["apns"] | {"team_id": "my team"})
+    ((_, key, text),) = read_problems(push_config, 1, capsys)
+    assert (key, text) == ("push.apns.team_id", "expected 10 capital letters and digits")
+
+
+def test_push_keys_can_be_credentials(push_config: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of systemd, which passes them with an ACL; one that it does not pass is reported."""
+    credentials = push_config.parent / "credentials"
+    credentials.mkdir()
+    (push_config.parent / "fcm.json").rename(credentials / "fcm")
+    (credentials / "fcm").chmod(0o440)
+    configure_push(push_config, fcm={"credentials": "credential:fcm"})
+    ((_, key, text),) = read_problems(push_config, 1, capsys)
+    assert key == "push.fcm.credentials"
+    assert text.endswith("systemd passed no such credential; add LoadCredential=fcm:PATH to the unit")
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(credentials))
+    assert call("check-config", "--config", str(push_config)) == 0

@@ -34,6 +34,7 @@ COMMANDS = {
     "log-keys forget": ("1",),
     "log-keys list": (),
     "log-keys rotate": (),
+    "push test": ("--account", "did:web:a.example"),
     "queue list": (),
     "queue purge": ("did:web:a.example",),
     "queue show": ("did:web:a.example",),

@@ -90,6 +90,29 @@ def test_table_shows_most_frequent_refusals() -> None:
     assert len(report.values()["refused"]["reasons"]) == 9
 
 
+def test_shows_push_services() -> None:
+    """One row for each that is configured, and none otherwise."""
+    metrics = Metrics(CollectorRegistry(), version="9.9")
+    report = StatusReport(make_measurement(0.0, metrics))
+    assert "push" not in report.values() and not any(name.startswith("push") for name, _ in report.rows())
+    metrics.push_requests.inc("webpush", "sent", by=12)
+    metrics.push_requests.inc("webhook", "retry", by=3)
+    metrics.push_devices = {"webpush": 2}
+    metrics.count_push_hosts_backing_off = lambda: {"webpush": 1}
+    report = StatusReport(make_measurement(0.0, metrics))
+    assert report.values()["push"]["webpush"] == {
+        "devices": 2,
+        "sent": 12,
+        "retry": 0,
+        "rejected": 0,
+        "forgotten": 0,
+        "hosts_backing_off": 1,
+    }
+    rows = dict(report.rows())
+    assert rows["push webpush"] == "2 devices, 12 sent, 0 retry, 0 rejected, 0 forgotten, 1 hosts backing off"
+    assert rows["push webhook"] == "0 sent, 3 retry, 0 rejected, 0 forgotten"
+
+
 def test_sum_of_other_queues_is_not_a_queue() -> None:
     text = 'mediator_message_queue_size{did="a"} 4.0\nmediator_message_queue_size{did="other"} 90.0\n'
     waiting = StatusReport(StatusSample(WELL, None, make_figures(0.0, text))).values()["waiting"]
