@@ -165,7 +165,6 @@ def build_control_socket(
             send_manual_wakeup,
             store=core.store,
             sender=core.push.sender,
-            mediator=core.push.mediator_id,
             monotonic=core.monotonic,
         )
     operations = ControlOperations(core.store, open_recorder, has_subscriber, wake_account)

@@ -5,27 +5,33 @@ from __future__ import annotations
 import hmac
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+import orjson
 from twisted.application.service import Service
+from twisted.internet.protocol import ProcessProtocol
 
-from mediatord.config.settings import Config, PushSettings
+from mediatord.config.settings import Config, OutboundSettings, PushSettings
 from mediatord.errors import OperatorError, StartupError
 from mediatord.net.outbound_http import ConnectionLimits, OutboundHTTPClient
 from mediatord.push.apns import APNsCredentials, APNsService, load_apns_credentials
 from mediatord.push.devices import DeviceSealer, ServiceName
 from mediatord.push.fcm import FCMCredentials, FCMService, load_fcm_credentials
 from mediatord.push.registry import DeviceRegistry
+from mediatord.push.requester import IPushRequester, PushRequester
 from mediatord.push.scheduler import WakeupScheduler
-from mediatord.push.sender import IWebhook, PushSender
+from mediatord.push.sender import PushSender
+from mediatord.push.sender_process import COMMAND_FD, REPORT_FD, SENDER_SUBCOMMAND, SenderProcess
 from mediatord.push.service import IPushService, PushAlert
 from mediatord.push.web_push import VAPIDKey, WebPushService, load_vapid_key
 from mediatord.push.webhook import WebhookNotifier, load_webhook_secret
 from mediatord.runtime.periodic_tasks import PeriodicTasks
 from mediatord.store.interfaces.devices import WakeupPolicy
+from mediatord.workers.supervised_worker import SPEC_FD, spawn_subcommand
 
 if TYPE_CHECKING:
     from mediatord.app.core_services import CoreServices
@@ -47,6 +53,21 @@ class PushCredentials:
     apns: APNsCredentials | None = field(repr=False)
     vapid: VAPIDKey | None = field(repr=False)
     webhook_secret: bytes | None = field(repr=False)
+
+    @property
+    def services(self) -> tuple[ServiceName, ...]:
+        """Names of the services that they are for, without the webhook."""
+        names: tuple[tuple[ServiceName, object], ...] = (
+            ("fcm", self.fcm),
+            ("apns", self.apns),
+            ("webpush", self.vapid),
+        )
+        return tuple(name for name, credentials in names if credentials is not None)
+
+    @property
+    def has_webhook(self) -> bool:
+        """Whether a webhook is configured."""
+        return self.webhook_secret is not None
 
 
 def load_push_credentials(settings: PushSettings) -> PushCredentials:
@@ -76,53 +97,56 @@ class PushSubsystem:
     """
     Push notifications of one process.
 
-    :param services: the configured services, by name.
-    :param webhook: None if there is none.
-    :param vapid_public_key: as of :class:`~mediatord.push.registry.DeviceRegistry`.
+    :ivar services: names of the configured services.
     :ivar registry: registers devices; None if only the webhook is configured.
     :ivar housekeeping: removes expired devices, and counts the others.
     """
 
-    def __init__(
-        self,
-        core: CoreServices,
-        config: Config,
-        services: Mapping[ServiceName, IPushService[Any]],
-        webhook: IWebhook | None,
-        vapid_public_key: str | None,
-    ) -> None:
+    def __init__(self, core: CoreServices, config: Config, credentials: PushCredentials) -> None:
         settings = config.push
         self._store = core.store.devices
         self._metrics = core.recorder.metrics
-        self.services = services
+        self.services = credentials.services
         self.mediator_id = derive_mediator_id(core.identity.now.fingerprint)
-        sealer = DeviceSealer(lambda: core.identity.now.sealing_secrets, os.urandom)
+
+        def get_secrets() -> Sequence[bytes]:
+            return core.identity.now.sealing_secrets
+
         self.registry: DeviceRegistry | None = None
-        if services:
+        if self.services:
             self.registry = DeviceRegistry(
                 self._store,
-                sealer,
+                DeviceSealer(get_secrets, os.urandom),
                 core.registrations,
-                tuple(services),
+                self.services,
                 settings.max_devices,
                 self.mediator_id,
-                vapid_public_key=vapid_public_key,
+                vapid_public_key=None if credentials.vapid is None else credentials.vapid.public,
                 allow_http=bool(config.outbound.allow_private),
             )
+        spec = SenderSpec(settings, config.outbound, self.mediator_id)
+        requester: IPushRequester
+        if settings.sender_process:
+            requester = SenderProcess(
+                core.reactor,
+                partial(_spawn_sender, core.reactor, spec),
+                get_secrets,
+                core.monotonic,
+                tells_owner=credentials.has_webhook,
+            )
+        else:
+            requester = build_requester(core.reactor, spec, credentials, get_secrets, core.monotonic)
         self.sender = PushSender(
-            core.reactor,
-            {name: service for name, service in services.items()},
-            webhook,
-            sealer,
+            requester,
             self._store,
             core.recorder,
-            self.mediator_id,
             random.SystemRandom().uniform,
+            has_webhook=credentials.has_webhook,
         )
         policy = WakeupPolicy(
             settings.min_interval,
             settings.quiet_after_poll,
-            without_devices=webhook is not None,
+            without_devices=credentials.has_webhook,
             max_message_ids=MAX_MESSAGE_IDS if settings.message_ids else 0,
         )
         self.scheduler = WakeupScheduler(
@@ -132,7 +156,7 @@ class PushSubsystem:
         self.housekeeping = PeriodicTasks(core.reactor, tasks, "housekeeping of devices")
         self._metrics.register_buffer("wakeups", lambda: (self.scheduler.waiting, None))
         self._metrics.count_push_hosts_backing_off = self.sender.count_backing_off
-        for name in (*services, *(("webhook",) if webhook is not None else ())):
+        for name in (*self.services, *(("webhook",) if credentials.has_webhook else ())):
             for outcome in ("sent", "retry"):
                 self._metrics.push_requests.inc(name, outcome, by=0)
 
@@ -160,14 +184,54 @@ def build_push(core: CoreServices, config: Config) -> PushSubsystem | None:
 
     :raise StartupError: credentials cannot be used.
     """
-    settings, credentials = config.push, load_push_credentials(config.push)
+    credentials = load_push_credentials(config.push)
+    if not credentials.services and not credentials.has_webhook:
+        return None
+    return PushSubsystem(core, config, credentials)
+
+
+@dataclass(frozen=True, slots=True)
+class SenderSpec:
+    """
+    What requests to push services depend on, without secrets.
+
+    :param mediator: opaque id of this mediator.
+    """
+
+    push: PushSettings
+    outbound: OutboundSettings
+    mediator: str
+
+    def to_bytes(self) -> bytes:
+        """Serialize for :meth:`from_bytes`."""
+        return orjson.dumps([self.push.model_dump_json(), self.outbound.model_dump_json(), self.mediator])
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> SenderSpec:
+        """
+        Parse what :meth:`to_bytes` made.
+
+        :raise ValueError: it is incomplete.
+        """
+        push, outbound, mediator = orjson.loads(raw)
+        return cls(PushSettings.model_validate_json(push), OutboundSettings.model_validate_json(outbound), mediator)
+
+
+def build_requester(
+    reactor: Any,
+    spec: SenderSpec,
+    credentials: PushCredentials,
+    secrets: Callable[[], Sequence[bytes]],
+    monotonic: Callable[[], float],
+) -> PushRequester:
+    """Build what makes requests to the configured services. :param secrets: return what opens devices."""
+    settings, alert = spec.push, PushAlert(**dict(spec.push.alert))
 
     def make_client() -> OutboundHTTPClient:
         """One for each service, so that none takes the connections of another."""
-        return OutboundHTTPClient(core.reactor, allow_private=config.outbound.allow_private, keep=ConnectionLimits())
+        return OutboundHTTPClient(reactor, allow_private=spec.outbound.allow_private, keep=ConnectionLimits())
 
-    alert = PushAlert(**dict(settings.alert))
-    services: dict[ServiceName, IPushService[Any]] = {}
+    services: dict[str, IPushService[Any]] = {}
     if credentials.fcm is not None:
         services["fcm"] = FCMService(credentials.fcm, make_client(), url=settings.fcm.url, alert=alert)
     if credentials.apns is not None:
@@ -178,10 +242,17 @@ def build_push(core: CoreServices, config: Config) -> PushSubsystem | None:
     if settings.webhook.url is not None and secret is not None:
         name_account = str if settings.webhook.dids == "plain" else _make_pseudonymizer(secret)
         webhook = WebhookNotifier(settings.webhook.url, secret, make_client(), name_account)
-    if not services and webhook is None:
-        return None
-    vapid_public_key = credentials.vapid.public if credentials.vapid is not None else None
-    return PushSubsystem(core, config, services, webhook, vapid_public_key)
+    sealer = DeviceSealer(secrets, os.urandom)
+    uniform = random.SystemRandom().uniform
+    return PushRequester(reactor, services, webhook, sealer, spec.mediator, uniform, monotonic)
+
+
+def _spawn_sender(reactor: Any, spec: SenderSpec, protocol: ProcessProtocol) -> None:
+    """:raise OSError: it could not be started."""
+    spawn_subcommand(reactor, protocol, [SENDER_SUBCOMMAND], {COMMAND_FD: "w", REPORT_FD: "r", SPEC_FD: "w"})
+    child: Any = protocol.transport
+    child.writeToChild(SPEC_FD, spec.to_bytes())
+    child.closeChildFD(SPEC_FD)
 
 
 def _make_pseudonymizer(secret: bytes) -> Callable[[str], str]:

@@ -96,6 +96,13 @@ def list_children(pid: int) -> list[int]:
     )
 
 
+def read_command(pid: int) -> list[str]:
+    """Program and arguments of a process; empty if it has ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+    return []
+
+
 def list_sockets(pid: int) -> set[str]:
     """Names of the sockets that a process has open, which tell them apart."""
     names = set()

@@ -48,6 +48,7 @@ _COMMANDS = {
     "keys": ("cli.keys:keys", "List, rotate, retire and encrypt the mediator's keys."),
     "log-keys": ("cli.keys:log_keys", "List, rotate and delete the pseudonym keys of the event log."),
     "push": ("cli.push:push", "Test push notifications and make keys."),
+    "push-sender": ("cli.run_and_worker:push_sender", ""),
     "queue": ("cli.queue:queue", "List message queues and remove messages from them."),
     "restore": ("cli.backup:restore_command", "Restore a backup without overwriting anything."),
     "run": ("cli.run_and_worker:run", "Run the daemon in the foreground."),

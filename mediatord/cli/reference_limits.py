@@ -25,7 +25,7 @@ from mediatord.http.resources import HTTPContext
 from mediatord.http.websocket import MAX_FRAGMENTS, MAX_QUEUED_BYTES, MAX_QUEUED_MESSAGES, MAX_UNDECRYPTABLE
 from mediatord.net.listeners import TLS_HANDSHAKE_TIMEOUT
 from mediatord.protocol.encoding import MAX_VALUES
-from mediatord.push import scheduler, sender
+from mediatord.push import requester, scheduler
 from mediatord.ratelimit.admission import MAX_MEMORY_PER_ADDRESS, MAX_MEMORY_TOTAL, MEMORY_WAIT_SECONDS
 from mediatord.runtime.request_time import REQUEST_TIME_LIMIT
 from mediatord.store.disk_space import RESERVE_BYTES
@@ -144,14 +144,14 @@ def list_limits() -> Iterator[str]:
         f"{endpoint_delivery.MAX_CONCURRENT_POSTS} in total (reply on the connection)"
     )
     yield (
-        f"requests to a push service in parallel, per host: {sender.MAX_REQUESTS_PER_HOST}, and "
-        f"{sender.MAX_WAITING_PER_HOST:,} waiting; to all hosts that have not accepted one yet: "
-        f"{sender.MAX_UNPROVEN_REQUESTS} (tried again later)"
+        f"requests to a push service in parallel, per host: {requester.MAX_REQUESTS_PER_HOST}, and "
+        f"{requester.MAX_WAITING_PER_HOST:,} waiting; to all hosts that have not accepted one yet: "
+        f"{requester.MAX_UNPROVEN_REQUESTS} (tried again later)"
     )
     yield (
-        f"pause of a push service that fails: {_seconds(sender.INITIAL_BACKOFF)} after "
-        f"{sender.FAILURES_BEFORE_BACKOFF} failures, doubled up to {_seconds(sender.MAX_BACKOFF)}; or as it asks, at "
-        f"most {_seconds(sender.MAX_RETRY_AFTER)}"
+        f"pause of a push service that fails: {_seconds(requester.INITIAL_BACKOFF)} after "
+        f"{requester.FAILURES_BEFORE_BACKOFF} failures, doubled up to {_seconds(requester.MAX_BACKOFF)}; or as it "
+        f"asks, at most {_seconds(requester.MAX_RETRY_AFTER)}"
     )
     yield f"devices per account, `push.max_devices`: {_DEFAULTS.push.max_devices} (problem report)"
     yield f"did:web documents fetched in parallel: {_constant('net.did_resolver:_MAX_CONCURRENT_FETCHES')} (429)"

@@ -1,21 +1,25 @@
-"""`mediatord run`, and the hidden subcommand that runs one of its worker processes."""
+"""`mediatord run`, and the hidden subcommands that run its child processes."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import shutil
+import signal
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 from twisted.internet.defer import Deferred, maybeDeferred
+from twisted.internet.stdio import StandardIO
 from twisted.logger import globalLogBeginner
 
 from mediatord import __version__
 from mediatord.app.daemon import build_daemon
+from mediatord.app.push import SenderSpec, build_requester, load_push_credentials
 from mediatord.cli.console import config_option, find_program_name
 from mediatord.cli.init import make_local_url
 from mediatord.cli.keys import read_identity
@@ -25,6 +29,7 @@ from mediatord.errors import StartupError
 from mediatord.identity.invitation import build_short_invitation_url
 from mediatord.identity.mediator_identity import MediatorIdentity
 from mediatord.net.listeners import find_self_signed_certificate
+from mediatord.push.sender_process import COMMAND_FD, REPORT_FD, SENDER_SUBCOMMAND, SenderServer, write_start_error
 from mediatord.runtime.epoll_reactor import use_lean_events
 from mediatord.runtime.reactor_clock import install_monotonic_clock
 from mediatord.tap import DaemonService
@@ -115,3 +120,37 @@ def _exit_without_supervisor(directory: Path) -> NoReturn:
     """
     shutil.rmtree(directory, ignore_errors=True)
     os._exit(1)
+
+
+@click.command(SENDER_SUBCOMMAND, hidden=True)
+def push_sender() -> int:
+    """
+    Make the requests to push services until the daemon, which has started this process, stops it or is gone.
+
+    :raise StartupError: it was not started by a daemon.
+    """
+    # The daemon ends it by closing its standard input.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        with os.fdopen(SPEC_FD, "rb") as file:
+            spec = SenderSpec.from_bytes(file.read())
+    except (OSError, ValueError):
+        raise StartupError("only the daemon starts push senders; use `mediatord run`") from None
+    try:
+        credentials = load_push_credentials(spec.push)
+    except StartupError as error:
+        write_start_error(str(error))
+        return 1
+    from twisted.internet import reactor as global_reactor  # noqa: TID251  this is the program
+
+    reactor: Any = global_reactor
+    use_lean_events(reactor)
+    install_monotonic_clock(reactor)
+    make_requester = partial(build_requester, reactor, spec, credentials, monotonic=time.monotonic)
+    # At once: threads that resolve host names could delay the end of the process.
+    server = SenderServer(reactor, make_requester, lambda: os._exit(0))
+    reactor.callWhenRunning(StandardIO, server, COMMAND_FD, REPORT_FD, reactor)
+    reactor.callWhenRunning(globalLogBeginner.beginLoggingTo, [server.observe])
+    reactor.run(installSignalHandlers=False)
+    return 0

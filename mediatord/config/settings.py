@@ -374,6 +374,9 @@ class PushSettings(SettingsSection):
     message_ids: Boolean = _setting(False, "send the ids of waiting messages, which the push service then sees")
     max_devices: PositiveInteger = _setting(10, "devices per account; at most 10 are useful")
     alert: PushAlertSettings = _setting(PushAlertSettings(), "visible notification, for FCM and APNs")
+    sender_process: Boolean = _setting(
+        False, "send from a process of its own (45 MiB each); worth it from about 100 wake-ups a second"
+    )
 
     @model_validator(mode="after")
     def _check_repeat_after(self) -> PushSettings:

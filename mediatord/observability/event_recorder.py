@@ -415,20 +415,23 @@ class EventRecorder:
         :param age: seconds since the message arrived.
         :param seconds: duration of the request.
         """
-        self.metrics.push_requests.inc(service, outcome)
+        self.metrics.push_requests.counts[service, outcome] += 1
         self.metrics.push_duration.observe(seconds, service)
-        self._emit(
-            "push.wake",
-            did=did,
-            proto=_name_protocol(did),
-            service=service,
-            outcome=outcome,
-            code=code,
-            status=status,
-            age_ms=int(age * 1000),
-            dur_ms=seconds * 1000,
-            retry_after_s=None if retry_after is None else round(retry_after),
-        )
+        fields: dict[str, object] = {
+            "did": self._pseudonymizer.did(did),
+            "proto": _name_protocol(did),
+            "service": service,
+            "outcome": outcome,
+            "age_ms": int(age * 1000),
+            "dur_ms": round(seconds * 1000, 3),
+        }
+        if code is not None:
+            fields["code"] = code
+        if status is not None:
+            fields["status"] = status
+        if retry_after is not None:
+            fields["retry_after_s"] = round(retry_after)
+        self._events.write("push.wake", fields)
 
     def record_device_forgotten(self, did: str, service: str, reason: str) -> None:
         """A device was removed because its push service does not know it. :param reason: as `code` above."""

@@ -9,7 +9,7 @@ from typing import Any
 from twisted.internet.defer import Deferred, gatherResults
 
 from mediatord.push.sender import PushSender
-from mediatord.push.service import PushOutcome, PushResult, Wakeup
+from mediatord.push.service import PushOutcome, PushResult
 from mediatord.runtime.request_time import outside_request
 from mediatord.store.interfaces.devices import WakeupClaim
 from mediatord.store.interfaces.store import IStore
@@ -36,14 +36,13 @@ class ManualWakeup:
 
 
 async def send_manual_wakeup(
-    account: str, store: IStore, sender: PushSender, mediator: str, monotonic: Callable[[], float]
+    account: str, store: IStore, sender: PushSender, monotonic: Callable[[], float]
 ) -> list[ManualWakeup]:
     """
     Wake all devices of an account now, in parallel, and call the webhook. The store does not count it as a wake-up,
     so that it delays none; devices that their service does not know are removed.
 
     :param account: DID of a DIDComm account or a Decentrl identity.
-    :param mediator: opaque id of this mediator.
     """
     devices = await store.devices.list_devices(account)
     summary = await store.administration.find_account(account)
@@ -57,7 +56,7 @@ async def send_manual_wakeup(
 
     # These may take longer than the store has for a request.
     with outside_request():
-        requests = [measure(one.service, sender.wake(account, one, Wakeup(mediator))) for one in devices]
+        requests = [measure(one.service, sender.wake(account, one)) for one in devices]
         if sender.has_webhook:
             claim = WakeupClaim(account, (), messages, size)
             requests.append(measure("webhook", sender.notify(claim)))

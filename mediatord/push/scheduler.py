@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass
+from functools import partial
 from heapq import heapify, heappop, heappush
 
 from twisted.application.service import Service
@@ -120,6 +121,7 @@ class WakeupScheduler(Service):
     def startService(self) -> None:
         """Start, and look for wake-ups that are owed since before, as soon as the store is open."""
         super().startService()
+        self._sender.start()
         self._arm(COLLECT_SECONDS)
         self.recover()
 
@@ -301,37 +303,35 @@ class WakeupScheduler(Service):
         return retry if retry is not None and retry.arrived_at == arrived_at else None
 
     def _send(self, claim: WakeupClaim, arrived_at: float) -> None:
-        self._sending.add(claim.owner)
-        begun = Deferred.fromCoroutine(self._send_and_finish(claim, arrived_at))
-        begun.addErrback(self._log_failure, "sending a wake-up")
-        begun.addBoth(self._end_sending, claim.owner)
+        owner, claimed_at = claim.owner, self._monotonic()
+        retry = self._find_retry(owner, arrived_at)
+        self._retries.pop(owner, None)
+        attempts, only = (0, None) if retry is None else (retry.attempts, retry.owed)
+        self._sending.add(owner)
+        done = partial(self._finish, owner, arrived_at, claimed_at, attempts)
+        self._sender.send(claim, done, only, attempt=attempts, age=max(0.0, claimed_at - arrived_at))
 
-    def _end_sending(self, _: object, owner: str) -> None:
-        self._sending.discard(owner)
-        if self._sent_all is not None and not self._sending:
-            self._sent_all.callback(None)
-        self._arm(COLLECT_SECONDS)
-
-    async def _send_and_finish(self, claim: WakeupClaim, arrived_at: float) -> None:
-        claimed_at = self._monotonic()
+    def _finish(self, owner: str, arrived_at: float, claimed_at: float, attempts: int, report: SendReport) -> None:
+        """The attempt to send a wake-up has ended."""
         next_at = claimed_at + self._policy.min_interval + _CLAIM_MARGIN
-        retry = self._find_retry(claim.owner, arrived_at)
-        self._retries.pop(claim.owner, None)
-        age, attempts = max(0.0, claimed_at - arrived_at), retry.attempts if retry else 0
-        only = None if retry is None else retry.owed
-        report = await self._sender.send(claim, only, attempt=attempts, age=age)
         if not report.owed:
-            self._finished.append(FinishedWakeup(claim.owner))
+            self._finished.append(FinishedWakeup(owner))
             if self._repeat_after:
-                self._postpone(claim.owner, self._repeat_after, next_at)
+                self._postpone(owner, self._repeat_after, next_at)
         elif report.is_partial:
             # The devices that were woken must not wait for the others.
-            self._finished.append(FinishedWakeup(claim.owner))
-            self._retry(claim.owner, report, attempts + 1, max(report.retry_in, next_at - claimed_at), next_at)
+            self._finished.append(FinishedWakeup(owner))
+            self._retry(owner, report, attempts + 1, max(report.retry_in, next_at - claimed_at), next_at)
         else:
             retry_in = min(report.retry_in, MAX_RETRY_SECONDS) if self.running else 0.0
-            self._finished.append(FinishedWakeup(claim.owner, retry_in))
-            self._retry(claim.owner, report, attempts + 1, retry_in, arrived_at)
+            self._finished.append(FinishedWakeup(owner, retry_in))
+            self._retry(owner, report, attempts + 1, retry_in, arrived_at)
+        self._sending.discard(owner)
+        if self._sent_all is not None and not self._sending:
+            sent_all, self._sent_all = self._sent_all, None
+            sent_all.callback(None)
+        if self._timer is None:
+            self._arm(COLLECT_SECONDS)
 
     def _retry(self, owner: str, report: SendReport, attempts: int, seconds: float, arrived_at: float) -> None:
         self._retries[owner] = _Retry(report.owed, attempts, arrived_at)

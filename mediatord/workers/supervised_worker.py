@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,10 +73,31 @@ COMMAND_FD, REPORT_FD, SPEC_FD, FIRST_SOCKET_FD = 0, 3, 4, 5
 _PROGRAM = (
     "import os, sys; os.setpgid(0, 0); sys.path.append(sys.argv.pop(1)); from mediatord.cli import main; main()"
 )
-# Not for workers: their settings are in the spec, and systemd talks to the supervisor.
+# Not for child processes: their settings are in the spec, and systemd talks to the daemon's first process.
 _SUPERVISOR_VARIABLES = ("MEDIATORD_", "NOTIFY_", "WATCHDOG_", "LISTEN_")
 # Heartbeats that a new worker need not answer.
 STARTING_HEARTBEATS = 6
+
+
+def spawn_subcommand(
+    reactor: Any, protocol: ProcessProtocol, arguments: Sequence[str], descriptors: Mapping[int, int | str]
+) -> None:
+    """
+    Start a child process that runs a hidden subcommand; standard output and error are inherited.
+
+    :param arguments: the subcommand, and its own.
+    :param descriptors: further descriptors of the child, as of `spawnProcess`.
+    :raise OSError: it could not be started.
+    """
+    root = str(Path(mediatord.__file__).parent.parent)
+    reactor.spawnProcess(
+        protocol,
+        sys.executable,
+        # -P: files in the current directory must not shadow modules.
+        [sys.executable, "-P", "-c", _PROGRAM, root, *arguments],
+        env={name: value for name, value in os.environ.items() if not name.startswith(_SUPERVISOR_VARIABLES)},
+        childFDs={1: 1, 2: 2, **descriptors},
+    )
 
 
 class SupervisedWorker(ProcessProtocol, ControlChannel):
@@ -115,21 +136,11 @@ class SupervisedWorker(ProcessProtocol, ControlChannel):
         :param sockets: descriptors that it inherits, from :data:`FIRST_SOCKET_FD` on.
         :raise OSError: it could not be started.
         """
-        root = str(Path(mediatord.__file__).parent.parent)
-        self._reactor.spawnProcess(
+        spawn_subcommand(
+            self._reactor,
             self,
-            sys.executable,
-            # -P: files in the current directory must not shadow modules.
-            [sys.executable, "-P", "-c", _PROGRAM, root, "worker", self.name],
-            env={name: value for name, value in os.environ.items() if not name.startswith(_SUPERVISOR_VARIABLES)},
-            childFDs={
-                COMMAND_FD: "w",
-                1: 1,
-                2: 2,
-                REPORT_FD: "r",
-                SPEC_FD: "w",
-                **dict(enumerate(sockets, FIRST_SOCKET_FD)),
-            },
+            ["worker", self.name],
+            {COMMAND_FD: "w", REPORT_FD: "r", SPEC_FD: "w", **dict(enumerate(sockets, FIRST_SOCKET_FD))},
         )
         self.pid = self._process.pid
         self._process.writeToChild(SPEC_FD, spec.to_bytes())

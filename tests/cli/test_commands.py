@@ -121,7 +121,7 @@ def list_leaf_commands(group: click.Group, prefix: str = "") -> Iterator[tuple[s
 
 
 # These print a script, a description or a log.
-COMMANDS_WITHOUT_DATA = {"completion", "demo", "run", "worker"}
+COMMANDS_WITHOUT_DATA = {"completion", "demo", "push-sender", "run", "worker"}
 
 
 def test_commands_that_print_data_have_json() -> None:
@@ -391,15 +391,18 @@ def test_status_counts_responding_workers(capsys: Capture) -> None:
 
 
 @pytest.mark.system
-def test_worker_command_is_internal(capsys: Capture) -> None:
-    """One line says so, and the help does not list it."""
+@pytest.mark.parametrize(
+    ("arguments", "what"), [(["worker", "x"], "starts workers"), (["push-sender"], "starts push senders")]
+)
+def test_commands_of_child_processes_are_internal(arguments: list[str], what: str, capsys: Capture) -> None:
+    """One line says so, and the help does not list them."""
     completed = subprocess.run(
-        [sys.executable, "-m", "mediatord", "worker", "x"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "mediatord", *arguments], capture_output=True, text=True, check=False
     )
     assert (completed.returncode, completed.stdout) == (1, "")
-    assert completed.stderr == "mediatord: only the daemon starts workers; use `mediatord run`\n"
+    assert completed.stderr == f"mediatord: only the daemon {what}; use `mediatord run`\n"
     call("--help")
-    assert "worker" not in capsys.readouterr().out
+    assert arguments[0] not in capsys.readouterr().out
 
 
 def test_status_of_unhealthy_daemon(capsys: Capture) -> None:

@@ -16,6 +16,7 @@ from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.metrics import Metrics
 from mediatord.push.devices import APNsDevice, DeviceSealer, FCMDevice, WebPushDevice
 from mediatord.push.manual_wakeup import send_manual_wakeup
+from mediatord.push.requester import PushRequester
 from mediatord.push.sender import PushSender
 from mediatord.push.service import PushResult
 from mediatord.push.web_push import load_vapid_key
@@ -58,20 +59,14 @@ class PushedStore:
         metrics = Metrics(CollectorRegistry(), version="1")
         recorder = EventRecorder(configured.clock, configured.daemon.events, metrics, configured.pseudonymizer)
         services = {"fcm": self.fcm, "webpush": self.webpush}
+        requester = PushRequester(
+            configured.clock, services, webhook, self.sealer, "m", lambda low, high: low, configured.clock.seconds
+        )
         sender = PushSender(
-            configured.clock,
-            services,
-            webhook,
-            self.sealer,
-            self.store.devices,
-            recorder,
-            "m",
-            lambda low, high: low,
+            requester, self.store.devices, recorder, lambda low, high: low, has_webhook=webhook is not None
         )
         times = iter(range(100))
-        wake = partial(
-            send_manual_wakeup, store=self.store, sender=sender, mediator="m", monotonic=lambda: next(times) / 4
-        )
+        wake = partial(send_manual_wakeup, store=self.store, sender=sender, monotonic=lambda: next(times) / 4)
         configured.daemon.operations = ControlOperations(self.store, lambda: recorder, wake_account=wake)
 
     def add(self, owner: str, *devices: FCMDevice | APNsDevice | WebPushDevice) -> None:

@@ -6,11 +6,13 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
 from twisted.internet.threads import deferToThread
 
+from mediatord.bench.processes import list_children
 from mediatord.wallet.decentrl_client import DecentrlWallet, discover_decentrl_mediator
 from mediatord.wallet.didcomm_client import DIDCommWallet, open_http
 from tests.decentrl_contracts import make_contract
@@ -50,6 +52,24 @@ def await_metric(daemon: Daemon, series: str, value: float) -> None:
     while (found := read_metric(daemon, series)) != value:
         assert time.monotonic() < deadline, found
         time.sleep(POLL_SECONDS)
+
+
+def find_senders(daemon: Daemon) -> list[int]:
+    """Processes that make requests for a daemon."""
+    return [pid for pid in list_children(daemon.pid) if b"push-sender" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+def await_senders(daemon: Daemon) -> list[int]:
+    """
+    Wait for such a process; blocks.
+
+    :raise AssertionError: there is none in time.
+    """
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not (found := find_senders(daemon)):
+        assert time.monotonic() < deadline
+        time.sleep(POLL_SECONDS)
+    return found
 
 
 class PushTestCase(DaemonTestCase):
@@ -158,7 +178,7 @@ class WakeTests(PushTestCase):
 
         await deferToThread(self.services.await_received, reached)
         await self.send(daemon, wallet, "two", 100)
-        outcomes = 'mediator_push_requests_total{service="fcm",outcome="retry"}'
+        outcomes = 'mediator_push_requests_total{outcome="retry",service="fcm"}'
         self.assertEqual(read_metric(daemon, outcomes), 0.0, "the hanging request was not in progress all the time")
 
 
@@ -229,6 +249,45 @@ class ProcessTests(PushTestCase):
         self.services.set_answers("fcm")
         await self.await_fcm(1)
         self.assertEqual(len(await drain_queue(wallet)), 20)
+
+
+class SenderProcessTests(PushTestCase):
+    """Requests are made in a child process of the daemon."""
+
+    async def test_wake_kill_and_stop(self) -> None:
+        """It wakes; a wake-up that it was making when it was killed still comes; a stop leaves no child behind."""
+        daemon = self.start(sender_process=True)
+        wallet = await enrol_wallet(daemon, reactor)
+        await wallet.set_push_device("fcm", PHONE)
+        await self.send(daemon, wallet, "one")
+        await self.await_fcm(1)
+        await deferToThread(await_metric, daemon, 'mediator_push_requests_total{outcome="sent",service="fcm"}', 1.0)
+        self.assertEqual(len(await drain_queue(wallet)), 1)
+        (first,) = find_senders(daemon)
+        self.services.set_answers("fcm", always={"status": 200, "behaviour": "hang"})
+        await self.send(daemon, wallet, "two")
+        await deferToThread(self.services.await_received, lambda found: found["requests"]["fcm"] >= 2)
+        os.kill(first, signal.SIGKILL)
+        self.services.set_answers("fcm")
+        await self.await_fcm(2)
+        (second,) = find_senders(daemon)
+        self.assertNotEqual(first, second)
+        # As a terminal or a service manager could send them; only the end of its daemon ends it.
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+            os.kill(second, number)
+        self.assertEqual(find_senders(daemon), [second])
+        await deferToThread(daemon.stop)
+        self.assertFalse(Path(f"/proc/{second}").exists())
+
+    async def test_killed_daemon(self) -> None:
+        """Its child ends by itself."""
+        daemon = self.start(sender_process=True)
+        (child,) = await deferToThread(await_senders, daemon)
+        daemon.kill()
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while Path(f"/proc/{child}").exists() and time.monotonic() < deadline:
+            await deferToThread(time.sleep, POLL_SECONDS)
+        self.assertFalse(Path(f"/proc/{child}").exists())
 
 
 class DecentrlTests(PushTestCase):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -19,6 +19,7 @@ from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey
 from mediatord.protocol.probe_markers import PROBE_DID_INFIX
 from mediatord.push import scheduler as scheduler_module
 from mediatord.push.devices import APNsDevice, DeviceSealer, FCMDevice, PushDevice
+from mediatord.push.requester import IPushRequester, PushRequester
 from mediatord.push.scheduler import COLLECT_SECONDS, POLL_SECONDS, WakeupScheduler
 from mediatord.push.sender import PushSender
 from mediatord.push.service import PushResult
@@ -27,6 +28,7 @@ from mediatord.store.interfaces.messages import Payload, QueueLimits, new_stored
 from mediatord.store.sqlite.memory_store import MemoryStore
 from tests.observability.memory_event_log import MemoryEventLog
 from tests.push.scripted_service import SENT, ScriptedService
+from tests.push.sender_pipe import PipedSender
 
 NOW = 1_800_000_000.0
 OWNER = "did:example:owner"
@@ -64,20 +66,21 @@ class SchedulerTestCase(SynchronousTestCase):
         metrics = Metrics(CollectorRegistry(), version="test")
         pseudonymizer = Pseudonymizer("plain", PseudonymKey(1, b"x" * 32))
         recorder = EventRecorder(self.clock, MemoryEventLog(), metrics, pseudonymizer, self.clock.seconds)
-        sender = PushSender(
-            self.clock,
-            {"fcm": self.fcm, "apns": self.apns},
-            None,
-            self.sealer,
-            self.store.devices,
-            recorder,
-            "mediator",
-            lambda low, high: (low + high) / 2,
-        )
+        sender = PushSender(self.make_requester(), self.store.devices, recorder, _middle)
         policy = WakeupPolicy(MIN_INTERVAL, QUIET, LEASE)
         scheduler = WakeupScheduler(self.clock, self.store.devices, sender, policy, repeat_after, monotonic)
         scheduler.startService()
         return scheduler
+
+    def make_requester(self) -> IPushRequester:
+        """What makes the requests of one process."""
+        return self.make_local_requester(lambda: [b"secret"])
+
+    def make_local_requester(self, secrets: Callable[[], Sequence[bytes]]) -> PushRequester:
+        """One that makes them at once."""
+        services = {"fcm": self.fcm, "apns": self.apns}
+        sealer = DeviceSealer(secrets, bytes)
+        return PushRequester(self.clock, services, None, sealer, "mediator", _middle, self.clock.seconds)
 
     def deliver(self, owner: str = OWNER, *schedulers: WakeupScheduler, number: int = 1) -> None:
         """Store messages that no socket takes, as accepted by these processes."""
@@ -364,9 +367,33 @@ class ProcessTests(SchedulerTestCase):
 
     def _kill(self, scheduler: WakeupScheduler) -> None:
         """What was in memory is gone, and no timer of the process runs any more."""
-        for call in self.clock.getDelayedCalls():
+        for call in list(self.clock.getDelayedCalls()):
             call.cancel()
         scheduler.running = False
+
+
+class PipedRequests(SchedulerTestCase):
+    """Requests are made in a child process."""
+
+    def make_requester(self) -> IPushRequester:
+        """As of the other form."""
+        return PipedSender(self.clock, self.make_local_requester, lambda: [b"secret"]).process
+
+
+class PipedRuleTests(PipedRequests, RuleTests):
+    """The same rules."""
+
+
+class PipedFailureTests(PipedRequests, FailureTests):
+    """The same failures."""
+
+
+class PipedProcessTests(PipedRequests, ProcessTests):
+    """The same ends of daemons."""
+
+
+def _middle(low: float, high: float) -> float:
+    return (low + high) / 2
 
 
 async def _wait(done: Deferred[Any]) -> None:

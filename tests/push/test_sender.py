@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
@@ -14,19 +15,20 @@ from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.metrics import Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey
 from mediatord.push.devices import DeviceSealer, FCMDevice, PushDevice, WebPushDevice
-from mediatord.push.sender import (
+from mediatord.push.requester import (
     FAILURES_BEFORE_BACKOFF,
     MAX_REQUESTS_PER_HOST,
     MAX_UNPROVEN_REQUESTS,
     MAX_WAITING_PER_HOST,
-    WEBHOOK_TARGET,
-    PushSender,
-    SendReport,
+    IPushRequester,
+    PushRequester,
 )
+from mediatord.push.sender import WEBHOOK_TARGET, PushSender, SendReport
 from mediatord.push.service import PushResult
 from mediatord.store.interfaces.devices import Device, IDeviceStore, WakeupClaim
 from tests.observability.memory_event_log import MemoryEventLog
 from tests.push.scripted_service import SENT, ScriptedService
+from tests.push.sender_pipe import PipedSender
 
 OWNER = "did:example:owner"
 
@@ -73,24 +75,33 @@ class PushSenderTests(SynchronousTestCase):
         self.sender = self.make_sender()
 
     def make_sender(self, webhook: _Webhook | None = None) -> PushSender:
-        services = {"fcm": self.fcm, "webpush": self.webpush}
+        requester = self.make_requester(webhook)
         store = cast(IDeviceStore, self.store)
-        return PushSender(
-            self.clock,
-            services,
-            webhook,
-            self.sealer,
-            store,
-            self.recorder,
-            "mediator-id",
-            lambda low, high: (low + high) / 2,
-        )
+        return PushSender(requester, store, self.recorder, _middle, has_webhook=webhook is not None)
+
+    def make_requester(self, webhook: _Webhook | None) -> IPushRequester:
+        return self.make_local_requester(webhook, lambda: self.secrets)
+
+    def make_local_requester(self, webhook: _Webhook | None, secrets: Callable[[], Sequence[bytes]]) -> PushRequester:
+        services = {"fcm": self.fcm, "webpush": self.webpush}
+        sealer = DeviceSealer(secrets, bytes)
+        return PushRequester(self.clock, services, webhook, sealer, "mediator-id", _middle, self.clock.seconds)
 
     def claim(self, *devices: PushDevice) -> WakeupClaim:
         return WakeupClaim(OWNER, tuple(map(self.sealer.seal, devices)), 3, 300, ("message-1",))
 
     def send(self, claim: WakeupClaim, **options: Any) -> SendReport:
-        return self.successResultOf(Deferred.fromCoroutine(self.sender.send(claim, **options)))
+        return self.successResultOf(self.begin(claim, **options))
+
+    def begin(self, claim: WakeupClaim, **options: Any) -> Deferred[SendReport]:
+        """Send, and make the calls of this reactor iteration and the next one."""
+        report: Deferred[SendReport] = Deferred()
+        self.sender.send(claim, report.callback, **options)
+        self.clock.advance(0)
+        return report
+
+    def count_backing_off(self, service: str) -> int:
+        return self.sender.count_backing_off().get(service, 0)
 
     def test_all_devices_are_woken(self) -> None:
         """Each once, with the id of the mediator and those of messages; the log has one line each."""
@@ -153,7 +164,7 @@ class PushSenderTests(SynchronousTestCase):
         self.fcm.script = lambda token: PushResult("retry", "QUOTA_EXCEEDED", 429, retry_after=60.0)
         claim = self.claim(FCMDevice("a", "android"))
         self.assertEqual(self.send(claim).retry_in, 60.0)
-        self.assertEqual(self.sender.count_backing_off(), {"fcm": 1, "webpush": 0})
+        self.assertEqual(self.count_backing_off("fcm"), 1)
         self.clock.advance(59.0)
         self.assertGreaterEqual(self.send(claim).retry_in, 1.0)
         self.assertEqual(len(self.fcm.requests), 1)
@@ -161,7 +172,7 @@ class PushSenderTests(SynchronousTestCase):
         self.clock.advance(1.0)
         self.fcm.script = lambda token: SENT
         self.assertEqual(self.send(claim), SendReport(frozenset()))
-        self.assertEqual(self.sender.count_backing_off(), {"fcm": 0, "webpush": 0})
+        self.assertEqual(self.count_backing_off("fcm"), 0)
 
     def test_failing_hosts_are_left_alone_longer_and_longer(self) -> None:
         """Other hosts of the same service are not affected."""
@@ -171,7 +182,7 @@ class PushSenderTests(SynchronousTestCase):
         for _ in range(FAILURES_BEFORE_BACKOFF + 2):
             self.send(bad)
             began = self.clock.seconds()
-            while self.sender.count_backing_off()["webpush"]:
+            while self.count_backing_off("webpush"):
                 self.clock.advance(0.25)
             pauses.append(self.clock.seconds() - began)
         self.assertEqual(pauses, [0.0] * (FAILURES_BEFORE_BACKOFF - 1) + [1.0, 2.0, 4.0])
@@ -192,7 +203,7 @@ class PushSenderTests(SynchronousTestCase):
         sending = []
         for number in range(MAX_REQUESTS_PER_HOST + MAX_WAITING_PER_HOST + 5):
             claim = self.claim(FCMDevice(f"t{number}", "android"))
-            sending.append(Deferred.fromCoroutine(self.sender.send(claim)))
+            sending.append(self.begin(claim))
         self.assertEqual(len(self.fcm.held), MAX_REQUESTS_PER_HOST)
         refused = [one for one in sending if one.called]
         self.assertEqual(len(refused), 5)
@@ -200,6 +211,7 @@ class PushSenderTests(SynchronousTestCase):
         self.clock.advance(0)
         self.assertEqual(len(self.fcm.held), MAX_REQUESTS_PER_HOST + 1)
         self.fcm.held[1].callback(PushResult("retry", status=503, retry_after=30.0))
+        self.clock.advance(0)
         ended = [self.successResultOf(one) for one in sending if one.called]
         self.assertEqual(len(ended), 5 + 2 + MAX_WAITING_PER_HOST - 1)
         for held in self.fcm.held:
@@ -213,9 +225,9 @@ class PushSenderTests(SynchronousTestCase):
         self.send(self.claim(make_browser("https://good.example/0")))
         self.webpush.script = None
         for number in range(MAX_UNPROVEN_REQUESTS + 5):
-            Deferred.fromCoroutine(self.sender.send(self.claim(make_browser(f"https://h{number}.example/"))))
+            self.begin(self.claim(make_browser(f"https://h{number}.example/")))
         self.assertEqual(len(self.webpush.held), MAX_UNPROVEN_REQUESTS)
-        Deferred.fromCoroutine(self.sender.send(self.claim(make_browser("https://good.example/1"))))
+        self.begin(self.claim(make_browser("https://good.example/1")))
         self.assertEqual(len(self.webpush.held), MAX_UNPROVEN_REQUESTS + 1)
 
     def test_failures_of_a_service_are_retried(self) -> None:
@@ -253,9 +265,31 @@ class PushSenderTests(SynchronousTestCase):
         self.fcm.script = None
         sending = []
         for number in range(MAX_REQUESTS_PER_HOST + 3):
-            sending.append(Deferred.fromCoroutine(self.sender.send(self.claim(FCMDevice(f"t{number}", "android")))))
+            sending.append(self.begin(self.claim(FCMDevice(f"t{number}", "android"))))
         self.successResultOf(Deferred.fromCoroutine(self.sender.close()))
         self.assertEqual({len(self.successResultOf(one).owed) for one in sending}, {1})
+
+
+class PipedSenderTests(PushSenderTests):
+    """The same with the requests made in a child process."""
+
+    def make_requester(self, webhook: _Webhook | None) -> IPushRequester:
+        self.pipe = PipedSender(
+            self.clock,
+            partial(self.make_local_requester, webhook),
+            lambda: self.secrets,
+            tells_owner=webhook is not None,
+        )
+        self.pipe.process.start()
+        return self.pipe.process
+
+    def count_backing_off(self, service: str) -> int:
+        self.pipe.children[-1].server.report_state()
+        return super().count_backing_off(service)
+
+
+def _middle(low: float, high: float) -> float:
+    return (low + high) / 2
 
 
 def make_browser(endpoint: str) -> WebPushDevice:
