@@ -10,7 +10,6 @@ from typing import Any
 from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
 from twisted.internet.threads import deferToThread
 
-from mediatord.wallet.didcomm_client import MediatorProblem
 from tests.integration.message_load import enrol_wallet
 from tests.integration.test_push import PHONE, PushTestCase
 from tests.integration.test_workers import await_workers
@@ -96,6 +95,3 @@ class PushCommandTests(PushTestCase):
         self.assertEqual([(one.returncode, one.stdout, one.stderr.count("\n")) for one in refused], [(1, "", 1)] * 2)
         self.assertIn("has no device; its wallet has to register one", refused[0].stderr)
         self.assertIn("did:web:nobody.example is not a registered DID", refused[1].stderr)
-        self.assertIsInstance(
-            await self.problem_of(wallet.set_push_device("apns", {"device_token": "ab"})), MediatorProblem
-        )
