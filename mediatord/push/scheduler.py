@@ -321,16 +321,16 @@ class WakeupScheduler(Service):
         only = None if retry is None else retry.owed
         report = await self._sender.send(claim, only, attempt=attempts, age=age)
         if not report.owed:
-            self._finished.append(FinishedWakeup(claim.owner))
+            self._finished.append(FinishedWakeup(claim.owner, claim.claim))
             if self._repeat_after:
                 self._postpone(claim.owner, self._repeat_after, next_at)
         elif report.is_partial:
             # The devices that were woken must not wait for the others.
-            self._finished.append(FinishedWakeup(claim.owner))
+            self._finished.append(FinishedWakeup(claim.owner, claim.claim))
             self._retry(claim.owner, report, attempts + 1, max(report.retry_in, next_at - claimed_at), next_at)
         else:
             retry_in = min(report.retry_in, MAX_RETRY_SECONDS) if self.running else 0.0
-            self._finished.append(FinishedWakeup(claim.owner, retry_in))
+            self._finished.append(FinishedWakeup(claim.owner, claim.claim, retry_in))
             self._retry(claim.owner, report, attempts + 1, retry_in, arrived_at)
 
     def _retry(self, owner: str, report: SendReport, attempts: int, seconds: float, arrived_at: float) -> None:
