@@ -151,7 +151,7 @@ class PushSenderTests(SynchronousTestCase):
         self.assertEqual((len(self.fcm.requests), len(self.webpush.requests)), (1, 2))
 
     def test_retry_after_is_respected(self) -> None:
-        """The whole host is left alone for that long, and no request is logged meanwhile."""
+        """Nothing is sent to the whole host for that long, and no request is logged meanwhile."""
         self.fcm.script = lambda token: PushResult("retry", "QUOTA_EXCEEDED", 429, retry_after=60.0)
         claim = self.claim(FCMDevice("a", "android"))
         self.assertEqual(self.send(claim).retry_in, 60.0)
