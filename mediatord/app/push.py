@@ -35,6 +35,8 @@ MAX_MESSAGE_IDS = 10
 _ID_LENGTH = 32
 # Devices that are removed in one step.
 _EXPIRY_BATCH_SIZE = 100
+# Longer than a wake-up waits for its host and is sent, to all devices.
+LEASE_SECONDS = 45.0
 EXPIRY_INTERVAL = 3_600.0
 COUNT_INTERVAL = 60.0
 
@@ -119,14 +121,16 @@ class PushSubsystem:
             self.mediator_id,
             random.SystemRandom().uniform,
         )
+        wakes_decentrl = settings.decentrl or webhook is not None
         policy = WakeupPolicy(
             settings.min_interval,
             settings.quiet_after_poll,
+            LEASE_SECONDS,
             without_devices=webhook is not None,
             max_message_ids=MAX_MESSAGE_IDS if settings.message_ids else 0,
         )
         self.scheduler = WakeupScheduler(
-            core.reactor, self._store, self.sender, policy, settings.repeat_after, core.monotonic
+            core.reactor, self._store, self.sender, policy, settings.repeat_after, core.monotonic, wakes_decentrl
         )
         tasks = [(self._expire_devices, EXPIRY_INTERVAL), (self._count_devices, COUNT_INTERVAL)]
         self.housekeeping = PeriodicTasks(core.reactor, tasks, "housekeeping of devices")
