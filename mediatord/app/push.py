@@ -143,8 +143,11 @@ class PushSubsystem:
         self._metrics.register_buffer("wakeups", lambda: (self.scheduler.waiting, None))
         self._metrics.count_push_hosts_backing_off = self.sender.count_backing_off
         for name in (*services, *(("webhook",) if webhook is not None else ())):
-            for outcome in ("sent", "retry"):
+            for outcome in ("sent", "rejected", "retry"):
                 self._metrics.push_requests.inc(name, outcome, by=0)
+        # Without a series at the start, Prometheus would not see the first increase.
+        for service in services:
+            self._metrics.push_devices_forgotten.inc(service, by=0)
 
     async def _expire_devices(self) -> None:
         while await self._store.expire_devices(_EXPIRY_BATCH_SIZE) == _EXPIRY_BATCH_SIZE:
