@@ -35,8 +35,12 @@ MAX_MESSAGE_IDS = 10
 _ID_LENGTH = 32
 # Devices that are removed in one step.
 _EXPIRY_BATCH_SIZE = 100
+# Longer than a wake-up waits for its host and is sent, to all devices.
+LEASE_SECONDS = 45.0
 EXPIRY_INTERVAL = 3_600.0
 COUNT_INTERVAL = 60.0
+# Former keys may be retired an hour after the rotation.
+RESEAL_INTERVAL = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ class PushSubsystem:
     :param webhook: None if there is none.
     :param vapid_public_key: as of :class:`~mediatord.push.registry.DeviceRegistry`.
     :ivar registry: registers devices; None if only the webhook is configured.
-    :ivar housekeeping: removes expired devices, and counts the others.
+    :ivar housekeeping: removes expired devices, counts the others, and seals them again after a rotation of keys.
     """
 
     def __init__(
@@ -119,25 +123,38 @@ class PushSubsystem:
             self.mediator_id,
             random.SystemRandom().uniform,
         )
+        wakes_decentrl = settings.decentrl or webhook is not None
         policy = WakeupPolicy(
             settings.min_interval,
             settings.quiet_after_poll,
+            LEASE_SECONDS,
             without_devices=webhook is not None,
             max_message_ids=MAX_MESSAGE_IDS if settings.message_ids else 0,
         )
         self.scheduler = WakeupScheduler(
-            core.reactor, self._store, self.sender, policy, settings.repeat_after, core.monotonic
+            core.reactor, self._store, self.sender, policy, settings.repeat_after, core.monotonic, wakes_decentrl
         )
-        tasks = [(self._expire_devices, EXPIRY_INTERVAL), (self._count_devices, COUNT_INTERVAL)]
+        tasks = [
+            (self._expire_devices, EXPIRY_INTERVAL),
+            (self._count_devices, COUNT_INTERVAL),
+            (self._reseal_devices, RESEAL_INTERVAL),
+        ]
         self.housekeeping = PeriodicTasks(core.reactor, tasks, "housekeeping of devices")
         self._metrics.register_buffer("wakeups", lambda: (self.scheduler.waiting, None))
         self._metrics.count_push_hosts_backing_off = self.sender.count_backing_off
         for name in (*services, *(("webhook",) if webhook is not None else ())):
-            for outcome in ("sent", "retry"):
+            for outcome in ("sent", "rejected", "retry"):
                 self._metrics.push_requests.inc(name, outcome, by=0)
+        # Without a series at the start, Prometheus would not see the first increase.
+        for service in services:
+            self._metrics.push_devices_forgotten.inc(service, by=0)
 
     async def _expire_devices(self) -> None:
         while await self._store.expire_devices(_EXPIRY_BATCH_SIZE) == _EXPIRY_BATCH_SIZE:
+            pass
+
+    async def _reseal_devices(self) -> None:
+        while self.registry is not None and self.housekeeping.running and await self.registry.reseal_devices():
             pass
 
     async def _count_devices(self) -> None:
