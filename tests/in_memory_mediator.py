@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import tempfile
 from collections.abc import Callable, Coroutine, Iterator
@@ -17,6 +18,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.app.core_services import CoreServices
 from mediatord.app.protocol_services import DecentrlServices, DIDCommServices
+from mediatord.app.push import PushSubsystem
 from mediatord.config.settings import Config
 from mediatord.didcomm.messages import MessageOrigin, UnpackedMessage
 from mediatord.errors import StoreUnavailable
@@ -24,7 +26,10 @@ from mediatord.identity.key_file import create_keys
 from mediatord.protocol.didcomm import json_web_signature
 from mediatord.protocol.didcomm.did_document import DIDDocument
 from mediatord.protocol.didcomm.did_methods import resolve_local
+from mediatord.push.devices import DeviceSealer
 from mediatord.push.registry import DeviceRegistry
+from mediatord.push.requester import PushRequester
+from mediatord.push.service import IPushService
 from mediatord.ratelimit.admission import RequestReply
 from mediatord.store.interfaces.messages import QueueLimits, StoreLedger
 from mediatord.wallet.didcomm_client import DeliveredMessage, read_delivery
@@ -101,6 +106,7 @@ class InMemoryMediator:
 
     :param in_steps: use a memory store that divides operations into steps.
     :param devices: makes the registry of devices for push notifications, of both protocols.
+    :param push_service: wakes devices; None for no push notifications.
     :param settings: sections of the configuration as plain values, which override the defaults.
     """
 
@@ -110,6 +116,7 @@ class InMemoryMediator:
         *,
         in_steps: bool = False,
         devices: Callable[[CoreServices], DeviceRegistry] | None = None,
+        push_service: IPushService[Any] | None = None,
         **settings: Any,
     ) -> None:
         directory = Path(tempfile.mkdtemp())
@@ -122,6 +129,13 @@ class InMemoryMediator:
         store = MultiStepMemoryStore(self.clock, QueueLimits()) if in_steps else None
         self.base = CoreServices(self.clock, self.config, store=store, monotonic=self.clock.seconds)
         os.utime(directory / "log.key", (NOW, NOW))  # the age of its key
+        if push_service is not None:
+            sealer = DeviceSealer(lambda: self.base.identity.now.sealing_secrets, os.urandom)
+            services: dict[str, IPushService[Any]] = {push_service.name: push_service}
+            requester = PushRequester(
+                self.clock, services, None, sealer, "mediator", random.uniform, self.clock.seconds
+            )
+            self.base.push = PushSubsystem(self.base, self.config, (push_service.name,), requester)
         registry = None if devices is None else devices(self.base)
         self.didcomm = DIDCommServices(self.base, self.config, registry)
         self.decentrl = DecentrlServices(self.base, self.config, registry)
@@ -133,6 +147,8 @@ class InMemoryMediator:
         self.didcomm.housekeeping.startService()
         self.base.connections.startService()
         self.base.gate.startService()
+        if self.base.push is not None:
+            self.base.push.scheduler.startService()
         test.addCleanup(self.base.events.stopService)
         test.addCleanup(self._check_ledger)
         self.did = self.base.identity.now.did

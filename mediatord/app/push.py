@@ -41,8 +41,12 @@ MAX_MESSAGE_IDS = 10
 _ID_LENGTH = 32
 # Devices that are removed in one step.
 _EXPIRY_BATCH_SIZE = 100
+# Longer than a wake-up waits for its host and is sent, to all devices.
+LEASE_SECONDS = 45.0
 EXPIRY_INTERVAL = 3_600.0
 COUNT_INTERVAL = 60.0
+# Former keys may be retired an hour after the rotation.
+RESEAL_INTERVAL = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,71 +101,79 @@ class PushSubsystem:
     """
     Push notifications of one process.
 
-    :ivar services: names of the configured services.
+    :param services: names of the configured services.
+    :param vapid_public_key: as of :class:`~mediatord.push.registry.DeviceRegistry`.
+    :param has_webhook: whether a webhook is configured.
     :ivar registry: registers devices; None if only the webhook is configured.
-    :ivar housekeeping: removes expired devices, and counts the others.
+    :ivar housekeeping: removes expired devices, counts the others, and seals them again after a rotation of keys.
     """
 
-    def __init__(self, core: CoreServices, config: Config, credentials: PushCredentials) -> None:
+    def __init__(
+        self,
+        core: CoreServices,
+        config: Config,
+        services: Sequence[ServiceName],
+        requester: IPushRequester,
+        vapid_public_key: str | None = None,
+        *,
+        has_webhook: bool = False,
+    ) -> None:
         settings = config.push
         self._store = core.store.devices
         self._metrics = core.recorder.metrics
-        self.services = credentials.services
+        self.services = services
         self.mediator_id = derive_mediator_id(core.identity.now.fingerprint)
-
-        def get_secrets() -> Sequence[bytes]:
-            return core.identity.now.sealing_secrets
-
         self.registry: DeviceRegistry | None = None
         if self.services:
             self.registry = DeviceRegistry(
                 self._store,
-                DeviceSealer(get_secrets, os.urandom),
+                DeviceSealer(partial(_get_secrets, core), os.urandom),
                 core.registrations,
                 self.services,
                 settings.max_devices,
                 self.mediator_id,
-                vapid_public_key=None if credentials.vapid is None else credentials.vapid.public,
+                vapid_public_key=vapid_public_key,
                 allow_http=bool(config.outbound.allow_private),
             )
-        spec = SenderSpec(settings, config.outbound, self.mediator_id)
-        requester: IPushRequester
-        if settings.sender_process:
-            requester = SenderProcess(
-                core.reactor,
-                partial(_spawn_sender, core.reactor, spec),
-                get_secrets,
-                core.monotonic,
-                tells_owner=credentials.has_webhook,
-            )
-        else:
-            requester = build_requester(core.reactor, spec, credentials, get_secrets, core.monotonic)
         self.sender = PushSender(
             requester,
             self._store,
             core.recorder,
             random.SystemRandom().uniform,
-            has_webhook=credentials.has_webhook,
+            has_webhook=has_webhook,
         )
+        wakes_decentrl = settings.decentrl or has_webhook
         policy = WakeupPolicy(
             settings.min_interval,
             settings.quiet_after_poll,
-            without_devices=credentials.has_webhook,
+            LEASE_SECONDS,
+            without_devices=has_webhook,
             max_message_ids=MAX_MESSAGE_IDS if settings.message_ids else 0,
         )
         self.scheduler = WakeupScheduler(
-            core.reactor, self._store, self.sender, policy, settings.repeat_after, core.monotonic
+            core.reactor, self._store, self.sender, policy, settings.repeat_after, core.monotonic, wakes_decentrl
         )
-        tasks = [(self._expire_devices, EXPIRY_INTERVAL), (self._count_devices, COUNT_INTERVAL)]
+        tasks = [
+            (self._expire_devices, EXPIRY_INTERVAL),
+            (self._count_devices, COUNT_INTERVAL),
+            (self._reseal_devices, RESEAL_INTERVAL),
+        ]
         self.housekeeping = PeriodicTasks(core.reactor, tasks, "housekeeping of devices")
         self._metrics.register_buffer("wakeups", lambda: (self.scheduler.waiting, None))
         self._metrics.count_push_hosts_backing_off = self.sender.count_backing_off
-        for name in (*self.services, *(("webhook",) if credentials.has_webhook else ())):
-            for outcome in ("sent", "retry"):
+        for name in (*self.services, *(("webhook",) if has_webhook else ())):
+            for outcome in ("sent", "rejected", "retry"):
                 self._metrics.push_requests.inc(name, outcome, by=0)
+        # Without a series at the start, Prometheus would not see the first increase.
+        for service in self.services:
+            self._metrics.push_devices_forgotten.inc(service, by=0)
 
     async def _expire_devices(self) -> None:
         while await self._store.expire_devices(_EXPIRY_BATCH_SIZE) == _EXPIRY_BATCH_SIZE:
+            pass
+
+    async def _reseal_devices(self) -> None:
+        while self.registry is not None and self.housekeeping.running and await self.registry.reseal_devices():
             pass
 
     async def _count_devices(self) -> None:
@@ -187,7 +199,27 @@ def build_push(core: CoreServices, config: Config) -> PushSubsystem | None:
     credentials = load_push_credentials(config.push)
     if not credentials.services and not credentials.has_webhook:
         return None
-    return PushSubsystem(core, config, credentials)
+    spec = SenderSpec(config.push, config.outbound, derive_mediator_id(core.identity.now.fingerprint))
+    get_secrets = partial(_get_secrets, core)
+    requester: IPushRequester
+    if config.push.sender_process:
+        spawn = partial(_spawn_sender, core.reactor, spec)
+        has_webhook = credentials.has_webhook
+        requester = SenderProcess(core.reactor, spawn, get_secrets, core.monotonic, tells_owner=has_webhook)
+    else:
+        requester = build_requester(core.reactor, spec, credentials, get_secrets, core.monotonic)
+    return PushSubsystem(
+        core,
+        config,
+        credentials.services,
+        requester,
+        None if credentials.vapid is None else credentials.vapid.public,
+        has_webhook=credentials.has_webhook,
+    )
+
+
+def _get_secrets(core: CoreServices) -> Sequence[bytes]:
+    return core.identity.now.sealing_secrets
 
 
 @dataclass(frozen=True, slots=True)

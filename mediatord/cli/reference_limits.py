@@ -145,8 +145,8 @@ def list_limits() -> Iterator[str]:
     )
     yield (
         f"requests to a push service in parallel, per host: {requester.MAX_REQUESTS_PER_HOST}, and "
-        f"{requester.MAX_WAITING_PER_HOST:,} waiting; to all hosts that have not accepted one yet: "
-        f"{requester.MAX_UNPROVEN_REQUESTS} (tried again later)"
+        f"{requester.MAX_WAITING_PER_HOST:,} waiting; to all Web Push hosts that did not accept the last within 2 s: "
+        f"{requester.MAX_UNTRUSTED_REQUESTS} (tried again later)"
     )
     yield (
         f"pause of a push service that fails: {_seconds(requester.INITIAL_BACKOFF)} after "

@@ -177,6 +177,10 @@ class OutboundRequestError(OutboundError):
     """The host was unreachable, or its response unusable."""
 
 
+# Reasons of requests that were not sent for want of connections or name lookups here; the host is not at fault.
+LOCAL_LIMIT_REASONS = frozenset(("ConnectionsBusy", "ResolverBusy"))
+
+
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
     """

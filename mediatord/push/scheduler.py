@@ -52,6 +52,7 @@ _RECOVERY_PAUSE = 0.01
 MAX_RETRY_SECONDS = 300.0
 # Seconds by which the store may have set the time of a claim later than this process.
 _CLAIM_MARGIN = 1.0
+_DECENTRL_PREFIX = "did:decentrl:"
 # Seconds that the last requests have at the stop of the daemon.
 STOP_SECONDS = 2.0
 
@@ -78,6 +79,7 @@ class WakeupScheduler(Service):
     :param policy: when an account is woken.
     :param repeat_after: seconds after which an unanswered wake-up is repeated while messages wait; 0 for never.
     :param monotonic: returns seconds, by a clock that cannot be set; by default that of the reactor.
+    :param decentrl: whether Decentrl identities are woken, which may have registered devices before.
     """
 
     name = "wake-ups"
@@ -90,9 +92,11 @@ class WakeupScheduler(Service):
         policy: WakeupPolicy,
         repeat_after: float = 0.0,
         monotonic: Callable[[], float] | None = None,
+        decentrl: bool = True,
     ) -> None:
         self._clock = clock
         self._monotonic = monotonic or clock.seconds
+        self._wakes_decentrl = decentrl
         self._store = store
         self._sender = sender
         self._policy = policy
@@ -109,6 +113,7 @@ class WakeupScheduler(Service):
         self._is_working = False
         self._has_overflowed = False
         self._recovery: Deferred[None] | None = None
+        self._must_recover_again = False
         self._sent_all: Deferred[None] | None = None
         self._timer: IDelayedCall | None = None
         self._warning = LogThrottle(clock)
@@ -151,7 +156,7 @@ class WakeupScheduler(Service):
     def note(self, owner: str) -> None:
         """A message of this owner became visible, and no socket took it. Never fails."""
         if owner not in self._noted:
-            if PROBE_DID_INFIX in owner:
+            if PROBE_DID_INFIX in owner or (owner.startswith(_DECENTRL_PREFIX) and not self._wakes_decentrl):
                 return
             if self.waiting >= MAX_NOTED_ACCOUNTS:
                 self._has_overflowed = True
@@ -172,7 +177,9 @@ class WakeupScheduler(Service):
 
     def recover(self) -> None:
         """Look in the background for wake-ups that are owed, such as those of a process that has died."""
-        if self._recovery is None and self.running:
+        if self._recovery is not None:
+            self._must_recover_again = True  # what this is about may be where the search has been already
+        elif self.running:
             with outside_request():
                 self._recovery = Deferred.fromCoroutine(self._recover())
             if self._recovery.called:
@@ -184,6 +191,9 @@ class WakeupScheduler(Service):
 
     def _end_recovery(self, _: object) -> None:
         self._recovery = None
+        if self._must_recover_again:
+            self._must_recover_again = False
+            self.recover()
 
     async def _recover(self) -> None:
         after: str | None = ""
@@ -206,9 +216,7 @@ class WakeupScheduler(Service):
                 await deferLater(self._clock, pause)
 
     def _postpone(self, owner: str, seconds: float, arrived_at: float) -> None:
-        """Look an owner up later, unless a newer message is noted already."""
-        if owner in self._noted:
-            return
+        """Look an owner up later."""
         if self.waiting >= MAX_NOTED_ACCOUNTS:
             self._has_overflowed = True
             self._retries.pop(owner, None)
@@ -293,7 +301,7 @@ class WakeupScheduler(Service):
         for owner, decision in zip(batch, decisions, strict=True):
             if isinstance(decision, WakeupClaim):
                 self._send(decision, batch[owner])
-            elif decision is not None:
+            elif decision is not None and owner not in self._noted:  # else it is looked up soon
                 self._postpone(owner, decision, batch[owner])
             elif self._find_retry(owner, batch[owner]) is not None:
                 del self._retries[owner]
@@ -308,23 +316,26 @@ class WakeupScheduler(Service):
         self._retries.pop(owner, None)
         attempts, only = (0, None) if retry is None else (retry.attempts, retry.owed)
         self._sending.add(owner)
-        done = partial(self._finish, owner, arrived_at, claimed_at, attempts)
+        done = partial(self._finish, claim, arrived_at, claimed_at, attempts)
         self._sender.send(claim, done, only, attempt=attempts, age=max(0.0, claimed_at - arrived_at))
 
-    def _finish(self, owner: str, arrived_at: float, claimed_at: float, attempts: int, report: SendReport) -> None:
+    def _finish(
+        self, claim: WakeupClaim, arrived_at: float, claimed_at: float, attempts: int, report: SendReport
+    ) -> None:
         """The attempt to send a wake-up has ended."""
+        owner = claim.owner
         next_at = claimed_at + self._policy.min_interval + _CLAIM_MARGIN
         if not report.owed:
-            self._finished.append(FinishedWakeup(owner))
+            self._finished.append(FinishedWakeup(owner, claim.claim))
             if self._repeat_after:
                 self._postpone(owner, self._repeat_after, next_at)
-        elif report.is_partial:
+        elif report.is_partial and self.running:
             # The devices that were woken must not wait for the others.
-            self._finished.append(FinishedWakeup(owner))
+            self._finished.append(FinishedWakeup(owner, claim.claim))
             self._retry(owner, report, attempts + 1, max(report.retry_in, next_at - claimed_at), next_at)
         else:
             retry_in = min(report.retry_in, MAX_RETRY_SECONDS) if self.running else 0.0
-            self._finished.append(FinishedWakeup(owner, retry_in))
+            self._finished.append(FinishedWakeup(owner, claim.claim, retry_in))
             self._retry(owner, report, attempts + 1, retry_in, arrived_at)
         self._sending.discard(owner)
         if self._sent_all is not None and not self._sending:
@@ -334,10 +345,9 @@ class WakeupScheduler(Service):
             self._arm(COLLECT_SECONDS)
 
     def _retry(self, owner: str, report: SendReport, attempts: int, seconds: float, arrived_at: float) -> None:
-        self._retries[owner] = _Retry(report.owed, attempts, arrived_at)
-        self._postpone(owner, min(seconds, MAX_RETRY_SECONDS), arrived_at)
-        if owner in self._noted:  # a newer message is for all devices
-            self._retries.pop(owner, None)
+        if owner not in self._noted:  # a newer message is for all devices
+            self._retries[owner] = _Retry(report.owed, attempts, arrived_at)
+            self._postpone(owner, min(seconds, MAX_RETRY_SECONDS), arrived_at)
 
     async def _flush_finished(self) -> None:
         if self._finished:

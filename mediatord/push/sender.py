@@ -16,14 +16,11 @@ from twisted.logger import Logger
 from mediatord.errors import StoreUnavailable
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.push.requester import (
-    BACKING_OFF,
-    BUSY,
     INITIAL_BACKOFF,
-    KEY_RETIRED,
     MAX_BACKOFF,
     MAX_RETRY_AFTER,
-    NOT_CONFIGURED,
-    PROCESS_ENDED,
+    MAX_UNTRUSTED_ATTEMPTS,
+    UNRECORDED,
     IPushRequester,
     PushRequest,
     TimedResult,
@@ -34,8 +31,6 @@ from mediatord.store.interfaces.devices import Device, IDeviceStore, WakeupClaim
 
 _log = Logger()
 
-# Reasons of results that are not recorded, as no answer of a service is behind them.
-_UNRECORDED = frozenset((BACKING_OFF, BUSY, KEY_RETIRED, NOT_CONFIGURED, PROCESS_ENDED))
 # Stands for the webhook among the ids of devices.
 WEBHOOK_TARGET = b"webhook"
 
@@ -46,7 +41,7 @@ class SendReport:
     What became of a wake-up.
 
     :param owed: ids of the devices that are still to be woken; :data:`WEBHOOK_TARGET` for the webhook.
-    :param is_partial: whether some were woken, and others are owed.
+    :param is_partial: whether some devices were woken, and something is owed.
     :param retry_in: seconds until the next attempt, if any is owed.
     """
 
@@ -167,21 +162,27 @@ class PushSender:
                 break
         else:
             return _NOTHING_OWED
-        ids = [*(device.id for device in attempt.request.devices), WEBHOOK_TARGET]
-        owed = {id_: one.result for id_, one in zip(ids, results, strict=False) if one.result.outcome == "retry"}
+        devices = attempt.request.devices
+        owed = {
+            id_: one.result
+            for id_, one in zip((*(device.id for device in devices), WEBHOOK_TARGET), results, strict=False)
+            if one.result.outcome == "retry" and (one.is_trusted or attempt.number < MAX_UNTRUSTED_ATTEMPTS)
+        }
+        if not owed:
+            return _NOTHING_OWED
         pause = min(MAX_BACKOFF, INITIAL_BACKOFF * 2 ** min(attempt.number, 16)) * self._uniform(0.5, 1.5)
         pause = max(pause, min(result.retry_after or 0.0 for result in owed.values()))
-        is_partial = any(one.result.outcome == "sent" for one in results)
+        is_partial = any(one.result.outcome == "sent" for one in results[: len(devices)])
         return SendReport(frozenset(owed), is_partial, min(pause, MAX_RETRY_AFTER))
 
     def _record(self, request: PushRequest, age: float, results: Sequence[TimedResult]) -> list[tuple[Device, str]]:
         """Record the results; the devices that are to be removed, each with the reason."""
         gone: list[tuple[Device, str]] = []
         devices = request.devices
-        for number, (result, seconds) in enumerate(results):
+        for number, (result, seconds, _) in enumerate(results):
             device = devices[number] if number < len(devices) else None
             outcome, reason, status, retry_after = result
-            if reason not in _UNRECORDED:
+            if reason not in UNRECORDED:
                 self._recorder.record_wakeup(
                     request.owner,
                     "webhook" if device is None else device.service,

@@ -190,7 +190,7 @@ class SenderProcess(ProcessProtocol):
                 answered = self._unanswered.pop(number, None)
                 if answered is not None:
                     _, done = answered
-                    _call(done, [TimedResult(PushResult(*result), seconds) for *result, seconds in results])
+                    _call(done, [TimedResult(PushResult(*result), *others) for result, *others in results])
 
     def processEnded(self, reason: Failure) -> None:  # noqa: N802  Twisted's name
         """Called when the child has ended, and all that it sent was received."""
@@ -309,7 +309,7 @@ class SenderServer(Protocol):
 
     def _make_request(self, number: int, request: PushRequest) -> None:
         def answer(results: Sequence[TimedResult]) -> None:
-            self._results.append((number, [(*result, seconds) for result, seconds in results]))
+            self._results.append((number, [(tuple(result), *others) for result, *others in results]))
             self._arm()
 
         self._requester.request(request, answer)

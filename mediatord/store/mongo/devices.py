@@ -95,9 +95,9 @@ class _Candidate:
         change = {"$replaceWith": {"$cond": [is_unchanged, {"$mergeObjects": ["$$ROOT", claim]}, "$$ROOT"]}}
         return {"q": {"_id": self.key}, "u": [change], "upsert": True}
 
-    def to_claim(self, owner: str) -> WakeupClaim:
+    def to_claim(self, owner: str, token: bytes) -> WakeupClaim:
         devices = tuple([_parse_device(one) for one in self.devices])
-        return WakeupClaim(owner, devices, self.messages, self.size, tuple(self.ids))
+        return WakeupClaim(owner, devices, self.messages, self.size, tuple(self.ids), token)
 
 
 @implementer(IDeviceStore)
@@ -190,6 +190,21 @@ class MongoDeviceStore:
         return {one["_id"]: one["number"] for one in found}
 
     @operation
+    async def scan_devices(self, after: bytes, limit: int) -> list[Device]:
+        if limit <= 0:
+            return []
+        wanted = DEVICES.find({"_id": {"$gt": after}}, sort={"_id": 1}, limit=limit, hint="_id_")
+        return [_parse_device(one) for one in await self._client.query("scan_devices", wanted)]
+
+    @operation
+    async def reseal_devices(self, changes: Sequence[tuple[Device, bytes]]) -> None:
+        updates = [
+            {"q": {"_id": device.id, "sealed": device.sealed}, "u": {"$set": {"sealed": sealed}}}
+            for device, sealed in changes
+        ]
+        await self._client.write("reseal_devices", DEVICES.update_each(updates, ordered=False))
+
+    @operation
     async def record_polls(self, ages: Mapping[str, float]) -> None:
         """Changes existing documents only, which all have that were woken or have a device."""
         for some in _split_dids(ages):
@@ -240,7 +255,7 @@ class MongoDeviceStore:
         for did, one in due.items():
             wakeup = wakeups.get(one.key, {})
             if wakeup.get("token") == token:
-                decisions[did] = one.to_claim(did)
+                decisions[did] = one.to_claim(did, token)
             else:
                 wait = _decide(wakeup, ages[did], policy)
                 decisions[did] = wait if wait is None else max(wait, _CONTENTION_DELAY)
@@ -248,13 +263,13 @@ class MongoDeviceStore:
 
     @operation
     async def finish_wakeups(self, finished: Sequence[FinishedWakeup]) -> None:
-        retries = {one.owner: one.retry_in for one in finished}
-        for some in _split_dids(retries):
+        for some in batch_by_size(finished, lambda one: len(one.owner), _QUERY_BYTES, _OWNERS_PER_QUERY):
             with self._client.operate("finish_wakeups") as run:
-                owners = await _find_owners(run.query, some)
+                owners = await _find_owners(run.query, {one.owner: None for one in some})
                 updates = [
-                    {"q": {"_id": key, "claimed": PRESENT}, "u": _build_finish(retries[did])}
-                    for did, key in owners.items()
+                    {"q": {"_id": owners[owner], "token": claim}, "u": _build_finish(retry_in)}
+                    for owner, claim, retry_in in some
+                    if owner in owners
                 ]
                 await run.write(WAKEUPS.update_each(updates, ordered=False))
 
