@@ -38,6 +38,8 @@ _ID_LENGTH = 32
 _EXPIRY_BATCH_SIZE = 100
 # Wallets choose the hosts: a few slow ones must not take all connections, nor may others wait for long.
 WEB_PUSH_CONNECTIONS = ConnectionLimits(per_host=32, total=256, wait=2.0)
+# Longer than a wake-up waits for its host and is sent, to all devices.
+LEASE_SECONDS = 45.0
 EXPIRY_INTERVAL = 3_600.0
 COUNT_INTERVAL = 60.0
 
@@ -122,22 +124,27 @@ class PushSubsystem:
             self.mediator_id,
             random.SystemRandom().uniform,
         )
+        wakes_decentrl = settings.decentrl or webhook is not None
         policy = WakeupPolicy(
             settings.min_interval,
             settings.quiet_after_poll,
+            LEASE_SECONDS,
             without_devices=webhook is not None,
             max_message_ids=MAX_MESSAGE_IDS if settings.message_ids else 0,
         )
         self.scheduler = WakeupScheduler(
-            core.reactor, self._store, self.sender, policy, settings.repeat_after, core.monotonic
+            core.reactor, self._store, self.sender, policy, settings.repeat_after, core.monotonic, wakes_decentrl
         )
         tasks = [(self._expire_devices, EXPIRY_INTERVAL), (self._count_devices, COUNT_INTERVAL)]
         self.housekeeping = PeriodicTasks(core.reactor, tasks, "housekeeping of devices")
         self._metrics.register_buffer("wakeups", lambda: (self.scheduler.waiting, None))
         self._metrics.count_push_hosts_backing_off = self.sender.count_backing_off
         for name in (*services, *(("webhook",) if webhook is not None else ())):
-            for outcome in ("sent", "retry"):
+            for outcome in ("sent", "rejected", "retry"):
                 self._metrics.push_requests.inc(name, outcome, by=0)
+        # Without a series at the start, Prometheus would not see the first increase.
+        for service in services:
+            self._metrics.push_devices_forgotten.inc(service, by=0)
 
     async def _expire_devices(self) -> None:
         while await self._store.expire_devices(_EXPIRY_BATCH_SIZE) == _EXPIRY_BATCH_SIZE:

@@ -86,7 +86,7 @@ def generate_key(kind: str, file: Path, as_json: bool) -> None:
 
     public_key = None
     if kind == "web-push":
-        content, public_key = _make_vapid_key()
+        content, public_key = make_vapid_key()
     else:
         content = secrets.token_hex(_SECRET_BYTES).encode() + b"\n"
     create_secret_file(file, content, find_file_owner(file.parent))
@@ -97,7 +97,7 @@ def generate_key(kind: str, file: Path, as_json: bool) -> None:
     print_result(as_json, {"file": str(file), "setting": setting, "public_key": public_key}, "\n".join(lines))
 
 
-def _make_vapid_key() -> tuple[bytes, str]:
+def make_vapid_key() -> tuple[bytes, str]:
     """A private key as PEM, and its public key: uncompressed point, base64url without padding."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat

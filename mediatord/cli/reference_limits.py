@@ -145,8 +145,8 @@ def list_limits() -> Iterator[str]:
     )
     yield (
         f"requests to a push service in parallel, per host: {sender.MAX_REQUESTS_PER_HOST}, and "
-        f"{sender.MAX_WAITING_PER_HOST:,} waiting; to all hosts that have not accepted one yet: "
-        f"{sender.MAX_UNPROVEN_REQUESTS} (tried again later)"
+        f"{sender.MAX_WAITING_PER_HOST:,} waiting; to all Web Push hosts that did not accept the last within 2 s: "
+        f"{sender.MAX_UNTRUSTED_REQUESTS} (tried again later)"
     )
     yield (
         f"pause of a push service that fails: {_seconds(sender.INITIAL_BACKOFF)} after "

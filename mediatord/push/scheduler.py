@@ -51,6 +51,7 @@ _RECOVERY_PAUSE = 0.01
 MAX_RETRY_SECONDS = 300.0
 # Seconds by which the store may have set the time of a claim later than this process.
 _CLAIM_MARGIN = 1.0
+_DECENTRL_PREFIX = "did:decentrl:"
 # Seconds that the last requests have at the stop of the daemon.
 STOP_SECONDS = 2.0
 
@@ -77,6 +78,7 @@ class WakeupScheduler(Service):
     :param policy: when an account is woken.
     :param repeat_after: seconds after which an unanswered wake-up is repeated while messages wait; 0 for never.
     :param monotonic: returns seconds, by a clock that cannot be set; by default that of the reactor.
+    :param decentrl: whether Decentrl identities are woken, which may have registered devices before.
     """
 
     name = "wake-ups"
@@ -89,9 +91,11 @@ class WakeupScheduler(Service):
         policy: WakeupPolicy,
         repeat_after: float = 0.0,
         monotonic: Callable[[], float] | None = None,
+        decentrl: bool = True,
     ) -> None:
         self._clock = clock
         self._monotonic = monotonic or clock.seconds
+        self._wakes_decentrl = decentrl
         self._store = store
         self._sender = sender
         self._policy = policy
@@ -108,6 +112,7 @@ class WakeupScheduler(Service):
         self._is_working = False
         self._has_overflowed = False
         self._recovery: Deferred[None] | None = None
+        self._must_recover_again = False
         self._sent_all: Deferred[None] | None = None
         self._timer: IDelayedCall | None = None
         self._warning = LogThrottle(clock)
@@ -149,7 +154,7 @@ class WakeupScheduler(Service):
     def note(self, owner: str) -> None:
         """A message of this owner became visible, and no socket took it. Never fails."""
         if owner not in self._noted:
-            if PROBE_DID_INFIX in owner:
+            if PROBE_DID_INFIX in owner or (owner.startswith(_DECENTRL_PREFIX) and not self._wakes_decentrl):
                 return
             if self.waiting >= MAX_NOTED_ACCOUNTS:
                 self._has_overflowed = True
@@ -170,7 +175,9 @@ class WakeupScheduler(Service):
 
     def recover(self) -> None:
         """Look in the background for wake-ups that are owed, such as those of a process that has died."""
-        if self._recovery is None and self.running:
+        if self._recovery is not None:
+            self._must_recover_again = True  # what this is about may be where the search has been already
+        elif self.running:
             with outside_request():
                 self._recovery = Deferred.fromCoroutine(self._recover())
             if self._recovery.called:
@@ -182,6 +189,9 @@ class WakeupScheduler(Service):
 
     def _end_recovery(self, _: object) -> None:
         self._recovery = None
+        if self._must_recover_again:
+            self._must_recover_again = False
+            self.recover()
 
     async def _recover(self) -> None:
         after: str | None = ""
@@ -204,9 +214,7 @@ class WakeupScheduler(Service):
                 await deferLater(self._clock, pause)
 
     def _postpone(self, owner: str, seconds: float, arrived_at: float) -> None:
-        """Look an owner up later, unless a newer message is noted already."""
-        if owner in self._noted:
-            return
+        """Look an owner up later."""
         if self.waiting >= MAX_NOTED_ACCOUNTS:
             self._has_overflowed = True
             self._retries.pop(owner, None)
@@ -291,7 +299,7 @@ class WakeupScheduler(Service):
         for owner, decision in zip(batch, decisions, strict=True):
             if isinstance(decision, WakeupClaim):
                 self._send(decision, batch[owner])
-            elif decision is not None:
+            elif decision is not None and owner not in self._noted:  # else it is looked up soon
                 self._postpone(owner, decision, batch[owner])
             elif self._find_retry(owner, batch[owner]) is not None:
                 del self._retries[owner]
@@ -321,23 +329,22 @@ class WakeupScheduler(Service):
         only = None if retry is None else retry.owed
         report = await self._sender.send(claim, only, attempt=attempts, age=age)
         if not report.owed:
-            self._finished.append(FinishedWakeup(claim.owner))
+            self._finished.append(FinishedWakeup(claim.owner, claim.claim))
             if self._repeat_after:
                 self._postpone(claim.owner, self._repeat_after, next_at)
-        elif report.is_partial:
+        elif report.is_partial and self.running:
             # The devices that were woken must not wait for the others.
-            self._finished.append(FinishedWakeup(claim.owner))
+            self._finished.append(FinishedWakeup(claim.owner, claim.claim))
             self._retry(claim.owner, report, attempts + 1, max(report.retry_in, next_at - claimed_at), next_at)
         else:
             retry_in = min(report.retry_in, MAX_RETRY_SECONDS) if self.running else 0.0
-            self._finished.append(FinishedWakeup(claim.owner, retry_in))
+            self._finished.append(FinishedWakeup(claim.owner, claim.claim, retry_in))
             self._retry(claim.owner, report, attempts + 1, retry_in, arrived_at)
 
     def _retry(self, owner: str, report: SendReport, attempts: int, seconds: float, arrived_at: float) -> None:
-        self._retries[owner] = _Retry(report.owed, attempts, arrived_at)
-        self._postpone(owner, min(seconds, MAX_RETRY_SECONDS), arrived_at)
-        if owner in self._noted:  # a newer message is for all devices
-            self._retries.pop(owner, None)
+        if owner not in self._noted:  # a newer message is for all devices
+            self._retries[owner] = _Retry(report.owed, attempts, arrived_at)
+            self._postpone(owner, min(seconds, MAX_RETRY_SECONDS), arrived_at)
 
     async def _flush_finished(self) -> None:
         if self._finished:

@@ -1,4 +1,4 @@
-"""What a push service is to the rest: a wake-up and a device in, an outcome out."""
+"""Interface of the push services: devices, wake-ups, and outcomes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PushResult(NamedTuple):
     :param reason: the code of the answer if it is one that the service documents, or a constant word of ours; nothing
         else that was received.
     :param status: HTTP status; None if there was no response.
-    :param retry_after: seconds that the service wants to be left alone; None if it did not say.
+    :param retry_after: seconds for which the service wants no requests; None if it did not say.
     """
 
     outcome: PushOutcome

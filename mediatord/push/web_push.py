@@ -40,7 +40,7 @@ _TOPIC_LENGTH = 32
 _MAX_CONTENT_BYTES = 3993
 # Tokens are valid for half the permitted time, and used for half of that; clocks of servers differ.
 _TOKEN_SECONDS, _TOKEN_USE_SECONDS = 43_200, 21_600
-# Origins of which the token is kept; strangers choose them.
+# Origins of which the token is kept; whoever registers a device chooses them.
 _MAX_TOKENS = 1000
 _CREATED = frozenset((200, 201, 202, 204))
 _GONE = frozenset((404, 410))

@@ -26,13 +26,12 @@ from pathlib import Path
 
 import orjson
 
-from mediatord.net.outbound_http import OutboundAddressError, OutboundError, OutboundHTTPClient
+from mediatord.net.outbound_http import OutboundError, OutboundHTTPClient
 from mediatord.push.service import REQUEST_TIMEOUT, PushResult
 from mediatord.runtime.secret_files import SecretFileError, read_secret_file
 
 MIN_SECRET_BYTES = 32
-_SUCCESS, _REDIRECT, _CLIENT_ERROR, _SERVER_ERROR = 200, 300, 400, 500
-_TIMEOUT, _TOO_MANY = 408, 429
+_SUCCESS, _REDIRECT = 200, 300
 
 
 def load_webhook_secret(path: Path) -> bytes:
@@ -91,16 +90,12 @@ class WebhookNotifier:
                 redirects=False,
                 secure=True,
             )
-        except OutboundAddressError as error:
-            return PushResult("rejected", error.reason)
         except OutboundError as error:
             return PushResult("retry", error.reason)
         status = response.status
         if _SUCCESS <= status < _REDIRECT:
             return PushResult("sent", "", status)
-        if status in (_TIMEOUT, _TOO_MANY) or not _CLIENT_ERROR <= status < _SERVER_ERROR:
-            return PushResult("retry", "unavailable", status, response.retry_after)
-        return PushResult("rejected", "refused", status)
+        return PushResult("retry", "refused", status, response.retry_after)
 
     async def close(self) -> None:
         """Abort what is in progress, and close connections."""

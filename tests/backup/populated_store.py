@@ -26,6 +26,7 @@ from mediatord.store.interfaces.devices import (
     DEVICE_ID_BYTES,
     Device,
     FinishedWakeup,
+    WakeupClaim,
     WakeupPolicy,
     WakeupRequest,
 )
@@ -150,8 +151,9 @@ class StorePopulator:
             expires_at = FAR_FUTURE + self.random.random() if service == "webpush" else None
             await devices.set_device(owner, Device(id, service, self.random.randbytes(90), expires_at), 10)
         await devices.record_polls({owner: self.random.random() for owner in owners[::2]})
-        await devices.claim_wakeups([WakeupRequest(owner, -60.0) for owner in owners], WAKEUP_POLICY)
-        await devices.finish_wakeups([FinishedWakeup(owner) for owner in owners[1:]])
+        requests = [WakeupRequest(owner, -60.0) for owner in owners]
+        claims = [one for one in await devices.claim_wakeups(requests, WAKEUP_POLICY) if isinstance(one, WakeupClaim)]
+        await devices.finish_wakeups([FinishedWakeup(one.owner, one.claim) for one in claims[1:]])
 
     async def _rotate(self) -> None:
         await self.store.move_account(WALLETS[1], "did:example:rotated")

@@ -155,8 +155,9 @@ class AcrossBackendsTests(MongoTestCase):
         decisions = await store.devices.claim_wakeups(later, WAKEUP_POLICY)
         self.assertTrue(any(isinstance(one, WakeupClaim) for one in decisions))
         self.assertFalse(any(isinstance(one, float) for one in decisions))
-        await store.devices.record_polls(dict.fromkeys(woken, -120.0))
-        decisions = await store.devices.claim_wakeups(later, WAKEUP_POLICY)
+        await store.devices.record_polls(dict.fromkeys(woken, 0.0))
+        earlier = [WakeupRequest(owner, 60.0) for owner in woken]
+        decisions = await store.devices.claim_wakeups(earlier, WAKEUP_POLICY)
         self.assertEqual(set(decisions), {None})
 
     def test_sqlite_mongodb_sqlite(self) -> Deferred[None]:

@@ -20,7 +20,9 @@ from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from analytics.report.outputs import make_registry
+from mediatord.cli.push import make_vapid_key
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
+from mediatord.runtime.secret_files import create_secret_file
 from mediatord.wallet.didcomm_client import DIDCommWallet, discover_mediator, open_http
 from mediatord.wallet.didcomm_socket import connect_didcomm_socket
 from tests.analytics.busy_day import BUSY_ROWS, make_report_data
@@ -37,6 +39,8 @@ reactor: Any = _reactor
 
 # Metrics that have series only after a failure; their families are always exported.
 FAILURE_METRICS = ('outcome="failed"', "mediator_ready_failures_total")
+# Has series only after a wake-up.
+WAKEUP_METRIC = "mediator_push_request_duration_seconds"
 CLUSTER_ROW = "Cluster and workers"
 # The daemon measures the backlog once a minute.
 BACKLOG_TIMEOUT_SECONDS = 300.0
@@ -99,7 +103,12 @@ class SingleDaemonTests(TestCase):
         directory = Path(tempfile.mkdtemp())
         self.addCleanup(shutil.rmtree, directory)
         keys = CertificateAuthority(directory).issue("localhost", ["127.0.0.1"])
-        self.daemon = self._start_daemon({}, f"ssl:0:interface=127.0.0.1:privateKey={keys}:certKey={keys}")
+        vapid = directory / "vapid.pem"
+        create_secret_file(vapid, make_vapid_key()[0])
+        web_push = {"key_file": str(vapid), "contact": "mailto:ops@mediator.example"}
+        self.daemon = self._start_daemon(
+            {"push": {"web_push": web_push}}, f"ssl:0:interface=127.0.0.1:privateKey={keys}:certKey={keys}"
+        )
         self.with_workers = self._start_daemon({"workers": 2})
         self.exporter = ThreadingHTTPServer(("127.0.0.1", 0), MetricsFileHandler)
         threading.Thread(target=self.exporter.serve_forever, daemon=True).start()
@@ -136,7 +145,9 @@ class SingleDaemonTests(TestCase):
             expression for expression in list_panel_queries() if expression not in list_panel_queries(CLUSTER_ROW)
         ]
         expected = [
-            expression for expression in expected if not any(trouble in expression for trouble in FAILURE_METRICS)
+            expression
+            for expression in expected
+            if not any(trouble in expression for trouble in (*FAILURE_METRICS, WAKEUP_METRIC))
         ]
         expected += [f"mediator_workers{end}" for end in ("", "_answered")]
         # Of alerts only the metrics: they must have a value, whatever it is.

@@ -58,7 +58,7 @@ class SchedulerTestCase(SynchronousTestCase):
             self.successResultOf(self.store.devices.set_device(did, self.sealer.seal(device), 10))
 
     def start_scheduler(
-        self, repeat_after: float = 0.0, monotonic: Callable[[], float] | None = None
+        self, repeat_after: float = 0.0, monotonic: Callable[[], float] | None = None, *, decentrl: bool = True
     ) -> WakeupScheduler:
         """One more process on the same store."""
         metrics = Metrics(CollectorRegistry(), version="test")
@@ -75,7 +75,7 @@ class SchedulerTestCase(SynchronousTestCase):
             lambda low, high: (low + high) / 2,
         )
         policy = WakeupPolicy(MIN_INTERVAL, QUIET, LEASE)
-        scheduler = WakeupScheduler(self.clock, self.store.devices, sender, policy, repeat_after, monotonic)
+        scheduler = WakeupScheduler(self.clock, self.store.devices, sender, policy, repeat_after, monotonic, decentrl)
         scheduler.startService()
         return scheduler
 
@@ -201,6 +201,18 @@ class RuleTests(SchedulerTestCase):
         self.assertEqual(self.fcm.tokens, ["phone"] * 2)
         self.acknowledge_all()
         self.pass_time(200.0)
+        self.assertEqual(self.fcm.tokens, ["phone"] * 2)
+
+    def test_repetition_survives_a_message_meanwhile(self) -> None:
+        """One that comes while the wake-up is being sent, and which that stands for."""
+        self.scheduler = self.start_scheduler(repeat_after=60.0)
+        self.fcm.script = None
+        self.deliver()
+        self.pass_time(SOON)
+        self.deliver()
+        self.fcm.held[0].callback(SENT)
+        self.fcm.script = lambda token: SENT
+        self.pass_time(62.0)
         self.assertEqual(self.fcm.tokens, ["phone"] * 2)
 
     def test_no_repetition_by_default(self) -> None:
@@ -361,6 +373,41 @@ class ProcessTests(SchedulerTestCase):
         self.start_scheduler().recover()
         self.pass_time(1.0)
         self.assertEqual(self.fcm.tokens, ["phone"] * 2)
+
+    def test_recovery_that_is_asked_for_while_one_runs(self) -> None:
+        """Its messages may be where the search has been already, so it begins again."""
+        self.pass_time(1.0)  # that of the start has ended
+        self.scheduler.recover()
+        self.deliver_silently()
+        self.scheduler.recover()
+        self.pass_time(2.0)
+        self.assertEqual(self.fcm.tokens, ["phone"])
+
+    def test_decentrl_identities_that_are_switched_off(self) -> None:
+        """They are not woken, although they have registered devices before."""
+        self.scheduler = self.start_scheduler(decentrl=False)
+        self.scheduler.note("did:decentrl:someone")
+        self.assertEqual(self.scheduler.waiting, 0)
+
+    def test_stop_after_a_part_was_sent(self) -> None:
+        """The next process wakes the devices that are owed, and others once more."""
+        self.add_account(OTHER, FCMDevice("android", "android"), APNsDevice("iphone"))
+        self.apns.script = None
+        self.deliver(OTHER)
+        self.pass_time(SOON)
+        stopped = Deferred.fromCoroutine(_wait(self.scheduler.stopService()))
+        self.pass_time(3.0)
+        self.successResultOf(stopped)
+        self.apns.script = lambda token: SENT
+        self.start_scheduler()
+        self.pass_time(2.0)
+        self.assertEqual(self.apns.tokens, ["iphone"] * 2)
+
+    def deliver_silently(self) -> None:
+        """Store a message that no process notes, as one that dies does."""
+        now = self.clock.seconds()
+        payload = Payload(new_stored_message_id(now), b"{}", "json")
+        self.successResultOf(self.store.enqueue(OWNER, [payload], expires_at=now + 86_400))
 
     def _kill(self, scheduler: WakeupScheduler) -> None:
         """What was in memory is gone, and no timer of the process runs any more."""

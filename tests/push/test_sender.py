@@ -17,8 +17,10 @@ from mediatord.push.devices import DeviceSealer, FCMDevice, PushDevice, WebPushD
 from mediatord.push.sender import (
     FAILURES_BEFORE_BACKOFF,
     MAX_REQUESTS_PER_HOST,
-    MAX_UNPROVEN_REQUESTS,
+    MAX_UNTRUSTED_ATTEMPTS,
+    MAX_UNTRUSTED_REQUESTS,
     MAX_WAITING_PER_HOST,
+    TRUSTED_SECONDS,
     WEBHOOK_TARGET,
     PushSender,
     SendReport,
@@ -149,7 +151,7 @@ class PushSenderTests(SynchronousTestCase):
         self.assertEqual((len(self.fcm.requests), len(self.webpush.requests)), (1, 2))
 
     def test_retry_after_is_respected(self) -> None:
-        """The whole host is left alone for that long, and no request is logged meanwhile."""
+        """Nothing is sent to the whole host for that long, and no request is logged meanwhile."""
         self.fcm.script = lambda token: PushResult("retry", "QUOTA_EXCEEDED", 429, retry_after=60.0)
         claim = self.claim(FCMDevice("a", "android"))
         self.assertEqual(self.send(claim).retry_in, 60.0)
@@ -185,17 +187,20 @@ class PushSenderTests(SynchronousTestCase):
         self.webpush.script = lambda token: SENT
         self.assertEqual(self.send(self.claim(make_browser("https://one.example/2"))), SendReport(frozenset()))
 
+    def start(self, *claims: WakeupClaim) -> list[Deferred[SendReport]]:
+        """Start to send."""
+        return [Deferred.fromCoroutine(self.sender.send(claim)) for claim in claims]
+
+    def claims_of(self, number: int, prefix: str = "t") -> list[WakeupClaim]:
+        """Claims for a device with FCM each."""
+        return [self.claim(FCMDevice(f"{prefix}{place}", "android")) for place in range(number)]
+
     def test_requests_to_a_host_are_bounded(self) -> None:
-        """Some wait; when the host fails all of them are given up at once."""
-        self.send(self.claim(FCMDevice("first", "android")))  # the host is known to work
+        """Some wait; when the host asks for a pause all of them are given up at once."""
         self.fcm.script = None
-        sending = []
-        for number in range(MAX_REQUESTS_PER_HOST + MAX_WAITING_PER_HOST + 5):
-            claim = self.claim(FCMDevice(f"t{number}", "android"))
-            sending.append(Deferred.fromCoroutine(self.sender.send(claim)))
+        sending = self.start(*self.claims_of(MAX_REQUESTS_PER_HOST + MAX_WAITING_PER_HOST + 5))
         self.assertEqual(len(self.fcm.held), MAX_REQUESTS_PER_HOST)
-        refused = [one for one in sending if one.called]
-        self.assertEqual(len(refused), 5)
+        self.assertEqual(len([one for one in sending if one.called]), 5)
         self.fcm.held[0].callback(SENT)
         self.clock.advance(0)
         self.assertEqual(len(self.fcm.held), MAX_REQUESTS_PER_HOST + 1)
@@ -208,15 +213,77 @@ class PushSenderTests(SynchronousTestCase):
         self.clock.advance(0)
         self.assertEqual(len(self.fcm.held), MAX_REQUESTS_PER_HOST + 1)
 
-    def test_hosts_that_never_answered_share_a_bound(self) -> None:
-        """Endpoints that strangers choose cannot take all requests; a host that has accepted one has its own."""
+    def test_a_failing_host_gets_one_request_at_a_time(self) -> None:
+        """After its pause one finds out whether it works again, and the others end at once."""
+        self.fcm.script = lambda token: PushResult("retry", "TimeoutError")
+        for claim in self.claims_of(FAILURES_BEFORE_BACKOFF):
+            self.send(claim)
+        while self.sender.count_backing_off()["fcm"]:
+            self.clock.advance(0.5)
+        self.fcm.script = None
+        sending = self.start(*self.claims_of(20))
+        self.assertEqual((len(self.fcm.held), len([one for one in sending if one.called])), (1, 19))
+        self.fcm.held[0].callback(SENT)
+        self.fcm.script = lambda token: SENT
+        self.assertEqual({self.send(claim) for claim in self.claims_of(20)}, {SendReport(frozenset())})
+
+    def test_untrusted_hosts_share_a_bound(self) -> None:
+        """Web Push endpoints that never accepted a wake-up take no requests from other hosts and services."""
         self.send(self.claim(make_browser("https://good.example/0")))
         self.webpush.script = None
-        for number in range(MAX_UNPROVEN_REQUESTS + 5):
-            Deferred.fromCoroutine(self.sender.send(self.claim(make_browser(f"https://h{number}.example/"))))
-        self.assertEqual(len(self.webpush.held), MAX_UNPROVEN_REQUESTS)
-        Deferred.fromCoroutine(self.sender.send(self.claim(make_browser("https://good.example/1"))))
-        self.assertEqual(len(self.webpush.held), MAX_UNPROVEN_REQUESTS + 1)
+        for number in range(MAX_UNTRUSTED_REQUESTS + 5):
+            self.start(self.claim(make_browser(f"https://h{number}.example/")))
+        self.assertEqual(len(self.webpush.held), MAX_UNTRUSTED_REQUESTS)
+        self.start(self.claim(make_browser("https://good.example/1")))
+        self.assertEqual(len(self.webpush.held), MAX_UNTRUSTED_REQUESTS + 1)
+        self.assertEqual(self.send(self.claim(FCMDevice("a", "android"))), SendReport(frozenset()))
+
+    def test_slow_hosts_are_not_trusted(self) -> None:
+        """Although they accept: they share the bound of the others."""
+        self.webpush.script = None
+        (slow,) = self.start(self.claim(make_browser("https://slow.example/1")))
+        self.clock.advance(TRUSTED_SECONDS + 0.1)
+        self.webpush.held[0].callback(SENT)
+        self.assertEqual(self.successResultOf(slow), SendReport(frozenset()))
+        for number in range(MAX_UNTRUSTED_REQUESTS):
+            self.start(self.claim(make_browser(f"https://h{number}.example/")))
+        before = len(self.webpush.held)
+        self.start(self.claim(make_browser("https://slow.example/2")))
+        self.assertEqual(len(self.webpush.held), before)
+
+    def test_limits_of_this_process_say_nothing_about_a_host(self) -> None:
+        """It is not paused for want of connections here."""
+        self.webpush.script = lambda token: PushResult("retry", "ConnectionsBusy")
+        for _ in range(2 * FAILURES_BEFORE_BACKOFF):
+            self.send(self.claim(make_browser("https://one.example/1")))
+        self.assertEqual(self.sender.count_backing_off()["webpush"], 0)
+
+    def test_hosts_that_only_reject_are_paused(self) -> None:
+        """What is no push service is not flooded by those who register it."""
+        self.webpush.script = lambda token: PushResult("rejected", "refused", 405)
+        for number in range(FAILURES_BEFORE_BACKOFF + 20):
+            self.send(self.claim(make_browser(f"https://victim.example/{number}")))
+        self.assertEqual(len(self.webpush.requests), FAILURES_BEFORE_BACKOFF)
+
+    def test_attempts_at_untrusted_hosts_are_bounded(self) -> None:
+        """A wake-up is given up in the end; that of FCM never is."""
+        self.webpush.script = lambda token: PushResult("retry", "NameUnknown")
+        self.fcm.script = lambda token: PushResult("retry", status=500)
+        claim = self.claim(FCMDevice("a", "android"), make_browser("https://gone.example/1"))
+        self.assertEqual(len(self.send(claim, attempt=MAX_UNTRUSTED_ATTEMPTS - 1).owed), 2)
+        self.assertEqual(self.send(claim, attempt=MAX_UNTRUSTED_ATTEMPTS).owed, {claim.devices[0].id})
+
+    def test_pause_of_a_subscription(self) -> None:
+        """As long as the service asks for, however often it is tried."""
+        self.webpush.script = lambda token: PushResult("retry", status=429, retry_after=3600.0)
+        claim = self.claim(make_browser("https://one.example/1"))
+        self.send(claim)
+        self.clock.advance(3599.0)
+        self.send(claim, attempt=3)
+        self.assertEqual(len(self.webpush.requests), 1)
+        self.clock.advance(1.0)
+        self.send(claim, attempt=4)
+        self.assertEqual(len(self.webpush.requests), 2)
 
     def test_failures_of_a_service_are_retried(self) -> None:
         """An unexpected exception is logged without its text, and the wake-up is owed."""
@@ -231,7 +298,7 @@ class PushSenderTests(SynchronousTestCase):
         self.assertNotIn("secret", str(failure.value))
 
     def test_webhook(self) -> None:
-        """It is called with numbers, and owed like a device."""
+        """It is called with numbers, owed like a device, and paused like a host."""
         webhook = _Webhook(PushResult("retry", status=500))
         self.sender = self.make_sender(webhook)
         report = self.send(self.claim(FCMDevice("a", "android")))
@@ -240,6 +307,18 @@ class PushSenderTests(SynchronousTestCase):
         self.assertEqual(self.send(self.claim(), only=report.owed), SendReport(frozenset()))
         self.assertEqual(webhook.calls, [(OWNER, 3, 300)] * 2)
         self.assertEqual([one["service"] for one in self.log.named("push.wake")], ["fcm", "webhook", "webhook"])
+        webhook.result = PushResult("retry", status=404)
+        for _ in range(FAILURES_BEFORE_BACKOFF + 5):
+            self.send(self.claim(), only=report.owed)
+        self.assertEqual(len(webhook.calls), 2 + FAILURES_BEFORE_BACKOFF)
+        self.assertEqual(self.sender.count_backing_off()["webhook"], 1)
+
+    def test_a_webhook_is_no_device(self) -> None:
+        """A device that is owed is tried again soon, although the webhook was called."""
+        self.sender = self.make_sender(_Webhook(SENT))
+        self.fcm.script = lambda token: PushResult("retry", status=500)
+        report = self.send(self.claim(FCMDevice("a", "android")))
+        self.assertEqual((len(report.owed), report.is_partial), (1, False))
 
     def test_devices_of_services_that_are_switched_off_are_kept(self) -> None:
         """They are not woken, and not removed."""
@@ -249,7 +328,6 @@ class PushSenderTests(SynchronousTestCase):
 
     def test_close_ends_all_requests(self) -> None:
         """Those that wait as well as those in progress."""
-        self.send(self.claim(FCMDevice("first", "android")))
         self.fcm.script = None
         sending = []
         for number in range(MAX_REQUESTS_PER_HOST + 3):

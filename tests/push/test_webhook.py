@@ -42,18 +42,18 @@ class WebhookTests(PushTestCase):
         self.assertEqual(request.headers["mediator-signature"], f"v1={expected}")
 
     async def test_answers(self) -> None:
-        """2xx is success; 4xx is final but for 408 and 429; anything else is tried again."""
+        """2xx is success; anything else is tried again."""
         for answer, expected in (
             (Answer(204), PushResult("sent", "", 204)),
             (Answer(202, b"x" * 100), PushResult("sent", "", 202)),
-            (Answer(400), PushResult("rejected", "refused", 400)),
-            (Answer(404), PushResult("rejected", "refused", 404)),
-            (Answer(410), PushResult("rejected", "refused", 410)),
-            (Answer(408), PushResult("retry", "unavailable", 408)),
-            (Answer(429, headers={"Retry-After": "5"}), PushResult("retry", "unavailable", 429, 5.0)),
-            (Answer(500), PushResult("retry", "unavailable", 500)),
-            (Answer(503, headers={"Retry-After": "9"}), PushResult("retry", "unavailable", 503, 9.0)),
-            (Answer(307, headers={"Location": "/other"}), PushResult("retry", "unavailable", 307)),
+            (Answer(400), PushResult("retry", "refused", 400)),
+            (Answer(404), PushResult("retry", "refused", 404)),
+            (Answer(410), PushResult("retry", "refused", 410)),
+            (Answer(408), PushResult("retry", "refused", 408)),
+            (Answer(429, headers={"Retry-After": "5"}), PushResult("retry", "refused", 429, 5.0)),
+            (Answer(500), PushResult("retry", "refused", 500)),
+            (Answer(503, headers={"Retry-After": "9"}), PushResult("retry", "refused", 503, 9.0)),
+            (Answer(307, headers={"Location": "/other"}), PushResult("retry", "refused", 307)),
             (Answer(200, behaviour="oversize"), PushResult("sent", "", 200)),
         ):
             self.server.script.append(answer)
@@ -71,7 +71,7 @@ class WebhookTests(PushTestCase):
     async def test_blocked_address(self) -> None:
         """The guard applies to the operator's URL too; an internal network has to be allowed."""
         notifier = WebhookNotifier("http://10.0.0.1/", SECRET, self.client, str)
-        self.assertEqual(await notifier.notify("a", 1, 1), PushResult("rejected", "AddressOffLimits"))
+        self.assertEqual(await notifier.notify("a", 1, 1), PushResult("retry", "AddressOffLimits"))
 
     def test_secret_file(self) -> None:
         """At least 32 bytes, without the end of the line."""

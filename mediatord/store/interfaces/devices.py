@@ -66,6 +66,10 @@ class WakeupRequest(NamedTuple):
     age: float = 0.0
 
 
+# What tells a claim from others of the same owner; each store has its own kind.
+ClaimKey = bytes | float
+
+
 @dataclass(frozen=True, slots=True)
 class WakeupClaim:
     """
@@ -75,6 +79,7 @@ class WakeupClaim:
     :param messages: number of messages in the owner's queues, whether they are visible and pending or not.
     :param bytes: of their payloads.
     :param message_ids: of the newest that are visible and pending, the newest first, if wanted.
+    :param claim: its key, for :class:`FinishedWakeup`; empty if the store knows of no claim.
     """
 
     owner: str
@@ -82,17 +87,20 @@ class WakeupClaim:
     messages: int
     bytes: int
     message_ids: tuple[str, ...] = ()
+    claim: ClaimKey = field(default=b"", compare=False)
 
 
 class FinishedWakeup(NamedTuple):
     """
     The end of an attempt to send a claimed wake-up.
 
+    :param claim: that of the :class:`WakeupClaim`.
     :param retry_in: None if it was sent, or nothing was left to send it to; else seconds until the next attempt,
         before which nobody else claims it.
     """
 
     owner: str
+    claim: ClaimKey
     retry_in: float | None = None
 
 
@@ -203,8 +211,8 @@ class IDeviceStore(Interface):
     def finish_wakeups(finished: Sequence[FinishedWakeup]) -> Deferred[None]:
         """
         End claims. Of a wake-up that was sent, *woken* becomes the time of its claim; one that is to be repeated
-        stays claimed until then. Nothing happens where no wake-up is claimed; a claim whose lease has ended still is
-        one until it is finished or claimed again.
+        stays claimed until then. Nothing happens where that claim does not exist any more; one whose lease has ended
+        does until it is finished, or somebody claims the wake-up again.
         """
 
     def find_owed_wakeups(

@@ -95,9 +95,9 @@ class _Candidate:
         change = {"$replaceWith": {"$cond": [is_unchanged, {"$mergeObjects": ["$$ROOT", claim]}, "$$ROOT"]}}
         return {"q": {"_id": self.key}, "u": [change], "upsert": True}
 
-    def to_claim(self, owner: str) -> WakeupClaim:
+    def to_claim(self, owner: str, token: bytes) -> WakeupClaim:
         devices = tuple([_parse_device(one) for one in self.devices])
-        return WakeupClaim(owner, devices, self.messages, self.size, tuple(self.ids))
+        return WakeupClaim(owner, devices, self.messages, self.size, tuple(self.ids), token)
 
 
 @implementer(IDeviceStore)
@@ -240,7 +240,7 @@ class MongoDeviceStore:
         for did, one in due.items():
             wakeup = wakeups.get(one.key, {})
             if wakeup.get("token") == token:
-                decisions[did] = one.to_claim(did)
+                decisions[did] = one.to_claim(did, token)
             else:
                 wait = _decide(wakeup, ages[did], policy)
                 decisions[did] = wait if wait is None else max(wait, _CONTENTION_DELAY)
@@ -248,13 +248,13 @@ class MongoDeviceStore:
 
     @operation
     async def finish_wakeups(self, finished: Sequence[FinishedWakeup]) -> None:
-        retries = {one.owner: one.retry_in for one in finished}
-        for some in _split_dids(retries):
+        for some in batch_by_size(finished, lambda one: len(one.owner), _QUERY_BYTES, _OWNERS_PER_QUERY):
             with self._client.operate("finish_wakeups") as run:
-                owners = await _find_owners(run.query, some)
+                owners = await _find_owners(run.query, {one.owner: None for one in some})
                 updates = [
-                    {"q": {"_id": key, "claimed": PRESENT}, "u": _build_finish(retries[did])}
-                    for did, key in owners.items()
+                    {"q": {"_id": owners[owner], "token": claim}, "u": _build_finish(retry_in)}
+                    for owner, claim, retry_in in some
+                    if owner in owners
                 ]
                 await run.write(WAKEUPS.update_each(updates, ordered=False))
 

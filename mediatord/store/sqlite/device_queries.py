@@ -228,25 +228,28 @@ def claim_wakeups(
                 messages.messages,
                 messages.bytes,
                 tuple(ids.get(id, ())),
+                now,
             )
     return decisions
 
 
 def finish_wakeups(connection: StoreConnection, now: float, finished: Sequence[FinishedWakeup]) -> None:
+    """The key of a claim is its time."""
     owner_ids = _find_owner_ids(connection, [one.owner for one in finished])
-    sent = [owner_ids[owner] for owner, retry_in in finished if retry_in is None and owner in owner_ids]
-    repeated = [(owner_ids[owner], now + wait) for owner, wait in finished if wait is not None and owner in owner_ids]
-    connection.execute_in(
+    known = [(owner_ids[owner], claim, wait) for owner, claim, wait in finished if owner in owner_ids]
+    sent = [(id, claim) for id, claim, wait in known if wait is None]
+    repeated = [(id, claim, now + wait) for id, claim, wait in known if wait is not None]
+    connection.execute_values(
         """
-        UPDATE wakeup SET woken_at = claimed_at, claimed_at = NULL, claimed_until = NULL
-        WHERE claimed_at IS NOT NULL AND owner IN ({})
+        UPDATE wakeup SET woken_at = claimed_at, claimed_at = NULL, claimed_until = NULL FROM (VALUES {}) w
+        WHERE owner = w.column1 AND claimed_at = w.column2
         """,
         sent,
     )
     connection.execute_values(
         """
-        UPDATE wakeup SET claimed_until = w.column2 FROM (VALUES {}) w
-        WHERE owner = w.column1 AND claimed_at IS NOT NULL
+        UPDATE wakeup SET claimed_until = w.column3 FROM (VALUES {}) w
+        WHERE owner = w.column1 AND claimed_at = w.column2
         """,
         repeated,
     )

@@ -11,6 +11,7 @@ from zope.interface.verify import verifyObject
 from mediatord.errors import MediationNotGranted, StoreUnavailable, TooManyDevices
 from mediatord.store.interfaces.devices import (
     DEVICE_ID_BYTES,
+    ClaimKey,
     Device,
     FinishedWakeup,
     IDeviceStore,
@@ -49,6 +50,7 @@ class DeviceStoreContract(DecentrlContract):
     async def setUp(self) -> None:  # type: ignore[override]  # trial waits for it
         await super().setUp()
         self.devices = self.store.devices
+        self.claims: dict[str, ClaimKey] = {}
         verifyObject(IDeviceStore, self.devices)
         await self.register_dids(CAROL, DAVE)
         await self.save_contracts("carol with dave", owner=CAROL, peer=DAVE)
@@ -65,10 +67,13 @@ class DeviceStoreContract(DecentrlContract):
 
     async def claim(self, owner: str = ALICE, age: float = 0.0, policy: WakeupPolicy = POLICY) -> WakeupDecision:
         (decision,) = await self.devices.claim_wakeups([WakeupRequest(owner, age)], policy)
+        if isinstance(decision, WakeupClaim):
+            self.claims[owner] = decision.claim
         return decision
 
     async def finish(self, owner: str = ALICE, retry_in: float | None = None) -> None:
-        await self.devices.finish_wakeups([FinishedWakeup(owner, retry_in)])
+        """End the last claim of an owner."""
+        await self.devices.finish_wakeups([FinishedWakeup(owner, self.claims[owner], retry_in)])
 
     async def poll(self, owner: str = ALICE, age: float = 0.0) -> None:
         await self.devices.record_polls({owner: age})
@@ -276,7 +281,7 @@ class DeviceContract(DeviceStoreContract):
             self.devices.count_devices(),
             self.devices.record_polls({ALICE: 0.0}),
             self.devices.claim_wakeups([WakeupRequest(ALICE)], POLICY),
-            self.devices.finish_wakeups([FinishedWakeup(ALICE)]),
+            self.devices.finish_wakeups([FinishedWakeup(ALICE, 0.0)]),
             self.devices.find_owed_wakeups("", 1, POLICY),
         ]
         for failing in calls:
@@ -470,7 +475,7 @@ class WakeupContract(DeviceStoreContract):
             decisions += await self.devices.claim_wakeups([WakeupRequest(ALICE)] * 1000, POLICY)
         claims = [one for one in decisions if isinstance(one, WakeupClaim)]
         self.assertEqual(claims, [WakeupClaim(ALICE, (make_device("alice"),), 10_000, 50_000)])
-        await self.finish()
+        await self.devices.finish_wakeups([FinishedWakeup(ALICE, claims[0].claim)])
         decisions = await self.devices.claim_wakeups([WakeupRequest(ALICE)] * 1000, POLICY)
         self.assertEqual(set(decisions), {None})
 
@@ -544,8 +549,9 @@ class WakeupContract(DeviceStoreContract):
     async def test_finishing_without_claim_changes_nothing(self) -> None:
         """The end of an attempt of which there is no claim, or no owner any more, changes nothing."""
         await self.enqueue_ids("m")
-        finished = [FinishedWakeup(ALICE), FinishedWakeup(ALICE, 50.0), FinishedWakeup("did:example:nobody", 50.0)]
-        await self.devices.finish_wakeups(finished)
+        for claim in (b"claim", 0.0):
+            finished = [FinishedWakeup(ALICE, claim), FinishedWakeup("did:example:nobody", claim, 50.0)]
+            await self.devices.finish_wakeups([*finished, FinishedWakeup(ALICE, claim, 50.0)])
         await self.devices.finish_wakeups([])
         self.assertIsInstance(await self.claim(), WakeupClaim)
         await self.finish()
@@ -553,12 +559,28 @@ class WakeupContract(DeviceStoreContract):
         await self.pass_time(20.0 + self.clock_tolerance)
         self.assertIsInstance(await self.claim(), WakeupClaim)
 
+    async def test_lapsed_claim_ends_no_later_one(self) -> None:
+        """A process whose lease has ended does not end the claim that another one made since; that one does."""
+        await self.enqueue_ids("m")
+        self.assertIsInstance(await self.claim(), WakeupClaim)
+        lapsed = self.claims[ALICE]
+        await self.pass_time(30.0 + self.clock_tolerance)
+        self.assertIsInstance(await self.claim(age=30.0), WakeupClaim)
+        for retry_in in (None, 0.0, 90.0):
+            await self.devices.finish_wakeups([FinishedWakeup(ALICE, lapsed, retry_in)])
+            self.assert_waits(await self.claim(age=30.0), 30.0)
+        finished = [FinishedWakeup(ALICE, claim) for claim in (self.claims[ALICE], lapsed)]
+        await self.devices.finish_wakeups(finished)
+        self.assertIsNone(await self.claim(age=30.0))
+
     async def test_finishes_several(self) -> None:
         """Several attempts end in one call, each in its way."""
         await self.enqueue_ids("m")
         await self.deliver_events("e", to=CAROL, sender=DAVE)
-        await self.devices.claim_wakeups([WakeupRequest(ALICE), WakeupRequest(CAROL)], POLICY)
-        await self.devices.finish_wakeups([FinishedWakeup(CAROL, 7.0), FinishedWakeup(ALICE)])
+        await self.claim()
+        await self.claim(CAROL)
+        finished = [FinishedWakeup(CAROL, self.claims[CAROL], 7.0), FinishedWakeup(ALICE, self.claims[ALICE])]
+        await self.devices.finish_wakeups(finished)
         first, second = await self.devices.claim_wakeups([WakeupRequest(ALICE), WakeupRequest(CAROL)], POLICY)
         self.assertIsNone(first)
         self.assert_waits(second, 7.0)

@@ -39,12 +39,13 @@ class CommandCountTests(MongoTestCase):
         self.patch(PrimaryConnectionPool, "exchange", count)
         return store
 
-    async def assert_costs(self, round_trips: int, works: Sequence[Deferred[Any]], **commands: int) -> None:
-        """Wait for works, and compare what they took all together."""
-        await gatherResults(list(works))
+    async def assert_costs(self, round_trips: int, works: Sequence[Deferred[Any]], **commands: int) -> list[Any]:
+        """Wait for works, and compare what they took all together; what they return."""
+        results = await gatherResults(list(works))
         self.assertEqual((self.round_trips, dict(self.commands)), (round_trips, commands))
         self.round_trips = 0
         self.commands.clear()
+        return results
 
     async def test_forward(self) -> None:
         """A message for a known recipient takes two round trips, and as many messages as arrive together no more."""
@@ -114,10 +115,10 @@ class CommandCountTests(MongoTestCase):
             requests = [WakeupRequest(did) for did in some]
             read = {"find": 5, "aggregate": 1, "abortTransaction": 1}
             costs = read | {"find": 6, "update": 1}
-            await self.assert_costs(6, [devices.claim_wakeups(requests, policy)], **costs)
+            (decisions,) = await self.assert_costs(6, [devices.claim_wakeups(requests, policy)], **costs)
             # Of those that are claimed nothing is written.
             await self.assert_costs(4, [devices.claim_wakeups(requests, policy)], **read)
-            finished = [FinishedWakeup(did) for did in some]
+            finished = [FinishedWakeup(one.owner, one.claim) for one in decisions]
             await self.assert_costs(2, [devices.finish_wakeups(finished)], find=1, update=1)
             await self.assert_costs(2, [devices.record_polls(dict.fromkeys(some, 0.0))], find=1, update=1)
         costs = {"find": 2, "aggregate": 1, "abortTransaction": 1}

@@ -302,7 +302,7 @@ class PlanTests(MongoTestCase):
             4 * KEYS,
             3 * DOCUMENTS,
             claim=lambda: devices.claim_wakeups([WakeupRequest(ALICE)], policy),
-            finish=lambda: devices.finish_wakeups([FinishedWakeup(ALICE)]),
+            finish=lambda: devices.finish_wakeups([FinishedWakeup(ALICE, b"token")]),
             polls=lambda: devices.record_polls({ALICE: 0.0}),
             set_device=lambda: devices.set_device(ALICE, Device(bytes(16), "fcm", b"new"), 9),
             list_devices=lambda: devices.list_devices(ALICE),

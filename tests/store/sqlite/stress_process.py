@@ -139,9 +139,9 @@ class StressWorker:
         async def claim(number: int) -> None:
             requests = [WakeupRequest(get_sleeper(one)) for one in (order[number], order[number - 1])]
             decisions = await self._store.devices.claim_wakeups(requests, WAKEUP_POLICY)
-            woken = [one.owner for one in decisions if isinstance(one, WakeupClaim)]
-            await self._store.devices.finish_wakeups([FinishedWakeup(owner) for owner in woken])
-            self._record("woken", *woken)
+            woken = [one for one in decisions if isinstance(one, WakeupClaim)]
+            await self._store.devices.finish_wakeups([FinishedWakeup(one.owner, one.claim) for one in woken])
+            self._record("woken", *(one.owner for one in woken))
 
         await self._run_concurrently(claim, SLEEPERS)
 

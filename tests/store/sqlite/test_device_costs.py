@@ -100,8 +100,8 @@ class DeviceCostTests(SynchronousTestCase):
         requests = [WakeupRequest(owner) for owner in owners]
         claims = device_queries.claim_wakeups(connection, NOON, requests, POLICY)
         self.assertIsInstance(claims[0], WakeupClaim)
-        device_queries.finish_wakeups(connection, NOON, [FinishedWakeup(owner) for owner in owners])
-        device_queries.finish_wakeups(connection, NOON, [FinishedWakeup(self.dids[0], 9.0)])
+        device_queries.finish_wakeups(connection, NOON, [FinishedWakeup(owner, NOON) for owner in owners])
+        device_queries.finish_wakeups(connection, NOON, [FinishedWakeup(self.dids[0], NOON, 9.0)])
         for after in ("", "decentrl:0"):
             device_queries.find_owed_wakeups(connection, NOON + 30.0, after, 9, POLICY)
         device_queries.remove_devices(connection, self.dids[0], "apns")
@@ -123,7 +123,7 @@ class DeviceCostTests(SynchronousTestCase):
         decisions, statements = self.trace(device_queries.claim_wakeups, NOON, requests, POLICY)
         self.assertEqual({type(one) for one in decisions}, {WakeupClaim})
         self.assertLessEqual(len(statements), 7)
-        device_queries.finish_wakeups(self.connection, NOON, [FinishedWakeup(did) for did in self.dids])
+        device_queries.finish_wakeups(self.connection, NOON, [FinishedWakeup(did, NOON) for did in self.dids])
         decisions, statements = self.trace(device_queries.claim_wakeups, NOON + 1.0, requests, POLICY)
         self.assertEqual((set(decisions), len(statements)), ({None}, 3))
 
@@ -146,5 +146,5 @@ class DeviceCostTests(SynchronousTestCase):
             self.connection.set_progress_handler(None, 0)
             self.assertIsInstance(claim, WakeupClaim)
             costs.append(steps)
-            device_queries.finish_wakeups(self.connection, NOON, [FinishedWakeup(did, 0.0)])
+            device_queries.finish_wakeups(self.connection, NOON, [FinishedWakeup(did, NOON, 0.0)])
         self.assertLess(costs[1], 2 * costs[0])
