@@ -42,6 +42,8 @@ WEB_PUSH_CONNECTIONS = ConnectionLimits(per_host=32, total=256, wait=2.0)
 LEASE_SECONDS = 45.0
 EXPIRY_INTERVAL = 3_600.0
 COUNT_INTERVAL = 60.0
+# Former keys may be retired an hour after the rotation.
+RESEAL_INTERVAL = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class PushSubsystem:
     :param webhook: None if there is none.
     :param vapid_public_key: as of :class:`~mediatord.push.registry.DeviceRegistry`.
     :ivar registry: registers devices; None if only the webhook is configured.
-    :ivar housekeeping: removes expired devices, and counts the others.
+    :ivar housekeeping: removes expired devices, counts the others, and seals them again after a rotation of keys.
     """
 
     def __init__(
@@ -135,7 +137,11 @@ class PushSubsystem:
         self.scheduler = WakeupScheduler(
             core.reactor, self._store, self.sender, policy, settings.repeat_after, core.monotonic, wakes_decentrl
         )
-        tasks = [(self._expire_devices, EXPIRY_INTERVAL), (self._count_devices, COUNT_INTERVAL)]
+        tasks = [
+            (self._expire_devices, EXPIRY_INTERVAL),
+            (self._count_devices, COUNT_INTERVAL),
+            (self._reseal_devices, RESEAL_INTERVAL),
+        ]
         self.housekeeping = PeriodicTasks(core.reactor, tasks, "housekeeping of devices")
         self._metrics.register_buffer("wakeups", lambda: (self.scheduler.waiting, None))
         self._metrics.count_push_hosts_backing_off = self.sender.count_backing_off
@@ -148,6 +154,10 @@ class PushSubsystem:
 
     async def _expire_devices(self) -> None:
         while await self._store.expire_devices(_EXPIRY_BATCH_SIZE) == _EXPIRY_BATCH_SIZE:
+            pass
+
+    async def _reseal_devices(self) -> None:
+        while self.registry is not None and self.housekeeping.running and await self.registry.reseal_devices():
             pass
 
     async def _count_devices(self) -> None:

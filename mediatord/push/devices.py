@@ -62,7 +62,8 @@ class DeviceSealer:
     Encrypts registrations for the store, which reveals no token without the key file.
 
     :param secrets: returns secrets of the mediator, the current one first and the one that changes least often last.
-        Devices are sealed with the first and opened with any; ids are made with the last.
+        Devices are sealed with the first and opened with any; ids are made with the last, so that a device that
+        registers again is known as long as that does not change.
     :param random_bytes: returns that many unpredictable bytes.
     """
 
@@ -75,26 +76,49 @@ class DeviceSealer:
         service, address, fields = _to_fields(device)
         secrets = self._secrets()
         id_ = hmac.digest(secrets[-1], b"mediatord device id " + orjson.dumps([service, address]), "sha256")
-        nonce = self._random_bytes(_NONCE_BYTES)
         id_ = id_[:DEVICE_ID_BYTES]
-        sealed = nonce + _make_cipher(secrets[0]).encrypt(nonce, orjson.dumps(fields), service.encode() + id_)
+        sealed = self._encrypt(secrets[0], orjson.dumps(fields), service, id_)
         return Device(id_, service, sealed, device.expires_at if isinstance(device, WebPushDevice) else None)
 
     def open(self, device: Device) -> PushDevice | None:
         """The registration; None if it was sealed with a key that is gone, or is damaged."""
-        nonce, ciphertext = device.sealed[:_NONCE_BYTES], device.sealed[_NONCE_BYTES:]
         for secret in self._secrets():
-            try:
-                plain = _make_cipher(secret).decrypt(nonce, ciphertext, device.service.encode() + device.id)
-            except (InvalidTag, ValueError):
-                continue
-            return _from_fields(device.service, orjson.loads(plain), device.expires_at)
+            plain = _decrypt(secret, device)
+            if plain is not None:
+                return _from_fields(device.service, orjson.loads(plain), device.expires_at)
         return None
+
+    def reseal(self, device: Device) -> bytes | None:
+        """What to keep instead, sealed with the first secret; None if that opens it already, or no secret does."""
+        first, *others = self._secrets()
+        if _decrypt(first, device) is None:
+            for secret in others:
+                plain = _decrypt(secret, device)
+                if plain is not None:
+                    return self._encrypt(first, plain, device.service, device.id)
+        return None
+
+    def get_current_secret(self) -> bytes:
+        """The one that devices are sealed with."""
+        return self._secrets()[0]
+
+    def _encrypt(self, secret: bytes, plain: bytes, service: str, id_: bytes) -> bytes:
+        nonce = self._random_bytes(_NONCE_BYTES)
+        return nonce + _make_cipher(secret).encrypt(nonce, plain, service.encode() + id_)
 
 
 def get_service_name(device: PushDevice) -> ServiceName:
     """The service that a device is registered with."""
     return _to_fields(device)[0]
+
+
+def _decrypt(secret: bytes, device: Device) -> bytes | None:
+    """None if it was sealed with another secret, or is damaged."""
+    nonce, ciphertext = device.sealed[:_NONCE_BYTES], device.sealed[_NONCE_BYTES:]
+    try:
+        return _make_cipher(secret).decrypt(nonce, ciphertext, device.service.encode() + device.id)
+    except (InvalidTag, ValueError):
+        return None
 
 
 def _make_cipher(secret: bytes) -> AESGCM:

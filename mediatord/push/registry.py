@@ -11,10 +11,16 @@ from mediatord.push.devices import SERVICE_NAMES, DeviceSealer, PushDevice, Serv
 from mediatord.ratelimit.registration import RegistrationQuota
 from mediatord.store.interfaces.devices import IDeviceStore
 
+# Devices that are sealed again in one step, which takes the reactor about a millisecond.
+RESEAL_SLICE = 100
+
 
 class DeviceRegistry:
     """
     Devices of DIDComm accounts and Decentrl identities, sealed in the store.
+
+    Those of a service that is not configured any more are kept, and count; wallets cannot see them, and DIDComm
+    cannot remove them, as long as it is not configured again.
 
     :param quota: charges addresses for the bytes of new devices.
     :param services: those that are configured; devices of others are not accepted.
@@ -48,6 +54,8 @@ class DeviceRegistry:
         self._quota = quota
         self._max_devices = max_devices
         self._allow_http = allow_http
+        self._resealing_with = b""
+        self._resealed_until: bytes | None = b""
 
     def parse_device(self, service: ServiceName, members: Mapping[str, Any]) -> PushDevice | None:
         """
@@ -92,3 +100,23 @@ class DeviceRegistry:
     async def remove_devices(self, owner: str, service: ServiceName) -> int:
         """Remove all devices of one service; their number."""
         return await self._store.remove_devices(owner, service)
+
+    async def reseal_devices(self) -> bool:
+        """
+        Seal a slice of all devices with the current key, where a former one opens them, so that former ones can be
+        retired. Goes through all once for each key that becomes the current one, and once for that of the start.
+
+        :return: whether there may be more.
+        """
+        current = self._sealer.get_current_secret()
+        if current != self._resealing_with:
+            self._resealing_with, self._resealed_until = current, b""
+        if self._resealed_until is None:
+            return False
+        devices = await self._store.scan_devices(self._resealed_until, RESEAL_SLICE)
+        resealed = [(one, self._sealer.reseal(one)) for one in devices]
+        changes = [(one, sealed) for one, sealed in resealed if sealed is not None]
+        if changes:
+            await self._store.reseal_devices(changes)
+        self._resealed_until = devices[-1].id if devices else None
+        return bool(devices)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
@@ -84,6 +85,18 @@ class FakeDeviceStore:
         for id_ in found:
             del self.devices[id_]
         return succeed(len(found))
+
+    def scan_devices(self, after: bytes, limit: int) -> Deferred[list[Device]]:
+        """As the store."""
+        return succeed([self.devices[id_][1] for id_ in sorted(self.devices) if id_ > after][:limit])
+
+    def reseal_devices(self, changes: Sequence[tuple[Device, bytes]]) -> Deferred[None]:
+        """As the store."""
+        for old, sealed in changes:
+            owner, found = self.devices[old.id]
+            if found == old:
+                self.devices[old.id] = owner, replace(old, sealed=sealed)
+        return succeed(None)
 
 
 class FakeQuota:

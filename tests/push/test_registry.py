@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from unittest.mock import patch
 
-from twisted.internet.defer import Deferred
+from twisted.internet.defer import Deferred, fail
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.errors import MediationNotGranted, TooManyDevices, UnsupportedMessageType
-from mediatord.push.devices import PushDevice, ServiceName
+from mediatord.errors import MediationNotGranted, StoreUnavailable, TooManyDevices, UnsupportedMessageType
+from mediatord.push.devices import FCMDevice, PushDevice, ServiceName
 from mediatord.push.registry import DeviceRegistry
 from tests.push.registries import APNS, FCM, FakeDeviceStore, FakeQuota, make_registry, make_subscription
 
@@ -119,3 +120,47 @@ class RegistryTests(SynchronousTestCase):
         """Neither a device nor its stored form shows them where it is logged by mistake."""
         for device, secret in ((self.fcm, FCM["device_token"]), (parse(self.registry, "apns", APNS), "abcdef")):
             self.assertNotIn(secret, repr(device))
+
+    def reseal(self, registry: DeviceRegistry) -> int:
+        """Let housekeeping seal devices again; number of its steps."""
+        steps = 1
+        while self.successResultOf(Deferred.fromCoroutine(registry.reseal_devices())):
+            steps += 1
+        return steps
+
+    def test_former_key_is_not_needed_after_reseal(self) -> None:
+        """After a rotation devices are sealed with the new key under the same ids; the former one can be retired."""
+        old, new, root = b"o" * 32, b"n" * 32, b"r" * 32
+        keys = [old, root]
+        registry = make_registry(self.store, self.quota, max_devices=500, keys=keys)
+        devices = [FCMDevice(f"token {number}", "android") for number in range(250)]
+        self.registry = registry
+        for device in devices:
+            self.set_device(ALICE, device)
+        before = dict(self.store.devices)
+        self.reseal(registry)
+        self.assertEqual(self.store.devices, before)
+        keys[:] = [new, old, root]
+        self.reseal(registry)
+        self.assertEqual(list(self.store.devices), list(before))
+        keys[:] = [new, root]
+        self.assertEqual(self.get_devices(ALICE), devices)
+        self.store.devices = before
+        self.assertEqual(self.get_devices(ALICE), [])
+        self.reseal(make_registry(self.store, self.quota, keys=keys))
+        self.assertEqual(self.store.devices, before)
+
+    def test_reseals_once_for_each_key(self) -> None:
+        """All devices are read once for each current key, in slices; a slice that failed is repeated."""
+        keys = [b"1" * 32]
+        registry = make_registry(self.store, self.quota, max_devices=500, keys=keys)
+        self.registry = registry
+        for number in range(250):
+            self.set_device(ALICE, FCMDevice(f"token {number}", "android"))
+        with patch.object(self.store, "scan_devices", return_value=fail(StoreUnavailable())):
+            self.failureResultOf(Deferred.fromCoroutine(registry.reseal_devices()), StoreUnavailable)
+        with patch.object(self.store, "scan_devices", wraps=self.store.scan_devices) as scan:
+            self.assertEqual((self.reseal(registry), scan.call_count), (4, 4))
+            self.assertEqual((self.reseal(registry), scan.call_count), (1, 4))
+            keys[0] = b"2" * 32
+            self.assertEqual((self.reseal(registry), scan.call_count), (4, 8))

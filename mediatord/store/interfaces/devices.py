@@ -181,6 +181,16 @@ class IDeviceStore(Interface):
     def count_devices() -> Deferred[dict[str, int]]:
         """Number of devices by service; services without any are left out, expired devices perhaps not."""
 
+    def scan_devices(after: bytes, limit: int) -> Deferred[list[Device]]:
+        """
+        Devices of all owners in the order of their ids, expired ones perhaps as well.
+
+        :param after: id of the last one before; empty for the beginning.
+        """
+
+    def reseal_devices(changes: Sequence[tuple[Device, bytes]]) -> Deferred[None]:
+        """Replace what is sealed of devices, except of those that were registered again meanwhile, or removed."""
+
     def record_polls(ages: Mapping[str, float]) -> Deferred[None]:
         """
         Record that owners were in contact about their messages. Those without a device for which no wake-up was ever

@@ -190,6 +190,21 @@ class MongoDeviceStore:
         return {one["_id"]: one["number"] for one in found}
 
     @operation
+    async def scan_devices(self, after: bytes, limit: int) -> list[Device]:
+        if limit <= 0:
+            return []
+        wanted = DEVICES.find({"_id": {"$gt": after}}, sort={"_id": 1}, limit=limit, hint="_id_")
+        return [_parse_device(one) for one in await self._client.query("scan_devices", wanted)]
+
+    @operation
+    async def reseal_devices(self, changes: Sequence[tuple[Device, bytes]]) -> None:
+        updates = [
+            {"q": {"_id": device.id, "sealed": device.sealed}, "u": {"$set": {"sealed": sealed}}}
+            for device, sealed in changes
+        ]
+        await self._client.write("reseal_devices", DEVICES.update_each(updates, ordered=False))
+
+    @operation
     async def record_polls(self, ages: Mapping[str, float]) -> None:
         """Changes existing documents only, which all have that were woken or have a device."""
         for some in _split_dids(ages):

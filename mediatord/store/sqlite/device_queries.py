@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from operator import itemgetter
+from typing import Any
 
 from mediatord.errors import MediationNotGranted, TooManyDevices
 from mediatord.store.interfaces.devices import (
@@ -38,6 +39,7 @@ _DEVICE_COLUMNS = """
     owner, seq, hex(id), service, hex(sealed), CASE WHEN expires_at IS NOT NULL THEN printf('%!.17g', expires_at) END
 """
 _SELECT_DEVICES = f"FROM device WHERE {_UNEXPIRED} AND owner IN ({{}})"
+_SELECT_NEXT_DEVICES = "FROM (SELECT * FROM device WHERE id > ? ORDER BY id LIMIT ?)"
 _SELECT_DEVICE_OWNERS = f"FROM (SELECT DISTINCT owner FROM device WHERE {_UNEXPIRED} AND owner IN ({{}}))"
 _WAKEUP_COLUMNS = "owner, polled_at, woken_at, claimed_until"
 _SELECT_WAKEUPS = "FROM wakeup WHERE owner IN ({})"
@@ -183,6 +185,20 @@ def count_devices(connection: StoreConnection) -> dict[str, int]:
     )
 
 
+def scan_devices(connection: StoreConnection, after: bytes, limit: int) -> list[Device]:
+    rows = connection.select_rows(_DEVICE_COLUMNS, _SELECT_NEXT_DEVICES, (after, max(limit, 0)))
+    return [_parse_device(row) for row in rows]
+
+
+def reseal_devices(connection: StoreConnection, changes: Sequence[tuple[Device, bytes]]) -> None:
+    connection.execute_values(
+        """
+        UPDATE device SET sealed = w.column3 FROM (VALUES {}) w WHERE id = w.column1 AND sealed = w.column2
+        """,
+        [(device.id, device.sealed, sealed) for device, sealed in changes],
+    )
+
+
 def record_polls(connection: StoreConnection, now: float, ages: Mapping[str, float]) -> None:
     owner_ids = _find_owner_ids(connection, ages)
     some = owner_ids.values()
@@ -325,11 +341,17 @@ def _read_devices(connection: StoreConnection, owner_ids: Iterable[int], now: fl
     """Devices that have not expired, in order of registration."""
     devices: dict[int, list[Device]] = {}
     rows = connection.select_rows_in(_DEVICE_COLUMNS, _SELECT_DEVICES, list(owner_ids), now)
-    for owner_id, _, id, service, sealed, expires_at in sorted(rows, key=itemgetter(1)):
-        expiry = None if expires_at is None else float(expires_at)
-        device = Device(bytes.fromhex(id), service, bytes.fromhex(sealed), expiry)
-        devices.setdefault(owner_id, []).append(device)
+    for row in sorted(rows, key=itemgetter(1)):
+        devices.setdefault(row[0], []).append(_parse_device(row))
     return devices
+
+
+def _parse_device(row: Sequence[Any]) -> Device:
+    """:param row: of _DEVICE_COLUMNS."""
+    _, _, id, service, sealed, expires_at = row
+    return Device(
+        bytes.fromhex(id), service, bytes.fromhex(sealed), None if expires_at is None else float(expires_at)
+    )
 
 
 def _read_wakeups(connection: StoreConnection, owner_ids: Iterable[int]) -> dict[int, WakeupState]:

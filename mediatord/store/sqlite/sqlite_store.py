@@ -106,6 +106,8 @@ class SQLiteDeviceStore:
     forget_devices = sql_method("write", "forget_devices", device_queries.forget_devices)
     expire_devices = timed_sql_method("write", "expire_devices", device_queries.expire_devices)
     count_devices = sql_method("read_in_background", "count_devices", device_queries.count_devices)
+    scan_devices = sql_method("read_in_background", "scan_devices", device_queries.scan_devices)
+    reseal_devices = sql_method("write", "reseal_devices", device_queries.reseal_devices)
     record_polls = timed_sql_method("write", "record_polls", device_queries.record_polls)
     claim_wakeups = timed_sql_method("write", "claim_wakeups", device_queries.claim_wakeups)
     finish_wakeups = timed_sql_method("write", "finish_wakeups", device_queries.finish_wakeups)

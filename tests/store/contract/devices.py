@@ -201,6 +201,32 @@ class DeviceContract(DeviceStoreContract):
         self.assertEqual(await self.list_names(BOB), ["late", "never"])
         self.assertEqual(await self.devices.count_devices(), {"fcm": 2, "webpush": 2})
 
+    async def test_scans_devices(self) -> None:
+        """Devices of all owners are read in slices, in the order of their ids."""
+        later = make_device("b", "webpush", self.clock.seconds() + HOUR + 0.1234567)
+        await self.set_devices(BOB, make_device("z"), later)
+        found: list[Device] = []
+        while some := await self.devices.scan_devices(found[-1].id if found else b"", 3):
+            self.assertLessEqual(len(some), 3)
+            found += some
+        self.assertEqual(found, [make_device("alice"), later, make_device("carol", "webpush"), make_device("z")])
+        self.assertEqual(await self.devices.scan_devices(b"", 0), [])
+
+    async def test_reseals_devices(self) -> None:
+        """What is sealed is replaced where it is as it was read, and nothing else changes."""
+        later = self.clock.seconds() + HOUR
+        old = [make_device(name, "webpush", later) for name in ("a", "b", "c")]
+        await self.set_devices(BOB, *old)
+        await self.set_devices(BOB, make_device("b", "webpush", later, b"registered again"))
+        await self.devices.forget_devices([old[2].id])
+        await self.devices.reseal_devices([(one, b"new") for one in (*old, make_device("alice"))])
+        await self.devices.reseal_devices([])
+        new = Device(old[0].id, "webpush", b"new", later)
+        self.assertEqual(
+            await self.devices.list_devices(BOB), [new, make_device("b", "webpush", later, b"registered again")]
+        )
+        self.assertEqual(await self.devices.list_devices(ALICE), [Device(make_device("alice").id, "fcm", b"new")])
+
     async def test_counts_devices_by_service(self) -> None:
         """Devices are counted by service; services without any are left out."""
         await self.set_devices(BOB, make_device("a"), make_device("b", "apns"))
@@ -279,6 +305,8 @@ class DeviceContract(DeviceStoreContract):
             self.devices.forget_devices([make_device("a").id]),
             self.devices.expire_devices(1),
             self.devices.count_devices(),
+            self.devices.scan_devices(b"", 1),
+            self.devices.reseal_devices([(make_device("a"), b"new")]),
             self.devices.record_polls({ALICE: 0.0}),
             self.devices.claim_wakeups([WakeupRequest(ALICE)], POLICY),
             self.devices.finish_wakeups([FinishedWakeup(ALICE, 0.0)]),

@@ -307,6 +307,8 @@ class PlanTests(MongoTestCase):
             set_device=lambda: devices.set_device(ALICE, Device(bytes(16), "fcm", b"new"), 9),
             list_devices=lambda: devices.list_devices(ALICE),
             remove_devices=lambda: devices.remove_devices(ALICE, "apns"),
+            scan=lambda: devices.scan_devices(b"", 2),
+            reseal=lambda: devices.reseal_devices([(Device(bytes(16), "fcm", b"new"), b"newer")]),
             forget=lambda: devices.forget_devices([bytes(16)]),
         )
         await self.assert_examined(6 * KEYS, 5 * DOCUMENTS, owed=lambda: devices.find_owed_wakeups("", 2, policy))

@@ -104,6 +104,8 @@ class DeviceCostTests(SynchronousTestCase):
         device_queries.finish_wakeups(connection, NOON, [FinishedWakeup(self.dids[0], NOON, 9.0)])
         for after in ("", "decentrl:0"):
             device_queries.find_owed_wakeups(connection, NOON + 30.0, after, 9, POLICY)
+        (device,) = device_queries.scan_devices(connection, b"", 9)
+        device_queries.reseal_devices(connection, [(device, b"new")])
         device_queries.remove_devices(connection, self.dids[0], "apns")
         device_queries.forget_devices(connection, [b"x"])
         device_queries.expire_devices(connection, NOON, 9)
