@@ -17,6 +17,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.app.core_services import CoreServices
 from mediatord.app.protocol_services import DecentrlServices, DIDCommServices
+from mediatord.app.push import PushSubsystem
 from mediatord.config.settings import Config
 from mediatord.didcomm.messages import MessageOrigin, UnpackedMessage
 from mediatord.errors import StoreUnavailable
@@ -25,6 +26,7 @@ from mediatord.protocol.didcomm import json_web_signature
 from mediatord.protocol.didcomm.did_document import DIDDocument
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.push.registry import DeviceRegistry
+from mediatord.push.service import IPushService
 from mediatord.ratelimit.admission import RequestReply
 from mediatord.store.interfaces.messages import QueueLimits, StoreLedger
 from mediatord.wallet.didcomm_client import DeliveredMessage, read_delivery
@@ -101,6 +103,7 @@ class InMemoryMediator:
 
     :param in_steps: use a memory store that divides operations into steps.
     :param devices: makes the registry of devices for push notifications, of both protocols.
+    :param push_service: wakes devices; None for no push notifications.
     :param settings: sections of the configuration as plain values, which override the defaults.
     """
 
@@ -110,6 +113,7 @@ class InMemoryMediator:
         *,
         in_steps: bool = False,
         devices: Callable[[CoreServices], DeviceRegistry] | None = None,
+        push_service: IPushService[Any] | None = None,
         **settings: Any,
     ) -> None:
         directory = Path(tempfile.mkdtemp())
@@ -122,6 +126,8 @@ class InMemoryMediator:
         store = MultiStepMemoryStore(self.clock, QueueLimits()) if in_steps else None
         self.base = CoreServices(self.clock, self.config, store=store, monotonic=self.clock.seconds)
         os.utime(directory / "log.key", (NOW, NOW))  # the age of its key
+        if push_service is not None:
+            self.base.push = PushSubsystem(self.base, self.config, {push_service.name: push_service}, None, None)
         registry = None if devices is None else devices(self.base)
         self.didcomm = DIDCommServices(self.base, self.config, registry)
         self.decentrl = DecentrlServices(self.base, self.config, registry)
@@ -133,6 +139,8 @@ class InMemoryMediator:
         self.didcomm.housekeeping.startService()
         self.base.connections.startService()
         self.base.gate.startService()
+        if self.base.push is not None:
+            self.base.push.scheduler.startService()
         test.addCleanup(self.base.events.stopService)
         test.addCleanup(self._check_ledger)
         self.did = self.base.identity.now.did

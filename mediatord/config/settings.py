@@ -31,6 +31,7 @@ from mediatord.config.value_types import (
     CIDRNetwork,
     DIDPattern,
     Duration,
+    EndpointURL,
     Fraction,
     FractionUpToThird,
     HostPort,
@@ -334,7 +335,7 @@ class WebPushSettings(SettingsSection):
 class WebhookSettings(SettingsSection):
     """An HTTP endpoint of yours that is told which accounts have messages waiting."""
 
-    url: PublicURL | None = _setting(None, "URL that is POSTed to; null: no webhook")
+    url: EndpointURL | None = _setting(None, "URL that is POSTed to; null: no webhook")
     secret_file: SecretPath | None = _setting(
         None, "key of the signature (at least 32 bytes, mode 0600), or credential:NAME of systemd; required with url"
     )
@@ -372,7 +373,7 @@ class PushSettings(SettingsSection):
         0.0, "time after which an unanswered wake-up is repeated while messages wait; 0: never"
     )
     message_ids: Boolean = _setting(False, "send the ids of waiting messages, which the push service then sees")
-    max_devices: PositiveInteger = _setting(10, "devices per account; at most 10 are useful")
+    max_devices: Annotated[PositiveInteger, Field(le=10)] = _setting(10, "devices per account; at most 10")
     alert: PushAlertSettings = _setting(PushAlertSettings(), "visible notification, for FCM and APNs")
 
     @model_validator(mode="after")

@@ -152,6 +152,11 @@ def _check_public_url(text: str) -> str:
     return text.rstrip("/")
 
 
+def _is_endpoint_url(text: str) -> bool:
+    parts = split_url(text)
+    return parts is not None and "@" not in parts.netloc and not re.search(r"[\s#]", text)
+
+
 def _is_url_or_did(text: str) -> bool:
     return split_url(text) is not None or is_did(text)
 
@@ -211,6 +216,12 @@ ServerEndpoint = Annotated[
 ]
 SecretPath = Annotated[Path, ValueKind("path", resolve=resolve_secret_path)]
 PublicURL = Annotated[str, AfterValidator(_check_public_url), ValueKind("http:// or https:// URL")]
+# As it is: it may have a path and a query, and a slash at its end.
+EndpointURL = Annotated[
+    str,
+    _require(_is_endpoint_url, "an http:// or https:// URL with a host, without fragment or user name"),
+    ValueKind("http:// or https:// URL"),
+]
 DID = Annotated[str, _require(is_did, "a DID such as did:web:example.com"), ValueKind("DID", "did:web:example.com")]
 DIDPattern = Annotated[
     str,

@@ -71,7 +71,8 @@ class DecentrlContext:
     :param registration_lifetime: seconds that a registration lasts at most, whatever the contract says.
     :param own_only: returns whether to refuse the registration of DIDs that name another mediator.
     :param devices: None where identities do not register devices for push notifications.
-    :param note_poll: called with each DID that asks for its pending events; None without push notifications.
+    :param note_poll: called with each DID that is about to be shown all its pending events; None without push
+        notifications.
     """
 
     clock: IReactorTime

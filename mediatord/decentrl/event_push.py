@@ -6,12 +6,19 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
+from sys import intern
 from typing import Protocol
 
 from twisted.internet.defer import Deferred
 from twisted.logger import Logger
 
-from mediatord.delivery.connections import ConnectionManager, LiveDispatcher, WebSocketSession, send_to_subscribers
+from mediatord.delivery.connections import (
+    CompactMultiMap,
+    ConnectionManager,
+    LiveDispatcher,
+    WebSocketSession,
+    send_to_subscribers,
+)
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.protocol import encoding
 from mediatord.runtime.failure_logging import redact_failure
@@ -19,6 +26,8 @@ from mediatord.store.interfaces.decentrl import PendingEvent
 from mediatord.store.interfaces.messages import RemovedMessage
 
 _log = Logger()
+
+_Wake = Callable[[str], None]
 
 _CONTRACTS_UPDATED_FRAME = encoding.dumps({"type": "CONTRACTS_UPDATED"})
 # Unacknowledged events of which it is remembered that they were pushed.
@@ -45,7 +54,8 @@ class EventPusher:
     for an expired registration. For pushes requested by other nodes it is looked up again.
 
     :param remote_delivery: None where there are no other nodes.
-    :param wake: called with the recipients of events that no socket is known to have taken; None to wake nobody.
+    :param wake: called with the recipients of events that no socket is known to have taken, or that were not
+        acknowledged when the sockets that took them were closed; None to wake nobody.
     :ivar dispatch: pushes a stored event, here and at other nodes; see :meth:`LiveDispatcher.dispatch`.
     """
 
@@ -54,13 +64,20 @@ class EventPusher:
         connections: ConnectionManager[None],
         recorder: EventRecorder,
         remote_delivery: IRemoteEventPusher | None = None,
-        wake: Callable[[str], None] | None = None,
+        wake: _Wake | None = None,
     ) -> None:
         self._connections = connections
         self._recorder = recorder
         self._remote_delivery = remote_delivery
         # By event id: whether a socket of this process took it.
         self._pushed: OrderedDict[str, bool] = OrderedDict()
+        self._wake = wake
+        # Only with `wake`: by the id of an unacknowledged event, its recipient and the sockets here that took it; and
+        # such events by socket.
+        self._taken: OrderedDict[str, tuple[str, tuple[WebSocketSession, ...]]] = OrderedDict()
+        self._taken_by: CompactMultiMap[WebSocketSession, str, None] = CompactMultiMap()
+        if wake is not None:
+            connections.on_close(partial(self._wake_after_close, wake))
         self.dispatch = LiveDispatcher(
             self.push,
             self._push_elsewhere if remote_delivery else None,
@@ -113,7 +130,38 @@ class EventPusher:
                 self._recorder.record_push(event, [session.name for session in accepted_by], "live", "decentrl")
             except Exception:
                 _log.failure("recording a push failed", redact_failure())
+            if self._wake is not None:
+                self._track_sockets(event, accepted_by, self._wake)
         return self._remember(bool(accepted_by), event, here=True)
+
+    def _track_sockets(self, event: PendingEvent, accepted_by: Sequence[WebSocketSession], wake: _Wake) -> None:
+        """Keep the sockets that took an event; its recipient is woken once they are all closed."""
+        _, before = self._taken.pop(event.id, ("", ()))
+        self._taken[event.id] = intern(event.recipient_did), tuple({*accepted_by, *before})
+        for session in accepted_by:
+            self._taken_by.put(session, event.id, None)
+        if len(self._taken) > _MAX_REMEMBERED_PUSHES:
+            oldest, (did, _) = next(iter(self._taken.items()))
+            self._forget_sockets(oldest)
+            wake(did)
+
+    def _forget_sockets(self, id_: str) -> None:
+        _, sessions = self._taken.pop(id_, ("", ()))
+        for session in sessions:
+            self._taken_by.discard(session, id_)
+
+    def _wake_after_close(self, wake: _Wake, session: WebSocketSession) -> None:
+        """Wake the recipients of events that no other socket took."""
+        lost = set()
+        for id_, _ in self._taken_by.pop(session):
+            did, sessions = self._taken[id_]
+            if others := tuple(one for one in sessions if one is not session):
+                self._taken[id_] = did, others
+            else:
+                del self._taken[id_]
+                lost.add(did)
+        for did in lost:
+            wake(did)
 
     @property
     def remembered(self) -> int:
@@ -142,6 +190,8 @@ class EventPusher:
         """Forget and record events that were acknowledged."""
         for one in removed:
             was_pushed = self._pushed.pop(one.id, None) is not None
+            if self._taken:
+                self._forget_sockets(one.id)
             self._recorder.record_acknowledgement(one, "live" if was_pushed else "poll", "decentrl")
 
     def _remember(self, pushed: bool | None, event: PendingEvent, *, here: bool) -> bool:

@@ -54,11 +54,10 @@ async def deliver(context: DecentrlContext, request: CommandRequest, payload: st
 
 async def query_pending(context: DecentrlContext, request: CommandRequest, payload: QueryPendingEvents) -> ReplyBody:
     """QUERY_PENDING_EVENTS."""
-    found = await context.store.pending_events(
-        request.sender, payload.filter.sender_did, to_slice(payload.pagination)
-    )
-    if context.note_poll is not None:
-        context.note_poll(request.sender)
+    sender = payload.filter.sender_did
+    if context.note_poll is not None and sender is None:
+        context.note_poll(request.sender)  # before the read, as what arrives during it is not shown
+    found = await context.store.pending_events(request.sender, sender, to_slice(payload.pagination))
     for one in found.items:
         context.recorder.record_push(one, [None], "poll", "decentrl")
     if context.record_pickups is not None:
@@ -73,8 +72,6 @@ async def acknowledge(
     """ACKNOWLEDGE_PENDING_EVENTS."""
     removed = await context.store.acknowledge_events(request.guard, request.sender, payload.event_ids)
     context.event_pusher.resolve_pushes(removed)
-    if context.note_poll is not None:
-        context.note_poll(request.sender)
     return {}
 
 

@@ -126,8 +126,6 @@ class DecentrlSocketProtocol:
         # Presence was published before; it is only lost for a while.
         known.addErrback(lambda failure: failure.trap(StoreUnavailable))
         self._context.recorder.record_connection_authenticated("decentrl", self._session.name, did)
-        if self._context.note_poll is not None:
-            self._context.note_poll(did)
         self._timer = self._context.clock.callLater(PING_INTERVAL, self._ping)
 
     def _fail(self, record: RequestRecord, fault: type[MediatorError]) -> None:

@@ -46,7 +46,8 @@ class DIDCommContext:
     :param node: boot id of this node, which marks contain; empty for a single node.
     :param devices: None if no push service is configured.
     :param wake: called with the account of a pushed message that is pending again; None without push notifications.
-    :param note_poll: called with the account of every pickup request; None without push notifications.
+    :param note_poll: called with each account that is about to be shown the state of its queue; None without push
+        notifications.
     """
 
     clock: IReactorTime

@@ -438,17 +438,18 @@ class Pickup:
 
     async def status_request(self, request: MessageRequest, account: Account) -> OutgoingMessage:
         """Status of the queue of the account, or of one of its recipient DIDs."""
-        self._note_poll(account)
         named = parse_recipient(request.received.message.require_body())
-        return await self.status(request, account, named, await self._own(account, named))
+        recipient = await self._own(account, named)
+        self._note_poll(account, recipient)
+        return await self.status(request, account, named, recipient)
 
     async def delivery_request(self, request: MessageRequest, account: Account) -> OutgoingMessage:
         """The oldest messages, or a `status` if there are none; removes nothing."""
         context, body = self._context, request.received.message.require_body()
-        self._note_poll(account)
         named = parse_recipient(body)
         limit = parse_limit(body, context.delivery_limit)
         recipient = await self._own(account, named)
+        self._note_poll(account, recipient)
         messages = await context.store.fetch_messages(account.did, recipient, limit=limit, max_bytes=DELIVERY_BYTES)
         if not messages:
             return await self.status(request, account, named, recipient)
@@ -484,8 +485,6 @@ class Pickup:
         self, request: MessageRequest, account: Account, result: AcknowledgementResult
     ) -> OutgoingMessage | None:
         """Record what was removed; the status of the queue, if it was read."""
-        if self._context.note_poll is not None:
-            self._context.note_poll(account.did)
         self._live.record_removed(result.removed)
         return None if result.status is None else self.make_status(request, account, result.status)
 
@@ -496,7 +495,6 @@ class Pickup:
         The status counts messages from before presence was published; later ones are pushed.
         """
         wanted = parse_live_delivery(request.received.message.require_body())
-        self._note_poll(account)
         session, sender = request.origin.session, request.received.authcrypt_sender
         if wanted and session is None:
             raise LiveModeUnsupported
@@ -507,6 +505,7 @@ class Pickup:
                 raise LiveModeUnsupported from None
         elif session is not None:
             self._context.connections.unsubscribe(session, account.did)
+        self._note_poll(account)
         return await self.status(request, account)
 
     async def status(
@@ -537,8 +536,13 @@ class Pickup:
         )
         return context.packer.answer(request.received.message, STATUS, body)
 
-    def _note_poll(self, account: Account) -> None:
-        if self._context.note_poll is not None:
+    def _note_poll(self, account: Account, recipient: str | None = None) -> None:
+        """
+        The state of the queue is about to be read: whatever arrives from now on may not be shown.
+
+        :param recipient: what the request is restricted to, which says nothing about other messages.
+        """
+        if self._context.note_poll is not None and recipient is None:
             self._context.note_poll(account.did)
 
     async def _own(self, account: Account, named: str | None) -> str | None:

@@ -706,3 +706,33 @@ def test_apns_requires_ids_and_tls(tmp_path: Path) -> None:
     assert read_problems("push: {apns: {url: 'http://proxy.example'}}", tmp_path) == [
         "m.yaml:1: push.apns: expected an https:// URL in url, because APNs needs HTTP/2 over TLS"
     ]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://h.example/woken/",
+        "https://h.example/woken?token=a@b",
+        "http://127.0.0.1:8080",
+        "https://h.example/a@b",
+    ],
+)
+def test_keeps_webhook_url(url: str, tmp_path: Path) -> None:
+    """Its path and query are those of the operator's endpoint."""
+    assert read_config(f"push: {{webhook: {{url: '{url}', secret_file: s}}}}", tmp_path).push.webhook.url == url
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://h.example/#a", "https://u:p@h.example/", "ftp://h.example", "h.example", "https:///a", "https://h/ a"],
+)
+def test_refuses_invalid_webhook_url(url: str, tmp_path: Path) -> None:
+    assert read_problems(f"push: {{webhook: {{url: '{url}', secret_file: s}}}}", tmp_path) == [
+        "m.yaml:1: push.webhook.url: expected an http:// or https:// URL with a host, without fragment or user name"
+    ]
+
+
+def test_limits_devices(tmp_path: Path) -> None:
+    """All of them are sent to for each wake-up."""
+    assert read_config("push: {max_devices: 10}", tmp_path).push.max_devices == 10
+    assert read_problems("push: {max_devices: 11}", tmp_path) == ["m.yaml:1: push.max_devices: expected at most 10"]

@@ -20,7 +20,7 @@ from mediatord.protocol.probe_markers import PROBE_DID_INFIX
 from mediatord.push import scheduler as scheduler_module
 from mediatord.push.devices import APNsDevice, DeviceSealer, FCMDevice, PushDevice
 from mediatord.push.scheduler import COLLECT_SECONDS, POLL_SECONDS, WakeupScheduler
-from mediatord.push.sender import PushSender
+from mediatord.push.sender import MAX_REQUESTS_PER_HOST, PushSender
 from mediatord.push.service import PushResult
 from mediatord.store.interfaces.devices import WakeupPolicy
 from mediatord.store.interfaces.messages import Payload, QueueLimits, new_stored_message_id
@@ -293,6 +293,19 @@ class FailureTests(SchedulerTestCase):
             self.fcm.held[0].callback(SENT)
             self.pass_time(SOON)
             self.assertEqual(len(self.fcm.held), 4)
+
+    def test_a_service_that_hangs_delays_no_other(self) -> None:
+        """Other accounts are woken while a hundred requests to it are in progress, or wait for them."""
+        self.fcm.script = None
+        for number in range(100):
+            self.add_account(f"did:example:{number}", FCMDevice(f"phone-{number}", "android"))
+            self.deliver(f"did:example:{number}")
+        self.pass_time(SOON)
+        self.add_account(OTHER, APNsDevice("tablet"))
+        self.deliver(OTHER)
+        self.pass_time(SOON)
+        self.assertEqual(self.apns.tokens, ["tablet"])
+        self.assertEqual([held.called for held in self.fcm.held], [False] * MAX_REQUESTS_PER_HOST)
 
     def test_accounts_beyond_the_bound_are_found_later(self) -> None:
         """They are not noted, but their messages are in the store."""
