@@ -14,6 +14,7 @@ from twisted.application.service import Service
 
 from mediatord.config.settings import Config, PushSettings
 from mediatord.errors import OperatorError, StartupError
+from mediatord.net.name_lookups import NameLookups
 from mediatord.net.outbound_http import ConnectionLimits, OutboundHTTPClient
 from mediatord.push.apns import APNsCredentials, APNsService, load_apns_credentials
 from mediatord.push.devices import DeviceSealer, ServiceName
@@ -35,6 +36,8 @@ MAX_MESSAGE_IDS = 10
 _ID_LENGTH = 32
 # Devices that are removed in one step.
 _EXPIRY_BATCH_SIZE = 100
+# Wallets choose the hosts: a few slow ones must not take all connections, nor may others wait for long.
+WEB_PUSH_CONNECTIONS = ConnectionLimits(per_host=32, total=256, wait=2.0)
 # Longer than a wake-up waits for its host and is sent, to all devices.
 LEASE_SECONDS = 45.0
 EXPIRY_INTERVAL = 3_600.0
@@ -179,9 +182,10 @@ def build_push(core: CoreServices, config: Config) -> PushSubsystem | None:
     """
     settings, credentials = config.push, load_push_credentials(config.push)
 
-    def make_client() -> OutboundHTTPClient:
+    def make_client(**options: Any) -> OutboundHTTPClient:
         """One for each service, so that none takes the connections of another."""
-        return OutboundHTTPClient(core.reactor, allow_private=config.outbound.allow_private, keep=ConnectionLimits())
+        options = {"keep": ConnectionLimits(), **options}
+        return OutboundHTTPClient(core.reactor, allow_private=config.outbound.allow_private, **options)
 
     alert = PushAlert(**dict(settings.alert))
     services: dict[ServiceName, IPushService[Any]] = {}
@@ -190,7 +194,8 @@ def build_push(core: CoreServices, config: Config) -> PushSubsystem | None:
     if credentials.apns is not None:
         services["apns"] = APNsService(make_client(), credentials.apns, settings.apns.url, alert)
     if credentials.vapid is not None:
-        services["webpush"] = WebPushService(credentials.vapid, settings.web_push.contact or "", make_client())
+        client = make_client(keep=WEB_PUSH_CONNECTIONS, resolve=NameLookups(core.reactor).resolve)
+        services["webpush"] = WebPushService(credentials.vapid, settings.web_push.contact or "", client)
     webhook, secret = None, credentials.webhook_secret
     if settings.webhook.url is not None and secret is not None:
         name_account = str if settings.webhook.dids == "plain" else _make_pseudonymizer(secret)

@@ -291,9 +291,12 @@ def _read_ledger(figures: MetricsSnapshot) -> dict[str, Any]:
 
 def _read_push(figures: MetricsSnapshot) -> dict[str, Any]:
     """The configured push services by name; empty if there are none."""
-    services = {one.service: asdict(one) for one in read_push_statistics(figures.samples)}
-    for one in services.values():
-        del one["service"]
+    services = {
+        one.service: {
+            name: number for name, number in asdict(one).items() if name != "service" and number is not None
+        }
+        for one in read_push_statistics(figures.samples)
+    }
     return {"push": services} if services else {}
 
 
@@ -319,8 +322,7 @@ def _format_amounts(values: dict[str, Any]) -> Iterator[ReportRow]:
         for label, shares in quantiles.items():
             yield f"{what} {label}", f"p50 {_format_span(shares['p50'])}, p95 {_format_span(shares['p95'])}"
     for service, numbers in values.get("push", {}).items():
-        named = (f"{number} {name.replace('_', ' ')}" for name, number in numbers.items() if number is not None)
-        yield f"push {service}", ", ".join(named)
+        yield f"push {service}", ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in numbers.items())
 
 
 def _format_time_of_day(at: float) -> str:
