@@ -332,18 +332,13 @@ def _render_push(services: Sequence[PushStatistics]) -> Markup:
     rows = [
         (
             one.service,
-            _format_applicable(one.devices),
-            *map(format_count, (one.sent, one.retry, one.rejected, one.forgotten)),
-            _format_applicable(one.hosts_backing_off),
+            "" if one.devices is None else format_count(one.devices),
+            *map(format_count, (one.sent, one.retry, one.rejected, one.forgotten, one.hosts_backing_off)),
         )
         for one in services
     ]
     note = _render_note("Requests and forgotten devices since start.")
     return _render_section("Push notifications", build_table(columns, rows), note, whole=True)
-
-
-def _format_applicable(number: int | None) -> str:
-    return "" if number is None else format_count(number)
 
 
 def _render_processes(status: DaemonStatus) -> Markup:

@@ -17,12 +17,13 @@ from twisted.internet.protocol import ProcessProtocol
 
 from mediatord.config.settings import Config, OutboundSettings, PushSettings
 from mediatord.errors import OperatorError, StartupError
+from mediatord.net.name_lookups import NameLookups
 from mediatord.net.outbound_http import ConnectionLimits, OutboundHTTPClient
 from mediatord.push.apns import APNsCredentials, APNsService, load_apns_credentials
 from mediatord.push.devices import DeviceSealer, ServiceName
 from mediatord.push.fcm import FCMCredentials, FCMService, load_fcm_credentials
 from mediatord.push.registry import DeviceRegistry
-from mediatord.push.requester import IPushRequester, PushRequester
+from mediatord.push.requester import IPushRequester, IWebhook, PushRequester
 from mediatord.push.scheduler import WakeupScheduler
 from mediatord.push.sender import PushSender
 from mediatord.push.sender_process import COMMAND_FD, REPORT_FD, SENDER_SUBCOMMAND, SenderProcess
@@ -41,6 +42,8 @@ MAX_MESSAGE_IDS = 10
 _ID_LENGTH = 32
 # Devices that are removed in one step.
 _EXPIRY_BATCH_SIZE = 100
+# Wallets choose the hosts: a few slow ones must not take all connections, nor may others wait for long.
+WEB_PUSH_CONNECTIONS = ConnectionLimits(per_host=32, total=256, wait=2.0)
 # Longer than a wake-up waits for its host and is sent, to all devices.
 LEASE_SECONDS = 45.0
 EXPIRY_INTERVAL = 3_600.0
@@ -249,6 +252,32 @@ class SenderSpec:
         return cls(PushSettings.model_validate_json(push), OutboundSettings.model_validate_json(outbound), mediator)
 
 
+def build_services(
+    reactor: Any, spec: SenderSpec, credentials: PushCredentials
+) -> tuple[dict[str, IPushService[Any]], IWebhook | None]:
+    """The configured services by name, and the webhook."""
+    settings, alert = spec.push, PushAlert(**dict(spec.push.alert))
+
+    def make_client(**options: Any) -> OutboundHTTPClient:
+        """One for each service, so that none takes the connections of another."""
+        options = {"keep": ConnectionLimits(), **options}
+        return OutboundHTTPClient(reactor, allow_private=spec.outbound.allow_private, **options)
+
+    services: dict[str, IPushService[Any]] = {}
+    if credentials.fcm is not None:
+        services["fcm"] = FCMService(credentials.fcm, make_client(), url=settings.fcm.url, alert=alert)
+    if credentials.apns is not None:
+        services["apns"] = APNsService(make_client(), credentials.apns, settings.apns.url, alert)
+    if credentials.vapid is not None:
+        client = make_client(keep=WEB_PUSH_CONNECTIONS, resolve=NameLookups(reactor).resolve)
+        services["webpush"] = WebPushService(credentials.vapid, settings.web_push.contact or "", client)
+    secret = credentials.webhook_secret
+    if settings.webhook.url is None or secret is None:
+        return services, None
+    name_account = str if settings.webhook.dids == "plain" else _make_pseudonymizer(secret)
+    return services, WebhookNotifier(settings.webhook.url, secret, make_client(), name_account)
+
+
 def build_requester(
     reactor: Any,
     spec: SenderSpec,
@@ -257,23 +286,7 @@ def build_requester(
     monotonic: Callable[[], float],
 ) -> PushRequester:
     """Build what makes requests to the configured services. :param secrets: return what opens devices."""
-    settings, alert = spec.push, PushAlert(**dict(spec.push.alert))
-
-    def make_client() -> OutboundHTTPClient:
-        """One for each service, so that none takes the connections of another."""
-        return OutboundHTTPClient(reactor, allow_private=spec.outbound.allow_private, keep=ConnectionLimits())
-
-    services: dict[str, IPushService[Any]] = {}
-    if credentials.fcm is not None:
-        services["fcm"] = FCMService(credentials.fcm, make_client(), url=settings.fcm.url, alert=alert)
-    if credentials.apns is not None:
-        services["apns"] = APNsService(make_client(), credentials.apns, settings.apns.url, alert)
-    if credentials.vapid is not None:
-        services["webpush"] = WebPushService(credentials.vapid, settings.web_push.contact or "", make_client())
-    webhook, secret = None, credentials.webhook_secret
-    if settings.webhook.url is not None and secret is not None:
-        name_account = str if settings.webhook.dids == "plain" else _make_pseudonymizer(secret)
-        webhook = WebhookNotifier(settings.webhook.url, secret, make_client(), name_account)
+    services, webhook = build_services(reactor, spec, credentials)
     sealer = DeviceSealer(secrets, os.urandom)
     uniform = random.SystemRandom().uniform
     return PushRequester(reactor, services, webhook, sealer, spec.mediator, uniform, monotonic)

@@ -9,6 +9,7 @@ from typing import Any
 
 from twisted.web.http import HTTPChannel
 
+from mediatord.app.push import WEB_PUSH_CONNECTIONS
 from mediatord.config.settings import Config
 from mediatord.config.value_syntax import format_size
 from mediatord.delivery.connections import (
@@ -23,6 +24,7 @@ from mediatord.http.channel import REQUEST_RECEIVE_TIMEOUT
 from mediatord.http.flow_control import SMALL_RESPONSE_BYTES
 from mediatord.http.resources import HTTPContext
 from mediatord.http.websocket import MAX_FRAGMENTS, MAX_QUEUED_BYTES, MAX_QUEUED_MESSAGES, MAX_UNDECRYPTABLE
+from mediatord.net import name_lookups
 from mediatord.net.listeners import TLS_HANDSHAKE_TIMEOUT
 from mediatord.protocol.encoding import MAX_VALUES
 from mediatord.push import requester, scheduler
@@ -147,6 +149,12 @@ def list_limits() -> Iterator[str]:
         f"requests to a push service in parallel, per host: {requester.MAX_REQUESTS_PER_HOST}, and "
         f"{requester.MAX_WAITING_PER_HOST:,} waiting; to all Web Push hosts that did not accept the last within 2 s: "
         f"{requester.MAX_UNTRUSTED_REQUESTS} (tried again later)"
+    )
+    web_push = WEB_PUSH_CONNECTIONS
+    yield (
+        f"connections of Web Push: {web_push.per_host} per host, {web_push.total} in total (after "
+        f"{_seconds(web_push.wait or 0.0)} tried again later); its names looked up in parallel: "
+        f"{name_lookups.MAX_LOOKUPS} (tried again later)"
     )
     yield (
         f"pause of a push service that fails: {_seconds(requester.INITIAL_BACKOFF)} after "

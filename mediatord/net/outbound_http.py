@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from types import MappingProxyType
@@ -21,6 +22,7 @@ from typing import Any, cast
 
 import hyperlink
 from twisted.internet.defer import CancelledError, Deferred, DeferredSemaphore, succeed
+from twisted.internet.defer import TimeoutError as DeferredTimeoutError
 from twisted.internet.endpoints import TCP4ClientEndpoint, TCP6ClientEndpoint, wrapClientTLS
 from twisted.internet.error import ConnectError
 from twisted.internet.interfaces import (
@@ -189,11 +191,13 @@ class ConnectionLimits:
     :param per_host: connections to one host and port.
     :param total: connections to all hosts. Requests beyond either number wait, within their time-out.
     :param idle: seconds after which a connection without requests is closed.
+    :param wait: seconds that a request waits so at most; None for its time-out.
     """
 
     per_host: int = 64
     total: int = 256
     idle: float = 60.0
+    wait: float | None = None
 
 
 _HostKey = tuple[str, str, int | None]
@@ -293,6 +297,8 @@ class _GuardedEndpoint:
         name = self._uri.host.decode("ascii")
         if len(name) > _MAX_HOST_LENGTH or not _HOST_NAME.fullmatch(name):
             raise OutboundAddressError("NotAHost")
+        if self._client.resolve is not None:
+            return await self._client.resolve(name)
         found = _ResolutionReceiver()
         self._client.reactor.nameResolver.resolveHostName(found, name, portNumber=self._uri.port)
         return await found.complete
@@ -471,16 +477,19 @@ class OutboundHTTPClient:
         allow_private: Iterable[IPNetwork] = (),
         trust_root: Any = None,
         keep: ConnectionLimits | None = None,
+        resolve: Callable[[str], Deferred[list[Any]]] | None = None,
     ) -> None:
         """
         :param reactor: an IReactorTCP, IReactorTime and IReactorPluggableNameResolver.
         :param allow_private: non-public networks that may be connected to.
         :param trust_root: an IOpenSSLTrustRoot; None for the platform's.
         :param keep: bounds of the connections that are kept between requests; None to close each after its request.
+        :param resolve: as :meth:`mediatord.net.name_lookups.NameLookups.resolve`; None for the reactor's resolver.
         """
         self.reactor = reactor
         self.guard = AddressGuard(allow_private)
         self.trust_root = trust_root
+        self.resolve = resolve
         self.tls = BrowserLikePolicyForHTTPS() if trust_root is None else BrowserLikePolicyForHTTPS(trust_root)
         self._exchanges: set[Deferred[Any]] = set()
         self._open: set[_MeteredConnection] = set()
@@ -612,7 +621,7 @@ class OutboundHTTPClient:
         host = self._find_host(target, self._keep)
         host.requests += 1
         try:
-            async with host.slots, self._slots:
+            async with self._hold_slots(host, self._keep.wait):
                 for _ in range(1 + self._keep.per_host):
                     if self._is_closed:
                         raise OutboundRequestError("Closed")
@@ -629,6 +638,26 @@ class OutboundHTTPClient:
         finally:
             host.requests -= 1
             self._forget_unused(host)
+
+    @asynccontextmanager
+    async def _hold_slots(self, host: _HostConnections, wait: float | None) -> AsyncIterator[None]:
+        """
+        Within this context, a request may use one of the connections to a host, and one of all.
+
+        :raise OutboundRequestError: none of them was free in time.
+        """
+        until = None if wait is None else self.reactor.seconds() + wait
+        async with AsyncExitStack() as held:
+            for slots in (host.slots, self._slots):
+                acquiring = slots.acquire()
+                if until is not None:
+                    acquiring.addTimeout(max(0.0, until - self.reactor.seconds()), self.reactor)
+                try:
+                    await acquiring
+                except DeferredTimeoutError:
+                    raise OutboundRequestError("ConnectionsBusy") from None
+                held.callback(slots.release)
+            yield
 
     def _find_host(self, target: hyperlink.URL, limits: ConnectionLimits) -> _HostConnections:
         key = target.scheme, target.host, target.port

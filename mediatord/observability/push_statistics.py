@@ -14,7 +14,7 @@ _FORGOTTEN = "mediator_push_devices_forgotten_total"
 _BACKING_OFF = "mediator_push_hosts_backing_off"
 # What :func:`read_push_statistics` reads.
 PUSH_METRICS = frozenset((_REQUESTS, _DEVICES, _FORGOTTEN, _BACKING_OFF))
-WEBHOOK = "webhook"
+_WEBHOOK = "webhook"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class PushStatistics:
     :param retry: requests that failed, and may be repeated.
     :param rejected: requests that failed for good.
     :param forgotten: devices removed because the service does not know them.
-    :param hosts_backing_off: hosts to which nothing is sent at the moment; None for the webhook.
+    :param hosts_backing_off: hosts to which nothing is sent at the moment, as they fail.
     """
 
     service: str
@@ -35,7 +35,7 @@ class PushStatistics:
     retry: int
     rejected: int
     forgotten: int
-    hosts_backing_off: int | None
+    hosts_backing_off: int
 
 
 def read_push_statistics(samples: Iterable[Sample]) -> list[PushStatistics]:
@@ -51,12 +51,12 @@ def read_push_statistics(samples: Iterable[Sample]) -> list[PushStatistics]:
     return [
         PushStatistics(
             service,
-            None if service == WEBHOOK else numbers[_DEVICES][service],
+            None if service == _WEBHOOK else numbers[_DEVICES][service],
             counts["sent"],
             counts["retry"],
             counts["rejected"],
             numbers[_FORGOTTEN][service],
-            None if service == WEBHOOK else numbers[_BACKING_OFF][service],
+            numbers[_BACKING_OFF][service],
         )
         for service, counts in sorted(outcomes.items())
     ]

@@ -21,6 +21,8 @@ _log = Logger()
 
 # Requests to one host at a time, and those that wait for one of them to end. While a host fails it is one, and none.
 MAX_REQUESTS_PER_HOST = 64
+# As many as it has connections for one host, so that none waits there.
+MAX_REQUESTS_PER_WEB_PUSH_HOST = 32
 MAX_WAITING_PER_HOST = 100
 # Requests at a time to all Web Push hosts that are not trusted: anybody can register an endpoint.
 MAX_UNTRUSTED_REQUESTS = 100
@@ -252,7 +254,8 @@ class PushRequester:
     ) -> PushResult:
         if not host.is_trusted and self._untrusted >= MAX_UNTRUSTED_REQUESTS:
             return PushResult("retry", BUSY)
-        if host.in_progress >= (1 if host.is_failing else MAX_REQUESTS_PER_HOST) and not await self._wait_for(host):
+        limit = MAX_REQUESTS_PER_WEB_PUSH_HOST if service == "webpush" else MAX_REQUESTS_PER_HOST
+        if host.in_progress >= (1 if host.is_failing else limit) and not await self._wait_for(host):
             return PushResult("retry", BUSY)
         began = self._monotonic()
         if self._is_closed or host.blocked_until > began:

@@ -397,16 +397,16 @@ class AggregationTests(SynchronousTestCase):
         metrics.push_devices_forgotten.inc("fcm", by=4)
         # Of a service that is no longer configured.
         metrics.push_devices = {"fcm": 7, "apns": 3}
-        metrics.count_push_hosts_backing_off = lambda: {"fcm": 1}
+        metrics.count_push_hosts_backing_off = lambda: {"fcm": 1, "webhook": 1}
         self.figures = metrics.render()
         overview = self.status()
         fcm = PushStatistics("fcm", 7, sent=5, retry=2, rejected=0, forgotten=4, hosts_backing_off=1)
-        webhook = PushStatistics("webhook", None, sent=0, retry=0, rejected=1, forgotten=0, hosts_backing_off=None)
+        webhook = PushStatistics("webhook", None, sent=0, retry=0, rejected=1, forgotten=0, hosts_backing_off=1)
         self.assertEqual(overview.push, (fcm, webhook))
         shown = render_status_page(overview, NOW, refreshing=True).decode()
         rows = re.findall(r'<tr><th class="name" scope="row">(fcm|webhook)</th>(.*?)</tr>', shown)
         cells = {service: re.findall(r"<td[^>]*>(.*?)</td>", row) for service, row in rows}
-        self.assertEqual(cells, {"fcm": ["7", "5", "2", "0", "4", "1"], "webhook": ["", "0", "0", "1", "0", ""]})
+        self.assertEqual(cells, {"fcm": ["7", "5", "2", "0", "4", "1"], "webhook": ["", "0", "0", "1", "0", "1"]})
         status = json.loads(render_status_json(overview, NOW))["push"]
         self.assertEqual([one["service"] for one in status], ["fcm", "webhook"])
         self.figures = TimeoutError()

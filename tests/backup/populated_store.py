@@ -24,6 +24,7 @@ from mediatord.store.interfaces.decentrl import (
 )
 from mediatord.store.interfaces.devices import (
     DEVICE_ID_BYTES,
+    MAX_CLAIM_SECONDS,
     Device,
     FinishedWakeup,
     WakeupClaim,
@@ -40,7 +41,7 @@ IDENTITIES = tuple(f"did:decentrl:{name}" for name in ("ann", "bob", "çelik", "
 TAGS = ("red", "grün", "", "blue sky", "🙂")
 CHANNELS = ("news", "weather", None)
 ALL = PageRequest(0, 10_000)
-WAKEUP_POLICY = WakeupPolicy(min_interval=20.0, quiet_after_poll=0.0, lease=3600.0)
+WAKEUP_POLICY = WakeupPolicy(min_interval=20.0, quiet_after_poll=0.0, lease=MAX_CLAIM_SECONDS)
 
 
 @dataclass(eq=False, slots=True)

@@ -108,10 +108,16 @@ def test_shows_push_services() -> None:
         "forgotten": 0,
         "hosts_backing_off": 1,
     }
-    assert report.values()["push"]["webhook"] == {"sent": 0, "retry": 3, "rejected": 0, "forgotten": 0}
+    assert report.values()["push"]["webhook"] == {
+        "sent": 0,
+        "retry": 3,
+        "rejected": 0,
+        "forgotten": 0,
+        "hosts_backing_off": 0,
+    }
     rows = dict(report.rows())
     assert rows["push webpush"] == "2 devices, 12 sent, 0 retry, 0 rejected, 0 forgotten, 1 hosts backing off"
-    assert rows["push webhook"] == "0 sent, 3 retry, 0 rejected, 0 forgotten"
+    assert rows["push webhook"] == "0 sent, 3 retry, 0 rejected, 0 forgotten, 0 hosts backing off"
 
 
 def test_sum_of_other_queues_is_not_a_queue() -> None:

@@ -9,6 +9,7 @@ from twisted.internet.error import ConnectionDone
 from twisted.python.failure import Failure
 
 from mediatord.net.outbound_http import (
+    LOCAL_LIMIT_REASONS,
     ConnectionLimits,
     OutboundAddressError,
     OutboundHTTPClient,
@@ -143,6 +144,43 @@ class KeptConnectionTests(OutboundTestCase):
         self.reactor.advance(10)
         for one in [posted[0], *late]:
             self.failureResultOf(one, OutboundRequestError)
+
+    def test_wait_for_a_connection_is_limited(self) -> None:
+        """And ends with a reason that does not blame the host: of the same host, or because of others."""
+        self.outbound = OutboundHTTPClient(self.reactor, keep=ConnectionLimits(per_host=2, total=3, wait=2))
+        slow = [self.post() for _ in range(2)]
+        third = self.post()
+        self.reactor.advance(1)
+        slow.append(self.post("http://c.example/inbox"))
+        innocent = self.post("http://b.example/inbox")
+        for waiting in (third, innocent):
+            self.assertNoResult(waiting)
+            self.reactor.advance(1)
+            error = self.failureResultOf(waiting, OutboundRequestError).value
+            self.assertEqual(error.reason, "ConnectionsBusy")
+            self.assertIn(error.reason, LOCAL_LIMIT_REASONS)
+        self.reactor.advance(8)
+        for one in slow:
+            self.assertNotIn(self.failureResultOf(one, OutboundRequestError).value.reason, LOCAL_LIMIT_REASONS)
+        late = self.post("http://b.example/inbox")
+        self.respond(OK)
+        self.assertEqual(self.successResultOf(late).status, 200)
+
+    def test_both_waits_for_a_connection_are_limited_together(self) -> None:
+        """First for one to the host, then for one of all."""
+        self.outbound = OutboundHTTPClient(self.reactor, keep=ConnectionLimits(per_host=1, total=2, wait=2))
+        self.post()
+        wire = self.accept()
+        second = self.post()
+        self.post("http://b.example/inbox")
+        third = self.post("http://c.example/inbox")
+        self.reactor.advance(1.5)
+        answer(wire, OK)  # its place of all goes to the third, which asked first
+        self.assertNoResult(third)
+        self.assertNoResult(second)
+        self.reactor.advance(0.5)
+        self.assertEqual(self.failureResultOf(second, OutboundRequestError).value.reason, "ConnectionsBusy")
+        self.assertNoResult(third)
 
     def test_connections_to_all_hosts_are_limited(self) -> None:
         """A new connection closes an idle one of the host that was used least recently."""

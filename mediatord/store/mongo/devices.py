@@ -330,11 +330,10 @@ async def _read_candidates(
     candidates = {key: _Candidate(key) for key in owners.values()}
     keys = list(candidates)
     accounts, parties = _split_keys(keys)
-    queued = {"account": {"$in": accounts}, "messages": {"$gt": 0}}
     devices, wakeups, queues, events = await t.query_many(
         DEVICES.find({"owner": {"$in": keys}}, sort={"seq": 1}, hint="device_of_owner"),
         _build_wakeup_query(keys),
-        RECIPIENTS.find(queued, projection={"account": 1, "messages": 1, "bytes": 1}, hint="recipient_order"),
+        _build_queue_query(accounts),
         PARTIES.find({"_id": {"$in": parties}}, projection={"pending": 1, "pending_bytes": 1}, hint="_id_"),
     )
     for one in devices:
@@ -343,9 +342,8 @@ async def _read_candidates(
     for one in wakeups:
         candidates[one["_id"]].wakeup = one
     for one in queues:
-        candidate = candidates[one["account"]]
-        candidate.messages += one["messages"]
-        candidate.size += one["bytes"]
+        candidate = candidates[one["_id"]]
+        candidate.messages, candidate.size = one["messages"], one["bytes"]
     for one in events:
         candidate = candidates[one["_id"]]
         candidate.messages, candidate.size = one["pending"], one["pending_bytes"]
@@ -354,6 +352,14 @@ async def _read_candidates(
     for candidate in possible:
         candidate.ids = pending.get(candidate.key, ())
     return {did: candidates[key] for did, key in owners.items() if key in pending}
+
+
+def _build_queue_query(accounts: Sequence[ObjectId]) -> MongoCommand:
+    """Build a query for the totals of accounts, which the server adds up, as each may have many queues."""
+    queued = {"account": {"$in": accounts}, "messages": {"$gt": 0}}
+    totals: Document = {"messages": {"$sum": "$messages"}, "bytes": {"$sum": "$bytes"}}
+    stages: list[Document] = [{"$match": queued}, {"$group": {"_id": "$account", **totals}}]
+    return RECIPIENTS.aggregate(stages, hint="recipient_order")
 
 
 async def _read_newest_ids(
@@ -402,17 +408,24 @@ class _OwnerCursor:
         return ACCOUNTS if isinstance(self.last, ObjectId) else PARTIES
 
     async def read(self, t: Transaction, limit: int, now: float) -> tuple[list[_OwnerKey], str | None]:
-        """Read the next keys, from so many documents at most; and the cursor behind them, None at the end."""
+        """
+        Read the next keys, from so many documents at most and the other devices of the last owner; and the cursor
+        behind them, None at the end.
+        """
         name, collection, hint = "_id", self.owners, "_id_"
         if self.with_devices:
             name, collection, hint = "owner", DEVICES, "device_of_owner"
-        query = collection.find(
-            {name: {"$gt": self.last}}, projection={name: 1, "expires_at": 1}, sort={name: 1}, limit=limit, hint=hint
-        )
+        fields = {name: 1, "expires_at": 1}
+        query = collection.find({name: {"$gt": self.last}}, projection=fields, sort={name: 1}, limit=limit, hint=hint)
         found = await t.query(query)
         keys = list(dict.fromkeys([one[name] for one in found if not _is_expired(one, now)]))
         if len(found) == limit:
-            return keys, _format_cursor(found[-1][name])
+            last = found[-1][name]
+            if last not in keys:
+                others = await t.query(collection.find({name: last}, projection=fields, hint=hint))
+                if not all([_is_expired(one, now) for one in others]):
+                    keys.append(last)
+            return keys, _format_cursor(last)
         return keys, _format_cursor(_FIRST_PARTY) if isinstance(self.last, ObjectId) else None
 
     def build_newest_query(self, keys: Sequence[_OwnerKey], now: float) -> MongoCommand:

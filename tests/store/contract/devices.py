@@ -631,6 +631,16 @@ class OwedWakeupContract(DeviceStoreContract):
         await self.wake(CAROL)
         self.assertEqual(await self.find_owed(), [])
 
+    async def test_finds_owner_whose_first_device_expired(self) -> None:
+        """An owner is found by any of its devices that has not expired, wherever a slice ends."""
+        await self.register(BOB, OTHER)
+        await self.enqueue_ids("m", to=OTHER)
+        expiring = [make_device(f"{number}", "webpush", self.clock.seconds() + 1.0) for number in range(3)]
+        await self.set_devices(BOB, *expiring, make_device("bob"))
+        await self.pass_time(2.0)
+        for limit in range(1, 6):
+            self.assertEqual(await self.find_owed(limit=limit), [BOB])
+
     async def test_finds_claimed_owners(self) -> None:
         """An owner whose wake-up is claimed, and was perhaps never sent, is included."""
         await self.enqueue_ids("m")

@@ -113,8 +113,8 @@ class CommandCountTests(MongoTestCase):
         devices, policy = store.devices, WakeupPolicy(20.0, 10.0)
         for some in (owners[:1], owners[1:]):
             requests = [WakeupRequest(did) for did in some]
-            read = {"find": 5, "aggregate": 1, "abortTransaction": 1}
-            costs = read | {"find": 6, "update": 1}
+            read = {"find": 4, "aggregate": 2, "abortTransaction": 1}
+            costs = read | {"find": 5, "update": 1}
             (decisions,) = await self.assert_costs(6, [devices.claim_wakeups(requests, policy)], **costs)
             # Of those that are claimed nothing is written.
             await self.assert_costs(4, [devices.claim_wakeups(requests, policy)], **read)

@@ -56,8 +56,8 @@ class PlanTests(MongoTestCase):
             )
         await store.mark_delivered(ids[::5], node=account)
 
-    async def measure_examined(self, operation: Ask) -> tuple[int, int]:
-        """Examined keys and documents."""
+    async def profile(self, operation: Ask) -> list[dict[str, Any]]:
+        """What the server records of an operation."""
         self.documents.command("profile", 2)
         try:
             await operation()
@@ -69,6 +69,11 @@ class PlanTests(MongoTestCase):
         for entry in profiled:
             if not entry["ns"].endswith((".nodes", ".session_owners", ".ledger")):  # of which there are never many
                 self.assertNotIn("COLLSCAN", entry.get("planSummary", ""), entry["ns"])
+        return profiled
+
+    async def measure_examined(self, operation: Ask) -> tuple[int, int]:
+        """Examined keys and documents."""
+        profiled = await self.profile(operation)
         return sum(entry.get("keysExamined", 0) for entry in profiled), sum(
             entry.get("docsExamined", 0) for entry in profiled
         )
@@ -313,5 +318,8 @@ class PlanTests(MongoTestCase):
         )
         await self.assert_examined(6 * KEYS, 5 * DOCUMENTS, owed=lambda: devices.find_owed_wakeups("", 2, policy))
         await self.assert_examined(20, 0, count=devices.count_devices)
+        profiled = await self.profile(lambda: devices.claim_wakeups([WakeupRequest(ALICE)], policy))
+        returned = [entry["nreturned"] for entry in profiled if entry["ns"].endswith(".recipients")]
+        self.assertEqual(returned, [1], "of the two queues of the account")
         self.clock.advance(2)
         await self.assert_examined(4, 4, expire=lambda: devices.expire_devices(1))

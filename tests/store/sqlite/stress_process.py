@@ -20,7 +20,13 @@ from twisted.internet.task import react
 from mediatord.errors import QuotaExceeded
 from mediatord.store.interfaces.cluster_and_quotas import ClusterJoinError, ClusterNode
 from mediatord.store.interfaces.decentrl import CommandGuard, ContractRequest, DecentrlQuotas
-from mediatord.store.interfaces.devices import FinishedWakeup, WakeupClaim, WakeupPolicy, WakeupRequest
+from mediatord.store.interfaces.devices import (
+    MAX_CLAIM_SECONDS,
+    FinishedWakeup,
+    WakeupClaim,
+    WakeupPolicy,
+    WakeupRequest,
+)
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import IStore
 from mediatord.store.sqlite.executor import SQLiteExecutor, ThreadRunner
@@ -34,7 +40,7 @@ MAX_RECIPIENTS = 30
 NONCES = 200
 MAX_TAKEN = 50
 SLEEPERS = 60
-WAKEUP_POLICY = WakeupPolicy(min_interval=HOUR, quiet_after_poll=0.0, lease=HOUR)
+WAKEUP_POLICY = WakeupPolicy(min_interval=HOUR, quiet_after_poll=0.0, lease=MAX_CLAIM_SECONDS)
 ROUNDS = 40
 CONCURRENCY = 5
 # Seconds for which a write waits for other processes: long enough for all of them on a busy machine.
