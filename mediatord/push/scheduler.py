@@ -204,6 +204,7 @@ class WakeupScheduler(Service):
             else:
                 try:
                     await self._flush_finished()  # what was just sent is not owed
+                    await self._flush_polls()
                     owners, after = await self._store.find_owed_wakeups(
                         after, RECOVERY_SLICE, self._policy, repeat_after=self._repeat_after
                     )

@@ -206,13 +206,18 @@ class MongoDeviceStore:
 
     @operation
     async def record_polls(self, ages: Mapping[str, float]) -> None:
-        """Changes existing documents only, which all have that were woken or have a device."""
+        """
+        Changes existing documents only, which all have that were woken or have a device. Their polls
+        must not seem to know of what came while they waited to be written.
+        """
+        clock, began = self._client.clock, self._client.clock.seconds()
         for some in _split_dids(ages):
             with self._client.operate("record_polls") as run:
                 owners = await _find_owners(run.query, some)
                 updates = []
                 for did, key in owners.items():
-                    polled = {"$max": ["$polled", _build_time_in(-ages[did])]}
+                    age = ages[did] + max(0.0, clock.seconds() - began)
+                    polled = {"$max": ["$polled", _build_time_in(-age)]}
                     updates.append({"q": {"_id": key}, "u": [{"$set": {"polled": polled, "changed": "$$NOW"}}]})
                 for command in WAKEUPS.update_each(updates, ordered=False):
                     await run.command(command.with_fields(_UNREPLICATED))
