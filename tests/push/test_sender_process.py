@@ -63,15 +63,15 @@ class SenderProcessTests(SynchronousTestCase):
 
     def test_an_iteration_is_one_line(self) -> None:
         """Each way, however many requests there are; the next iteration has its own."""
-        self.request(50)
+        self.request(100)
         self.assertEqual(self.pipe.children[0].commands, [])
         self.clock.advance(0)
         (child,) = self.pipe.children
         self.assertEqual([line.count(b"\n") for line in child.commands + child.reports], [1, 1])
-        self.assertEqual([one.outcome for one in self.results], ["sent"] * 50)
-        self.request(50)
+        self.assertEqual([one.outcome for one in self.results], ["sent"] * 100)
+        self.request(100)
         self.clock.advance(0)
-        self.assertEqual((len(child.commands), len(child.reports), len(self.results)), (2, 2, 100))
+        self.assertEqual((len(child.commands), len(child.reports), len(self.results)), (2, 2, 200))
 
     def test_owners_and_tokens_are_not_told(self) -> None:
         """Without a webhook the child needs no DID, and devices stay sealed on their way."""
