@@ -33,7 +33,7 @@ _PUSH_TIMEOUT_S = 60.0
 # Share of pushes to dead sockets.
 _DEAD_SOCKET_SHARE = 0.012
 _WALLETS_PER_PHONE = 8
-_PUSH_SERVICES = (("fcm",), ("apns",), ("webpush",), ("fcm", "apns"))
+_PUSH_SERVICES = (("fcm",), ("apns",), ("web_push",), ("fcm", "apns"))
 _WAKEUP_INTERVAL_S = 20.0
 # Shares of requests to push services, and of wake-ups that the wallet responds to.
 _DEAD_TOKEN_SHARE, _UNAVAILABLE_SHARE, _RESPONSE_SHARE = 0.02, 0.03, 0.8

@@ -67,7 +67,7 @@ class PushCredentials:
         names: tuple[tuple[ServiceName, object], ...] = (
             ("fcm", self.fcm),
             ("apns", self.apns),
-            ("webpush", self.vapid),
+            ("web_push", self.vapid),
         )
         return tuple(name for name, credentials in names if credentials is not None)
 
@@ -270,7 +270,7 @@ def build_services(
         services["apns"] = APNsService(make_client(), credentials.apns, settings.apns.url, alert)
     if credentials.vapid is not None:
         client = make_client(keep=WEB_PUSH_CONNECTIONS, resolve=NameLookups(reactor).resolve)
-        services["webpush"] = WebPushService(credentials.vapid, settings.web_push.contact or "", client)
+        services["web_push"] = WebPushService(credentials.vapid, settings.web_push.contact or "", client)
     secret = credentials.webhook_secret
     if settings.webhook.url is None or secret is None:
         return services, None

@@ -59,7 +59,7 @@ class PushNotifications:
         :raise DeviceNotRegistered: there is none.
         """
         devices = await self._devices.get_devices(account.did, service)
-        if not devices and service != "webpush":
+        if not devices and service != "web_push":
             raise DeviceNotRegistered
         values = format_device(devices[-1]) if devices else None
         body = protocol.make_info_body(values, self._devices.vapid_public_key)

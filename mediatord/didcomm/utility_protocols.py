@@ -156,6 +156,6 @@ def _list_push_features(devices: DeviceRegistry) -> list[dict[str, Any]]:
     shared = {"feature-type": "protocol", "roles": [NOTIFICATION_SENDER], "mediator": devices.mediator_id}
     features: list[dict[str, Any]] = [{"id": PUSH_PROTOCOLS[service].uri, **shared} for service in devices.services]
     for feature in features:
-        if feature["id"] == PUSH_PROTOCOLS["webpush"].uri:
+        if feature["id"] == PUSH_PROTOCOLS["web_push"].uri:
             feature["vapid_public_key"] = devices.vapid_public_key
     return features

@@ -177,7 +177,7 @@ _REPLIES: dict[str, dict[str, Any]] = {
     "PendingEventsPage": _page("pending_events", id=str, payload=str, sender_did=str),
     "PushDevices": {
         "payload": {
-            "services": [{"fcm", "apns", "webpush"}],
+            "services": [{"fcm", "apns", "web_push"}],
             "mediator": str,
             "vapid_public_key?": str,
             "encrypted_push_devices": str,

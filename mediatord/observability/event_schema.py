@@ -105,7 +105,7 @@ FIELDS: dict[str, tuple[FieldType, str]] = {
     "sender": ("string", "pseudonym of the sender DID; absent when anonymous"),
     "seq_first": ("integer", "seq of the first line"),
     "seq_last": ("integer", "seq of the last line"),
-    "service": ("string", "push service: fcm, apns, webpush or webhook"),
+    "service": ("string", "push service: fcm, apns, web_push or webhook"),
     "size": ("integer", "bytes of the payload or body"),
     "status": ("integer", "HTTP status"),
     "store": ("string", "identifies the database; the same on all nodes that share it"),

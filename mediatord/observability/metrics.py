@@ -222,7 +222,7 @@ METRICS: dict[str, MetricDeclaration] = {
     "mediator_workers_answered": MetricDeclaration("gauge", "Worker processes that responded in time"),
     "mediator_push_requests_total": MetricDeclaration(
         "counter",
-        "Requests to push services (fcm, apns, webpush, webhook), by outcome: sent, gone, mismatch, rejected, retry",
+        "Requests to push services (fcm, apns, web_push, webhook), by outcome: sent, gone, mismatch, rejected, retry",
         ("service", "outcome"),
     ),
     "mediator_push_request_duration_seconds": MetricDeclaration(

@@ -92,7 +92,7 @@ def _parse_web_push_device(members: Mapping[str, Any], allow_http: bool) -> WebP
 _PARSERS: dict[ServiceName, Callable[[Mapping[str, Any], bool], PushDevice | None]] = {
     "fcm": _parse_fcm_device,
     "apns": _parse_apns_device,
-    "webpush": _parse_web_push_device,
+    "web_push": _parse_web_push_device,
 }
 
 

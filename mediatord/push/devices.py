@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from mediatord.store.interfaces.devices import DEVICE_ID_BYTES, Device
 
-ServiceName = Literal["fcm", "apns", "webpush"]
-SERVICE_NAMES: tuple[ServiceName, ...] = ("fcm", "apns", "webpush")
+ServiceName = Literal["fcm", "apns", "web_push"]
+SERVICE_NAMES: tuple[ServiceName, ...] = ("fcm", "apns", "web_push")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def _to_fields(device: PushDevice) -> tuple[ServiceName, str, list[str]]:
         case APNsDevice(token):
             return "apns", token, [token]
         case WebPushDevice(endpoint, p256dh, auth):
-            return "webpush", endpoint, [endpoint, p256dh, auth]
+            return "web_push", endpoint, [endpoint, p256dh, auth]
 
 
 def _from_fields(service: str, fields: list[str], expires_at: float | None) -> PushDevice | None:
@@ -142,6 +142,6 @@ def _from_fields(service: str, fields: list[str], expires_at: float | None) -> P
             return FCMDevice(token, platform)
         case "apns", [token]:
             return APNsDevice(token)
-        case "webpush", [endpoint, p256dh, auth]:
+        case "web_push", [endpoint, p256dh, auth]:
             return WebPushDevice(endpoint, p256dh, auth, expires_at)
     return None

@@ -44,7 +44,7 @@ class DeviceRegistry:
         vapid_public_key: str | None = None,
         allow_http: bool = False,
     ) -> None:
-        if "webpush" in services and vapid_public_key is None:
+        if "web_push" in services and vapid_public_key is None:
             raise ValueError("Web Push requires a VAPID key")
         self.services = tuple(name for name in SERVICE_NAMES if name in services)
         self.mediator_id = mediator_id

@@ -23,7 +23,7 @@ _log = Logger()
 MAX_REQUESTS_PER_HOST = 64
 # As many as it has connections for one host, so that none waits there.
 MAX_REQUESTS_PER_WEB_PUSH_HOST = 32
-MAX_WAITING_PER_HOST = 100
+MAX_WAITING_PER_HOST = 200
 # Requests at a time to all Web Push hosts that are not trusted: anybody can register an endpoint.
 MAX_UNTRUSTED_REQUESTS = 100
 # Seconds in which a host has to accept a request to be trusted.
@@ -254,7 +254,7 @@ class PushRequester:
     ) -> PushResult:
         if not host.is_trusted and self._untrusted >= MAX_UNTRUSTED_REQUESTS:
             return PushResult("retry", BUSY)
-        limit = MAX_REQUESTS_PER_WEB_PUSH_HOST if service == "webpush" else MAX_REQUESTS_PER_HOST
+        limit = MAX_REQUESTS_PER_WEB_PUSH_HOST if service == "web_push" else MAX_REQUESTS_PER_HOST
         if host.in_progress >= (1 if host.is_failing else limit) and not await self._wait_for(host):
             return PushResult("retry", BUSY)
         began = self._monotonic()
@@ -289,7 +289,7 @@ class PushRequester:
 
     def _judge(self, host: _Host, service: str, result: PushResult, seconds: float) -> None:
         """Record what an answer says about its host, and pause if it fails, or asks for it."""
-        is_chosen = service != "webpush"
+        is_chosen = service != "web_push"
         if result.outcome == "sent":
             host.failures = 0
             host.is_trusted = is_chosen or seconds <= TRUSTED_SECONDS
@@ -326,7 +326,7 @@ class PushRequester:
         key = service, name
         host = self._hosts.get(key)
         if host is None:
-            host = self._hosts[key] = _Host(is_trusted=service != "webpush")
+            host = self._hosts[key] = _Host(is_trusted=service != "web_push")
             # Those in use are at the end, so the oldest is idle, or was used before ten thousand others.
             while len(self._hosts) > MAX_HOSTS:
                 _, dropped = self._hosts.popitem(last=False)
@@ -338,4 +338,4 @@ class PushRequester:
 
 def _is_limit_of_device(service: str, result: PushResult) -> bool:
     """Whether a service limits one subscription, and not its sender (RFC 8030 8.4)."""
-    return service == "webpush" and result.status == 429
+    return service == "web_push" and result.status == 429

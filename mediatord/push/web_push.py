@@ -118,7 +118,7 @@ class WebPushService:
     :param contact: a mailto: or https: URL.
     """
 
-    name: ServiceName = "webpush"
+    name: ServiceName = "web_push"
 
     def __init__(self, key: VAPIDKey, contact: str, client: OutboundHTTPClient) -> None:
         self._client = client

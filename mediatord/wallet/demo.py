@@ -228,7 +228,7 @@ class _DIDCommDemo:
     async def _send_while_asleep(self, alice: DIDCommWallet, bob: DIDCommWallet) -> None:
         printer, push = self.printer, self.push
         printer.section("DIDComm: Alice sends a message while Bob's wallet sleeps")
-        if not await bob.serves(PUSH_PROTOCOLS["webpush"].uri):
+        if not await bob.serves(PUSH_PROTOCOLS["web_push"].uri):
             printer.note("Left out: the mediator has no Web Push configured.")
             return
         if push is None:
@@ -236,7 +236,7 @@ class _DIDCommDemo:
             return
         subscription = push.receiver.subscribe(await bob.vapid_public_key())
         try:
-            await bob.set_push_device("webpush", subscription.to_json())
+            await bob.set_push_device("web_push", subscription.to_json())
         except MediatorProblem as problem:
             if problem.code != _BAD_BODY:
                 raise
@@ -258,7 +258,7 @@ class _DIDCommDemo:
         self._open_message(alice, bob, delivered, _WAKE_TEXT)
         status = await bob.acknowledge([delivered])
         printer.check("Bob acknowledged it, and his queue is empty", status.message_count == 0)
-        await bob.remove_push_devices("webpush")
+        await bob.remove_push_devices("web_push")
 
     def _open_message(self, alice: DIDCommWallet, bob: DIDCommWallet, delivered: DeliveredMessage, text: str) -> None:
         opened = bob.open(delivered)
@@ -363,7 +363,7 @@ class _DecentrlDemo:
         server_key = (await bob.push_devices()).vapid_public_key
         printer.check("Bob's mediator has Web Push", server_key is not None)
         subscription = self.push.receiver.subscribe(server_key or "")
-        await bob.set_push_device("webpush", subscription.to_json())
+        await bob.set_push_device("web_push", subscription.to_json())
         self.push.show_registration(subscription)
         socket = await connect_decentrl_socket(self.reactor, bob)
         printer.step("Bob opened a WebSocket and authenticated.")

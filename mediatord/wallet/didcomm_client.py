@@ -232,14 +232,14 @@ class MediationRequests:
 
     async def remove_push_devices(self, service: PushServiceName) -> None:
         """Remove all devices of one service."""
-        names = {"fcm": ("device_token", "device_platform"), "apns": ("device_token",), "webpush": ("subscription",)}
+        names = {"fcm": ("device_token", "device_platform"), "apns": ("device_token",), "web_push": ("subscription",)}
         protocol = PUSH_PROTOCOLS[service]
         reply = await self.request(protocol.type("set"), dict.fromkeys(names[service]))
         _require_type(reply, protocol.type("ack"))
 
     async def vapid_public_key(self) -> str:
         """The key of the mediator for `PushManager.subscribe()`: 65 bytes, base64url."""
-        key = (await self._get_push_info("webpush")).get("vapid_public_key")
+        key = (await self._get_push_info("web_push")).get("vapid_public_key")
         if not isinstance(key, str):
             raise UnreadableMessage("no VAPID key")
         return key

@@ -352,8 +352,8 @@ def make_load_rows() -> Rows:
 
 
 def make_push_rows() -> Rows:
-    requests = {("fcm", "sent"): 900, ("fcm", "gone"): 90, ("webpush", "sent"): 80, ("webpush", "retry"): 30}
-    wakeups = {"*": (800, 480), "fcm": (760, 450), "webpush": (80, 50)}
+    requests = {("fcm", "sent"): 900, ("fcm", "gone"): 90, ("web_push", "sent"): 80, ("web_push", "retry"): 30}
+    wakeups = {"*": (800, 480), "fcm": (760, 450), "web_push": (80, 50)}
     percentiles = {"p50_ms": 2_500.0, "p90_ms": 31_000.0, "p99_ms": 1_900_000.0}
     codes = {"gone": "UNREGISTERED", "retry": HOSTILE}
     return {

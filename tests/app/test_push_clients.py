@@ -50,7 +50,7 @@ class WebPushClientTests(TestCase):
         config = Config.model_validate(settings).resolved(directory)
         spec = SenderSpec(config.push, config.outbound, "mediator-1")
         services, _ = build_services(NamedReactor(self.names), spec, load_push_credentials(config.push))
-        self.service: IPushService[WebPushDevice] = services["webpush"]
+        self.service: IPushService[WebPushDevice] = services["web_push"]
         self.addCleanup(self.service.close)
 
     def look_up(self, name: str, *_: Any, **__: Any) -> list[Any]:

@@ -148,8 +148,8 @@ class StorePopulator:
         """Register devices, and wake some of their owners."""
         owners, devices = [WALLETS[0], *WALLETS[2:5], *IDENTITIES[:3]], self.store.devices
         for number, owner in enumerate(owners * 2):
-            id, service = self.random.randbytes(DEVICE_ID_BYTES), ("fcm", "apns", "webpush")[number % 3]
-            expires_at = FAR_FUTURE + self.random.random() if service == "webpush" else None
+            id, service = self.random.randbytes(DEVICE_ID_BYTES), ("fcm", "apns", "web_push")[number % 3]
+            expires_at = FAR_FUTURE + self.random.random() if service == "web_push" else None
             await devices.set_device(owner, Device(id, service, self.random.randbytes(90), expires_at), 10)
         await devices.record_polls({owner: self.random.random() for owner in owners[::2]})
         requests = [WakeupRequest(owner, -60.0) for owner in owners]

@@ -134,7 +134,7 @@ def test_devices_survive(tmp_path: Path) -> None:
     assert export_records(other, tmp_path / "b.gz") == records
     stores = [open_store(clock, one), open_store(clock, other)]
     results = [run(query_devices(store)) for store in stores]
-    assert results[0] == results[1] and results[0]["devices"] == {"apns": 5, "fcm": 5, "webpush": 4}
+    assert results[0] == results[1] and results[0]["devices"] == {"apns": 5, "fcm": 5, "web_push": 4}
     clock.advance(60.0)
     request = WakeupRequest(WALLETS[0])
     decisions = [result_of(store.devices.claim_wakeups([request], WAKEUP_POLICY)) for store in stores]

@@ -67,11 +67,11 @@ def test_shows_number_of_devices(configured_store: ConfiguredStore, capsys: Capt
     devices = configured_store.store.devices
     assert call(*make_arguments(configured_store, "show", ALICE)) == 0
     assert "push devices  none\n" in capsys.readouterr().out
-    for number, service in enumerate(("fcm", "webpush", "fcm")):
+    for number, service in enumerate(("fcm", "web_push", "fcm")):
         result_of(devices.set_device(ALICE, Device(b"%d" % number, service, b"sealed"), 10))
-    assert run_json(configured_store, capsys, "show", ALICE)["devices"] == {"fcm": 2, "webpush": 1}
+    assert run_json(configured_store, capsys, "show", ALICE)["devices"] == {"fcm": 2, "web_push": 1}
     assert call(*make_arguments(configured_store, "show", ALICE)) == 0
-    assert "push devices  2 fcm, 1 webpush\n" in capsys.readouterr().out
+    assert "push devices  2 fcm, 1 web_push\n" in capsys.readouterr().out
     assert call(*make_arguments(configured_store, "remove", ALICE, "--yes")) == 0
     assert result_of(devices.count_devices()) == {}
 

@@ -54,11 +54,11 @@ class PushedStore:
     def __init__(self, configured: ConfiguredStore, webhook: Webhook | None = None) -> None:
         self.path = configured.path
         self.store = configured.store
-        self.fcm, self.webpush = ScriptedService("fcm"), ScriptedService("webpush")
+        self.fcm, self.web_push = ScriptedService("fcm"), ScriptedService("web_push")
         self.sealer = DeviceSealer(lambda: [b"secret"], os.urandom)
         metrics = Metrics(CollectorRegistry(), version="1")
         recorder = EventRecorder(configured.clock, configured.daemon.events, metrics, configured.pseudonymizer)
-        services = {"fcm": self.fcm, "webpush": self.webpush}
+        services = {"fcm": self.fcm, "web_push": self.web_push}
         requester = PushRequester(
             configured.clock, services, webhook, self.sealer, "m", lambda low, high: low, configured.clock.seconds
         )
@@ -91,11 +91,11 @@ def test_prints_answer_of_each_service(configured_store: ConfiguredStore, capsys
     assert [line.split() for line in output.out.splitlines()] == [
         ["service", "outcome", "status", "reason", "duration"],
         ["fcm", "retry", "429", "QUOTA_EXCEEDED,", "retry", "after", "60", "s", "0.25", "s"],
-        ["webpush", "sent", "200", "0.25", "s"],
+        ["web_push", "sent", "200", "0.25", "s"],
         ["webhook", "sent", "200", "0.25", "s"],
         ["2", "of", "3", "wake-ups", "sent", "for", ALICE],
     ]
-    assert (pushed.fcm.tokens, pushed.webpush.tokens) == ([TOKEN], [ENDPOINT])
+    assert (pushed.fcm.tokens, pushed.web_push.tokens) == ([TOKEN], [ENDPOINT])
     assert webhook.calls == [(ALICE, 2, 20)]
     assert call(*pushed.arguments("test", "--account", ALICE, "--json")) == 1
     printed = capsys.readouterr().out
@@ -103,7 +103,7 @@ def test_prints_answer_of_each_service(configured_store: ConfiguredStore, capsys
     assert (document["did"], document["sent"]) == (ALICE, 2)
     assert [(one["service"], one["outcome"]) for one in document["results"]] == [
         ("fcm", "retry"),
-        ("webpush", "sent"),
+        ("web_push", "sent"),
         ("webhook", "sent"),
     ]
     for secret in (TOKEN, ENDPOINT, "push.example"):

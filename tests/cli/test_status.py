@@ -95,12 +95,12 @@ def test_shows_push_services() -> None:
     metrics = Metrics(CollectorRegistry(), version="9.9")
     report = StatusReport(make_measurement(0.0, metrics))
     assert "push" not in report.values() and not any(name.startswith("push") for name, _ in report.rows())
-    metrics.push_requests.inc("webpush", "sent", by=12)
+    metrics.push_requests.inc("web_push", "sent", by=12)
     metrics.push_requests.inc("webhook", "retry", by=3)
-    metrics.push_devices = {"webpush": 2}
-    metrics.count_push_hosts_backing_off = lambda: {"webpush": 1}
+    metrics.push_devices = {"web_push": 2}
+    metrics.count_push_hosts_backing_off = lambda: {"web_push": 1}
     report = StatusReport(make_measurement(0.0, metrics))
-    assert report.values()["push"]["webpush"] == {
+    assert report.values()["push"]["web_push"] == {
         "devices": 2,
         "sent": 12,
         "retry": 0,
@@ -116,7 +116,7 @@ def test_shows_push_services() -> None:
         "hosts_backing_off": 0,
     }
     rows = dict(report.rows())
-    assert rows["push webpush"] == "2 devices, 12 sent, 0 retry, 0 rejected, 0 forgotten, 1 hosts backing off"
+    assert rows["push web_push"] == "2 devices, 12 sent, 0 retry, 0 rejected, 0 forgotten, 1 hosts backing off"
     assert rows["push webhook"] == "0 sent, 3 retry, 0 rejected, 0 forgotten, 0 hosts backing off"
 
 

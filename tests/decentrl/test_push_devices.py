@@ -62,17 +62,17 @@ class DeviceCommandTests(SynchronousTestCase):
     def test_all_services(self) -> None:
         """Devices are listed as they were registered, in that order, and removed by service."""
         subscription = make_subscription()
-        for service, values in (("webpush", subscription), ("fcm", FCM), ("apns", APNS)):
+        for service, values in (("web_push", subscription), ("fcm", FCM), ("apns", APNS)):
             self.set_device(self.alice, service, values)
         devices, payload = list_devices(self.alice)
         self.assertEqual(
             devices,
-            [{"service": "webpush", **subscription}, {"service": "fcm", **FCM}, {"service": "apns", **APNS}],
+            [{"service": "web_push", **subscription}, {"service": "fcm", **FCM}, {"service": "apns", **APNS}],
         )
-        self.assertEqual(payload["services"], ["fcm", "apns", "webpush"])
+        self.assertEqual(payload["services"], ["fcm", "apns", "web_push"])
         self.assertEqual(payload["vapid_public_key"], VAPID_PUBLIC_KEY)
         self.assertEqual(self.alice.answer(REMOVE, service="fcm"), {"type": "SUCCESS"})
-        self.assertEqual([one["service"] for one in list_devices(self.alice)[0]], ["webpush", "apns"])
+        self.assertEqual([one["service"] for one in list_devices(self.alice)[0]], ["web_push", "apns"])
         self.assertEqual(list_devices(self.bob)[0], [])
 
     def test_moves_between_identities(self) -> None:
@@ -96,7 +96,7 @@ class DeviceCommandTests(SynchronousTestCase):
             {"service": "apns"},
             {"service": "apns", "device_token": "x"},
             {"service": "fcm", **FCM, "device_platform": None},
-            {"service": "webpush", **make_subscription(endpoint="ftp://x/")},
+            {"service": "web_push", **make_subscription(endpoint="ftp://x/")},
             {"service": "sms", **APNS},
             {"service": None, **APNS},
             {"service": [], **APNS},

@@ -28,7 +28,7 @@ QUERIES = "https://didcomm.org/discover-features/2.0/queries"
 FCM_URI = "https://didcomm.org/push-notifications-fcm/1.0"
 APNS_URI = "https://didcomm.org/push-notifications-apns/1.0"
 WEB_URI = "urn:mediatord:web-push/1.0"
-SERVICES: tuple[PushServiceName, ...] = ("fcm", "apns", "webpush")
+SERVICES: tuple[PushServiceName, ...] = ("fcm", "apns", "web_push")
 
 
 def list_requests() -> list[str]:
@@ -62,7 +62,7 @@ class RegistrationTests(SynchronousTestCase):
             protocol = PUSH_PROTOCOLS[service]  # type: ignore[index]
             types = [protocol.type(name) for name in ("set", "get", "info", "ack")]
             self.assertEqual(types, [f"{uri}/{name}" for name in names])
-        types = [PUSH_PROTOCOLS["webpush"].type(name) for name in ("set", "get", "info", "ack")]
+        types = [PUSH_PROTOCOLS["web_push"].type(name) for name in ("set", "get", "info", "ack")]
         self.assertEqual(
             types, [f"{WEB_URI}/{name}" for name in ("set-subscription", "get-subscription", "subscription", "ack")]
         )
@@ -223,7 +223,7 @@ class DisclosureTests(SynchronousTestCase):
 
     def test_configured_services(self) -> None:
         """Exactly those that are configured are served and disclosed; Web Push with its key."""
-        for services in ((), ("fcm",), ("apns", "webpush"), SERVICES):
+        for services in ((), ("fcm",), ("apns", "web_push"), SERVICES):
             in_memory = InMemoryMediator(self, devices=partial(make_core_registry, services=services))
             found = self.disclosures_of(in_memory, "*push*")
             self.assertEqual({one["id"] for one in found}, {PUSH_PROTOCOLS[name].uri for name in services})

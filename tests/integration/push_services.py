@@ -78,7 +78,7 @@ class PushServices:
         return subscription
 
     def set_answers(self, service: str, *answers: dict[str, Any], always: dict[str, Any] | None = None) -> None:
-        """What `fcm`, `token` or `webpush` answers next, or from now on."""
+        """What `fcm`, `token` or `web_push` answers next, or from now on."""
         self._call("POST", "/answers", {"service": service, "answers": answers, "always": always})
 
     def received(self) -> dict[str, Any]:

@@ -140,14 +140,14 @@ class WakeTests(PushTestCase):
         daemon = self.start()
         wallet = await enrol_wallet(daemon, reactor)
         subscription = self.services.subscribe(await wallet.vapid_public_key())
-        await wallet.set_push_device("webpush", subscription)
+        await wallet.set_push_device("web_push", subscription)
         await self.send(daemon, wallet, "one")
 
         def reached(found: dict[str, Any]) -> bool:
-            return bool(found["webpush"][subscription["endpoint"]])
+            return bool(found["web_push"][subscription["endpoint"]])
 
         received = await deferToThread(self.services.await_received, reached)
-        (content,) = received["webpush"][subscription["endpoint"]]
+        (content,) = received["web_push"][subscription["endpoint"]]
         self.assertEqual(set(json.loads(content)), {"mediator"})
 
     async def test_live_wallets_are_not_woken(self) -> None:
@@ -197,11 +197,11 @@ class WakeTests(PushTestCase):
         wallet = await enrol_wallet(daemon, reactor)
         await wallet.set_push_device("fcm", PHONE)
         subscription = self.services.subscribe(await wallet.vapid_public_key())
-        await wallet.set_push_device("webpush", subscription)
+        await wallet.set_push_device("web_push", subscription)
         await self.send(daemon, wallet, "one", 100)
 
         def reached(found: dict[str, Any]) -> bool:
-            return bool(found["webpush"][subscription["endpoint"]])
+            return bool(found["web_push"][subscription["endpoint"]])
 
         received = await deferToThread(self.services.await_received, reached)
         self.assertEqual(received["fcm"], [])

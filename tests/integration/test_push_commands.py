@@ -39,7 +39,7 @@ class PushCommandTests(PushTestCase):
         wallet = await enrol_wallet(daemon, reactor)
         await wallet.set_push_device("fcm", PHONE)
         subscription = self.services.subscribe(await wallet.vapid_public_key())
-        await wallet.set_push_device("webpush", subscription)
+        await wallet.set_push_device("web_push", subscription)
         arguments = ("push", "test", "--account", wallet.did, "--config", str(daemon.config))
         for number in (1, 2, 3):
             result = await self.run_command(*arguments, "--json")
@@ -48,7 +48,7 @@ class PushCommandTests(PushTestCase):
             self.assertEqual((document["did"], document["sent"]), (wallet.did, 2))
             received = self.services.received()
             self.assertEqual(len(received["fcm"]), number)
-            self.assertEqual(len(received["webpush"][subscription["endpoint"]]), number)
+            self.assertEqual(len(received["web_push"][subscription["endpoint"]]), number)
 
         # A message still wakes: tests are no wake-ups for the schedule.
         await self.send(daemon, wallet, "one")
@@ -79,9 +79,9 @@ class PushCommandTests(PushTestCase):
 
         result = await self.run_command("status", "--url", daemon.url, "--over", "0", "--json")
         services = json.loads(result.stdout)["push"]
-        self.assertEqual(set(services), {"fcm", "webpush"})
+        self.assertEqual(set(services), {"fcm", "web_push"})
         self.assertEqual((services["fcm"]["retry"], services["fcm"]["hosts_backing_off"]), (1, 1))
-        self.assertEqual(services["webpush"]["hosts_backing_off"], 0)
+        self.assertEqual(services["web_push"]["hosts_backing_off"], 0)
 
     async def test_without_a_device(self) -> None:
         """Of an account, and of a DID that nobody has."""

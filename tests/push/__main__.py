@@ -1,11 +1,11 @@
 """
 Runs FCM and a Web Push service in a process: ``python -m tests.push DIRECTORY``.
 
-Writes `ca.pem`, `fcm.json` (key file of the service account) and `services.json` (base URLs `fcm`, `webpush`,
+Writes `ca.pem`, `fcm.json` (key file of the service account) and `services.json` (base URLs `fcm`, `web_push`,
 `control`) into the directory, prints `ready`, and runs until its standard input ends.
 
 The control server is plain HTTP: `POST /subscribe` {server_key} creates a subscription; `POST /answers` {service:
-`fcm` | `token` | `webpush`, answers: [{status, body, headers, behaviour}], always} sets the next answers; `GET
+`fcm` | `token` | `web_push`, answers: [{status, body, headers, behaviour}], always} sets the next answers; `GET
 /received` lists numbers of requests and connections, delivered FCM messages, and decrypted Web Push messages by
 endpoint.
 """
@@ -36,7 +36,7 @@ class ControlServer(ScriptedServer):
     def __init__(self, fcm: FCMServer, web_push: WebPushServer) -> None:
         super().__init__()
         self._fcm, self._web_push = fcm, web_push
-        self._services: dict[str, ScriptedServer] = {"fcm": fcm, "token": fcm.tokens, "webpush": web_push}
+        self._services: dict[str, ScriptedServer] = {"fcm": fcm, "token": fcm.tokens, "web_push": web_push}
 
     def answer(self, request: ReceivedRequest) -> Answer:
         match request.method, request.path:
@@ -62,7 +62,7 @@ class ControlServer(ScriptedServer):
             "requests": {name: len(server.received) for name, server in self._services.items()},
             "connections": {name: server.connections for name, server in self._services.items()},
             "fcm": self._fcm.delivered,
-            "webpush": {
+            "web_push": {
                 agent.endpoint: [message.decode() for message in agent.messages]
                 for agent in self._web_push.agents.values()
             },
@@ -90,7 +90,7 @@ def main() -> None:
     for server in (fcm, web_push, control):
         server.start(reactor)
     fcm.write_credentials(directory / "fcm.json")
-    urls = {"fcm": fcm.url, "webpush": web_push.url, "control": control.url}
+    urls = {"fcm": fcm.url, "web_push": web_push.url, "control": control.url}
     (directory / "services.json").write_bytes(orjson.dumps(urls))
     StandardIO(_EndOfInput())
     sys.stdout.write("ready\n")

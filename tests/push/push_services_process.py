@@ -43,7 +43,7 @@ class PushServices:
         """
         Answer the next requests, and all after them, other than the service would.
 
-        :param service: `fcm`, `token` or `webpush`.
+        :param service: `fcm`, `token` or `web_push`.
         """
         value = {
             "service": service,
@@ -55,7 +55,7 @@ class PushServices:
     def get_received(self) -> dict[str, Any]:
         """
         Numbers of `requests` and `connections` by service, messages that `fcm` delivered, and decrypted messages of
-        `webpush` by endpoint.
+        `web_push` by endpoint.
         """
         received: dict[str, Any] = self._call("/received")
         return received

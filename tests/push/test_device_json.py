@@ -20,7 +20,7 @@ def change_keys(**changes: Any) -> dict[str, Any]:
     return {**SUBSCRIPTION, "keys": {**SUBSCRIPTION["keys"], **changes}}
 
 
-@pytest.mark.parametrize(("service", "members"), [("fcm", FCM), ("apns", APNS), ("webpush", SUBSCRIPTION)])
+@pytest.mark.parametrize(("service", "members"), [("fcm", FCM), ("apns", APNS), ("web_push", SUBSCRIPTION)])
 def test_formats_what_it_parses(service: ServiceName, members: dict[str, Any]) -> None:
     """A wallet sees what it has registered, in the form in which it did."""
     device = parse_device(service, members)
@@ -39,7 +39,7 @@ def test_browser_subscription() -> None:
     """The time is in milliseconds; padded keys are those without padding."""
     keys = SUBSCRIPTION["keys"]
     padded = change_keys(p256dh=keys["p256dh"] + "=", auth=keys["auth"] + "==")
-    found = parse_device("webpush", {**padded, "expirationTime": 1_800_000_000_500})
+    found = parse_device("web_push", {**padded, "expirationTime": 1_800_000_000_500})
     assert found == WebPushDevice(SUBSCRIPTION["endpoint"], keys["p256dh"], keys["auth"], 1_800_000_000.5)
     assert found is not None
     assert format_device(found)["expirationTime"] == 1_800_000_000_500
@@ -50,8 +50,8 @@ def test_browser_subscription() -> None:
     [
         ("fcm", {"device_token": None, "device_platform": None}),
         ("apns", {"device_token": None}),
-        ("webpush", {"endpoint": None, "keys": None, "expirationTime": None}),
-        ("webpush", {"endpoint": None, "keys": {"p256dh": None, "auth": None}}),
+        ("web_push", {"endpoint": None, "keys": None, "expirationTime": None}),
+        ("web_push", {"endpoint": None, "keys": {"p256dh": None, "auth": None}}),
         *[(service, {}) for service in SERVICE_NAMES],
     ],
 )
@@ -66,10 +66,10 @@ def test_null_values_remove(service: ServiceName, members: dict[str, Any]) -> No
         ("fcm", {**FCM, "device_token": None}),
         ("fcm", {**FCM, "device_platform": None}),
         ("fcm", {"device_token": FCM["device_token"]}),
-        ("webpush", {**SUBSCRIPTION, "endpoint": None}),
-        ("webpush", {**SUBSCRIPTION, "keys": None}),
-        ("webpush", change_keys(auth=None)),
-        ("webpush", change_keys(p256dh=None)),
+        ("web_push", {**SUBSCRIPTION, "endpoint": None}),
+        ("web_push", {**SUBSCRIPTION, "keys": None}),
+        ("web_push", change_keys(auth=None)),
+        ("web_push", change_keys(p256dh=None)),
     ],
 )
 def test_missing_values(service: ServiceName, members: dict[str, Any]) -> None:
@@ -139,24 +139,24 @@ def test_invalid_apns_tokens(token: Any) -> None:
 def test_invalid_endpoints(endpoint: Any) -> None:
     """An https URL with a host, up to 2048 characters."""
     longest = "https://push.example/".ljust(2048, "x")
-    assert parse_device("webpush", {**SUBSCRIPTION, "endpoint": longest}) is not None
+    assert parse_device("web_push", {**SUBSCRIPTION, "endpoint": longest}) is not None
     with pytest.raises(InvalidBody):
-        parse_device("webpush", {**SUBSCRIPTION, "endpoint": endpoint})
+        parse_device("web_push", {**SUBSCRIPTION, "endpoint": endpoint})
 
 
 def test_http_endpoints() -> None:
     """Only where the operator allows them."""
     members = {**SUBSCRIPTION, "endpoint": "http://push.example/1"}
-    assert parse_device("webpush", members, allow_http=True) is not None
+    assert parse_device("web_push", members, allow_http=True) is not None
     with pytest.raises(InvalidBody):
-        parse_device("webpush", members)
+        parse_device("web_push", members)
 
 
 @pytest.mark.parametrize("key", [*WRONG_TYPES, "", "x", "!" * 87, "A" * 87, "A" * 1_000_000, OFF_CURVE, COMPRESSED])
 def test_invalid_public_keys(key: Any) -> None:
     """65 bytes, an uncompressed point on P-256."""
     with pytest.raises(InvalidBody):
-        parse_device("webpush", change_keys(p256dh=key))
+        parse_device("web_push", change_keys(p256dh=key))
 
 
 @pytest.mark.parametrize(
@@ -165,21 +165,21 @@ def test_invalid_public_keys(key: Any) -> None:
 def test_invalid_authentication_secrets(auth: Any) -> None:
     """16 bytes."""
     with pytest.raises(InvalidBody):
-        parse_device("webpush", change_keys(auth=auth))
+        parse_device("web_push", change_keys(auth=auth))
 
 
 @pytest.mark.parametrize("time", ["", "1800000000000", True, False, -1, 2**53, 1e300, [], {}])
 def test_invalid_expiration_times(time: Any) -> None:
     """A number of milliseconds."""
     with pytest.raises(InvalidBody):
-        parse_device("webpush", {**SUBSCRIPTION, "expirationTime": time})
+        parse_device("web_push", {**SUBSCRIPTION, "expirationTime": time})
 
 
 @pytest.mark.parametrize("keys", [[], "", "x", 0, 1, True, False, [SUBSCRIPTION["keys"]]])
 def test_invalid_keys(keys: Any) -> None:
     """An object."""
     with pytest.raises(InvalidBody):
-        parse_device("webpush", {**SUBSCRIPTION, "keys": keys})
+        parse_device("web_push", {**SUBSCRIPTION, "keys": keys})
 
 
 JSON = st.recursive(

@@ -130,7 +130,7 @@ class PrivacyTests(DaemonTestCase):
         self.agent = self.web_push.subscribe(await wallet.vapid_public_key())
         await wallet.set_push_device("fcm", {"device_token": FCM_TOKEN, "device_platform": "android"})
         await wallet.set_push_device("apns", {"device_token": APNS_TOKEN})
-        await wallet.set_push_device("webpush", self.agent.subscription)
+        await wallet.set_push_device("web_push", self.agent.subscription)
 
     def list_secrets(self) -> list[str]:
         """What identifies the devices, or is for their services only."""

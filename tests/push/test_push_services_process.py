@@ -55,7 +55,7 @@ class PushServicesProcessTests(TestCase):
         outcomes = [(await service.send(device, wakeup)).outcome for _ in range(2)]
         self.assertEqual(outcomes, ["gone", "sent"])
         received = await deferToThread(self.services.get_received)
-        self.assertEqual(received["requests"], {"fcm": 2, "token": 1, "webpush": 0})
+        self.assertEqual(received["requests"], {"fcm": 2, "token": 1, "web_push": 0})
         self.assertEqual([message["data"] for message in received["fcm"]], [{"mediator": "mediator-1"}])
 
     async def test_web_push(self) -> None:
@@ -67,12 +67,12 @@ class PushServicesProcessTests(TestCase):
         subscription = await deferToThread(self.services.subscribe, key.public)
         device = WebPushDevice(subscription["endpoint"], **subscription["keys"])
         busy = Answer(503, headers={"Retry-After": "5"})
-        await deferToThread(self.services.set_answers, "webpush", always=busy)
+        await deferToThread(self.services.set_answers, "web_push", always=busy)
         for _ in range(2):
             result = await service.send(device, Wakeup("mediator-1"))
             self.assertEqual(result, PushResult("retry", "unavailable", 503, 5.0))
-        await deferToThread(self.services.set_answers, "webpush")
+        await deferToThread(self.services.set_answers, "web_push")
         self.assertEqual((await service.send(device, Wakeup("mediator-1"))).outcome, "sent")
         received = await deferToThread(self.services.get_received)
-        self.assertEqual(received["webpush"], {device.endpoint: ['{"mediator":"mediator-1"}']})
-        self.assertEqual(received["connections"]["webpush"], 1)
+        self.assertEqual(received["web_push"], {device.endpoint: ['{"mediator":"mediator-1"}']})
+        self.assertEqual(received["connections"]["web_push"], 1)

@@ -32,7 +32,7 @@ class RegistryTests(SynchronousTestCase):
         self.quota = FakeQuota()
         self.registry = make_registry(self.store, self.quota)
         self.fcm = parse(self.registry, "fcm", FCM)
-        self.web = parse(self.registry, "webpush", make_subscription())
+        self.web = parse(self.registry, "web_push", make_subscription())
 
     def set_device(self, owner: str, device: PushDevice) -> None:
         """Register a device."""
@@ -103,8 +103,8 @@ class RegistryTests(SynchronousTestCase):
     def test_services_that_are_not_configured(self) -> None:
         """Their devices are neither accepted nor shown, but can be removed."""
         self.set_device(ALICE, self.fcm)
-        self.registry = make_registry(self.store, self.quota, services=["webpush", "apns"])
-        self.assertEqual(self.registry.services, ("apns", "webpush"))
+        self.registry = make_registry(self.store, self.quota, services=["web_push", "apns"])
+        self.assertEqual(self.registry.services, ("apns", "web_push"))
         self.failureResultOf(
             Deferred.fromCoroutine(self.registry.set_device(BOB, self.fcm, PEER)), UnsupportedMessageType
         )
@@ -114,7 +114,7 @@ class RegistryTests(SynchronousTestCase):
     def test_web_push_without_key(self) -> None:
         """There is no Web Push that no subscription can be made for."""
         with self.assertRaises(ValueError):
-            DeviceRegistry(self.store, None, None, ["webpush"], 1, "")  # type: ignore[arg-type]
+            DeviceRegistry(self.store, None, None, ["web_push"], 1, "")  # type: ignore[arg-type]
 
     def test_secrets_are_not_shown(self) -> None:
         """Neither a device nor its stored form shows them where it is logged by mistake."""

@@ -70,7 +70,7 @@ class PushSenderTests(SynchronousTestCase):
         self.recorder = EventRecorder(
             self.clock, self.log, metrics, Pseudonymizer("plain", PseudonymKey(1, b"x" * 32)), self.clock.seconds
         )
-        self.fcm, self.webpush = ScriptedService("fcm"), ScriptedService("webpush")
+        self.fcm, self.web_push = ScriptedService("fcm"), ScriptedService("web_push")
         self.store = _ForgottenDevices()
         self.secrets = [b"current", b"oldest"]
         self.sealer = DeviceSealer(lambda: self.secrets, lambda number: b"n" * number)
@@ -85,7 +85,7 @@ class PushSenderTests(SynchronousTestCase):
         return self.make_local_requester(webhook, lambda: self.secrets)
 
     def make_local_requester(self, webhook: _Webhook | None, secrets: Callable[[], Sequence[bytes]]) -> PushRequester:
-        services = {"fcm": self.fcm, "webpush": self.webpush}
+        services = {"fcm": self.fcm, "web_push": self.web_push}
         sealer = DeviceSealer(secrets, bytes)
         return PushRequester(self.clock, services, webhook, sealer, "mediator-id", _middle, self.clock.seconds)
 
@@ -109,7 +109,7 @@ class PushSenderTests(SynchronousTestCase):
         """Each once, with the id of the mediator and those of messages; the log has one line each."""
         report = self.send(self.claim(FCMDevice("a", "android"), make_browser("https://one.example/1")), age=2.0)
         self.assertEqual(report, SendReport(frozenset()))
-        self.assertEqual((self.fcm.tokens, self.webpush.tokens), (["a"], ["https://one.example/1"]))
+        self.assertEqual((self.fcm.tokens, self.web_push.tokens), (["a"], ["https://one.example/1"]))
         told = self.fcm.requests[0][1]
         self.assertEqual((told.mediator, told.message_ids), ("mediator-id", ("message-1",)))
         lines = self.log.named("push.wake")
@@ -117,7 +117,7 @@ class PushSenderTests(SynchronousTestCase):
             [(one["service"], one["outcome"], one["age_ms"]) for one in lines],
             [
                 ("fcm", "sent", 2000),
-                ("webpush", "sent", 2000),
+                ("web_push", "sent", 2000),
             ],
         )
         self.assertEqual(self.recorder.metrics.push_requests.get("fcm", "sent"), 1)
@@ -153,13 +153,13 @@ class PushSenderTests(SynchronousTestCase):
 
     def test_owed_devices_are_retried_alone(self) -> None:
         """The report names them, and `only` limits the next attempt to them."""
-        self.webpush.script = lambda token: PushResult("retry", status=503)
+        self.web_push.script = lambda token: PushResult("retry", status=503)
         claim = self.claim(FCMDevice("a", "android"), make_browser("https://one.example/1"))
         report = self.send(claim)
         self.assertEqual((report.owed, report.is_partial), (frozenset({claim.devices[1].id}), True))
-        self.webpush.script = lambda token: SENT
+        self.web_push.script = lambda token: SENT
         self.assertEqual(self.send(claim, only=report.owed, attempt=1), SendReport(frozenset()))
-        self.assertEqual((len(self.fcm.requests), len(self.webpush.requests)), (1, 2))
+        self.assertEqual((len(self.fcm.requests), len(self.web_push.requests)), (1, 2))
 
     def test_retry_after_is_respected(self) -> None:
         """Nothing is sent to the whole host for that long, and no request is logged meanwhile."""
@@ -178,13 +178,13 @@ class PushSenderTests(SynchronousTestCase):
 
     def test_failing_hosts_are_left_alone_longer_and_longer(self) -> None:
         """Other hosts of the same service are not affected."""
-        self.webpush.script = lambda token: PushResult("retry", status=500) if "bad" in token else SENT
+        self.web_push.script = lambda token: PushResult("retry", status=500) if "bad" in token else SENT
         bad = self.claim(make_browser("https://bad.example/1"))
         pauses = []
         for _ in range(FAILURES_BEFORE_BACKOFF + 2):
             self.send(bad)
             began = self.clock.seconds()
-            while self.count_backing_off("webpush"):
+            while self.count_backing_off("web_push"):
                 self.clock.advance(0.25)
             pauses.append(self.clock.seconds() - began)
         self.assertEqual(pauses, [0.0] * (FAILURES_BEFORE_BACKOFF - 1) + [1.0, 2.0, 4.0])
@@ -193,9 +193,9 @@ class PushSenderTests(SynchronousTestCase):
 
     def test_limit_of_one_subscription_is_not_that_of_its_host(self) -> None:
         """429 of Web Push concerns the subscription (RFC 8030 8.4)."""
-        self.webpush.script = lambda token: PushResult("retry", status=429, retry_after=60.0)
+        self.web_push.script = lambda token: PushResult("retry", status=429, retry_after=60.0)
         self.assertEqual(self.send(self.claim(make_browser("https://one.example/1"))).retry_in, 60.0)
-        self.webpush.script = lambda token: SENT
+        self.web_push.script = lambda token: SENT
         self.assertEqual(self.send(self.claim(make_browser("https://one.example/2"))), SendReport(frozenset()))
 
     def start(self, *claims: WakeupClaim) -> list[Deferred[SendReport]]:
@@ -243,45 +243,45 @@ class PushSenderTests(SynchronousTestCase):
     def test_untrusted_hosts_share_a_bound(self) -> None:
         """Web Push endpoints that never accepted a wake-up take no requests from other hosts and services."""
         self.send(self.claim(make_browser("https://good.example/0")))
-        self.webpush.script = None
+        self.web_push.script = None
         for number in range(MAX_UNTRUSTED_REQUESTS + 5):
             self.start(self.claim(make_browser(f"https://h{number}.example/")))
-        self.assertEqual(len(self.webpush.held), MAX_UNTRUSTED_REQUESTS)
+        self.assertEqual(len(self.web_push.held), MAX_UNTRUSTED_REQUESTS)
         self.start(self.claim(make_browser("https://good.example/1")))
-        self.assertEqual(len(self.webpush.held), MAX_UNTRUSTED_REQUESTS + 1)
+        self.assertEqual(len(self.web_push.held), MAX_UNTRUSTED_REQUESTS + 1)
         self.assertEqual(self.send(self.claim(FCMDevice("a", "android"))), SendReport(frozenset()))
 
     def test_slow_hosts_are_not_trusted(self) -> None:
         """Although they accept: they share the bound of the others."""
-        self.webpush.script = None
+        self.web_push.script = None
         (slow,) = self.start(self.claim(make_browser("https://slow.example/1")))
         self.clock.advance(TRUSTED_SECONDS + 0.1)
-        self.webpush.held[0].callback(SENT)
+        self.web_push.held[0].callback(SENT)
         self.clock.advance(0)
         self.assertEqual(self.successResultOf(slow), SendReport(frozenset()))
         for number in range(MAX_UNTRUSTED_REQUESTS):
             self.start(self.claim(make_browser(f"https://h{number}.example/")))
-        before = len(self.webpush.held)
+        before = len(self.web_push.held)
         self.start(self.claim(make_browser("https://slow.example/2")))
-        self.assertEqual(len(self.webpush.held), before)
+        self.assertEqual(len(self.web_push.held), before)
 
     def test_limits_of_this_process_say_nothing_about_a_host(self) -> None:
         """It is not paused for want of connections here."""
-        self.webpush.script = lambda token: PushResult("retry", "ConnectionsBusy")
+        self.web_push.script = lambda token: PushResult("retry", "ConnectionsBusy")
         for _ in range(2 * FAILURES_BEFORE_BACKOFF):
             self.send(self.claim(make_browser("https://one.example/1")))
-        self.assertEqual(self.count_backing_off("webpush"), 0)
+        self.assertEqual(self.count_backing_off("web_push"), 0)
 
     def test_hosts_that_only_reject_are_paused(self) -> None:
         """What is no push service is not flooded by those who register it."""
-        self.webpush.script = lambda token: PushResult("rejected", "refused", 405)
+        self.web_push.script = lambda token: PushResult("rejected", "refused", 405)
         for number in range(FAILURES_BEFORE_BACKOFF + 20):
             self.send(self.claim(make_browser(f"https://victim.example/{number}")))
-        self.assertEqual(len(self.webpush.requests), FAILURES_BEFORE_BACKOFF)
+        self.assertEqual(len(self.web_push.requests), FAILURES_BEFORE_BACKOFF)
 
     def test_attempts_at_untrusted_hosts_are_bounded(self) -> None:
         """A wake-up is given up in the end; that of FCM never is."""
-        self.webpush.script = lambda token: PushResult("retry", "NameUnknown")
+        self.web_push.script = lambda token: PushResult("retry", "NameUnknown")
         self.fcm.script = lambda token: PushResult("retry", status=500)
         claim = self.claim(FCMDevice("a", "android"), make_browser("https://gone.example/1"))
         self.assertEqual(len(self.send(claim, attempt=MAX_UNTRUSTED_ATTEMPTS - 1).owed), 2)
@@ -289,15 +289,15 @@ class PushSenderTests(SynchronousTestCase):
 
     def test_pause_of_a_subscription(self) -> None:
         """As long as the service asks for, however often it is tried."""
-        self.webpush.script = lambda token: PushResult("retry", status=429, retry_after=3600.0)
+        self.web_push.script = lambda token: PushResult("retry", status=429, retry_after=3600.0)
         claim = self.claim(make_browser("https://one.example/1"))
         self.send(claim)
         self.clock.advance(3599.0)
         self.send(claim, attempt=3)
-        self.assertEqual(len(self.webpush.requests), 1)
+        self.assertEqual(len(self.web_push.requests), 1)
         self.clock.advance(1.0)
         self.send(claim, attempt=4)
-        self.assertEqual(len(self.webpush.requests), 2)
+        self.assertEqual(len(self.web_push.requests), 2)
 
     def test_failures_of_a_service_are_retried(self) -> None:
         """An unexpected exception is logged without its text, and the wake-up is owed."""

@@ -32,7 +32,7 @@ class WakeupTests(SynchronousTestCase):
 
     def deliver(self, content: bytes) -> None:
         """Encrypt a wake-up and deliver it."""
-        device = parse_device("webpush", self.subscription.to_json(), allow_http=True)
+        device = parse_device("web_push", self.subscription.to_json(), allow_http=True)
         assert isinstance(device, WebPushDevice)
         self.subscription.put(encrypt(content, device))
 

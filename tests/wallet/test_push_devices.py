@@ -29,7 +29,7 @@ from tests.push.registries import APNS, FCM, MEDIATOR_ID, VAPID_PUBLIC_KEY, make
 DEVICES: tuple[tuple[PushServiceName, dict[str, Any]], ...] = (
     ("fcm", FCM),
     ("apns", APNS),
-    ("webpush", make_subscription(expirationTime=4_000_000_000_000)),
+    ("web_push", make_subscription(expirationTime=4_000_000_000_000)),
 )
 
 
@@ -111,7 +111,7 @@ class DecentrlTests(SynchronousTestCase):
     def test_devices(self) -> None:
         """A device of each service is registered, read and removed."""
         run = self.in_memory.run
-        services = ("fcm", "apns", "webpush")
+        services = ("fcm", "apns", "web_push")
         self.assertEqual(run(self.alice.push_devices()), PushDevices(services, MEDIATOR_ID, VAPID_PUBLIC_KEY, []))
         for service, values in DEVICES:
             run(self.alice.set_push_device(service, values))
@@ -137,7 +137,7 @@ class DecentrlTests(SynchronousTestCase):
             self.failureResultOf(Deferred.fromCoroutine(self.alice.push_devices()), UnreadableMessage)
 
 
-@pytest.mark.parametrize("service", ["fcm", "apns", "webpush"])
+@pytest.mark.parametrize("service", ["fcm", "apns", "web_push"])
 def test_devices_are_not_shown(service: str) -> None:
     """Neither by a list of devices where it is logged by mistake."""
     assert "secret" not in repr(PushDevices((service,), MEDIATOR_ID, None, [{"device_token": "secret"}]))

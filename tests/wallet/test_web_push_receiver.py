@@ -53,7 +53,7 @@ class ReceiverTestCase(TestCase):
 
     def device_of(self, subscription: WebPushSubscription) -> WebPushDevice:
         """Its registration at a mediator that allows http."""
-        device = parse_device("webpush", subscription.to_json(), allow_http=True)
+        device = parse_device("web_push", subscription.to_json(), allow_http=True)
         assert isinstance(device, WebPushDevice)
         return device
 

@@ -305,7 +305,7 @@ class RemovePushDevices(WireModel):
     """Removes the devices of the sender with one push service; where push.decentrl is on."""
 
     type: Literal["REMOVE_PUSH_DEVICES"]
-    service: Literal["fcm", "apns", "webpush"]
+    service: Literal["fcm", "apns", "web_push"]
 
 
 DirectPayload: TypeAlias = (

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from mediatord.errors import InvalidBody
 
-PushServiceName = Literal["fcm", "apns", "webpush"]
+PushServiceName = Literal["fcm", "apns", "web_push"]
 NOTIFICATION_SENDER = "notification-sender"
 
 
@@ -63,7 +63,7 @@ class PushProtocol:
 PUSH_PROTOCOLS: dict[PushServiceName, PushProtocol] = {
     "fcm": PushProtocol("https://didcomm.org/push-notifications-fcm/1.0", "device-info"),
     "apns": PushProtocol("https://didcomm.org/push-notifications-apns/1.0", "device-info"),
-    "webpush": PushProtocol("urn:mediatord:web-push/1.0", "subscription", "subscription"),
+    "web_push": PushProtocol("urn:mediatord:web-push/1.0", "subscription", "subscription"),
 }
 # Body of the `ack` (Aries RFC 0015), which the protocols adopt under their own URI.
 ACK_BODY = {"status": "OK"}

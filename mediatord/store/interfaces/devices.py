@@ -24,7 +24,7 @@ class Device:
     A device as it is stored. The store knows neither token nor endpoint.
 
     :param id: keyed hash of service and token, so that the same token is found under any account; 16 bytes.
-    :param service: `fcm`, `apns` or `webpush`.
+    :param service: `fcm`, `apns` or `web_push`.
     :param sealed: the encrypted registration (:class:`~mediatord.push.devices.DeviceSealer`).
     :param expires_at: when the service stops accepting it; None for never.
     """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 HOUR = timedelta(hours=1)
-SERVICES = ("fcm", "apns", "webpush", "webhook")
+SERVICES = ("fcm", "apns", "web_push", "webhook")
 
 
 def run(spark: SparkSession, lines: list[Row], first: int = 0, last: int = 0) -> dict[str, list[Row]]:
@@ -192,7 +192,7 @@ def test_devices_woken_together_are_one_wakeup(spark: SparkSession) -> None:
     lines = [
         wake(at(0, 1), "a", "fcm"),
         event(at(0, 1, second=9), "push.wake", did="a", service="apns", outcome="sent", dur_ms=8_000.0),
-        wake(at(0, 1), "a", "webpush", "retry", code="busy"),
+        wake(at(0, 1), "a", "web_push", "retry", code="busy"),
         fetch(at(0, 1, second=4), "a"),
         # Later, and to be counted again; the contact before it does not count.
         wake(at(0, 1, second=5), "a", "fcm"),
@@ -216,7 +216,7 @@ def test_devices_woken_together_are_one_wakeup(spark: SparkSession) -> None:
         ("push.wake", "fcm", "gone", "UNREGISTERED", 1),
         ("push.wake", "fcm", "sent", "", 3),
         ("push.wake", "webhook", "sent", "", 1),
-        ("push.wake", "webpush", "retry", "busy", 1),
+        ("push.wake", "web_push", "retry", "busy", 1),
     ]
 
 

@@ -183,7 +183,7 @@ def test_push_notifications_are_exact(month: AnalysedMonth) -> None:
     rows = month.rows("wakeups_daily")
     assert _sum_by_day(rows, "n", "service") == _get_true_counts(days, "wakeups")
     assert _sum_by_day(rows, "missed", "service") == _get_true_counts(days, "missed")
-    assert {row.service for row in rows if row.missed < row.n} == {"*", "fcm", "apns", "webpush"}
+    assert {row.service for row in rows if row.missed < row.n} == {"*", "fcm", "apns", "web_push"}
     woken = {row.dt: row.n for row in rows if row.service == "*"}
     assert all(row.n <= woken[row.dt] for row in month.rows("wakeups_missed_top"))
 

@@ -180,7 +180,7 @@ class DecentrlTarget:
         yield b"g" + json.dumps(greeting).replace('"NOW"', "@NOW@").encode()
         contract = {**samples.CONTRACT, "requestor_did": "@ALICE@", "recipient_did": "@MEDIATOR@"}
         yield b"e" + json.dumps({"communication_contract": contract, "requestor_signature": samples.SECRET}).encode()
-        for service, values in (("fcm", FCM), ("apns", APNS), ("webpush", SUBSCRIPTION)):
+        for service, values in (("fcm", FCM), ("apns", APNS), ("web_push", SUBSCRIPTION)):
             yield b"d" + json.dumps({"service": service, **values}).encode()
         yield from (b"q@ALICE@?tags=a,b&page=0&page_size=10&after=1.5", b"qdid:x?channel_id=&before=1e400&tags=%ff")
 

@@ -173,8 +173,8 @@ _MESSAGES: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     (PUSH_PROTOCOLS["fcm"].type("set"), FCM, {}),
     (PUSH_PROTOCOLS["fcm"].type("get"), {}, {}),
     (PUSH_PROTOCOLS["apns"].type("set"), APNS, {}),
-    (PUSH_PROTOCOLS["webpush"].type("set"), {"subscription": SUBSCRIPTION}, {"please_ack": [""]}),
-    (PUSH_PROTOCOLS["webpush"].type("get"), {}, {}),
+    (PUSH_PROTOCOLS["web_push"].type("set"), {"subscription": SUBSCRIPTION}, {"please_ack": [""]}),
+    (PUSH_PROTOCOLS["web_push"].type("get"), {}, {}),
     ("https://didcomm.org/empty/1.0/empty", {}, {"please_ack": [""], "ack": ["x"]}),
 )
 _ORDERS: tuple[dict[str, Any], ...] = (

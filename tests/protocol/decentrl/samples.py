@@ -72,7 +72,7 @@ DIRECT: Mapping[str, Mapping[str, Any]] = {
     "UPDATE_EVENT_TAGS": {"events": [{"event_id": "1", "encrypted_tags": [SECRET]}]},
     "SET_PUSH_DEVICE": {"encrypted_push_device": SECRET, "sender_ephemeral_public_key": SECRET},
     "QUERY_PUSH_DEVICES": {"sender_ephemeral_public_key": SECRET},
-    "REMOVE_PUSH_DEVICES": {"service": "webpush"},
+    "REMOVE_PUSH_DEVICES": {"service": "web_push"},
 }
 PUBLIC: Mapping[str, Mapping[str, Any]] = {
     "PUBLISH_PUBLIC_EVENT": {

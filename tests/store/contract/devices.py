@@ -55,7 +55,7 @@ class DeviceStoreContract(DecentrlContract):
         await self.register_dids(CAROL, DAVE)
         await self.save_contracts("carol with dave", owner=CAROL, peer=DAVE)
         await self.set_devices(ALICE, make_device("alice"))
-        await self.set_devices(CAROL, make_device("carol", "webpush"))
+        await self.set_devices(CAROL, make_device("carol", "web_push"))
 
     async def set_devices(self, owner: str, *devices: Device, max_devices: int = MAX_DEVICES) -> None:
         for device in devices:
@@ -112,12 +112,12 @@ class DeviceContract(DeviceStoreContract):
         later = self.clock.seconds() + HOUR + 0.1234567
         devices = [
             make_device("z"),
-            make_device("y", "webpush", later),
+            make_device("y", "web_push", later),
             make_device("x", "apns", sealed=bytes(range(256)) * 32),
         ]
         await self.set_devices(BOB, *devices)
         self.assertEqual(await self.devices.list_devices(BOB), devices)
-        self.assertEqual(await self.devices.list_devices(BOB, "webpush"), devices[1:2])
+        self.assertEqual(await self.devices.list_devices(BOB, "web_push"), devices[1:2])
         self.assertEqual(await self.devices.list_devices(BOB, None), devices)
         self.assertEqual(await self.list_names(BOB, "none"), [])
         self.assertEqual((await self.list_names(), await self.list_names(CAROL)), (["alice"], ["carol"]))
@@ -130,11 +130,11 @@ class DeviceContract(DeviceStoreContract):
         changed = make_device("a", expires_at=self.clock.seconds() + HOUR, sealed=b"changed")
         await self.set_devices(BOB, changed)
         self.assertEqual(await self.devices.list_devices(BOB), [changed, make_device("b")])
-        self.assertEqual(await self.devices.count_devices(), {"fcm": 3, "webpush": 1})
+        self.assertEqual(await self.devices.count_devices(), {"fcm": 3, "web_push": 1})
 
     async def test_moves_device_from_another_owner(self) -> None:
         """A device of the same id moves here from its former owner, of either protocol, as the last one."""
-        await self.set_devices(BOB, make_device("b"), make_device("alice"), make_device("carol", "webpush"))
+        await self.set_devices(BOB, make_device("b"), make_device("alice"), make_device("carol", "web_push"))
         self.assertEqual(await self.list_names(BOB), ["b", "alice", "carol"])
         self.assertEqual((await self.list_names(), await self.list_names(CAROL)), ([], []))
         await self.set_devices(CAROL, make_device("alice"))
@@ -177,7 +177,7 @@ class DeviceContract(DeviceStoreContract):
         self.assertEqual(await self.devices.remove_devices(BOB, "fcm"), 0)
         self.assertEqual(await self.devices.remove_devices("did:example:nobody", "fcm"), 0)
         self.assertEqual((await self.list_names(BOB), await self.list_names()), (["b"], ["alice"]))
-        self.assertEqual(await self.devices.remove_devices(CAROL, "webpush"), 1)
+        self.assertEqual(await self.devices.remove_devices(CAROL, "web_push"), 1)
         self.assertEqual(await self.list_names(CAROL), [])
 
     async def test_forgets_devices_by_id(self) -> None:
@@ -192,47 +192,47 @@ class DeviceContract(DeviceStoreContract):
     async def test_expires_devices(self) -> None:
         """Expired devices are not listed, and at most so many are removed at once."""
         now = self.clock.seconds()
-        expiring = [make_device(f"{number}", "webpush", now + 10.0 + number / 100) for number in range(5)]
-        await self.set_devices(BOB, *expiring, make_device("late", "webpush", now + HOUR), make_device("never"))
+        expiring = [make_device(f"{number}", "web_push", now + 10.0 + number / 100) for number in range(5)]
+        await self.set_devices(BOB, *expiring, make_device("late", "web_push", now + HOUR), make_device("never"))
         self.assertEqual(await self.devices.expire_devices(100), 0)
         await self.pass_time(11.0)
         self.assertEqual(await self.list_names(BOB), ["late", "never"])
         self.assertEqual([await self.devices.expire_devices(limit) for limit in (2, 0, 100, 100)], [2, 0, 3, 0])
         self.assertEqual(await self.list_names(BOB), ["late", "never"])
-        self.assertEqual(await self.devices.count_devices(), {"fcm": 2, "webpush": 2})
+        self.assertEqual(await self.devices.count_devices(), {"fcm": 2, "web_push": 2})
 
     async def test_scans_devices(self) -> None:
         """Devices of all owners are read in slices, in the order of their ids."""
-        later = make_device("b", "webpush", self.clock.seconds() + HOUR + 0.1234567)
+        later = make_device("b", "web_push", self.clock.seconds() + HOUR + 0.1234567)
         await self.set_devices(BOB, make_device("z"), later)
         found: list[Device] = []
         while some := await self.devices.scan_devices(found[-1].id if found else b"", 3):
             self.assertLessEqual(len(some), 3)
             found += some
-        self.assertEqual(found, [make_device("alice"), later, make_device("carol", "webpush"), make_device("z")])
+        self.assertEqual(found, [make_device("alice"), later, make_device("carol", "web_push"), make_device("z")])
         self.assertEqual(await self.devices.scan_devices(b"", 0), [])
 
     async def test_reseals_devices(self) -> None:
         """What is sealed is replaced where it is as it was read, and nothing else changes."""
         later = self.clock.seconds() + HOUR
-        old = [make_device(name, "webpush", later) for name in ("a", "b", "c")]
+        old = [make_device(name, "web_push", later) for name in ("a", "b", "c")]
         await self.set_devices(BOB, *old)
-        await self.set_devices(BOB, make_device("b", "webpush", later, b"registered again"))
+        await self.set_devices(BOB, make_device("b", "web_push", later, b"registered again"))
         await self.devices.forget_devices([old[2].id])
         await self.devices.reseal_devices([(one, b"new") for one in (*old, make_device("alice"))])
         await self.devices.reseal_devices([])
-        new = Device(old[0].id, "webpush", b"new", later)
+        new = Device(old[0].id, "web_push", b"new", later)
         self.assertEqual(
-            await self.devices.list_devices(BOB), [new, make_device("b", "webpush", later, b"registered again")]
+            await self.devices.list_devices(BOB), [new, make_device("b", "web_push", later, b"registered again")]
         )
         self.assertEqual(await self.devices.list_devices(ALICE), [Device(make_device("alice").id, "fcm", b"new")])
 
     async def test_counts_devices_by_service(self) -> None:
         """Devices are counted by service; services without any are left out."""
         await self.set_devices(BOB, make_device("a"), make_device("b", "apns"))
-        self.assertEqual(await self.devices.count_devices(), {"apns": 1, "fcm": 2, "webpush": 1})
+        self.assertEqual(await self.devices.count_devices(), {"apns": 1, "fcm": 2, "web_push": 1})
         await self.devices.remove_devices(BOB, "apns")
-        self.assertEqual(await self.devices.count_devices(), {"fcm": 2, "webpush": 1})
+        self.assertEqual(await self.devices.count_devices(), {"fcm": 2, "web_push": 1})
 
     async def test_devices_follow_moved_account(self) -> None:
         """Devices and the state of wake-ups follow an account to its new DID."""
@@ -250,12 +250,12 @@ class DeviceContract(DeviceStoreContract):
         await self.poll(BOB)
         self.assertTrue(await self.store.administration.remove_account(BOB))
         await self.set_devices_refused(BOB)
-        self.assertEqual(await self.devices.count_devices(), {"fcm": 1, "webpush": 1})
+        self.assertEqual(await self.devices.count_devices(), {"fcm": 1, "web_push": 1})
         await self.pass_time(10.0)
         now = self.clock.seconds()
         expired = await self.store.expire_accounts(10, unused_before=None, idle_before=now - 5.0)
         self.assertEqual([one.did for one in expired], [ALICE])
-        self.assertEqual(await self.devices.count_devices(), {"webpush": 1})
+        self.assertEqual(await self.devices.count_devices(), {"web_push": 1})
         await self.store.grant(BOB)
         await self.register(BOB, OTHER)
         await self.enqueue_ids("m", to=OTHER)
@@ -335,7 +335,7 @@ class WakeupContract(DeviceStoreContract):
         """A Decentrl identity is woken for a pending event."""
         self.assertIsNone(await self.claim(CAROL))
         await self.deliver_events("e1", "e2", to=CAROL, sender=DAVE, payload="12345")
-        self.assertEqual(await self.claim(CAROL), WakeupClaim(CAROL, (make_device("carol", "webpush"),), 2, 10))
+        self.assertEqual(await self.claim(CAROL), WakeupClaim(CAROL, (make_device("carol", "web_push"),), 2, 10))
         await self.decentrl.acknowledge_events(self.make_guard(CAROL), CAROL, ["e1", "e2"])
         await self.pass_time(HOUR / 2)
         self.assertIsNone(await self.claim(CAROL))
@@ -635,7 +635,7 @@ class OwedWakeupContract(DeviceStoreContract):
         """An owner is found by any of its devices that has not expired, wherever a slice ends."""
         await self.register(BOB, OTHER)
         await self.enqueue_ids("m", to=OTHER)
-        expiring = [make_device(f"{number}", "webpush", self.clock.seconds() + 1.0) for number in range(3)]
+        expiring = [make_device(f"{number}", "web_push", self.clock.seconds() + 1.0) for number in range(3)]
         await self.set_devices(BOB, *expiring, make_device("bob"))
         await self.pass_time(2.0)
         for limit in range(1, 6):

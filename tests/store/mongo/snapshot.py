@@ -38,7 +38,7 @@ VECTORS = Path(__file__).parents[2] / "vectors"
 RECORDED = (1, 2)
 WALLET, PEER = "did:example:wallet", "did:example:peer"
 FAR_FUTURE = 4_102_444_800.0
-DEVICE = Device(b"device".ljust(DEVICE_ID_BYTES), "webpush", b"sealed", FAR_FUTURE)
+DEVICE = Device(b"device".ljust(DEVICE_ID_BYTES), "web_push", b"sealed", FAR_FUTURE)
 
 
 async def fill(store: MongoStore) -> None:
