@@ -119,7 +119,9 @@ def test_fills_databases_with_copies(tmp_path: Path) -> None:
     with closing(sqlite3.connect(database)) as connection, connection:
         connection.executescript(
             """
-            CREATE TABLE account (id INTEGER PRIMARY KEY, did TEXT UNIQUE, recipients INTEGER, new_column TEXT);
+            CREATE TABLE account (
+                id INTEGER PRIMARY KEY, did TEXT UNIQUE, did_key BLOB UNIQUE, recipients INTEGER, new_column TEXT
+            );
             CREATE TABLE recipient (id INTEGER PRIMARY KEY, account_id INTEGER, did TEXT UNIQUE, registered INTEGER);
             CREATE TABLE message (
                 seq INTEGER PRIMARY KEY, id TEXT UNIQUE, recipient_id INTEGER, account_id INTEGER,
@@ -132,7 +134,7 @@ def test_fills_databases_with_copies(tmp_path: Path) -> None:
             """
         )
         did = f"did:peer:2.{'x' * 90}"
-        connection.execute("INSERT INTO account VALUES (1, ?, 1, 'kept')", [did])
+        connection.execute("INSERT INTO account VALUES (1, ?, x'00', 1, 'kept')", [did])
         connection.execute("INSERT INTO recipient VALUES (1, 1, ?, 1)", [did])
     add_accounts(database, 9)
     add_messages(database, 30)

@@ -644,9 +644,10 @@ def test_does_not_decrypt_data_for_others() -> None:
         assert carol.request("QUERY_EVENTS").status == 200
 
 
-def test_only_registration_imports_decryption() -> None:
+def test_few_modules_import_decryption() -> None:
     """
-    Only registration imports decryption and its key agreement. The cipher itself also opens the encrypted key file.
+    Only registrations and devices for push notifications are decrypted, which are for the mediator; devices are
+    encrypted for their owner, too. The cipher also opens the encrypted key file, and devices in the store.
     """
     root = Path(mediatord.__file__).parent
     sources = [path for path in root.rglob("*.py") if not {"wallet", "bench"} & set(path.relative_to(root).parts)]
@@ -654,10 +655,11 @@ def test_only_registration_imports_decryption() -> None:
     for path in sources:
         for name in imported_names(path) & set(importers):
             importers[name].add(str(path.relative_to(root)))
-    assert importers["decrypt"] == importers["derive_shared_secret"] == {"decentrl/contracts_and_registration.py"}
+    assert importers["decrypt"] == {"decentrl/context.py"}
+    assert importers["derive_shared_secret"] == {"decentrl/context.py", "decentrl/push_devices.py"}
     assert importers["crypto"] == {"net/listeners.py"}  # OpenSSL.crypto
     users = {path for path in importers["AESGCM"] if "didcomm" not in path}
-    assert users == {"protocol/decentrl/crypto.py", "identity/encrypted_file.py"}
+    assert users == {"protocol/decentrl/crypto.py", "identity/encrypted_file.py", "push/devices.py"}
 
 
 def imported_names(path: Path) -> set[str]:

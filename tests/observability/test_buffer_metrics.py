@@ -23,8 +23,8 @@ from tests.store.builders import NOON, make_database_path, make_payload, make_sq
 
 LIMITS = Path(__file__).parents[2] / "docs/reference/limits.md"
 HIGH_LIMITS = {"ip_per_minute": 100_000, "did_per_minute": 100_000, "account_per_minute": 100_000}
-# Only in a cluster.
-CLUSTERED = {"cluster_hints", "late_pushes", "presence_lookups"}
+# Only in a cluster, or with push notifications.
+OPTIONAL = {"cluster_hints", "late_pushes", "presence_lookups", "wakeups"}
 
 
 class BufferMetricsTests(SynchronousTestCase):
@@ -54,7 +54,7 @@ class BufferMetricsTests(SynchronousTestCase):
         listed = LIMITS.read_text("utf-8").partition("## Buffers")[2].partition("\n## ")[0]
         described = set(re.findall(r"^`(\w+)`, ", listed, re.M))
         page = self.site_fixture.base.recorder.metrics.render().decode()
-        self.assertEqual(set(re.findall(r'^mediator_buffer_\w+{buffer="(\w+)"}', page, re.M)), described - CLUSTERED)
+        self.assertEqual(set(re.findall(r'^mediator_buffer_\w+{buffer="(\w+)"}', page, re.M)), described - OPTIONAL)
 
     def test_peer_that_does_not_read(self) -> None:
         """Its send queue fills up to its limit, and is empty when it is gone."""

@@ -14,8 +14,8 @@ from zope.interface import Interface
 DEVICE_ID_BYTES = 16
 # Seconds that a claim lasts at most, until the lease ends or a retry is due.
 MAX_CLAIM_SECONDS = 600.0
-# Seconds by which times of one clock, read by different processes, may be ahead.
-_CLOCK_TOLERANCE = 1.0
+# Seconds by which a time that is kept may be ahead of that of an operation, which may have waited for its execution.
+_CLOCK_TOLERANCE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +139,9 @@ class WakeupState:
     def _past(self, now: float) -> tuple[float, float, float]:
         """The times that the clock allows."""
         polled_at = self.polled_at if self.polled_at <= now + _CLOCK_TOLERANCE else -inf
+        latest_claim = now + MAX_CLAIM_SECONDS + _CLOCK_TOLERANCE
         woken_at = self.woken_at if self.woken_at <= now + _CLOCK_TOLERANCE else -inf
-        return polled_at, woken_at, self.claimed_until if self.claimed_until <= now + MAX_CLAIM_SECONDS else -inf
+        return polled_at, woken_at, self.claimed_until if self.claimed_until <= latest_claim else -inf
 
 
 # A claim; or seconds after which to ask again; or None if no wake-up is due.
