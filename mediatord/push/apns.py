@@ -6,6 +6,7 @@ notification requests to APNs" and "Handling notification responses from APNs").
 from __future__ import annotations
 
 import hashlib
+import hmac
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -131,12 +132,12 @@ class ProviderToken:
         self._credentials = credentials
         self._clock = clock
         self._issued = 0.0
-        self._token = ""
+        self._token: str | None = None
 
     def get(self) -> str:
         """The token, renewed if it is old."""
-        if not self._token or self._age() >= _TOKEN_SECONDS:
-            self._issue()
+        if self._token is None or self._age() >= _TOKEN_SECONDS:
+            self._token = self._issue()
         return self._token
 
     def replace(self, expired: str) -> float:
@@ -145,25 +146,25 @@ class ProviderToken:
 
         :return: seconds until that may be done; 0 if there is another token now.
         """
-        if self._token == expired:
+        if self._token is not None and hmac.compare_digest(self._token, expired):
             left = _MIN_TOKEN_SECONDS - self._age()
             if left > 0:
                 return left
-            self._issue()
+            self._token = self._issue()
         return 0.0
 
     def _age(self) -> float:
         # If the clock was set back, the token is as unacceptable as an old one.
         return abs(float(self._clock.seconds()) - self._issued)
 
-    def _issue(self) -> None:
+    def _issue(self) -> str:
         self._issued = float(self._clock.seconds())
         header = {"alg": "ES256", "kid": self._credentials.key_id, "typ": "JWT"}
         claims = {"iss": self._credentials.team_id, "iat": int(self._issued)}
         signed = f"{_encode(orjson.dumps(header))}.{_encode(orjson.dumps(claims))}"
         numbers = decode_dss_signature(self._credentials.private_key.sign(signed.encode(), ec.ECDSA(SHA256())))
         signature = b"".join(number.to_bytes(_COORDINATE_BYTES) for number in numbers)
-        self._token = f"{signed}.{_encode(signature)}"
+        return f"{signed}.{_encode(signature)}"
 
 
 def _encode(data: bytes) -> str:

@@ -127,7 +127,7 @@ class PushSender:
         return await self._request_one(PushRequest(claim.owner, (), webhook=(claim.messages, claim.bytes)))
 
     def count_backing_off(self) -> Mapping[str, int]:
-        """Number of hosts that are left alone at the moment, by service."""
+        """As of :class:`~mediatord.push.requester.IPushRequester`."""
         return self._requester.count_backing_off()
 
     async def close(self) -> None:

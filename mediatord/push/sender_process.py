@@ -2,8 +2,8 @@
 Makes the requests of wake-ups in a child process, as each takes far more computing time than the rest of a wake-up.
 
 Daemon and child exchange lines of JSON over pipes, at most one each way in a reactor iteration. Records, devices to
-remove and the times of retries remain with the daemon; the child opens devices, makes requests, and leaves hosts that
-fail alone. Whatever the child has not answered when it ends is to be tried again.
+remove and the times of retries remain with the daemon; the child opens devices, makes requests, and backs off from
+hosts that fail. Whatever the child has not answered when it ends is to be tried again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FIRST_RESTART_PAUSE, MAX_RESTART_PAUSE = 1.0, 60.0
 SILENCE_LIMIT = 60.0
 # Seconds that the child has to end when the daemon stops.
 STOP_SECONDS = 1.0
-# Seconds between reports of the hosts that are left alone, and log lines in one report.
+# Seconds between reports of the hosts that it backs off from, and log lines in one report.
 _STATE_INTERVAL = 1.0
 _MAX_LOG_LINES = 100
 
@@ -293,7 +293,7 @@ class SenderServer(Protocol):
         self._on_end()
 
     def report_state(self) -> None:
-        """Tell the daemon how many hosts are left alone, if that has changed."""
+        """Report from how many hosts it backs off, if that has changed."""
         state = self._requester.count_backing_off()
         if state != self._reported_state and self.transport is not None:
             self._reported_state = state

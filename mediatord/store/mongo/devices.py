@@ -8,6 +8,7 @@ expired is decided by the clock of the host, which wrote those times.
 
 from __future__ import annotations
 
+import hmac
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -259,7 +260,7 @@ class MongoDeviceStore:
         wakeups = {one["_id"]: one for one in found}
         for did, one in due.items():
             wakeup = wakeups.get(one.key, {})
-            if wakeup.get("token") == token:
+            if hmac.compare_digest(wakeup.get("token", b""), token):
                 decisions[did] = one.to_claim(did, token)
             else:
                 wait = _decide(wakeup, ages[did], policy)
@@ -505,7 +506,7 @@ def _find_arrival(message: Document, stamp: str, time: str) -> float:
 
 
 def _build_wakeup_query(keys: Collection[_OwnerKey]) -> MongoCommand:
-    fields = {"polled": 1, "woken": 1, "until": 1, "token": 1, "now": "$$NOW"}
+    fields: Document = dict.fromkeys(("polled", "woken", "until", "token"), 1) | {"now": "$$NOW"}
     return WAKEUPS.find({"_id": {"$in": list(keys)}}, projection=fields, hint="_id_")
 
 
