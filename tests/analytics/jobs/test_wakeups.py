@@ -215,8 +215,8 @@ def test_devices_woken_together_are_one_wakeup(spark: SparkSession) -> None:
         ("push.wake", "apns", "sent", "", 1),
         ("push.wake", "fcm", "gone", "UNREGISTERED", 1),
         ("push.wake", "fcm", "sent", "", 3),
-        ("push.wake", "webhook", "sent", "", 1),
         ("push.wake", "web_push", "retry", "busy", 1),
+        ("push.wake", "webhook", "sent", "", 1),
     ]
 
 
