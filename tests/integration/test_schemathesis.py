@@ -31,7 +31,8 @@ from schemathesis.specs.openapi.checks import (
 from mediatord.http.openapi import OPENAPI_JSON
 from mediatord.protocol.decentrl.commands import ChannelType, DirectPayload, PublicPayload
 from mediatord.protocol.decentrl.contracts import sign_contract
-from mediatord.protocol.decentrl.crypto import decode_public_key
+from mediatord.protocol.decentrl.crypto import decode_public_key, derive_shared_secret, encrypt, generate_key_pair
+from mediatord.protocol.encoding import encode_base64
 from mediatord.wallet.decentrl_client import (
     DIRECT_CHANNEL,
     PRIVATE_CHANNEL,
@@ -40,7 +41,10 @@ from mediatord.wallet.decentrl_client import (
     compose_command,
     propose_contract,
 )
+from mediatord.wallet.temporary_daemon import make_vapid_key
 from tests.integration.daemon import Daemon
+from tests.integration.message_load import prepare_daemon
+from tests.push.registries import make_subscription
 
 CHECKS = [
     not_a_server_error,
@@ -116,6 +120,13 @@ class DaemonWithIdentities:
                 self._alice, PUBLIC_CHANNEL, {**event, "event_signature": self._signed_event(event)}
             )
             payload["public_event_id"] = published["public_event_id"]
+        elif kind in ("SET_PUSH_DEVICE", "QUERY_PUSH_DEVICES"):
+            private, public = generate_key_pair()
+            payload["sender_ephemeral_public_key"] = encode_base64(public)
+            if kind == "SET_PUSH_DEVICE":
+                device = json.dumps({"service": "web_push", **make_subscription()}).encode()
+                secret = derive_shared_secret(private, self._prekey)
+                payload["encrypted_push_device"] = encrypt(device, secret)
 
     def _signed_event(self, event: dict[str, Any]) -> str:
         signed = ("channel_id", "event", "tags", "timestamp")
@@ -179,7 +190,12 @@ def document(request: pytest.FixtureRequest) -> BaseSchema:
 def registered_daemon() -> Iterator[DaemonWithIdentities]:
     """One daemon for all operations, with limits that they do not reach."""
     limits = {"max_contracts_per_peer": 100_000, "max_contract_requests_per_sender": 100_000}
-    with Daemon({"decentrl": limits}) as daemon:
+    web_push = {"key_file": "vapid.pem", "contact": "mailto:admin@mediator.example"}
+    prepared = prepare_daemon({"decentrl": limits, "push": {"decentrl": True, "web_push": web_push}})
+    key = prepared.directory / "vapid.pem"
+    key.touch(0o600)
+    key.write_bytes(make_vapid_key())
+    with prepared as daemon:
         yield DaemonWithIdentities(daemon)
 
 
