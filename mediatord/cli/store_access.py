@@ -33,7 +33,7 @@ from mediatord.observability.event_log import EventLogWriter, LogOrigin
 from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.metrics import Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer, is_full_did, read_pseudonym_keys
-from mediatord.protocol.canonical_did import canonicalize_did
+from mediatord.protocol.canonical_did import canonicalize_did, is_decentrl_did
 from mediatord.protocol.probe_markers import resembles_probe_did
 from mediatord.runtime.secret_files import SecretFileError
 from mediatord.store.factory import build_store
@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from mediatord.probe.identities_and_recognition import ProbeIdentities
 
 _NODE_SUFFIX = "-operator"
-_DECENTRL_PREFIX = "did:decentrl:"
 _MAX_NODE_NAME = 63
 # For which a MongoDB database stays locked if this process is killed.
 _LEASE_SECONDS = 30.0
@@ -176,7 +175,7 @@ class StoreAccess:
     def find_device_owner(self, given: str) -> str:
         """The DID of an account or a Decentrl identity, given likewise. :raise StartupError: there is none."""
         did = self.find_did(given)
-        return did if did.startswith(_DECENTRL_PREFIX) else self.find_account(did).did
+        return did if is_decentrl_did(did) else self.find_account(did).did
 
     def wake_account(self, owner: str) -> list[dict[str, Any]]:
         """

@@ -1,5 +1,5 @@
 """
-Looks names up that strangers choose, so that slow ones of them delay nobody else's.
+Looks up the names of endpoints that clients register, so that slow ones delay no other lookup.
 
 A lookup of the platform cannot be cancelled, and takes half a minute if a server of the name does not answer. In the
 reactor's threads, ten of them would stop every connection to a name, and the end of the process too.

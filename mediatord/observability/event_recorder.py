@@ -14,6 +14,7 @@ from mediatord.errors import MediatorError
 from mediatord.observability.event_schema import EventLog
 from mediatord.observability.metrics import REQUEST_BUCKETS, FastCounter, Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer
+from mediatord.protocol.canonical_did import is_decentrl_did
 from mediatord.protocol.error_codes import (
     DecentrlErrorCode,
     DIDCommErrorCode,
@@ -519,7 +520,7 @@ class EventRecorder:
 
 def _name_protocol(did: str) -> ProtocolName:
     """The protocol of an account."""
-    return "decentrl" if did.startswith("did:decentrl:") else "didcomm"
+    return "decentrl" if is_decentrl_did(did) else "didcomm"
 
 
 def _find_error_code(protocol: ProtocolName, fault: ErrorOrClass) -> DIDCommErrorCode | DecentrlErrorCode:

@@ -47,6 +47,11 @@ def canonicalize_did(did_url: str) -> str:
     return did_url if _CANONICAL_ALREADY.fullmatch(did_url) else _normalize(did_url)
 
 
+def is_decentrl_did(did: str) -> bool:
+    """Whether a DID is that of a Decentrl identity, by its method."""
+    return did.startswith(_DECENTRL)
+
+
 def compute_did_digest(did_url: str) -> bytes:
     """16 bytes that are equal for all forms and DID URLs of one DID, and different for any other DID."""
     did = canonicalize_did(did_url)

@@ -26,7 +26,7 @@ from mediatord.net.http2_client import HTTP2Client
 from mediatord.net.http2_connection import HTTP2Response
 from mediatord.net.outbound_http import OutboundAddressError, OutboundError, OutboundHTTPClient
 from mediatord.push.devices import APNsDevice, ServiceName
-from mediatord.push.service import REQUEST_TIMEOUT, PushAlert, PushOutcome, PushResult, Wakeup
+from mediatord.push.service import REQUEST_TIMEOUT, PushAlert, PushOutcome, PushResult, Wakeup, make_aps
 from mediatord.runtime.failure_logging import LogThrottle
 from mediatord.runtime.secret_files import read_secret_file
 
@@ -194,7 +194,7 @@ class APNsService:
         self._clock = outbound.reactor
         self._token = ProviderToken(credentials, self._clock)
         self._topic = credentials.topic
-        self._aps = _make_aps(alert)
+        self._aps = make_aps(alert)
         self._push_type, self._priority = ("alert", "10") if alert else ("background", "5")
         self._throttle = LogThrottle(self._clock)
 
@@ -264,18 +264,6 @@ class APNsService:
         count = self._throttle.count_occurrence()
         if count:
             _log.warn("APNs refuses {refused} ({count} since the last warning)", refused=refused, count=count)
-
-
-def _make_aps(alert: PushAlert | None) -> dict[str, object]:
-    if not alert:
-        return {"content-available": 1}
-    text = {
-        "title-loc-key": alert.title_key,
-        "loc-key": alert.body_key,
-        "title": "" if alert.title_key else alert.title,
-        "body": "" if alert.body_key else alert.body,
-    }
-    return {"alert": {key: value for key, value in text.items() if value}, "content-available": 1}
 
 
 def _make_collapse_id(mediator: str) -> str:

@@ -32,7 +32,7 @@ from mediatord.net.outbound_http import (
     get_origin,
 )
 from mediatord.push.devices import FCMDevice, ServiceName
-from mediatord.push.service import REQUEST_TIMEOUT, PushAlert, PushResult, Wakeup
+from mediatord.push.service import REQUEST_TIMEOUT, PushAlert, PushResult, Wakeup, make_aps
 from mediatord.runtime.failure_logging import redact_failure
 from mediatord.runtime.secret_files import SecretFileError, read_secret_file
 
@@ -348,16 +348,7 @@ def _make_apns(alert: PushAlert, collapse: str, expiration: str) -> dict[str, ob
         "apns-collapse-id": collapse,
         "apns-expiration": expiration,
     }
-    aps: dict[str, object] = {"content-available": 1}
-    if alert:
-        texts = {
-            "title-loc-key": alert.title_key,
-            "loc-key": alert.body_key,
-            "title": "" if alert.title_key else alert.title,
-            "body": "" if alert.body_key else alert.body,
-        }
-        aps["alert"] = {key: text for key, text in texts.items() if text}
-    return {"headers": headers, "payload": {"aps": aps}}
+    return {"headers": headers, "payload": {"aps": make_aps(alert)}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mediatord.errors import StoreUnavailable
+from mediatord.protocol.canonical_did import is_decentrl_did
 from mediatord.protocol.probe_markers import PROBE_DID_INFIX
 from mediatord.push.sender import PushSender, SendReport
 from mediatord.runtime.failure_logging import LogThrottle, redact_failure
@@ -52,7 +53,6 @@ _RECOVERY_PAUSE = 0.01
 MAX_RETRY_SECONDS = 300.0
 # Seconds by which the store may have set the time of a claim later than this process.
 _CLAIM_MARGIN = 1.0
-_DECENTRL_PREFIX = "did:decentrl:"
 # Seconds that the last requests have at the stop of the daemon.
 STOP_SECONDS = 2.0
 
@@ -156,7 +156,7 @@ class WakeupScheduler(Service):
     def note(self, owner: str) -> None:
         """A message of this owner became visible, and no socket took it. Never fails."""
         if owner not in self._noted:
-            if PROBE_DID_INFIX in owner or (owner.startswith(_DECENTRL_PREFIX) and not self._wakes_decentrl):
+            if PROBE_DID_INFIX in owner or (not self._wakes_decentrl and is_decentrl_did(owner)):
                 return
             if self.waiting >= MAX_NOTED_ACCOUNTS:
                 self._has_overflowed = True

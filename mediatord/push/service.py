@@ -11,7 +11,6 @@ from mediatord.push.devices import ServiceName
 # `mismatch`, the device belongs to another sender; `rejected`, another try is pointless; `retry`, another try may
 # succeed: the service, or the way to it, is at fault, or limits how often it is called.
 PushOutcome = Literal["sent", "gone", "mismatch", "rejected", "retry"]
-PUSH_OUTCOMES: tuple[PushOutcome, ...] = ("sent", "gone", "mismatch", "rejected", "retry")
 
 
 class PushResult(NamedTuple):
@@ -58,6 +57,19 @@ class PushAlert:
 
     def __bool__(self) -> bool:
         return bool(self.title or self.body or self.title_key or self.body_key)
+
+
+def make_aps(alert: PushAlert | None) -> dict[str, object]:
+    """The member `aps` of a notification by APNs: wakes the app, and shows the alert if there is one."""
+    if not alert:
+        return {"content-available": 1}
+    text = {
+        "title-loc-key": alert.title_key,
+        "loc-key": alert.body_key,
+        "title": "" if alert.title_key else alert.title,
+        "body": "" if alert.body_key else alert.body,
+    }
+    return {"alert": {key: value for key, value in text.items() if value}, "content-available": 1}
 
 
 D = TypeVar("D", contravariant=True)

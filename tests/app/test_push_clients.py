@@ -1,4 +1,4 @@
-"""What the endpoints of Web Push, which strangers choose, can take from the rest of the process."""
+"""What the endpoints of Web Push, which clients register, can take from the rest of the process."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from twisted.internet.interfaces import IReactorTime
 from zope.interface import implementer
 
 from mediatord.errors import MediationNotGranted, TooManyDevices
+from mediatord.protocol.canonical_did import is_decentrl_did
 from mediatord.store.interfaces.cluster_and_quotas import MAX_CLOCK_SKEW
 from mediatord.store.interfaces.devices import (
     Device,
@@ -52,8 +53,6 @@ from mediatord.store.mongo.schema import (
 )
 from mediatord.store.mongo.space_limit import MongoSpaceLimit
 
-# DIDs of Decentrl identities begin with this; others are those of accounts.
-_DECENTRL_PREFIX = "did:decentrl:"
 _OWNERS_PER_QUERY, _QUERY_BYTES = 1_000, 8_388_608
 _TOKEN_BYTES = 12
 # Seconds after which to ask again for a wake-up whose owner was changed by another process meanwhile.
@@ -309,7 +308,7 @@ class MongoDeviceStore:
 async def _find_owners(query: _Query, dids: Iterable[str]) -> dict[str, _OwnerKey]:
     """Find the keys of owners; those without an account are left out."""
     valid = [did for did in dids if is_valid_unicode(did)]
-    keys: dict[str, _OwnerKey] = {did: make_party_key(did) for did in valid if did.startswith(_DECENTRL_PREFIX)}
+    keys: dict[str, _OwnerKey] = {did: make_party_key(did) for did in valid if is_decentrl_did(did)}
     accounts = [did for did in valid if did not in keys]
     if accounts:
         found = await query(ACCOUNTS.find({"did": {"$in": accounts}}, projection={"did": 1}))

@@ -17,6 +17,7 @@ from operator import itemgetter
 from typing import Any
 
 from mediatord.errors import MediationNotGranted, TooManyDevices
+from mediatord.protocol.canonical_did import is_decentrl_did
 from mediatord.store.interfaces.devices import (
     Device,
     FinishedWakeup,
@@ -31,8 +32,6 @@ from mediatord.store.sqlite.decentrl_queries import get_registration_expiry
 
 MAX_EXAMINED = 64
 
-# DIDs of Decentrl identities begin with this; others are those of accounts.
-_DECENTRL_PREFIX = "did:decentrl:"
 _UNEXPIRED = "(expires_at IS NULL OR expires_at > ?)"
 # Blobs and exact numbers as texts.
 _DEVICE_COLUMNS = """
@@ -306,7 +305,7 @@ def _find_owner_ids(connection: StoreConnection, owners: Iterable[str]) -> dict[
     accounts: list[str] = []
     parties: list[str] = []
     for owner in dict.fromkeys(owners):
-        (parties if owner.startswith(_DECENTRL_PREFIX) else accounts).append(owner)
+        (parties if is_decentrl_did(owner) else accounts).append(owner)
     keys = [hash_did(did) for did in accounts]
     rows = connection.select_rows_in("did, id", "FROM account WHERE did_key IN ({})", keys)
     rows += connection.select_rows_in("did, -id", "FROM party WHERE did IN ({})", parties)
