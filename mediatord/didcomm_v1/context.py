@@ -48,19 +48,17 @@ class ReceivedV1Message:
     :param own_key: the mediator's key that opened it.
     :param sender: key of the authenticated sender; None for anoncrypt.
     :param connection: that `own_key` belongs to; None for the invitation and the routing key.
-    :param is_for_others: whether the envelope has recipients that are not the mediator's, who know the key of its
-        content and could have written it.
+    :param has_other_recipients: whether others could open the envelope, too: they know the key of its content and
+        could have written it.
     :param digest: for replay protection.
-    :param seconds: that opening took.
     """
 
     message: V1Message
     own_key: str
     sender: str | None
     connection: V1Connection | None
-    is_for_others: bool
+    has_other_recipients: bool
     digest: bytes = field(repr=False)
-    seconds: float = 0.0
 
 
 @dataclass(slots=True)

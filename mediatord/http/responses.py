@@ -84,6 +84,7 @@ _TOLERATED_MEDIA_TYPES = frozenset(
         b"application/json",
         b"application/octet-stream",
         b"application/x-www-form-urlencoded",
+        *_V1_MEDIA_TYPES,
     }
 )
 
@@ -94,7 +95,8 @@ def select_protocol(content_type: bytes) -> ProtocolName:
 
     :param content_type: the header as sent; empty without one.
     """
-    return "didcomm" if b"didcomm" in _parse_media_type(content_type) else "decentrl"
+    media_type = _parse_media_type(content_type)
+    return "didcomm" if b"didcomm" in media_type or media_type in _V1_MEDIA_TYPES else "decentrl"
 
 
 def is_envelope_type(content_type: bytes) -> bool:
