@@ -1,1 +1,1 @@
-"""DIDComm v1 (Aries): envelopes, messages, and the protocols that a mediator speaks with the wallets of today."""
+"""Wire formats of DIDComm v1 (Aries), without I/O."""
