@@ -35,14 +35,14 @@ from mediatord.store.interfaces.messages import (
 from mediatord.store.interfaces.store import ExpiredAccount
 
 DeliveryPath = Literal["live", "pickup", "poll", "http"]
-ProtocolName = Literal["didcomm", "decentrl"]
+ProtocolName = Literal["didcomm", "didcomm_v1", "decentrl"]
 
 # Messages of which the number of pushes is kept; the least recently pushed are dropped.
 _MAX_ATTEMPT_COUNTERS = 10_000
 # A century. Larger values say nothing about a clock, and might not fit a reader's types.
 _MAX_AGE_MS = 3_155_760_000_000
 # Limits by the minute; others are named after their settings.
-_PER_MINUTE_LIMITS = frozenset({"did", "ip", "account"})
+_PER_MINUTE_LIMITS = frozenset({"did", "ip", "account", "connections"})
 
 
 @dataclass(slots=True)
@@ -524,7 +524,7 @@ def _name_protocol(did: str) -> ProtocolName:
 
 
 def _find_error_code(protocol: ProtocolName, fault: ErrorOrClass) -> DIDCommErrorCode | DecentrlErrorCode:
-    return get_didcomm_error_code(fault) if protocol == "didcomm" else get_decentrl_error_code(fault)
+    return get_decentrl_error_code(fault) if protocol == "decentrl" else get_didcomm_error_code(fault)
 
 
 def _list_ledgers(store_ledger: StoreLedger) -> Iterator[tuple[ProtocolName, MessageLedger, dict[str, int | None]]]:
