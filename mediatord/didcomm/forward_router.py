@@ -193,8 +193,9 @@ class ForwardRouter:
         peer: str,
     ) -> str:
         """
-        As :meth:`forward`, for the payload of a forward that another version of DIDComm has read and charged; the id of
-        the stored message.
+        As :meth:`forward`, for the payload of a forward of DIDComm v1, which has been read and charged.
+
+        :return: id of the stored message.
 
         :param recipient: as it is stored.
         :param expires_time: seconds since the epoch; None for none.
@@ -205,10 +206,8 @@ class ForwardRouter:
         if len(data) > context.max_payload:
             raise PayloadTooLarge
         stored = Payload(context.new_stored_id(now), data, form)
-        expires_at, fingerprint = (
-            compute_expiry(expires_time, now, context.ttl),
-            self._fingerprints.compute(recipient, peer, known),
-        )
+        expires_at = compute_expiry(expires_time, now, context.ttl)
+        fingerprint = self._fingerprints.compute(recipient, peer, known)
         await self._store(
             record, [EnqueueRequest(recipient, (stored,), expires_at, origin=fingerprint)], sender.proven
         )

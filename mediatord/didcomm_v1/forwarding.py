@@ -40,8 +40,8 @@ class V1ForwardRouter:
     """
     Unwraps forwards, and passes them to the router of both versions.
 
-    A forward that comes again while its message is still queued is accepted without effect: senders repeat it when they
-    have missed the answer, and v1 has no other way to recognise a replay.
+    A forward that comes again while its message is still queued is accepted without effect: senders repeat it when
+    they have missed the answer, and v1 has no other way to recognise a replay.
     """
 
     def __init__(self, context: V1Context, router: ForwardRouter, unpacker: V1Unpacker) -> None:

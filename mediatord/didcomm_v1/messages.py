@@ -12,7 +12,7 @@ from mediatord.protocol.didcomm_v1 import envelope as v1_envelope
 from mediatord.protocol.didcomm_v1.envelope import Envelope, Recipient
 from mediatord.protocol.didcomm_v1.keys import SigningKey
 from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG, V1Answer, V1Message, parse_message, serialize_answer
-from mediatord.protocol.didcomm_v1.problem_report import make_problem_report
+from mediatord.protocol.didcomm_v1.problem_report import find_report_family, make_problem_report
 from mediatord.protocol.error_codes import get_didcomm_error_code
 from mediatord.ratelimit.admission import RequestReply
 from mediatord.runtime.request_time import measure_time
@@ -24,7 +24,7 @@ OLD_MEDIA_TYPE = "application/ssi-agent-wire"
 # Recipients of an envelope that are looked up: a request to the mediator has one.
 _MAX_LOOKUPS = 3
 # Senders and their mediators know this one from others (ACA-Py tries again, and no wallet cares).
-_STATUS = {UnknownRecipient: 404}
+_STATUS: dict[type[MediatorError], int] = {UnknownRecipient: 404}
 
 _open_envelope = measure_time(v1_envelope.open_envelope)
 _pack = measure_time(v1_envelope.pack_authcrypt)
@@ -108,17 +108,18 @@ class V1Packer:
 
     def refuse(self, error: MediatorError, received: ReceivedV1Message | None, origin: MessageOrigin) -> RequestReply:
         """
-        The reply for an error: a packed problem report to a wallet that has connected and takes one here, else no body,
-        as wallets take nothing but envelopes.
+        The reply for an error: a packed problem report to a wallet that has connected and takes one here, else no
+        body, as wallets take nothing but envelopes.
         """
         wire, fault = get_didcomm_error_code(error), type(error)
         retry_after = wire.retry_after if error.retry_after is None else int(error.retry_after)
         status = _STATUS.get(fault, wire.status)
         if received is None or received.connection is None or not takes_reply(received.message, origin):
             return RequestReply(status, b"", "", retry_after, fault)
-        if wire.encrypted_status is None or is_problem_report(received.message):
+        message = received.message
+        if wire.encrypted_status is None or is_problem_report(message):
             return RequestReply(status, b"", "", retry_after, fault)
-        packed = self.pack(make_problem_report(error, received.message.id), received)
+        packed = self.pack(make_problem_report(error, message.id, find_report_family(message.type)), received)
         return RequestReply(wire.encrypted_status, packed, choose_media_type(origin), retry_after, fault)
 
     def _find_key(self, received: ReceivedV1Message) -> SigningKey:

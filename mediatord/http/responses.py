@@ -74,6 +74,13 @@ def _format_date(second: int) -> bytes:
     return date
 
 
+# Content types of envelopes of DIDComm v1: of Aries RFC 0044, those before it, and of some libraries.
+_V1_MEDIA_TYPES = (
+    b"application/didcomm-envelope-enc",
+    b"application/ssi-agent-wire",
+    b"application/didcomm-enc-env",
+    b"application/jwe",
+)
 # Content types of envelopes seen in practice (reference 3.1).
 _TOLERATED_MEDIA_TYPES = frozenset(
     {
