@@ -8,6 +8,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import StoreUnavailable
 from mediatord.protocol.didcomm.keys import PrivateKey
+from mediatord.protocol.didcomm_v1.envelope import pack_anoncrypt
 from mediatord.protocol.didcomm_v1.keys import SigningKey, encode_base58_key
 from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG, OLD_PREFIX, V1Message
 from mediatord.wallet.didcomm_messages import build_attachment
@@ -63,9 +64,11 @@ class MediationTestCase(SynchronousTestCase):
         owner: str | None = self.successResultOf(self.in_memory.store.find_owner(name))
         return owner
 
-    def report_of(self, wallet: InMemoryV1Wallet, type_: str, **members: Any) -> str:
+    def report_of(self, wallet: InMemoryV1Wallet, type_: str, status: int = 200, **members: Any) -> str:
         """Problem code of a refused request of coordinate mediation, whose report must name the request."""
-        report = wallet.answer(type_, **members)
+        reply = wallet.ask(type_, **members)
+        self.assertEqual(reply.status, status)
+        report = wallet.open(reply.body)
         self.assertEqual((report.type.family, report.type.name), ("coordinate-mediation", "problem-report"))
         self.assertEqual(report.pthid, report.thid)
         code: str = report.members["description"]["code"]
@@ -100,7 +103,8 @@ class GrantTests(MediationTestCase):
     def test_same_account_as_of_v2(self) -> None:
         """A v2 wallet whose DID is the key of the connection is the same wallet, with the same recipients."""
         identity = generate_identity("did:key")
-        v1 = InMemoryV1Wallet(self.in_memory, "both", key=SigningKey.from_seed(identity.signing.private.secret))
+        key = SigningKey.from_seed(identity.signing.private.secret)
+        v1 = InMemoryV1Wallet(self.in_memory, "both", key=key)
         v2 = InMemoryWallet(self.in_memory, identity).enrol(KEY)
         self.assertEqual(self.list_keys(v1), [KEY])
         self.assertEqual(self.add(v1, BASE58), "no_change")
@@ -138,7 +142,9 @@ class PolicyTests(MediationTestCase):
         self.grant(self.alice)
         moving = self.in_memory.store.move_account(self.alice.key.did_key, "did:web:new.example")
         self.assertTrue(self.successResultOf(moving))
-        self.assert_denied(self.alice)
+        self.assert_denied(InMemoryV1Wallet(self.in_memory, "alice"))
+        (event,) = self.in_memory.events("acct.deny")
+        self.assertEqual(event["reason"], "rotated")
 
     def test_ownership_required(self) -> None:
         """As there is no proof in v1, mediation is denied where proofs are required; accounts that exist stay."""
@@ -162,7 +168,7 @@ class QuotaTests(MediationTestCase):
     def test_accounts(self) -> None:
         """Only the first grant is charged to the address; one more account is refused."""
         self.grant(self.alice, self.alice, self.alice)
-        self.assertEqual(self.report_of(self.eve, MEDIATE_REQUEST), "e.m.req.registration-limited")
+        self.assertEqual(self.report_of(self.eve, MEDIATE_REQUEST, 429), "e.m.req.registration-limited")
         self.assertIsNone(self.successResultOf(self.in_memory.store.get_account(self.eve.key.did_key)))
 
     def test_failed_grant_is_not_charged(self) -> None:
@@ -185,7 +191,7 @@ class QuotaTests(MediationTestCase):
             self.assertEqual(self.add(self.alice, second), "server_error")
         self.assertEqual(self.add(self.alice, second), "success")
         entries = [{"recipient_key": third, "action": "add"}]
-        report = self.report_of(self.alice, KEYLIST_UPDATE, updates=entries)
+        report = self.report_of(self.alice, KEYLIST_UPDATE, 429, updates=entries)
         self.assertEqual(report, "e.m.req.registration-limited")
         self.assertEqual(self.list_keys(self.alice), [first, second])
 
@@ -205,7 +211,9 @@ class KeylistTests(MediationTestCase):
                 self.assertEqual(self.add(self.alice, other), "no_change", other)
             self.assertEqual(self.find_owner(KEY), self.alice.key.did_key)
             self.assertEqual(self.successResultOf(self.in_memory.store.list_spellings(KEY)), [KEY])
-            self.assertEqual(self.update(self.alice, (BASE58, "remove"), (spelling, "remove")), ["success", "no_change"])
+            self.assertEqual(
+                self.update(self.alice, (BASE58, "remove"), (spelling, "remove")), ["success", "no_change"]
+            )
             self.assertIsNone(self.find_owner(KEY))
 
     def test_listed_as_the_wallet_spells(self) -> None:
@@ -294,7 +302,7 @@ class OwnershipTests(MediationTestCase):
         super().setUp()
         self.grant(self.alice, self.eve)
         self.identity = generate_identity("did:key")
-        self.key = make_key_name(self.identity.did)
+        self.key = self.identity.did
 
     def take_back(self, wallet: InMemoryWallet) -> str:
         """Register the key in v2 with a proof of ownership; the result."""
@@ -310,7 +318,9 @@ class OwnershipTests(MediationTestCase):
         self.assertEqual(self.add(self.alice, KEY), "success")
         v2 = InMemoryWallet(self.in_memory).enrol()
         for spelling in (KEY, WITH_FRAGMENT, BASE58):
-            self.assertEqual(self.update(self.eve, (spelling, "add"), (spelling, "remove")), ["client_error", "no_change"])
+            self.assertEqual(
+                self.update(self.eve, (spelling, "add"), (spelling, "remove")), ["client_error", "no_change"]
+            )
         for name in (KEY, WITH_FRAGMENT):
             updates = [{"recipient_did": name, "action": "add"}]
             answer = v2.answer(f"{CM3}/recipient-update", {"updates": updates})
@@ -346,11 +356,6 @@ class OwnershipTests(MediationTestCase):
         self.assertEqual(self.add(self.eve, self.in_memory.did), "client_error")
 
 
-def make_key_name(did: str) -> str:
-    """The did:key of a DID without its fragment."""
-    return did.partition("#")[0]
-
-
 class HostileRequestTests(MediationTestCase):
     def setUp(self) -> None:
         super().setUp()
@@ -371,7 +376,7 @@ class HostileRequestTests(MediationTestCase):
         nested: Any = "x"
         for _ in range(50):
             nested = [nested]
-        for updates in (
+        malformed: list[Any] = [
             None,
             "add",
             {},
@@ -386,7 +391,8 @@ class HostileRequestTests(MediationTestCase):
             [{"recipient_key": {"key": KEY}, "action": "add"}],
             [{"recipient_key": nested, "action": "add"}],
             [{"recipient_key": KEY, "action": "add"}, 1],
-        ):
+        ]
+        for updates in malformed:
             code = self.report_of(self.alice, KEYLIST_UPDATE, updates=updates)
             self.assertEqual(code, "e.p.msg.bad-updates", updates)
         self.assertEqual(self.report_of(self.alice, KEYLIST_UPDATE), "e.p.msg.bad-updates")
@@ -397,10 +403,9 @@ class HostileRequestTests(MediationTestCase):
         names = [
             "",
             " ",
-            BASE58[:-1],
+            BASE58[:-3],
             BASE58 + "1",
             BASE58.replace(BASE58[5], "0"),
-            "1" * 32,
             KEY[:-1],
             KEY.upper(),
             f" {KEY}",
@@ -413,18 +418,16 @@ class HostileRequestTests(MediationTestCase):
             "did:web:wallet.example#" + "x" * 300,
             "did:web:" + "x" * 20_000,
             "z" * 100_000,
-            "\ud83d\ude00",
+            "\U0001f600",
             "urn:uuid:0",
         ]
-        # 32 zero bytes are a key as far as its spelling shows.
-        names.remove("1" * 32)
         results = self.update(self.alice, *((name, "add") for name in names))
         self.assertEqual(dict(zip(names, results, strict=True)), dict.fromkeys(names, "client_error"))
         self.assertEqual(self.list_keys(self.alice), [])
 
     def test_malformed_pages(self) -> None:
         """What is no page is refused."""
-        for paginate in (
+        malformed: list[Any] = [
             [],
             "all",
             1,
@@ -434,11 +437,12 @@ class HostileRequestTests(MediationTestCase):
             {"limit": True},
             {"limit": [1]},
             {"limit": 2**31},
-            {"limit": 10**30},
+            {"limit": 2**63},
             {"limit": 1, "offset": -1},
             {"offset": {}},
             {"offset": 2**63},
-        ):
+        ]
+        for paginate in malformed:
             code = self.report_of(self.alice, KEYLIST_QUERY, paginate=paginate)
             self.assertEqual(code, "e.p.msg.bad-paginate", paginate)
 
@@ -449,8 +453,6 @@ class HostileRequestTests(MediationTestCase):
 
     def test_anonymous_request(self) -> None:
         """A grant is for the key that authenticates the request only."""
-        from mediatord.protocol.didcomm_v1.envelope import pack_anoncrypt
-
         raw = pack_anoncrypt(compose(MEDIATE_REQUEST), self.eve.own_key.did_key)
         reply = self.in_memory.receive(raw)
         self.assertEqual((reply.status, reply.body), (400, b""))
