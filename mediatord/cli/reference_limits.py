@@ -138,8 +138,8 @@ def list_limits() -> Iterator[str]:
     )
     yield (
         f"endpoint deliveries in parallel: {endpoint_delivery.MAX_CONCURRENT_POSTS} for each version of DIDComm, "
-        f"{endpoint_delivery.MAX_CONCURRENT_POSTS_PER_V1_ACCOUNT} to an account of v1 (they wait; an account's beyond "
-        f"{endpoint_delivery.MAX_PENDING_PER_ACCOUNT} messages or "
+        f"{endpoint_delivery.MAX_CONCURRENT_POSTS_PER_V1_ACCOUNT} to an account of v1 (they wait; "
+        f"an account's beyond {endpoint_delivery.MAX_PENDING_PER_ACCOUNT} messages or "
         f"{_size(endpoint_delivery.MAX_PENDING_BYTES_PER_ACCOUNT)} stay queued)"
     )
     yield (

@@ -352,7 +352,7 @@ class LiveDispatcher(Generic[Item]):
     :param push_elsewhere: has other nodes push; fires with whether a socket took it, or with None if one may yet take
         it, and never fails. Returns None if no other can have one. None for one process.
     :param fail_over: called with what no socket took or may yet take; None to leave it in the queue.
-    :param fail_over_prefix: of the accounts for which it is called. All others pay no call.
+    :param fail_over_prefix: of the accounts of items for which it is called; empty for all. Others pay no call.
     :param wake: called with what no socket is known to have taken; None to wake nobody.
     """
 
@@ -393,8 +393,10 @@ class LiveDispatcher(Generic[Item]):
     def _finish(self, pushed: bool | None, item: Item, on_result: Callable[[bool], None] | None) -> None:
         if on_result is not None:
             on_result(bool(pushed))
-        if pushed is False and self.fail_over is not None and _get_account(item).startswith(self.fail_over_prefix):
-            self.fail_over(item)
+        if pushed is False and self.fail_over is not None:
+            prefix = self.fail_over_prefix
+            if not prefix or _get_account(item).startswith(prefix):
+                self.fail_over(item)
         if not pushed and self.wake is not None:
             self.wake(item)
 

@@ -294,9 +294,12 @@ class BacklogTests(V1EndpointTestCase):
         """However many requests the wallet makes, its queue is read once in ten seconds."""
         reads: list[str] = []
         fetch = self.store.fetch_messages
-        self.patch(
-            self.store, "fetch_messages", lambda account, *a, **k: reads.append(account) or fetch(account, *a, **k)
-        )
+
+        def count_reads(account: str, *args: Any, **options: Any) -> Any:
+            reads.append(account)
+            return fetch(account, *args, **options)
+
+        self.patch(self.store, "fetch_messages", count_reads)
         for _ in range(50):
             self.delivery.resume(CONNECTION)
         self.assertEqual(len(reads), 1)
