@@ -91,9 +91,9 @@ class RaceTests(V1ConnectionTestCase):
         for number in range(ROUNDS):
             connection = make_connection(number)
             await stores[0].grant(connection.account)
-            putting = self.start(self.put(stores[0], connection))
-            removing = stores[1].administration.remove_account(connection.account)
-            await gatherResults([putting, removing])
+            works: list[Deferred[Any]] = [self.start(self.put(stores[0], connection))]
+            works.append(stores[1].administration.remove_account(connection.account))
+            await gatherResults(works)
             found = await stores[0].v1_connections.get_connection(connection.account)
             self.assertEqual(found is not None, connection.account in self.list_pending())
 
@@ -102,7 +102,9 @@ class RaceTests(V1ConnectionTestCase):
         stores = await self.open_stores()
         for number in range(ROUNDS):
             connection = make_connection(number)
-            await gatherResults([self.start(self.put(stores[0], connection)), stores[1].grant(connection.account)])
+            works: list[Deferred[Any]] = [self.start(self.put(stores[0], connection))]
+            works.append(stores[1].grant(connection.account))
+            await gatherResults(works)
         self.assertEqual(await stores[0].v1_connections.count_connections(), (ROUNDS, 0))
 
     async def test_pending_connections_are_bounded(self) -> None:
@@ -129,10 +131,9 @@ class FormerVersionTests(V1ConnectionTestCase):
         connections = [await self.put(store, make_connection(number)) for number in range(6)]
         for one in connections[:4]:
             await store.grant(one.account)
-        times = [{"_id": one.account, "created_at": one.created_at} for one in connections]
-        for one in times:
-            change = {"$set": {"pending_since": one["created_at"]}}
-            self.documents["v1_connections"].update_one({"_id": one["_id"]}, change)
+        for connection in connections:
+            change = {"$set": {"pending_since": connection.created_at}}
+            self.documents["v1_connections"].update_one({"_id": connection.account}, change)
         self.assertEqual(await store.v1_connections.count_connections(), (0, 6))
         before = CLOCK.seconds() + 1.0
         expired = [await store.v1_connections.expire_connections(before, limit) for limit in (0, 1, 9, 9)]
