@@ -81,7 +81,7 @@ class InMemoryV1Wallet:
         self, type_: str, *, socket: FakeSocket | None = None, route: str | None = "all", **members: Any
     ) -> RequestReply:
         """Send a request with this return route; the reply."""
-        transport = {} if route is None else {"~transport": {"return_route": route}}
+        transport: dict[str, Any] = {} if route is None else {"~transport": {"return_route": route}}
         return self.in_memory.receive(self.pack(compose(type_, **transport, **members)), socket)
 
     def answer(self, type_: str, **options: Any) -> V1Message:

@@ -18,7 +18,7 @@ from tests.in_memory_mediator import PEER, InMemoryMediator
 PING = "trust_ping/1.0/ping"
 STATUS_REQUEST = "messagepickup/2.0/status-request"
 KEYLIST_UPDATE = "coordinate-mediation/1.0/keylist-update"
-ALL = {"~transport": {"return_route": "all"}}
+ALL: dict[str, Any] = {"~transport": {"return_route": "all"}}
 
 
 class DispatcherTestCase(SynchronousTestCase):

@@ -191,9 +191,6 @@ class RefusedForwardTests(ForwardTestCase):
     def test_malformed(self) -> None:
         """Members that are missing, of the wrong kind, or nested too deep."""
         payload, to = encoding.loads(self.wallet.make_payload()), self.wallet.recipient_base58
-        deep: object = 1
-        for _ in range(300):
-            deep = [deep]
         for members in (
             {"msg": payload},
             {"to": 1, "msg": payload},
@@ -205,7 +202,7 @@ class RefusedForwardTests(ForwardTestCase):
             {"to": to, "msg": "no JSON"},
             {"to": to, "msg": {**payload, "tag": 1}},
             {"to": to, "msg": {name: payload[name] for name in ("protected", "iv", "ciphertext")}},
-            {"to": to, "msg": {**payload, "deep": deep}},
+            {"to": to, "msg": encoding.dumps(payload).decode()[:-1] + ',"deep":' + "[" * 300 + "]" * 300 + "}"},
         ):
             packed = pack_anoncrypt(compose("routing/1.0/forward", **members), self.identity.routing_key.did_key)
             reply = self.in_memory.receive(packed)
