@@ -14,11 +14,14 @@ from mediatord.didcomm.endpoint_delivery import EndpointDelivery
 from mediatord.didcomm.forward_router import ForwardRouter
 from mediatord.didcomm.messages import MessageOrigin, UnpackedMessage
 from mediatord.didcomm.pickup import LiveDelivery
-from mediatord.didcomm_v1.context import V1AccountRequestHandler, V1Context, V1RequestHandler
+from mediatord.didcomm_v1.context import V1Context
 from mediatord.didcomm_v1.dispatcher import V1Dispatcher
 from mediatord.didcomm_v1.endpoint_delivery import V1EndpointDelivery, V1EndpointResolver
 from mediatord.didcomm_v1.forwarding import V1ForwardRouter
+from mediatord.didcomm_v1.mediation import V1Mediation
 from mediatord.didcomm_v1.messages import V1Packer, V1Unpacker
+from mediatord.didcomm_v1.push_notifications import V1PushNotifications
+from mediatord.didcomm_v1.utility_protocols import V1UtilityProtocols
 from mediatord.identity.v1_identity import V1Identity
 from mediatord.protocol.didcomm_v1.envelope import is_v1_envelope
 from mediatord.ratelimit.admission import RequestReply
@@ -72,8 +75,11 @@ class DIDCommV1Services:
             delivers_mail=settings.deliver_to_endpoints,
         )
         forward_router = V1ForwardRouter(context, router, unpacker)
-        handlers: dict[str, V1RequestHandler] = {}
-        account_handlers: dict[str, V1AccountRequestHandler] = {}
+        mediation = V1Mediation(context)
+        handlers = mediation.handlers() | V1UtilityProtocols(context).handlers()
+        account_handlers = mediation.account_handlers()
+        if common.devices is not None:
+            account_handlers |= V1PushNotifications(common.devices).account_handlers()
         self._dispatcher = V1Dispatcher(
             context,
             core.requests,
