@@ -39,7 +39,7 @@ def build_site(
     documents = StaticDocuments(now.did, now.web_document, config.public_url, _make_v1_invitation(core, config))
     context = HTTPContext(
         clock=core.reactor,
-        receive=didcomm.dispatcher.receive,
+        receive=didcomm.receive,
         command=decentrl.dispatcher.receive,
         public=decentrl.dispatcher.public,
         check_store=core.check_store,
