@@ -202,8 +202,8 @@ class DIDCommSettings(SettingsSection):
     )
     require_ownership: Boolean = _setting(
         False,
-        "require an ownership proof for recipient DIDs other than the account's own; wallets of DIDComm v1, which has no "
-        "such proof, are denied mediation",
+        "require an ownership proof for recipient DIDs other than the account's own; wallets of DIDComm v1, which "
+        "has no such proof, are denied mediation",
     )
     require_registered_sender: Boolean = _setting(
         False, "accept forwards only from authenticated senders that have an account"
