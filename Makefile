@@ -7,7 +7,7 @@ DEV := var/dev
 
 # Third-party software that the tests use. Each has an environment of its own, since their dependencies conflict with
 # ours; a stamp named here makes `make test` build it.
-FOREIGN := .venv-sicpa/.installed .venv-indicio/.installed
+FOREIGN := .venv-sicpa/.installed .venv-indicio/.installed .venv-acapy/.installed
 # Some are packages for Node, which not every machine has.
 ifneq ($(shell command -v npm 2>/dev/null),)
 FOREIGN += .node-credo/.installed .node-decentrl/.installed .node-push/.installed
@@ -239,6 +239,20 @@ $(VENV)/.installed-fuzz: $(VENV)/.installed-test
 	@$(PYTHON) -m venv $(@D)
 	@$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement $< && touch $@ || \
 	  echo "make: $(@D) could not be made; its tests are skipped" >&2
+
+.PHONY: .venv-acapy
+.venv-acapy: .venv-acapy/.installed
+	@test -e $<
+
+# PYTHON_ACAPY=/path/to/python names a Python 3.13 or later that is not in PATH.
+.venv-acapy/.installed: tests/foreign/requirements-acapy.txt
+	@echo "installing ACA-Py into $(@D), about 0.25 GB ..."
+	@for python in $(PYTHON_ACAPY) $(PYTHON) python3.13 "$$HOME"/.pyenv/versions/3.13*/bin/python; do \
+	  "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 13))' 2>/dev/null || continue; \
+	  "$$python" -m venv --clear $(@D) && \
+	  $(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement $< && touch $@; break; \
+	done; \
+	test -e $@ || echo "make: $(@D) could not be made, which takes Python 3.13; its tests are skipped" >&2
 
 .PHONY: .node-decentrl
 .node-decentrl: .node-decentrl/.installed

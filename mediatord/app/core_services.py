@@ -284,6 +284,7 @@ def _build_rate_limits(config: Config) -> RateLimits:
         limits.account_per_minute,
         _name_trusted_peers(config),
         limits.trusted_per_minute,
+        config.didcomm_v1.connections_per_minute,
     )
 
 

@@ -201,7 +201,9 @@ class DIDCommSettings(SettingsSection):
         (), "DIDs that are denied mediation and every authenticated request; overrides allow"
     )
     require_ownership: Boolean = _setting(
-        False, "require an ownership proof for recipient DIDs other than the account's own"
+        False,
+        "require an ownership proof for recipient DIDs other than the account's own; wallets of DIDComm v1, which "
+        "has no such proof, are denied mediation",
     )
     require_registered_sender: Boolean = _setting(
         False, "accept forwards only from authenticated senders that have an account"
@@ -235,6 +237,23 @@ class DIDCommSettings(SettingsSection):
         default_factory=dict,
     )
     rewrap: Boolean = _setting(False, "wrap every message in a new forward to its recipient")
+
+
+class DIDCommV1Settings(SettingsSection):
+    """DIDComm v1 (Aries), for wallets that do not speak v2 yet; limits of the didcomm section apply to it too."""
+
+    enabled: Boolean = _setting(True, "serve DIDComm v1 at the same addresses as v2")
+    label: str = _setting("mediatord", "name of the mediator in its invitation, which wallets show")
+    connections_per_minute: PositiveInteger = _setting(30, "new connections per address")
+    max_pending_connections: PositiveInteger = _setting(
+        10_000, "total connections that have not requested mediation; further ones get 503"
+    )
+    pending_connection_ttl: Annotated[Duration, Field(gt=0)] = _setting(
+        3600.0, "time after which a connection that has not requested mediation is removed"
+    )
+    deliver_to_endpoints: Boolean = _setting(
+        True, "POST messages to wallets with an endpoint of their own, as ACA-Py, which has no other way to get them"
+    )
 
 
 class DecentrlSettings(SettingsSection):
@@ -532,6 +551,7 @@ class Config(SettingsSection):
         LimitSettings(), "rate and resource limits; requests above them get 429, too large ones 413"
     )
     didcomm: DIDCommSettings = _setting(DIDCommSettings(), "the DIDComm v2 protocols")
+    didcomm_v1: DIDCommV1Settings = _setting(DIDCommV1Settings(), "DIDComm v1 (Aries)")
     decentrl: DecentrlSettings = _setting(DecentrlSettings(), "the Decentrl protocol")
     outbound: OutboundSettings = _setting(
         OutboundSettings(), "outbound requests: did:web, replies, delivery to endpoints"

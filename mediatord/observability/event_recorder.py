@@ -35,14 +35,14 @@ from mediatord.store.interfaces.messages import (
 from mediatord.store.interfaces.store import ExpiredAccount
 
 DeliveryPath = Literal["live", "pickup", "poll", "http"]
-ProtocolName = Literal["didcomm", "decentrl"]
+ProtocolName = Literal["didcomm", "didcomm_v1", "decentrl"]
 
 # Messages of which the number of pushes is kept; the least recently pushed are dropped.
 _MAX_ATTEMPT_COUNTERS = 10_000
 # A century. Larger values say nothing about a clock, and might not fit a reader's types.
 _MAX_AGE_MS = 3_155_760_000_000
 # Limits by the minute; others are named after their settings.
-_PER_MINUTE_LIMITS = frozenset({"did", "ip", "account"})
+_PER_MINUTE_LIMITS = frozenset({"did", "ip", "account", "connections"})
 
 
 @dataclass(slots=True)
@@ -385,11 +385,11 @@ class EventRecorder:
         """Mediation or registration was denied. :param reason: one fixed word."""
         self._emit("acct.deny", did=did, proto=protocol, reason=reason)
 
-    def record_recipient_update(self, did: str, added: int, removed: int) -> None:
+    def record_recipient_update(self, did: str, added: int, removed: int, protocol: ProtocolName = "didcomm") -> None:
         """An account added or removed recipient DIDs."""
         if (added or removed) and not self.is_own(did):
             numbers = {"n_added": added, "n_removed": removed}
-            self._emit("acct.update", did=did, proto="didcomm", reason="recipients", **numbers)
+            self._emit("acct.update", did=did, proto=protocol, reason="recipients", **numbers)
 
     def record_account_expired(self, account: ExpiredAccount) -> None:
         """An unused account was removed."""
@@ -524,7 +524,7 @@ def _name_protocol(did: str) -> ProtocolName:
 
 
 def _find_error_code(protocol: ProtocolName, fault: ErrorOrClass) -> DIDCommErrorCode | DecentrlErrorCode:
-    return get_didcomm_error_code(fault) if protocol == "didcomm" else get_decentrl_error_code(fault)
+    return get_decentrl_error_code(fault) if protocol == "decentrl" else get_didcomm_error_code(fault)
 
 
 def _list_ledgers(store_ledger: StoreLedger) -> Iterator[tuple[ProtocolName, MessageLedger, dict[str, int | None]]]:

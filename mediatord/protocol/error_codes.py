@@ -136,6 +136,12 @@ DIDCOMM_ERROR_CODES: dict[type[MediatorError], DIDCommErrorCode] = {
 
 # Codes of Identus's mediator and of the public conformance suite that differ from UC-021.
 IDENTUS_PROBLEM_CODES: dict[type[MediatorError], str] = {errors.UnknownRecipient: "e.p.req.not_enroll"}
+# Codes that libraries of DIDComm v1 know (ACA-Py; Aries RFC 0734); for other errors they are those of v2.
+V1_PROBLEM_CODES: dict[type[MediatorError], str] = {
+    errors.MediationNotGranted: "mediation_not_granted",
+    errors.MissingDeviceValue: "missing-value",
+    errors.DeviceNotRegistered: "not-registered-for-push-notifications",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -240,6 +240,7 @@ class RateLimits:
     :param trusted: addresses that stand for many senders, such as other mediators, as rate limit keys
         (:meth:`~mediatord.http.client_address.ClientAddressResolver.rate_limit_key`).
     :param trusted_ip: of each of these.
+    :param connections: new connections of DIDComm v1 per address, trusted or not.
     """
 
     did: int
@@ -247,6 +248,7 @@ class RateLimits:
     account: int
     trusted: frozenset[str] = frozenset()
     trusted_ip: int = 6000
+    connections: int = 30
 
     def make_overrides(self, usual: int) -> dict[str, int]:
         """Limit of each trusted address, given the usual limit."""
@@ -278,6 +280,7 @@ class RateLimiter:
         self._command_addresses = make_limiter("commanders", limits.account, 60.0)
         self._failed_decryptions = make_limiter("openings in vain", limits.ip, 60.0)
         self._lookups = make_limiter("lookups", _DID_LOOKUPS_PER_MINUTE, 60.0)
+        self._connections = make_limiter("connections", limits.connections, 60.0)
         # Local to the process: sharing would cost more than what is counted.
         self._requests = SlidingWindowLimiter(limits.ip)
         self.set_limits(limits)
@@ -287,6 +290,7 @@ class RateLimiter:
         self._trusted = limits.trusted
         self._senders.set_limit(limits.did)
         self._accounts.set_limit(limits.account)
+        self._connections.set_limit(limits.connections)
         commands = _ACCOUNTS_PER_ADDRESS * limits.account
         for limiter, limit in (
             (self._peers, limits.ip),
@@ -300,7 +304,7 @@ class RateLimiter:
 
     def __len__(self) -> int:
         """Number of keys of all limiters."""
-        buckets = (self._senders, self._peers, self._accounts, self._decryptions, self._readers)
+        buckets = (self._senders, self._peers, self._accounts, self._decryptions, self._readers, self._connections)
         return sum(
             map(len, (*buckets, self._command_addresses, self._failed_decryptions, self._lookups, self._requests))
         )
@@ -449,6 +453,15 @@ class RateLimiter:
         :raise RateLimitExceeded: over the limit.
         """
         await self._refuse_after(self._readers.admit(peer, self._clock.seconds()), "account", peer, peer)
+
+    async def charge_connection(self, peer: str) -> None:
+        """
+        Charge an address for a new connection of DIDComm v1.
+
+        :raise RateLimitExceeded: over the limit.
+        """
+        if peer != PROBE_CLIENT:
+            await self._refuse_after(self._connections.admit(peer, self._clock.seconds()), "connections", peer, peer)
 
     async def charge_did_lookup(self, peer: str) -> int:
         """Charge an address for fetching a did:web document; returns the seconds to wait, or 0."""

@@ -15,6 +15,7 @@ from mediatord.store.interfaces.cluster_and_quotas import MAX_CLOCK_SKEW, IClust
 from mediatord.store.interfaces.decentrl import IDecentrlStore
 from mediatord.store.interfaces.devices import IDeviceStore
 from mediatord.store.interfaces.messages import IMessageStore
+from mediatord.store.interfaces.v1_connections import IV1ConnectionStore
 
 RecipientUpdateAction = Literal["add", "remove"]
 # Seconds after its creation during which contact does not show that an account is used.
@@ -227,6 +228,7 @@ class IStore(IMessageStore, IAccountStore, INonceCache):
     decentrl: IDecentrlStore = Attribute("Storage for Decentrl, open as long as this.")
     cluster: IClusterStore = Attribute("State that processes share, open as long as this.")
     devices: IDeviceStore = Attribute("Devices that push services can wake, open as long as this.")
+    v1_connections: IV1ConnectionStore = Attribute("Connections of DIDComm v1, open as long as this.")
     administration: IStoreAdministration = Attribute("Listings and removals for the operator, open as long as this.")
     fault_description: str = Attribute("The fault of the store, for the operator; empty when there is none.")
 

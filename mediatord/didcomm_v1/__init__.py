@@ -1,0 +1,1 @@
+"""DIDComm v1 (Aries) use cases."""

@@ -1,0 +1,1 @@
+"""Wire formats of DIDComm v1 (Aries), without I/O."""

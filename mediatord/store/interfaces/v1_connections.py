@@ -1,0 +1,86 @@
+"""Connections with wallets that speak DIDComm v1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from twisted.internet.defer import Deferred
+from zope.interface import Interface
+
+# How a wallet takes mail on a socket: by Message Pickup, as bare envelopes, or not known yet.
+ImplicitPickup = Literal["unknown", "delivery", "raw"]
+# Bytes of the text of one connection at most.
+MAX_CONNECTION_BYTES = 16_384
+
+
+@dataclass(frozen=True, slots=True)
+class V1Connection:
+    """
+    What is known of a wallet that has connected. Keys are named as did:key without fragment.
+
+    :param account: key of the wallet, which is also the DID of its account once it has one.
+    :param own_key: key of the mediator for this connection.
+    :param request_id: id of the request that made it, which the response and later reports name as their thread.
+    :param invitation_id: of the invitation that the request answered.
+    :param protocol: of the handshake, with version, such as `didexchange/1.1`.
+    :param their_did: DID of the wallet as it spells it; it is not resolved.
+    :param endpoint: http(s) URL that messages to the wallet are posted to; None if it has none.
+    :param routing_keys: for which these are wrapped, the last one outermost.
+    :param has_base58_keys: whether the wallet spells keys in base58, and is answered in it.
+    :param has_old_prefix: whether the wallet uses the former prefix of message types.
+    :param is_completed: whether the wallet has used `own_key`.
+    :param implicit_pickup: how it takes mail on a socket.
+    :param created_at: set by the store.
+    """
+
+    account: str
+    own_key: str
+    request_id: str
+    invitation_id: str
+    protocol: str
+    their_did: str = ""
+    endpoint: str | None = field(default=None, repr=False)
+    routing_keys: tuple[str, ...] = ()
+    has_base58_keys: bool = False
+    has_old_prefix: bool = False
+    is_completed: bool = False
+    implicit_pickup: ImplicitPickup = "unknown"
+    created_at: float = 0.0
+
+
+class IV1ConnectionStore(Interface):
+    """Connections, one for each wallet. Every Deferred may fail with StoreUnavailable; then nothing was stored."""
+
+    def put_connection(connection: V1Connection, *, max_pending: int) -> Deferred[V1Connection]:
+        """
+        Insert the connection, or replace what is known of the same account except `created_at`; as it is stored.
+
+        :param max_pending: connections without an account at most.
+        :raise RegistrationCapacityExceeded: it would be one too many.
+        """
+
+    def find_connection(own_key: str) -> Deferred[V1Connection | None]:
+        """
+        The connection of one of the mediator's keys. Called for every message of an account; it may be seconds old
+        where several processes share the store.
+        """
+
+    def get_connection(account: str) -> Deferred[V1Connection | None]:
+        """The connection of an account, or of the key of a wallet that has none yet."""
+
+    def remove_connection(account: str) -> Deferred[bool]:
+        """
+        Remove a connection; whether there was one. An account is removed together with its connection, and so is the
+        connection of a DID that an account is moved away from.
+        """
+
+    def expire_connections(created_before: float, limit: int) -> Deferred[int]:
+        """Remove at most `limit` connections without an account that are older, the oldest first; their number."""
+
+    def count_connections() -> Deferred[tuple[int, int]]:
+        """Number of connections with an account, and without one."""
+
+    def scan_connections(after: str, limit: int) -> Deferred[Sequence[V1Connection]]:
+        """Connections in order of their accounts, from behind one; for exports."""
