@@ -109,6 +109,19 @@ MAX_FORWARD_DEPTH = 3
 MAX_INNER_ENVELOPES = 8
 
 
+class ForwardSender(NamedTuple):
+    """
+    Who sent a forward.
+
+    :param proven: authenticated DID, if any; `claimed` is what the message says.
+    :param digest: of the envelope.
+    """
+
+    proven: str | None
+    claimed: str | None
+    digest: bytes
+
+
 class _ForwardPlan(NamedTuple):
     """A forward that passed all checks."""
 
@@ -168,7 +181,39 @@ class ForwardRouter:
         """
         await self._context.rate_limiter.charge_anonymous(origin.peer, compute_request_cost(record.size))
         plans = await self._plan(received, origin, _NestedForwardState())
-        requests = [await self._make_request(plan) for plan in plans]
+        await self._store(record, [await self._make_request(plan) for plan in plans], received.sender)
+
+    async def store_payload(
+        self,
+        record: RequestRecord,
+        recipient: str,
+        payload: ForwardPayload,
+        expires_time: float | None,
+        sender: ForwardSender,
+        peer: str,
+    ) -> str:
+        """
+        As :meth:`forward`, for the payload of a forward of DIDComm v1, which has been read and charged.
+
+        :return: id of the stored message.
+
+        :param recipient: as it is stored.
+        :param expires_time: seconds since the epoch; None for none.
+        """
+        context, now = self._context, self._context.clock.seconds()
+        known = await self._check_sender(sender, peer, 1)
+        data, form = payload
+        if len(data) > context.max_payload:
+            raise PayloadTooLarge
+        stored = Payload(context.new_stored_id(now), data, form)
+        expires_at = compute_expiry(expires_time, now, context.ttl)
+        fingerprint = self._fingerprints.compute(recipient, peer, known)
+        await self._store(
+            record, [EnqueueRequest(recipient, (stored,), expires_at, origin=fingerprint)], sender.proven
+        )
+        return stored.id
+
+    async def _store(self, record: RequestRecord, requests: Sequence[EnqueueRequest], sender: str | None) -> None:
         if len(requests) > 1:
             enqueued = await self._context.store.enqueue_all(requests)
         else:
@@ -184,7 +229,7 @@ class ForwardRouter:
             ]
         taken_here = self.push(enqueued)
         for one in enqueued:
-            self.dispatch(record, one, received.sender, taken_here)
+            self.dispatch(record, one, sender, taken_here)
 
     async def _plan(
         self, received: UnpackedMessage, origin: MessageOrigin, descent: _NestedForwardState
@@ -198,7 +243,8 @@ class ForwardRouter:
         ours = did in context.own_dids
         recipient = "" if ours else await self._registered(did)
         if descent.depth == 0:
-            descent.sender = await self._check_sender(received, origin, count)
+            sender = ForwardSender(received.sender, message.sender, received.digest)
+            descent.sender = await self._check_sender(sender, origin.peer, count)
         # One was charged when it was received, or opened.
         await context.rate_limiter.charge_anonymous(origin.peer, count - 1)
         now = context.clock.seconds()
@@ -210,21 +256,18 @@ class ForwardRouter:
         fingerprint = self._fingerprints.compute(recipient, origin.peer, descent.sender)
         return [_ForwardPlan(recipient, fingerprint, payloads, expires_at, now + held if held > 0 else None)]
 
-    async def _check_sender(self, received: UnpackedMessage, origin: MessageOrigin, count: int) -> str | None:
+    async def _check_sender(self, sender: ForwardSender, peer: str, count: int) -> str | None:
         """The sender for accounting and quotas; None if anonymous or repeated."""
-        if received.sender is not None and self._context.access.denies(received.sender):
+        if sender.proven is not None and self._context.access.denies(sender.proven):
             raise MediationNotGranted
         # A repeated forward may be a replay by somebody else, and is not charged to its sender again.
-        is_new = self._seen.add(received.digest)
+        is_new = self._seen.add(sender.digest)
         if is_new:
-            await self._context.rate_limiter.charge_sender(
-                received.sender, received.message.sender, origin.peer, count
-            )
+            await self._context.rate_limiter.charge_sender(sender.proven, sender.claimed, peer, count)
         if self._context.registered_senders_only:
-            sender = received.sender
-            if sender is None or await self._context.store.get_account(sender) is None:
+            if sender.proven is None or await self._context.store.get_account(sender.proven) is None:
                 raise MediationNotGranted
-        return received.sender if is_new else None
+        return sender.proven if is_new else None
 
     @property
     def remembered(self) -> int:

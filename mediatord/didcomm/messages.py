@@ -55,11 +55,13 @@ class MessageOrigin:
     :param session: its socket; None for an HTTP request.
     :param has_foreign_content_type: whether an HTTP request declared a Content-Type that is not tolerated for
         envelopes.
+    :param content_type: the Content-Type header of an HTTP request as sent; empty without one.
     """
 
     peer: str
     session: WebSocketSession | None = None
     has_foreign_content_type: bool = False
+    content_type: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

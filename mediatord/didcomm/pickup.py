@@ -27,6 +27,7 @@ from mediatord.delivery.connections import (
 from mediatord.didcomm.context import DIDCommContext, MessageRequest
 from mediatord.didcomm.messages import AuthcryptSender, PushRecipient, PushWriter, RecipientKeys
 from mediatord.errors import LiveModeUnsupported, MediationNotGranted, MediatorError, StoreUnavailable
+from mediatord.observability.event_recorder import ProtocolName
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm.message import OutgoingMessage
 from mediatord.protocol.didcomm.message_pickup import (
@@ -198,13 +199,18 @@ class LiveDelivery:
 
         :raise StoreUnavailable: presence cannot be published.
         """
-        if self.can_bind(session, recipient.did):
-            did = intern(recipient.did)
-            self._bound.put(session, did, None)
-            self._context.recorder.record_connection_authenticated("didcomm", session.name, did)
-            if self._context.live_by_default:
-                with suppress(TooManySubscriptions):
-                    await self.subscribe(session, recipient)
+        if self.record_authenticated(session, recipient.did, "didcomm") and self._context.live_by_default:
+            with suppress(TooManySubscriptions):
+                await self.subscribe(session, recipient)
+
+    def record_authenticated(self, session: WebSocketSession, did: str, protocol: ProtocolName) -> bool:
+        """Record that a DID authenticated on a socket; whether that is new."""
+        if not self.can_bind(session, did):
+            return False
+        did = intern(did)
+        self._bound.put(session, did, None)
+        self._context.recorder.record_connection_authenticated(protocol, session.name, did)
+        return True
 
     async def subscribe(self, session: WebSocketSession, recipient: AuthcryptSender) -> None:
         """

@@ -163,11 +163,21 @@ class ReplayProtection:
         else:
             retention = choose_replay_retention(received, account, self._clock.seconds())
         try:
-            is_new = await self._claim(received.digest, retention)
+            await self.claim_digest(received.digest, retention)
+        except ReplayedMessage:
+            raise
         except BaseException:
             self.cancel(received)
             raise
-        if not is_new:
+
+    async def claim_digest(self, digest: bytes, retention: ReplayRetention) -> None:
+        """
+        Keep a digest in the store.
+
+        :raise ReplayedMessage: it is there already.
+        :raise ReplayCacheFull: it cannot be kept, and has to be.
+        """
+        if not await self._claim(digest, retention):
             raise ReplayedMessage
 
     def claim_in_memory(self, received: UnpackedMessage, account: Account | None) -> ReplayRetention:

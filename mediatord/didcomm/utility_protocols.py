@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mediatord.didcomm.context import DIDCommContext, MessageRequest
@@ -15,6 +15,7 @@ from mediatord.ratelimit.rate_limiter import SlidingWindowLimiter
 
 DISCLOSE = "https://didcomm.org/discover-features/2.0/disclose"
 MAX_QUERIES = 100
+_MAX_MATCH = 512
 
 _SUPPORTED_PROTOCOLS: dict[str, list[str]] = {
     "https://didcomm.org/routing/2.0": ["mediator"],
@@ -89,10 +90,21 @@ def parse_queries(body: Mapping[str, Any]) -> list[tuple[str, str]]:
     for entry in entries:
         kind = entry.get("feature-type") if isinstance(entry, dict) else None
         match = entry.get("match") if isinstance(entry, dict) else None
-        if not (isinstance(kind, str) and isinstance(match, str) and len(match) <= 512):
+        if not isinstance(kind, str):
             raise InvalidBody
-        queries.append((kind, match))
+        queries.append((kind, parse_match(match)))
     return queries
+
+
+def parse_match(value: object) -> str:
+    """
+    An id of features, with wildcards.
+
+    :raise InvalidBody: no string of at most 512 characters.
+    """
+    if not (isinstance(value, str) and len(value) <= _MAX_MATCH):
+        raise InvalidBody
+    return value
 
 
 def select_features(
@@ -103,8 +115,13 @@ def select_features(
 
     :param devices: for push notifications; None if they are not served.
     """
+    return match_features(queries, [*_list_features(max_receive_bytes), *list_push_features(devices)])
+
+
+def match_features(queries: Iterable[tuple[str, str]], features: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Those of the features that are asked about."""
     found: list[dict[str, Any]] = []
-    for feature in [*_list_features(max_receive_bytes), *(_list_push_features(devices) if devices else ())]:
+    for feature in features:
         kind, id_ = feature["feature-type"], feature["id"]
         if any(kind == wanted and _matches_wildcard(match, id_) for wanted, match in queries):
             found.append(feature)
@@ -148,11 +165,13 @@ def _list_features(max_receive_bytes: int) -> list[dict[str, Any]]:
     return features
 
 
-def _list_push_features(devices: DeviceRegistry) -> list[dict[str, Any]]:
+def list_push_features(devices: DeviceRegistry | None) -> list[dict[str, Any]]:
     """
     Protocols of the configured services, with what wake-ups contain; that of Web Push with the key that subscriptions
     are bound to.
     """
+    if devices is None:
+        return []
     shared = {"feature-type": "protocol", "roles": [NOTIFICATION_SENDER], "mediator": devices.mediator_id}
     features: list[dict[str, Any]] = [{"id": PUSH_PROTOCOLS[service].uri, **shared} for service in devices.services]
     for feature in features:

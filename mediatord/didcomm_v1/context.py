@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from mediatord.didcomm.context import DIDCommContext
 from mediatord.didcomm.messages import MessageOrigin
@@ -15,6 +15,19 @@ from mediatord.protocol.didcomm_v1.keys import KeySpelling
 from mediatord.protocol.didcomm_v1.message import V1Answer, V1Message
 from mediatord.store.interfaces.store import Account
 from mediatord.store.interfaces.v1_connections import IV1ConnectionStore, V1Connection
+
+
+class V1Endpoints(Protocol):
+    """Posts to wallets that have an endpoint of their own."""
+
+    def can_reply(self, connection: V1Connection, peer: str) -> bool:
+        """Whether the wallet has an endpoint, and one more reply may be posted for this rate limit key."""
+
+    def reply(self, connection: V1Connection, packed: bytes, peer: str) -> None:
+        """Begin to post a packed reply; one attempt, never queued."""
+
+    def resume(self, connection: V1Connection) -> None:
+        """The wallet has shown itself: deliver what is still queued for it, if it has an endpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +61,17 @@ class ReceivedV1Message:
     :param own_key: the mediator's key that opened it.
     :param sender: key of the authenticated sender; None for anoncrypt.
     :param connection: that `own_key` belongs to; None for the invitation and the routing key.
-    :param is_for_others: whether the envelope has recipients that are not the mediator's, who know the key of its
-        content and could have written it.
+    :param has_other_recipients: whether others could open the envelope, too: they know the key of its content and
+        could have written it.
     :param digest: for replay protection.
-    :param seconds: that opening took.
     """
 
     message: V1Message
     own_key: str
     sender: str | None
     connection: V1Connection | None
-    is_for_others: bool
+    has_other_recipients: bool
     digest: bytes = field(repr=False)
-    seconds: float = 0.0
 
 
 @dataclass(slots=True)

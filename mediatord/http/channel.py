@@ -440,7 +440,7 @@ class MediatorHTTPChannel(BackpressureHTTPChannel):
         if request is None and not context.admits(rate_limit_key):
             self.reject_rate_limited(protocol, rate_limit_key)
         elif protocol == "didcomm":
-            origin = MessageOrigin(rate_limit_key, None, not is_envelope_type(content_type))
+            origin = MessageOrigin(rate_limit_key, None, not is_envelope_type(content_type), content_type)
             Deferred.fromCoroutine(self._answer(exchange, context.receive(body, origin, None)))
         else:
             Deferred.fromCoroutine(self._answer(exchange, context.command(body, rate_limit_key)))

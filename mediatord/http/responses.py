@@ -74,6 +74,13 @@ def _format_date(second: int) -> bytes:
     return date
 
 
+# Content types of envelopes of DIDComm v1: of Aries RFC 0044, those before it, and of some libraries.
+_V1_MEDIA_TYPES = (
+    b"application/didcomm-envelope-enc",
+    b"application/ssi-agent-wire",
+    b"application/didcomm-enc-env",
+    b"application/jwe",
+)
 # Content types of envelopes seen in practice (reference 3.1).
 _TOLERATED_MEDIA_TYPES = frozenset(
     {
@@ -84,6 +91,7 @@ _TOLERATED_MEDIA_TYPES = frozenset(
         b"application/json",
         b"application/octet-stream",
         b"application/x-www-form-urlencoded",
+        *_V1_MEDIA_TYPES,
     }
 )
 
@@ -94,7 +102,8 @@ def select_protocol(content_type: bytes) -> ProtocolName:
 
     :param content_type: the header as sent; empty without one.
     """
-    return "didcomm" if b"didcomm" in _parse_media_type(content_type) else "decentrl"
+    media_type = _parse_media_type(content_type)
+    return "didcomm" if b"didcomm" in media_type or media_type in _V1_MEDIA_TYPES else "decentrl"
 
 
 def is_envelope_type(content_type: bytes) -> bool:

@@ -700,7 +700,7 @@ class MediatorSocket(WebSocketServerProtocol):
         """Send a reply; the first unreadable message is answered, and the third ends the socket."""
         if reply.fault is not None and is_unreadable(reply.fault):
             self._undecryptable += 1
-            if self._undecryptable == 1:
+            if self._undecryptable == 1 and reply.body:
                 self._send_queue.put(reply.body)
             elif self._undecryptable >= MAX_UNDECRYPTABLE:
                 self.close(1008, "too many undecryptable messages")

@@ -17,8 +17,8 @@ class V1Identity:
     """
     Derives the keys.
 
-    The keys of invitation and routing stand in documents of wallets and printed codes for years. Each connection has a
-    key of its own, as wallets find a connection by the mediator's key; it is the same whenever a wallet connects again.
+    The keys of invitation and routing stand in documents of wallets and printed codes for years. Each connection has
+    a key of its own, as wallets find a connection by that key; it is the same whenever a wallet connects again.
 
     :param secret: :attr:`mediatord.identity.mediator_identity.MediatorIdentity.root_secret`.
     :ivar invitation_key: receives requests to connect, and signs the answers.

@@ -385,11 +385,11 @@ class EventRecorder:
         """Mediation or registration was denied. :param reason: one fixed word."""
         self._emit("acct.deny", did=did, proto=protocol, reason=reason)
 
-    def record_recipient_update(self, did: str, added: int, removed: int) -> None:
+    def record_recipient_update(self, did: str, added: int, removed: int, protocol: ProtocolName = "didcomm") -> None:
         """An account added or removed recipient DIDs."""
         if (added or removed) and not self.is_own(did):
             numbers = {"n_added": added, "n_removed": removed}
-            self._emit("acct.update", did=did, proto="didcomm", reason="recipients", **numbers)
+            self._emit("acct.update", did=did, proto=protocol, reason="recipients", **numbers)
 
     def record_account_expired(self, account: ExpiredAccount) -> None:
         """An unused account was removed."""

@@ -24,6 +24,7 @@ GROWING_OPERATIONS = frozenset(
         "update_tags",
         "publish",
         "set_device",
+        "put_v1_connection",
     }
 )
 # Share of the disk that is left free, its bounds, and its maximum as a share of a small disk.

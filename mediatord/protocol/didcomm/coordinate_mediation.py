@@ -85,6 +85,13 @@ class RecipientPage:
     offset: int = 0
     limit: int = MAX_RECIPIENTS_PER_PAGE
 
+    def describe(self, count: int, total: int) -> dict[str, int] | None:
+        """Member `pagination` of the response, with `count` recipients; None if it has all (reference 5.3)."""
+        remaining = max(0, total - self.offset - count)
+        if self.offset == 0 and remaining == 0:
+            return None
+        return {"count": count, "offset": self.offset, "remaining": remaining}
+
 
 def parse_pagination(body: Mapping[str, Any]) -> RecipientPage:
     """
@@ -108,11 +115,11 @@ def parse_pagination(body: Mapping[str, Any]) -> RecipientPage:
 def make_query_response_body(
     mediation_version: MediationVersion, dids: Sequence[str], page: RecipientPage, total: int
 ) -> dict[str, Any]:
-    """Body of the response to a query; `pagination` only if there are recipients outside the page (reference 5.3)."""
+    """Body of the response to a query; `pagination` only if there are recipients outside the page."""
     body: dict[str, Any] = {mediation_version.list_member: [{"recipient_did": did} for did in dids]}
-    remaining = max(0, total - page.offset - len(dids))
-    if page.offset > 0 or remaining > 0:
-        body["pagination"] = {"count": len(dids), "offset": page.offset, "remaining": remaining}
+    pagination = page.describe(len(dids), total)
+    if pagination is not None:
+        body["pagination"] = pagination
     return body
 
 

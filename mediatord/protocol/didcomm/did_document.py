@@ -209,13 +209,14 @@ def _parse_relationship(
         name = _make_absolute(did, embedded.get("id") if embedded is not None else entry)
         if name is None or name in found:
             continue
-        key = _parse_key(embedded if embedded is not None else methods.get(name, {}))
+        key = parse_method_key(embedded if embedded is not None else methods.get(name, {}))
         if key is not None and key.curve in curves:
             found[name] = VerificationMethod(name, key)
     return tuple(found.values())
 
 
-def _parse_key(method: Mapping[str, Any]) -> PublicKey | None:
+def parse_method_key(method: Mapping[str, Any]) -> PublicKey | None:
+    """The key of a verification method; None if it is unreadable or of an unknown type."""
     kind = method.get("type")
     if not isinstance(kind, str) or kind not in _CURVE_OF_TYPE:
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
@@ -25,7 +25,6 @@ from mediatord.protocol.didcomm.did_document import (
     VerificationMethod,
     is_did,
     parse_did_document,
-    parse_services,
 )
 from mediatord.protocol.didcomm.keys import PublicKey, convert_ed25519_to_x25519
 
@@ -91,6 +90,16 @@ def make_did_peer_2(keys: Sequence[tuple[str, PublicKey]], services: Sequence[Ma
     return _PEER_2 + "".join(elements)
 
 
+def make_did_peer_4(document: Mapping[str, Any]) -> str:
+    """
+    The long form of the did:peer:4 of a document.
+
+    :param document: with relative ids, and without an id of its own.
+    """
+    encoded = "z" + encoding.encode_base58(_JSON_MULTICODEC + encoding.dumps(dict(document)))
+    return f"{_PEER_4}{encoding.encode_multihash(encoded.encode('ascii'))}:{encoded}"
+
+
 def derive_did_peer_3(did: str) -> str:
     """
     The did:peer:3 of a did:peer:2.
@@ -112,13 +121,9 @@ def resolve_did_peer(did: str) -> DIDDocument:
     """
     if did.startswith(_PEER_0):
         return make_single_key_document(did, did.removeprefix(_PEER_0))
-    if did.startswith(_PEER_2):
-        return _resolve_peer_2(did)
-    if not did.startswith(_PEER_4):
-        raise UnsupportedDIDMethod
-    if _SHORT_PEER_4.fullmatch(did):
-        raise DIDPeer4LongFormRequired
-    return _resolve_peer_4(did, did, canonicalize_did(did))
+    document = parse_did_document(did, expand_did_peer(did))
+    other = derive_did_peer_3(did) if did.startswith(_PEER_2) else canonicalize_did(did)
+    return replace(document, also_known_as=(other,))
 
 
 def resolve_short_did_peer_4(short: str, long: str) -> DIDDocument:
@@ -129,39 +134,42 @@ def resolve_short_did_peer_4(short: str, long: str) -> DIDDocument:
     """
     if canonicalize_did(long) != short:
         raise UnresolvableDID
-    return _resolve_peer_4(long, short, long)
+    return replace(parse_did_document(short, _expand_peer_4(long)), also_known_as=(long,))
 
 
-def _resolve_peer_2(did: str) -> DIDDocument:
+def expand_did_peer(did: str) -> dict[str, Any]:
+    """
+    The document that a did:peer:2, or a did:peer:4 in long form, contains, as JSON; nothing in it is validated.
+
+    :raise DIDPeer4LongFormRequired: the short form of a did:peer:4.
+    :raise UnresolvableDID: malformed.
+    :raise UnsupportedDIDMethod: another numalgo.
+    """
+    if did.startswith(_PEER_2):
+        return _expand_peer_2(did)
+    if not did.startswith(_PEER_4):
+        raise UnsupportedDIDMethod
+    if _SHORT_PEER_4.fullmatch(did):
+        raise DIDPeer4LongFormRequired
+    return _expand_peer_4(did)
+
+
+def _expand_peer_2(did: str) -> dict[str, Any]:
+    """Keys of other purposes than encryption and authentication are dropped, but keep their number."""
     beginning, *elements = did.removeprefix(_PEER_2).split(".")
     keys = [element for element in elements if element[:1] in _KEY_PURPOSES]
     services = [element for element in elements if element[:1] == "S"]
     if beginning or not keys or len(keys) + len(services) != len(elements) or len(keys) > MAX_KEYS:
         raise UnresolvableDID
-    return DIDDocument(
-        did,
-        _parse_peer_2_keys(did, keys, "E", AGREEMENT_CURVES),
-        _parse_peer_2_keys(did, keys, "V", SIGNATURE_CURVES),
-        parse_services(_parse_peer_2_services(services)),
-        (derive_did_peer_3(did),),
-    )
-
-
-def _parse_peer_2_keys(
-    did: str, keys: list[str], purpose: str, curves: frozenset[Any]
-) -> tuple[VerificationMethod, ...]:
-    """Keys of one purpose. Keys of unsupported types are dropped, but keep their number."""
-    found = []
-    for number, element in enumerate(keys, 1):
-        if element[0] != purpose:
-            continue
-        try:
-            key = PublicKey.from_multibase(element[1:])
-        except ValueError:
-            continue
-        if key.curve in curves:
-            found.append(VerificationMethod(f"{did}#key-{number}", key))
-    return tuple(found)
+    methods = [
+        (key[0], {"id": f"#key-{number}", "type": "Multikey", "publicKeyMultibase": key[1:]})
+        for number, key in enumerate(keys, 1)
+    ]
+    return {
+        "keyAgreement": [method for purpose, method in methods if purpose == "E"],
+        "authentication": [method for purpose, method in methods if purpose == "V"],
+        "service": _parse_peer_2_services(services),
+    }
 
 
 def _parse_peer_2_services(elements: list[str]) -> list[Any]:
@@ -192,8 +200,7 @@ def _expand_names(value: Any, depth: int) -> Any:
     return expanded
 
 
-def _resolve_peer_4(long: str, asked: str, other: str) -> DIDDocument:
-    """:param asked: the form to make the document for; `other` is the other one."""
+def _expand_peer_4(long: str) -> dict[str, Any]:
     hashed, _, encoded = long.removeprefix(_PEER_4).partition(":")
     if not encoded.startswith("z") or hashed != encoding.encode_multihash(encoded.encode("ascii")):
         raise UnresolvableDID
@@ -201,10 +208,9 @@ def _resolve_peer_4(long: str, asked: str, other: str) -> DIDDocument:
         data = encoding.decode_base58(encoded[1:])
         if not data.startswith(_JSON_MULTICODEC):
             raise UnresolvableDID
-        document = parse_did_document(asked, encoding.loads_object(data.removeprefix(_JSON_MULTICODEC)))
+        return encoding.loads_object(data.removeprefix(_JSON_MULTICODEC))
     except ValueError:
         raise UnresolvableDID from None
-    return DIDDocument(asked, document.key_agreement, document.authentication, document.endpoints, (other,))
 
 
 _WEB_PREFIX = "did:web:"

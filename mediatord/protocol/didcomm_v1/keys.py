@@ -162,6 +162,8 @@ class SigningKey:
 
         :raise ValueError: a seed of another size.
         """
+        if len(seed) != KEY_SIZE:
+            raise ValueError("a seed of the wrong size")
         verkey, secret = bindings.crypto_sign_seed_keypair(seed)
         agreement_secret = bindings.crypto_sign_ed25519_sk_to_curve25519(secret)
         agreement_public = bindings.crypto_scalarmult_base(agreement_secret)

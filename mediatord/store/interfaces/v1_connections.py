@@ -62,16 +62,22 @@ class IV1ConnectionStore(Interface):
         """
 
     def find_connection(own_key: str) -> Deferred[V1Connection | None]:
-        """The connection of one of the mediator's keys. Called for every message of an account."""
+        """
+        The connection of one of the mediator's keys. Called for every message of an account; it may be seconds old
+        where several processes share the store.
+        """
 
     def get_connection(account: str) -> Deferred[V1Connection | None]:
         """The connection of an account, or of the key of a wallet that has none yet."""
 
     def remove_connection(account: str) -> Deferred[bool]:
-        """Remove a connection; whether there was one. An account is removed together with its connection."""
+        """
+        Remove a connection; whether there was one. An account is removed together with its connection, and so is the
+        connection of a DID that an account is moved away from.
+        """
 
     def expire_connections(created_before: float, limit: int) -> Deferred[int]:
-        """Remove at most `limit` connections without an account that are older; their number."""
+        """Remove at most `limit` connections without an account that are older, the oldest first; their number."""
 
     def count_connections() -> Deferred[tuple[int, int]]:
         """Number of connections with an account, and without one."""

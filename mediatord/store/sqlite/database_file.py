@@ -117,7 +117,7 @@ def is_damage_error(error: BaseException | None) -> bool:
 # "mdrd": identifies databases of mediatord.
 APPLICATION_ID = 0x6D647264
 
-_SCHEMA_VERSION = 2
+_SCHEMA_VERSION = 3
 _NO_BUSY_TIMEOUT = "busy_timeout = 0"  # it is waited for in another way
 # Rows of the store refer to numbers that were read in the same transaction, so the check is redundant.
 NO_FOREIGN_KEYS = "foreign_keys = OFF"

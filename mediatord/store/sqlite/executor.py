@@ -26,6 +26,7 @@ from twisted.logger import Logger
 from twisted.python.failure import Failure
 
 from mediatord.errors import StoreUnavailable
+from mediatord.store.caches import OwnerCache
 from mediatord.store.disk_space import GROWING_OPERATIONS, DiskSpaceMonitor, SpaceLimits
 from mediatord.store.interfaces.store import (
     STORE_FAULT_MESSAGES,
@@ -948,6 +949,24 @@ def timed_sql_method(
         return done
 
     return method
+
+
+def read_cached(
+    executor: SQLExecutor, name: str, read: Callable[[StoreConnection, str], T | None], cache: OwnerCache[T], key: str
+) -> Deferred[T | None]:
+    """Fires with what is cached, or with the result of a read, which is then cached."""
+    if not executor.is_readable:
+        return fail(StoreUnavailable())
+    cached = cache.get(key)
+    if cached is not None:
+        return succeed(cached)
+    age = cache.age
+
+    def keep(result: T | None) -> T | None:
+        cache.keep(key, result, age)
+        return result
+
+    return executor.read(name, read, key).addCallback(keep)
 
 
 def write_ping(connection: StoreConnection) -> None:

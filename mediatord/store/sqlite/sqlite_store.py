@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from twisted.internet.defer import Deferred, fail, succeed
+from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from twisted.python.failure import Failure
 from zope.interface import implementer
 
-from mediatord.errors import MediatorError, StoreUnavailable, UnknownRecipient
+from mediatord.errors import MediatorError, UnknownRecipient
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.store.caches import OWNER_CACHE_CAPACITY, OwnerCache
 from mediatord.store.interfaces.administration import IStoreAdministration
@@ -38,6 +38,7 @@ from mediatord.store.interfaces.store import (
     RecipientUpdateAction,
     RecipientUpdateResult,
 )
+from mediatord.store.interfaces.v1_connections import IV1ConnectionStore
 from mediatord.store.sqlite import (
     account_queries,
     arrival_queries,
@@ -49,11 +50,18 @@ from mediatord.store.sqlite import (
     queue_statistics,
 )
 from mediatord.store.sqlite.administration import SQLiteStoreAdministration
-from mediatord.store.sqlite.connection import StoreConnection
 from mediatord.store.sqlite.database_file import TableSizeEstimator
 from mediatord.store.sqlite.decentrl_store import SQLiteDecentrlStore, estimate_items_bytes
-from mediatord.store.sqlite.executor import SliceSize, SQLExecutor, get_single_result, sql_method, timed_sql_method
+from mediatord.store.sqlite.executor import (
+    SliceSize,
+    SQLExecutor,
+    get_single_result,
+    read_cached,
+    sql_method,
+    timed_sql_method,
+)
 from mediatord.store.sqlite.message_writes import EnqueueOperation, MarkDeliveredOperation, RemoveOperation
+from mediatord.store.sqlite.v1_connections import SQLiteV1ConnectionStore
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -152,6 +160,8 @@ class SQLiteStore:
         self.decentrl: IDecentrlStore = self._decentrl
         self.cluster: IClusterStore = SQLiteClusterStore(executor, clock)
         self.devices: IDeviceStore = SQLiteDeviceStore(executor, clock)
+        self._v1_connections = SQLiteV1ConnectionStore(executor, clock, lifetime)
+        self.v1_connections: IV1ConnectionStore = self._v1_connections
         self.administration: IStoreAdministration = SQLiteStoreAdministration(executor, self._forget_all)
 
     get_queue_status = timed_sql_method("read", "status", message_queries.get_queue_status)
@@ -280,10 +290,11 @@ class SQLiteStore:
         return expired
 
     def get_account(self, did: str) -> Deferred[Account | None]:
-        return self._read_cached("account", account_queries.get_account, self._accounts, did)
+        return read_cached(self._executor, "account", account_queries.get_account, self._accounts, did)
 
     def find_owner(self, recipient_did: str) -> Deferred[str | None]:
-        return self._read_cached("owner", account_queries.find_owner, self._owners, canonicalize_did(recipient_did))
+        did = canonicalize_did(recipient_did)
+        return read_cached(self._executor, "owner", account_queries.find_owner, self._owners, did)
 
     def grant(self, did: str) -> Deferred[Account]:
         granted = self._executor.write("grant", account_queries.grant_account, did, self._clock.seconds())
@@ -371,22 +382,6 @@ class SQLiteStore:
             operation.ids = tuple(ids)
         return await self._executor.write_each("acknowledge", [(operation, 0) for operation in operations])
 
-    def _read_cached(
-        self, name: str, read: Callable[[StoreConnection, str], T | None], cache: OwnerCache[T], did: str
-    ) -> Deferred[T | None]:
-        if not self._executor.is_readable:
-            return fail(StoreUnavailable())
-        cached = cache.get(did)
-        if cached is not None:
-            return succeed(cached)
-        age = cache.age
-
-        def keep(result: T | None) -> T | None:
-            cache.keep(did, result, age)
-            return result
-
-        return self._executor.read(name, read, did).addCallback(keep)
-
     def _forget(self, result: R, cache: OwnerCache[Any], dids: Sequence[str]) -> R:
         cache.forget(dids)
         return result
@@ -394,6 +389,7 @@ class SQLiteStore:
     def _forget_all(self, result: R) -> R:
         self._owners.clear()
         self._accounts.clear()
+        self._v1_connections.forget_all()
         return result
 
 

@@ -50,6 +50,7 @@ NAMES = (
     "fast_forward",
     "hint",
     "features",
+    "v1_envelope",
 )
 
 

@@ -45,6 +45,7 @@ from tests.store.contract.nonces import NonceContract
 from tests.store.contract.pickup import PickupContract
 from tests.store.contract.quotas import QuotaContract
 from tests.store.contract.timing import TimingContract
+from tests.store.contract.v1_connections import V1ConnectionContract
 
 __all__ = [
     "AccountContract",
@@ -91,5 +92,6 @@ __all__ = [
     "SenderReserveRefusalContract",
     "StoreContract",
     "TimingContract",
+    "V1ConnectionContract",
     "WakeupContract",
 ]

@@ -46,6 +46,10 @@ COUNTER_QUERIES = {
     "labels": "SELECT 1 FROM label l WHERE l.items IS NOT (SELECT count(*) FROM labelled WHERE label_id = l.id)",
     "ledger": "SELECT 1 FROM ledger WHERE accepted - acknowledged - expired - evicted - removed - withdrawn IS NOT"
     " CASE protocol WHEN 'didcomm' THEN (SELECT count(*) FROM message) ELSE (SELECT count(*) FROM pending_event) END",
+    "v1 connections": "SELECT value FROM counter WHERE name = 'v1_connections' EXCEPT"
+    " SELECT count(*) FROM v1_connection",
+    "pending v1 connections": "SELECT value FROM counter WHERE name = 'pending_v1_connections' EXCEPT"
+    " SELECT count(*) FROM v1_connection WHERE account NOT IN (SELECT did FROM account)",
     "no label": "SELECT 1 FROM labelled WHERE label_id NOT IN (SELECT id FROM label)",
     "empty label": "SELECT 1 FROM label WHERE items < 1",
     "no payload": "SELECT seq FROM stored_event EXCEPT SELECT seq FROM stored_payload",

@@ -17,7 +17,7 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 from twisted.internet.task import react
 
-from mediatord.errors import QuotaExceeded
+from mediatord.errors import QuotaExceeded, RegistrationCapacityExceeded
 from mediatord.store.interfaces.cluster_and_quotas import ClusterJoinError, ClusterNode
 from mediatord.store.interfaces.decentrl import CommandGuard, ContractRequest, DecentrlQuotas
 from mediatord.store.interfaces.devices import (
@@ -29,6 +29,7 @@ from mediatord.store.interfaces.devices import (
 )
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import IStore
+from mediatord.store.interfaces.v1_connections import V1Connection
 from mediatord.store.sqlite.executor import SQLiteExecutor, ThreadRunner
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
 from tests.store.builders import ALICE, BOB, HOUR, make_payload
@@ -39,6 +40,7 @@ CAPS = DecentrlQuotas(requests=40, requests_of_one=1000)
 MAX_RECIPIENTS = 30
 NONCES = 200
 MAX_TAKEN = 50
+MAX_PENDING_CONNECTIONS = 40
 SLEEPERS = 60
 WAKEUP_POLICY = WakeupPolicy(min_interval=HOUR, quiet_after_poll=0.0, lease=MAX_CLAIM_SECONDS)
 ROUNDS = 40
@@ -74,6 +76,7 @@ class StressWorker:
             self._use_quota,
             self._join_cluster,
             self._claim_wakeups,
+            self._connect_wallets,
         ]
         await gatherResults([Deferred.fromCoroutine(work()) for work in works])
 
@@ -150,6 +153,22 @@ class StressWorker:
             self._record("woken", *(one.owner for one in woken))
 
         await self._run_concurrently(claim, SLEEPERS)
+
+    async def _connect_wallets(self) -> None:
+        """Connect wallets, of which each third one gets an account before that or at the same time."""
+
+        async def connect(number: int) -> None:
+            wallet = f"did:key:z6Mk{self._name}{number}"
+            connection = V1Connection(wallet, f"own key of {wallet}", "request", "invitation", "didexchange/1.1")
+            granted = [self._store.grant(wallet)] if number % 3 == 0 else []
+            try:
+                await self._store.v1_connections.put_connection(connection, max_pending=MAX_PENDING_CONNECTIONS)
+            except RegistrationCapacityExceeded:
+                return
+            await gatherResults(granted)
+            self._record("connected with account" if granted else "connected", wallet)
+
+        await self._run_concurrently(connect, ROUNDS)
 
     async def _join_cluster(self) -> None:
         try:

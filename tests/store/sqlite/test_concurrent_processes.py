@@ -110,6 +110,9 @@ class StressTests(SynchronousTestCase):
         self.assertEqual(len(count_reported("registered")), stress_process.MAX_RECIPIENTS)
         self.assertEqual(len(count_reported("requested")), stress_process.CAPS.requests)
         self.assertEqual(len(count_reported("taken")), stress_process.MAX_TAKEN)
+        self.assertEqual(len(count_reported("connected")), stress_process.MAX_PENDING_CONNECTIONS)
+        granted = len(PROCESSES) * len(range(0, stress_process.ROUNDS, 3))
+        self.assertEqual(len(count_reported("connected with account")), granted)
         self.assertEqual(len(count_reported("joined")), 1)
         sleepers = [stress_process.get_sleeper(number) for number in range(stress_process.SLEEPERS)]
         self.assertEqual(count_reported("woken"), sorted(sleepers))

@@ -54,6 +54,9 @@ class MemoryWakeupTests(MemoryBackend, contract.WakeupContract, TestCase): ...
 class MemoryOwedWakeupTests(MemoryBackend, contract.OwedWakeupContract, TestCase): ...
 
 
+class MemoryV1ConnectionTests(MemoryBackend, contract.V1ConnectionContract, TestCase): ...
+
+
 class SharedMemoryTests(SynchronousTestCase):
     """A store that several daemons of one process have open."""
 

@@ -1,0 +1,88 @@
+"""Builds the DIDComm v1 services on those of v2."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+from mediatord.app.core_services import CoreServices
+from mediatord.config.settings import Config
+from mediatord.didcomm.context import DIDCommContext
+from mediatord.didcomm.dispatcher import DIDCommDispatcher
+from mediatord.didcomm.forward_router import ForwardRouter
+from mediatord.didcomm.messages import MessageOrigin, UnpackedMessage
+from mediatord.didcomm.pickup import LiveDelivery
+from mediatord.didcomm_v1.context import V1AccountRequestHandler, V1Context, V1RequestHandler
+from mediatord.didcomm_v1.dispatcher import V1Dispatcher
+from mediatord.didcomm_v1.forwarding import V1ForwardRouter
+from mediatord.didcomm_v1.messages import V1Packer, V1Unpacker
+from mediatord.identity.v1_identity import V1Identity
+from mediatord.protocol.didcomm_v1.envelope import is_v1_envelope
+from mediatord.ratelimit.admission import RequestReply
+from mediatord.store.interfaces.messages import new_didcomm_message_id
+
+
+class DIDCommV1Services:
+    """
+    The DIDComm v1 use cases.
+
+    :param common: with the others, the use cases of v2.
+    :ivar identity: the keys of v1 in use.
+    """
+
+    def __init__(
+        self,
+        core: CoreServices,
+        config: Config,
+        common: DIDCommContext,
+        live: LiveDelivery,
+        router: ForwardRouter,
+        dispatcher: DIDCommDispatcher,
+    ) -> None:
+        self._core = core
+        self._receive_v2 = dispatcher.receive
+        self.identity = V1Identity(core.identity.now.root_secret)
+        settings = config.didcomm_v1
+        context = V1Context(
+            common=common,
+            live=live,
+            connections=core.store.v1_connections,
+            identity=lambda: self.identity,
+            public_url=config.public_url,
+            label=settings.label,
+            max_pending=settings.max_pending_connections,
+        )
+        unpacker = V1Unpacker(context.identity, context.connections)
+        forward_router = V1ForwardRouter(context, router, unpacker)
+        handlers: dict[str, V1RequestHandler] = {}
+        account_handlers: dict[str, V1AccountRequestHandler] = {}
+        self._dispatcher = V1Dispatcher(
+            context,
+            core.requests,
+            unpacker,
+            V1Packer(context.identity, new_didcomm_message_id),
+            forward_router,
+            None,
+            handlers,
+            account_handlers,
+        )
+        metrics = core.recorder.metrics
+        metrics.register_buffer("seen_v1_forwards", lambda: (forward_router.remembered, None))
+        metrics.register_buffer("seen_v1_pickups", lambda: (self._dispatcher.remembered, None))
+        core.reloader.follow(self._follow)
+
+    def receive(
+        self, raw: bytes, origin: MessageOrigin, already_opened: UnpackedMessage | None = None
+    ) -> Coroutine[Any, Any, RequestReply]:
+        """
+        Serve one message of either version, as :meth:`mediatord.didcomm.dispatcher.DIDCommDispatcher.receive`.
+
+        A forward of v2 in its common form has been served before, on the fast path.
+        """
+        if already_opened is None and is_v1_envelope(raw):
+            return self._dispatcher.receive(raw, origin)
+        return self._receive_v2(raw, origin, already_opened)
+
+    def _follow(self, config: Config) -> None:
+        """Keys may have been changed."""
+        self.identity = V1Identity(self._core.identity.now.root_secret)

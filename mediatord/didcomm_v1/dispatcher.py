@@ -1,0 +1,295 @@
+"""
+Dispatcher of DIDComm v1 messages: bytes and their origin in, a reply out; with replay protection, and routing of
+replies by `return_route` (Aries RFC 0092): back on the connection, or by POST to the wallet's endpoint.
+
+The messages have no time, so a replay is known by its digest alone. Digests are kept for an hour, and for 30 days
+where a replay would change something or have mail pushed to a socket of somebody else. Requests of Message Pickup
+only show the wallet what it has, encrypted to it, or name ids that are never used again: they are kept in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+from mediatord.didcomm.messages import ACCEPTED, MessageOrigin
+from mediatord.didcomm.replay_protection import (
+    FULL_SHARE,
+    LONG_RETENTION,
+    LONG_RETENTION_SHARE,
+    ORDINARY_SHARE,
+    REPLAY_WINDOW,
+    RecentDigests,
+    ReplayProtection,
+    ReplayRetention,
+)
+from mediatord.didcomm_v1.context import (
+    ReceivedV1Message,
+    V1AccountRequestHandler,
+    V1Context,
+    V1Endpoints,
+    V1Request,
+    V1RequestHandler,
+)
+from mediatord.didcomm_v1.forwarding import V1ForwardRouter
+from mediatord.didcomm_v1.messages import V1Packer, V1Unpacker, make_reply, takes_reply
+from mediatord.errors import (
+    AuthcryptRequired,
+    ExpiredMessage,
+    InternalFault,
+    MediationNotGranted,
+    MediatorError,
+    MisaddressedMessage,
+    RateLimitExceeded,
+    ReplayedMessage,
+    SenderMismatch,
+    StoreUnavailable,
+    UnsupportedMessageType,
+)
+from mediatord.observability.event_recorder import RequestRecord
+from mediatord.protocol.didcomm_v1.envelope import parse_envelope
+from mediatord.protocol.didcomm_v1.forward import FORWARD_KEY, FORWARD_NAME
+from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG, OLD_PREFIX, TypeKey, V1Answer, parse_type
+from mediatord.ratelimit.admission import RequestAdmission, RequestReply
+from mediatord.ratelimit.rate_limiter import compute_request_cost
+from mediatord.store.interfaces.store import FIRST_DAY_SECONDS, Account
+from mediatord.store.interfaces.v1_connections import V1Connection
+
+# Requests that may be served twice without harm.
+_PICKUP_REQUESTS = frozenset(
+    (
+        ("messagepickup", 1, "status-request"),
+        ("messagepickup", 2, "status-request"),
+        ("messagepickup", 2, "delivery-request"),
+        ("messagepickup", 2, "messages-received"),
+    )
+)
+# Requests that change what is stored, remove messages without an acknowledgement, or have mail pushed to a socket.
+_LASTING_CHANGES = frozenset(
+    (
+        ("coordinate-mediation", 1, "keylist-update"),
+        ("messagepickup", 1, "batch-pickup"),
+        ("messagepickup", 2, "live-delivery-change"),
+        ("did-rotate", 1, "hangup"),
+    )
+)
+_SET_DEVICE_NAMES = frozenset(("set-device-info", "set-subscription"))
+_PING: TypeKey = ("trust_ping", 1, "ping")
+
+# Families of messages to the key of the invitation, from wallets that have not connected yet.
+HANDSHAKE_FAMILIES = frozenset(("didexchange", "connections", "out-of-band"))
+
+
+class V1Dispatcher:
+    """
+    Opens, charges and serves messages of all transports.
+
+    :param endpoints: None if nothing is posted to endpoints of wallets.
+    :param handlers: of any connected wallet, and of handshakes, by type without prefix.
+    :param account_handlers: of enrolled accounts.
+    """
+
+    def __init__(
+        self,
+        context: V1Context,
+        requests: RequestAdmission,
+        unpacker: V1Unpacker,
+        packer: V1Packer,
+        forward_router: V1ForwardRouter,
+        endpoints: V1Endpoints | None,
+        handlers: Mapping[str, V1RequestHandler],
+        account_handlers: Mapping[str, V1AccountRequestHandler],
+    ) -> None:
+        self._context = context
+        self._common = context.common
+        self._requests = requests
+        self._unpacker = unpacker
+        self._packer = packer
+        self._forward_router = forward_router
+        self._endpoints = endpoints
+        self._replays = ReplayProtection(self._common.store, self._common.clock)
+        self._recent = RecentDigests()
+        self._handlers = _parse_names(handlers)
+        self._account_handlers = _parse_names(account_handlers)
+        self._names = {FORWARD_KEY: FORWARD_NAME}
+        self._names |= {key: name for key, (name, _) in (self._handlers | self._account_handlers).items()}
+
+    @property
+    def remembered(self) -> int:
+        """Number of pickup requests that are remembered."""
+        return len(self._recent)
+
+    def receive(self, raw: bytes, origin: MessageOrigin) -> Coroutine[Any, Any, RequestReply]:
+        """
+        Serve one message.
+
+        The reply is for the connection that it came on. With 202, the effect of the message is durable.
+
+        :raise ShutdownInProgress: the daemon is stopping; nothing else is raised.
+        """
+        opened: list[ReceivedV1Message] = []
+        work, refuse = partial(self._serve, raw, origin, opened), partial(self._refuse, origin, opened)
+        session = origin.session.name if origin.session else None
+        return self._requests.serve("didcomm_v1", origin.peer, len(raw), work, refuse, session)
+
+    def _refuse(self, origin: MessageOrigin, opened: list[ReceivedV1Message], error: MediatorError) -> RequestReply:
+        is_opened = opened and not isinstance(error, InternalFault)
+        return self._packer.refuse(error, opened[0] if is_opened else None, origin)
+
+    async def _serve(
+        self, raw: bytes, origin: MessageOrigin, opened: list[ReceivedV1Message], record: RequestRecord
+    ) -> RequestReply:
+        cost = compute_request_cost(len(raw))
+        received = await self._open(raw, origin, cost)
+        opened.append(received)
+        key = received.message.type.key
+        record.kind, record.sender = self._names.get(key), received.sender
+        if key == FORWARD_KEY:
+            await self._forward_router.forward(record, received, origin)
+            return ACCEPTED
+        account = await self._find_account(received)
+        self._common.rate_limiter.check_allowance(account.did if account else None, origin.peer)
+        request = V1Request(received, origin, record, cost, account)
+        return await self._reply(request, await self._answer_once(request))
+
+    async def _open(self, raw: bytes, origin: MessageOrigin, cost: int) -> ReceivedV1Message:
+        limiter = self._common.rate_limiter
+        await limiter.check_before_read(origin.peer, len(raw), cost)
+        try:
+            envelope = parse_envelope(raw)
+            if not envelope.is_authcrypt:
+                limiter.check_before_decryption(origin.peer, authenticated=False)
+            return await self._unpacker.open(envelope)
+        except (StoreUnavailable, RateLimitExceeded):
+            raise
+        except MediatorError:
+            limiter.charge_failure(origin.peer, len(raw))
+            raise
+
+    async def _find_account(self, received: ReceivedV1Message) -> Account | None:
+        sender = received.sender
+        if sender is None or self._common.access.denies(sender):
+            return None
+        return await self._common.store.get_account(sender)
+
+    async def _answer_once(self, request: V1Request) -> V1Answer | None:
+        """
+        The answer, unless the message is a replay.
+
+        :raise ReplayedMessage: it came before.
+        """
+        limiter, peer, account = self._common.rate_limiter, request.origin.peer, request.account
+        digest = request.received.digest
+        try:
+            is_claimed = await self._claim(request)
+        except ReplayedMessage as error:
+            limiter.charge_failure(peer, request.record.size)
+            self._common.recorder.record_replay("didcomm_v1", request.received.sender, error)
+            raise
+        try:
+            if account is None:
+                await limiter.charge_anonymous(peer, request.cost)
+            else:
+                await limiter.charge_account(account.did, peer, request.cost)
+            return await self._answer(request)
+        except Exception as error:
+            if isinstance(error, (StoreUnavailable, RateLimitExceeded)) or not isinstance(error, MediatorError):
+                # It was not served, so the same message may be sent again.
+                self._recent.discard(digest)
+                if is_claimed:
+                    await self._common.store.release_nonce(digest)
+            raise
+
+    async def _claim(self, request: V1Request) -> bool:
+        """Claim the digest of a message; whether that is in the store."""
+        key, now = request.message.type.key, self._common.clock.seconds()
+        if key in _PICKUP_REQUESTS:
+            if not self._recent.add(request.received.digest, now, now + REPLAY_WINDOW):
+                raise ReplayedMessage
+            return False
+        retention = ReplayRetention(now + REPLAY_WINDOW, ORDINARY_SHARE, needed=False)
+        if key in _LASTING_CHANGES or key[2] in _SET_DEVICE_NAMES or self._starts_pushing(request):
+            brief = ReplayRetention(now + REPLAY_WINDOW, FULL_SHARE)
+            retention = ReplayRetention(now + LONG_RETENTION, LONG_RETENTION_SHARE, fallback=brief)
+        await self._replays.claim_digest(request.received.digest, retention)
+        return True
+
+    def _starts_pushing(self, request: V1Request) -> bool:
+        """Whether a message is a ping of implicit pickup, on any transport, as it could be replayed on a socket."""
+        message = request.message
+        return message.type.key == _PING and message.return_route == "all"
+
+    async def _answer(self, request: V1Request) -> V1Answer | None:
+        message, key = request.message, request.message.type.key
+        if key not in self._names:
+            raise UnsupportedMessageType
+        if message.expires_time is not None and message.expires_time <= self._common.clock.seconds():
+            raise ExpiredMessage
+        await self._check_sender(request)
+        if key in self._handlers:
+            return await self._handlers[key][1](request)
+        if request.account is None:
+            raise MediationNotGranted
+        return await self._account_handlers[key][1](request, request.account)
+
+    async def _check_sender(self, request: V1Request) -> None:
+        """
+        Check that a request is of the wallet that the key of the mediator was made for, and record its contact.
+
+        :raise AuthcryptRequired: its sender is not authenticated.
+        :raise MisaddressedMessage: it was encrypted to others, too, or to the wrong key of the mediator.
+        :raise SenderMismatch: it is of another wallet.
+        """
+        received = request.received
+        if received.sender is None:
+            raise AuthcryptRequired
+        is_handshake = request.message.type.family in HANDSHAKE_FAMILIES
+        if received.has_other_recipients or (received.connection is None and not is_handshake):
+            raise MisaddressedMessage
+        if received.connection is not None:
+            if received.connection.account != received.sender:
+                raise SenderMismatch
+            await self._record_contact(request, received.connection)
+
+    async def _record_contact(self, request: V1Request, connection: V1Connection) -> None:
+        """Any message to the key of the connection completes it, and shows which prefix the wallet uses."""
+        has_old_prefix = request.message.type.prefix == OLD_PREFIX
+        if not connection.is_completed or connection.has_old_prefix != has_old_prefix:
+            connection = replace(connection, is_completed=True, has_old_prefix=has_old_prefix)
+            await self._context.connections.put_connection(connection, max_pending=self._context.max_pending)
+            request.received = replace(request.received, connection=connection)
+        account = request.account
+        if account is None:
+            return
+        if not 0 <= self._common.clock.seconds() - account.seen_at < FIRST_DAY_SECONDS:
+            await self._common.store.record_contact(account.did)
+        if request.origin.session is not None:
+            self._context.live.record_authenticated(request.origin.session, account.did, "didcomm_v1")
+        if self._endpoints is not None:
+            self._endpoints.resume(connection)
+
+    async def _reply(self, request: V1Request, answer: V1Answer | None) -> RequestReply:
+        """Send the answer to a request where it has to go; the reply for the connection that the request came on."""
+        if answer is None:
+            return ACCEPTED
+        packed = self._packer.pack(answer, request.received)
+        if takes_reply(request.message, request.origin):
+            return make_reply(request, packed)
+        connection, endpoints = request.received.connection, self._endpoints
+        if connection is None and request.received.sender is not None:
+            connection = await self._context.connections.get_connection(request.received.sender)
+        if endpoints is not None and connection is not None and endpoints.can_reply(connection, request.origin.peer):
+            endpoints.reply(connection, packed, request.origin.peer)
+            return ACCEPTED
+        return make_reply(request, packed)
+
+
+HandlerT = TypeVar("HandlerT")
+
+
+def _parse_names(handlers: Mapping[str, HandlerT]) -> dict[TypeKey, tuple[str, HandlerT]]:
+    """Name and handler by the key of the message type."""
+    uris = {name: name if ":" in name else DIDCOMM_ORG + name for name in handlers}
+    return {parse_type(uri).key: (name, handlers[name]) for name, uri in uris.items()}
