@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from mediatord.app.core_services import CoreServices
+from mediatord.app.didcomm_v1_services import DIDCommV1Services
 from mediatord.app.metrics_collection import ReactorLagMonitor, record_gauges
 from mediatord.cluster.duplicate_push_prevention import record_backlog, record_pickups
 from mediatord.cluster.leases import LeaderLease
@@ -41,6 +42,7 @@ class DIDCommServices:
     The DIDComm use cases and their periodic tasks.
 
     :param devices: for push notifications; by default those of the core services.
+    :ivar receive: serves a message of any version, as :meth:`DIDCommDispatcher.receive`.
     """
 
     def __init__(self, core: CoreServices, config: Config, devices: DeviceRegistry | None = None) -> None:
@@ -145,6 +147,11 @@ class DIDCommServices:
             UtilityProtocols(context, lambda: core.reloader.config.limits.max_message_bytes),
             self.endpoints,
         )
+        self.receive = self.dispatcher.receive
+        if config.didcomm_v1.enabled:
+            self.receive = DIDCommV1Services(
+                core, config, context, self.live, forward_router, self.dispatcher
+            ).receive
         parser = FastForwardParser(identity.agreement_keys)
         self.forward_fast_path = ForwardFastPath(context, core.gate, parser, forward_router, core.sender_fingerprints)
         self.acknowledgement_fast_path = AcknowledgementFastPath(
