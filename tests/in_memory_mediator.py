@@ -209,7 +209,7 @@ class InMemoryMediator:
     @contextmanager
     def failing(self, operation: str, error: Exception) -> Iterator[None]:
         """Make an operation of the store, in any part of it, fail within this context."""
-        parts = (self.store, self.store.decentrl, self.store.cluster)
+        parts = (self.store, self.store.decentrl, self.store.cluster, self.store.v1_connections)
         store = next(part for part in parts if hasattr(part, operation))
         setattr(store, operation, lambda *args, **options: fail(error))
         yield

@@ -150,7 +150,7 @@ class DIDCommServices:
         self.receive = self.dispatcher.receive
         if config.didcomm_v1.enabled:
             self.receive = DIDCommV1Services(
-                core, config, context, self.live, forward_router, self.dispatcher
+                core, config, context, self.live, queue_pickup, forward_router, self.dispatcher
             ).receive
         parser = FastForwardParser(identity.agreement_keys)
         self.forward_fast_path = ForwardFastPath(context, core.gate, parser, forward_router, core.sender_fingerprints)
