@@ -6,14 +6,17 @@ from collections.abc import Coroutine
 from typing import Any
 
 from mediatord.app.core_services import CoreServices
+from mediatord.cluster.leases import LeaderLease
 from mediatord.config.settings import Config
 from mediatord.didcomm.context import DIDCommContext
 from mediatord.didcomm.dispatcher import DIDCommDispatcher
+from mediatord.didcomm.endpoint_delivery import EndpointDelivery
 from mediatord.didcomm.forward_router import ForwardRouter
 from mediatord.didcomm.messages import MessageOrigin, UnpackedMessage
 from mediatord.didcomm.pickup import LiveDelivery, QueuePickup
 from mediatord.didcomm_v1.context import V1Context
 from mediatord.didcomm_v1.dispatcher import V1Dispatcher
+from mediatord.didcomm_v1.endpoint_delivery import V1EndpointDelivery, V1EndpointResolver
 from mediatord.didcomm_v1.forwarding import V1ForwardRouter
 from mediatord.didcomm_v1.live_delivery import V1LiveDelivery
 from mediatord.didcomm_v1.mediation import V1Mediation
@@ -32,7 +35,10 @@ class DIDCommV1Services:
     The DIDComm v1 use cases.
 
     :param common: with the others, the use cases of v2.
+    :param endpoints: posts to endpoints of wallets, except these own URIs.
+    :param lease: of the node that searches for mail that nobody posts; None for a single node.
     :ivar identity: the keys of v1 in use.
+    :ivar endpoints: a service, which posts what stayed queued for wallets with an endpoint.
     """
 
     def __init__(
@@ -44,6 +50,9 @@ class DIDCommV1Services:
         queue_pickup: QueuePickup,
         router: ForwardRouter,
         dispatcher: DIDCommDispatcher,
+        endpoints: EndpointDelivery,
+        own_uris: frozenset[str],
+        lease: LeaderLease | None,
     ) -> None:
         self._core = core
         self._receive_v2 = dispatcher.receive
@@ -60,6 +69,15 @@ class DIDCommV1Services:
         )
         packer = V1Packer(context.identity, new_didcomm_message_id)
         unpacker = V1Unpacker(context.identity, context.connections)
+        self.endpoints = V1EndpointDelivery(
+            core.reactor,
+            core.store,
+            context.connections,
+            V1EndpointResolver(context.connections, common.access, own_uris, new_didcomm_message_id),
+            endpoints,
+            lease,
+            delivers_mail=settings.deliver_to_endpoints,
+        )
         forward_router = V1ForwardRouter(context, router, unpacker)
         mediation = V1Mediation(context)
         live_delivery = V1LiveDelivery(context, queue_pickup, packer.pack_to)
@@ -74,12 +92,13 @@ class DIDCommV1Services:
             unpacker,
             packer,
             forward_router,
-            None,
+            self.endpoints,
             handlers,
             account_handlers,
         )
         metrics = core.recorder.metrics
         metrics.register_buffer("seen_v1_forwards", lambda: (forward_router.remembered, None))
+        metrics.register_buffer("queued_for_endpoints", lambda: (self.endpoints.remembered, None))
         metrics.register_buffer("seen_v1_pickups", lambda: (self._dispatcher.remembered, None))
         metrics.register_buffer("v1_batches", lambda: (pickup.batches, None))
         core.reloader.follow(self._follow)

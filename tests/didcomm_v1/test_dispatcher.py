@@ -117,8 +117,10 @@ class ReplayTests(DispatcherTestCase):
 
     def test_lasting_changes_for_a_month(self) -> None:
         """What changes something, or could bind a socket, is remembered for 30 days; others for an hour."""
+        in_memory = InMemoryMediator(self, didcomm={"unused_account_ttl": 0})
+        wallet = InMemoryV1Wallet(in_memory).enrol()
         packed = {
-            type_: self.wallet.pack(compose(type_, **members))
+            type_: wallet.pack(compose(type_, **members))
             for type_, members in (
                 (KEYLIST_UPDATE, {"updates": [], **ALL}),
                 (PING, {"response_requested": False, **ALL}),
@@ -126,13 +128,13 @@ class ReplayTests(DispatcherTestCase):
             )
         }
         for raw in packed.values():
-            self.in_memory.receive(raw)
-        self.in_memory.clock.advance(29 * 86_400.0)
-        self.successResultOf(self.in_memory.store.prune_nonces())
-        before = len(self.in_memory.events("replay.drop"))
+            in_memory.receive(raw)
+        in_memory.clock.advance(29 * 86_400.0)
+        self.successResultOf(in_memory.store.prune_nonces())
+        before = len(in_memory.events("replay.drop"))
         for raw in packed.values():
-            self.in_memory.receive(raw)
-        self.assertEqual(len(self.in_memory.events("replay.drop")) - before, 2)
+            in_memory.receive(raw)
+        self.assertEqual(len(in_memory.events("replay.drop")) - before, 2)
 
     def test_not_served(self) -> None:
         """A request that the store failed to serve may be sent again."""

@@ -139,7 +139,7 @@ class OneModelTests(ForwardTestCase):
         ledger = self.successResultOf(self.in_memory.store.read_ledger()).didcomm
         self.assertEqual((ledger.accepted, ledger.waiting), (2, 2))
         for protocol in ("didcomm", "didcomm_v1"):
-            counted = self.in_memory.counter("mediator_requests_total", protocol=protocol, outcome="accepted")
+            counted = self.in_memory.counter("mediator_requests_total", outcome="accepted", protocol=protocol)
             self.assertEqual(counted, 1, protocol)
 
     def test_quota_is_shared(self) -> None:

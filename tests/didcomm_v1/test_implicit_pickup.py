@@ -95,6 +95,7 @@ class BareTests(ImplicitTestCase):
         self.forward("later")
         self.confirm(socket, 1)
         self.assertLessEqual(len(taken) + len(socket.frames) - 1, MAX_BARE)
+        self.confirm(socket)
         taken += self.drain(socket, lambda: self.take_bare(socket))
         self.assertEqual(taken[:-1], sent)
         self.assertEqual(self.count_stored(), 0)
@@ -184,7 +185,7 @@ class BareTests(ImplicitTestCase):
             return done
 
         sent = self.forward("a")
-        store.find_arrivals = hold
+        self.patch(store, "find_arrivals", hold)
         socket = self.begin()
         sent += self.forward("b")
         self.assertEqual(self.take_bare(socket), [])
@@ -236,7 +237,7 @@ class BareTests(ImplicitTestCase):
             held.append(done)
             return done.addCallback(lambda _: find_messages(ids))
 
-        store.find_messages = hold
+        self.patch(store, "find_messages", hold)
         sockets = [self.begin(wallet=wallet) for wallet in wallets]
         most = 0
         while held:
