@@ -18,6 +18,7 @@ from mediatord.didcomm_v1.context import V1Context
 from mediatord.didcomm_v1.dispatcher import V1Dispatcher
 from mediatord.didcomm_v1.endpoint_delivery import V1EndpointDelivery, V1EndpointResolver
 from mediatord.didcomm_v1.forwarding import V1ForwardRouter
+from mediatord.didcomm_v1.handshake import Handshake
 from mediatord.didcomm_v1.mediation import V1Mediation
 from mediatord.didcomm_v1.messages import V1Packer, V1Unpacker
 from mediatord.didcomm_v1.push_notifications import V1PushNotifications
@@ -76,7 +77,7 @@ class DIDCommV1Services:
         )
         forward_router = V1ForwardRouter(context, router, unpacker)
         mediation = V1Mediation(context)
-        handlers = mediation.handlers() | V1UtilityProtocols(context).handlers()
+        handlers = Handshake(context).handlers() | mediation.handlers() | V1UtilityProtocols(context).handlers()
         account_handlers = mediation.account_handlers()
         if common.devices is not None:
             account_handlers |= V1PushNotifications(common.devices).account_handlers()
