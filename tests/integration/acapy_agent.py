@@ -123,8 +123,6 @@ class ACAPyAgent:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
-            error.add_note(f"{self.label}:\n{self.output()[-8000:]}")
         self.close()
 
     def output(self) -> str:
@@ -225,7 +223,7 @@ class ACAPyAgent:
         while not reached():
             status = self._running().poll()
             assert status is None, f"{self.label}: exit status {status}:\n{self.output()}"
-            assert time.monotonic() < deadline, f"{self.label} {otherwise} after {PATIENCE_SECONDS:.0f} s"
+            assert time.monotonic() < deadline, f"{self.label} {otherwise}:\n{self.output()[-8000:]}"
             time.sleep(_POLL_SECONDS)
 
     def _is_ready(self) -> bool:
