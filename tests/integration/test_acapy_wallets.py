@@ -11,7 +11,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -208,7 +208,10 @@ class SenderTests(TestCase):
             offered = await deferToThread(sender.create_invitation)
             handshake = RoutedHandshake(V1Invitation.from_json(offered), key, route=grant)
             await self.post(wallet, handshake, handshake.invitation.key, handshake.make_request())
-            peer = handshake.read_response(await self.fetch_one(wallet))
+            response = await self.fetch_one(wallet)
+            # An agent that is no mediator sends it with its new key already.
+            peer = handshake.read_response(replace(response, sender=handshake.invitation.key))
+            self.assertEqual(response.sender, peer.key)
             await self.post(wallet, handshake, peer.key, handshake.make_complete())
             connection = await deferToThread(sender.find_connection, offered)
             for text in ("one", "two"):
