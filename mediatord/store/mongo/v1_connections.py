@@ -193,11 +193,12 @@ def _build_pending_count(most: int = 0) -> MongoCommand:
 
 def _build_document(connection: V1Connection) -> Document:
     values = {name: getattr(connection, name) for name in _FIELDS}
-    return {"_id": connection.account, **values, "routing_keys": list(connection.routing_keys)}
+    document = {"_id": connection.account, **values, "routing_keys": list(connection.routing_keys)}
+    return {name: value for name, value in document.items() if value is not None}
 
 
 def _parse(document: Document) -> V1Connection:
-    values = {name: document[name] for name in _FIELDS}
+    values = {name: document.get(name) for name in _FIELDS}
     return V1Connection(document["_id"], **values | {"routing_keys": tuple(document["routing_keys"])})
 
 
