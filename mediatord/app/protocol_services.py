@@ -179,6 +179,7 @@ class DIDCommServices:
             list_live_accounts=lambda: core.connections.live(lambda reader: reader is not None),
             unused=settings.unused_account_ttl,
             idle=settings.idle_account_ttl,
+            pending=config.didcomm_v1.pending_connection_ttl,
         )
         metrics = recorder.metrics
         metrics.register_buffer("live_pushes", lambda: (self.live.unacknowledged_pushes, None))
