@@ -184,9 +184,12 @@ class ACAPyAgent:
         self._await_state(f"/mediation/requests/{id_}", "granted")
         return str(id_)
 
-    def use_mediator(self, mediation: str) -> None:
-        """Have later invitations name this mediator."""
-        self.request("PUT", f"/mediation/{mediation}/default-mediator")
+    def use_mediator(self, mediation: str | None) -> None:
+        """Have later connections lead through this mediator, or through none."""
+        if mediation is None:
+            self.request("DELETE", "/mediation/default-mediator")
+        else:
+            self.request("PUT", f"/mediation/{mediation}/default-mediator")
 
     def keylist(self, mediation: str) -> list[str]:
         """The keys that the mediator has confirmed, in base58 or as did:key, as the agent stores them."""

@@ -106,6 +106,7 @@ def route(daemon: Daemon, agents: tuple[ACAPyAgent, ACAPyAgent], request: pytest
     wallet, sender = agents
     invitation = fetch_invitation(daemon)
     assert request.param in invitation["handshake_protocols"]
+    wallet.use_mediator(None)
     mediator = wallet.connect({**invitation, "handshake_protocols": [request.param]})
     assert wallet.await_connection(mediator)["connection_protocol"] == request.param.partition("didcomm.org/")[2]
     mediation = wallet.request_mediation(mediator)
@@ -153,12 +154,13 @@ def test_message_while_connected(route: Route, daemon: Daemon) -> None:
 
 
 def test_messages_while_away(route: Route, daemon: Daemon) -> None:
-    """What comes while the wallet is stopped is queued, and delivered when it is back."""
+    """What comes while the wallet is stopped is queued, and delivered when it shows itself again."""
     route.wallet.stop()
     for number in range(3):
         route.sender.send_message(route.to_wallet, f"while away {number}")
     await_queued(daemon, 3)
     route.wallet.start()
+    route.wallet.create_invitation()  # sends a keylist update
     assert sorted(route.wallet.await_messages(3)) == [f"while away {number}" for number in range(3)]
     await_queued(daemon, 0)
 
