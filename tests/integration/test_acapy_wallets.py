@@ -6,11 +6,12 @@ They are what operators run: no return route, no pickup, every message to them i
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import time
 import urllib.request
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,6 +36,7 @@ from tests.integration.acapy_agent import (
     ENVIRONMENT,
     PATIENCE_SECONDS,
     ACAPyAgent,
+    run_agents,
 )
 from tests.integration.daemon import Daemon
 from tests.ledger_checks import read_sqlite_ledger
@@ -48,6 +50,17 @@ def fetch_invitation(daemon: Daemon) -> dict[str, Any]:
     """The invitation for wallets of DIDComm v1."""
     with urllib.request.urlopen(f"{daemon.url}/invitation/v1") as response:
         return dict(json.load(response))
+
+
+def fetch_invitation_link(daemon: Daemon) -> str:
+    """The link that the invitation page shows."""
+    with urllib.request.urlopen(
+        urllib.request.Request(f"{daemon.url}/invitation", headers={"Accept": "text/html"})
+    ) as page:
+        text = page.read().decode()
+    found = re.search(r"<code>([^<]*[?]oob=[^<]*)</code>", text)
+    assert found is not None, text
+    return html.unescape(found[1])
 
 
 def await_queued(daemon: Daemon, count: int) -> None:
@@ -72,13 +85,8 @@ def daemon() -> Iterator[Daemon]:
 def agents(daemon: Daemon) -> Iterator[tuple[ACAPyAgent, ACAPyAgent]]:
     """A wallet and a sender."""
     wallet, sender = ACAPyAgent("wallet"), ACAPyAgent("sender")
-    try:
-        with ThreadPoolExecutor() as threads:
-            list(threads.map(ACAPyAgent.start, (wallet, sender)))
+    with run_agents(wallet, sender):
         yield wallet, sender
-    finally:
-        wallet.close()
-        sender.close()
 
 
 @dataclass(frozen=True)
@@ -100,7 +108,20 @@ class Route:
     to_sender: str
 
 
-@pytest.fixture(scope="module", params=[DID_EXCHANGE_1_1, DID_EXCHANGE_1_0], ids=["1.1", "1.0"])
+# Both versions, or in `make test` the later one.
+VERSIONS = pytest.mark.parametrize(
+    "route", [DID_EXCHANGE_1_1, DID_EXCHANGE_1_0], ids=["1.1", "1.0"], indirect=True, scope="module"
+)
+LATER_VERSION = pytest.mark.parametrize(
+    "route",
+    [DID_EXCHANGE_1_1, pytest.param(DID_EXCHANGE_1_0, marks=pytest.mark.exhaustive)],
+    ids=["1.1", "1.0"],
+    indirect=True,
+    scope="module",
+)
+
+
+@pytest.fixture(scope="module")
 def route(daemon: Daemon, agents: tuple[ACAPyAgent, ACAPyAgent], request: pytest.FixtureRequest) -> Route:
     """A sender and a wallet that has connected with the mediator by this version of DID Exchange."""
     wallet, sender = agents
@@ -122,11 +143,8 @@ def route(daemon: Daemon, agents: tuple[ACAPyAgent, ACAPyAgent], request: pytest
 
 def test_agents_exchange_messages_through_mediator_of_their_own_kind() -> None:
     """The comparison: what the agents of these tests do with a mediator that is ACA-Py, too."""
-    with (
-        ACAPyAgent("mediator", "--open-mediation") as mediator,
-        ACAPyAgent("wallet") as wallet,
-        ACAPyAgent("sender") as sender,
-    ):
+    mediator, wallet, sender = ACAPyAgent("mediator", "--open-mediation"), ACAPyAgent("wallet"), ACAPyAgent("sender")
+    with run_agents(mediator, wallet, sender):
         mediation = wallet.request_mediation(wallet.connect(mediator.create_invitation()))
         wallet.use_mediator(mediation)
         invitation = wallet.create_invitation()
@@ -138,12 +156,21 @@ def test_agents_exchange_messages_through_mediator_of_their_own_kind() -> None:
         assert sender.await_messages(1) == ["to the sender"]
 
 
+def test_mediator_named_at_start(daemon: Daemon) -> None:
+    """The link of the invitation page, as the start option of an agent that uses it for all of its invitations."""
+    wallet = ACAPyAgent("wallet", "--mediator-invitation", fetch_invitation_link(daemon))
+    with run_agents(wallet):
+        assert wallet.await_default_mediator()["endpoint"] == f"{daemon.url}/didcomm"
+
+
+@VERSIONS
 def test_registers_keys(route: Route) -> None:
     """The mediator has confirmed the key of the connection, and the removal of that of the invitation."""
     (key,) = route.wallet.await_keylist(route.mediation, 1)
     assert parse_key(key) != parse_key(route.invitation_key)
 
 
+@VERSIONS
 def test_message_while_connected(route: Route, daemon: Daemon) -> None:
     """A forward is POSTed to the wallet at once, and taken from the queue."""
     route.sender.send_message(route.to_wallet, "to the wallet")
@@ -153,6 +180,7 @@ def test_message_while_connected(route: Route, daemon: Daemon) -> None:
     await_queued(daemon, 0)
 
 
+@LATER_VERSION
 def test_messages_while_away(route: Route, daemon: Daemon) -> None:
     """What comes while the wallet is stopped is queued, and delivered when it shows itself again."""
     route.wallet.stop()
@@ -165,6 +193,7 @@ def test_messages_while_away(route: Route, daemon: Daemon) -> None:
     await_queued(daemon, 0)
 
 
+@LATER_VERSION
 def test_restart_of_mediator(route: Route, daemon: Daemon) -> None:
     """Connection, grant, keys and queued messages outlast the mediator; nobody tells it that the wallet is back."""
     route.wallet.stop()
@@ -200,9 +229,9 @@ class SenderTests(TestCase):
     """ACA-Py as the sender to a wallet that picks its messages up."""
 
     async def test_sends_to_wallet_of_another_kind(self) -> None:
-        """Both answer of the handshake and messages come through the mediator's queue."""
-        find_python(ENVIRONMENT)
-        with Daemon() as daemon, ACAPyAgent("sender") as sender:
+        """The answer of the handshake and the messages come through the mediator's queue."""
+        sender = ACAPyAgent("sender")
+        with Daemon() as daemon, run_agents(sender):
             invitation = V1Invitation.from_json(fetch_invitation(daemon))
             wallet = await V1Wallet.connect(invitation, open_http(reactor), reactor)
             grant = await wallet.enrol()
