@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import NamedTuple
 
-from mediatord.didcomm.pickup import QueuePickup
+from mediatord.didcomm.pickup import DELIVERY_BYTES, QueuePickup
 from mediatord.didcomm_v1.context import V1AccountRequestHandler, V1Context, V1Request
 from mediatord.didcomm_v1.live_delivery import V1LiveDelivery
 from mediatord.errors import LiveModeUnsupported
@@ -101,12 +101,20 @@ class V1Pickup:
             status = (await self._queue.acknowledge(account.did, ids, with_status=True)).status
         if status is None:
             status = await self._common.store.get_queue_status(account.did, None)
-        left = status.message_count - len(self._context.live.find_unacknowledged(account.did))
-        if left <= 0 or self._live.is_implicit(account.did):
-            status = QueueStatus(0, 0)
-        else:
-            status = replace(status, message_count=left)
-        return self._make_status(request, account, status)
+        left = await self._count_unpushed(account, status.message_count)
+        return self._make_status(request, account, replace(status, message_count=left) if left else QueueStatus(0, 0))
+
+    async def _count_unpushed(self, account: Account, queued: int) -> int:
+        """Number of the queued messages that the wallet has to ask for."""
+        if self._live.is_implicit(account.did):
+            return 0
+        left = max(0, queued - len(self._context.live.find_unacknowledged(account.did)))
+        if left and self._common.node:
+            # Others may have pushed some of them, which are marked.
+            limit = self._common.delivery_limit
+            reading = self._common.store.fetch_messages(account.did, None, limit=limit, max_bytes=DELIVERY_BYTES)
+            left = sum(message.status == "pending" for message in await reading)
+        return left
 
     async def _live_delivery_change(self, request: V1Request, account: Account) -> V1Answer:
         """Switch pushing to this socket on or off; what is queued is fetched by delivery requests."""

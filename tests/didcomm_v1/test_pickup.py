@@ -321,6 +321,17 @@ class LiveTests(PickupTestCase):
         self.in_memory.base.connections.closed(socket)
         self.assertEqual(self.acknowledge(first).members["message_count"], 1)
 
+    def test_new_socket_takes_over(self) -> None:
+        """What the former socket of the wallet has not acknowledged is no longer expected from it."""
+        old = self.go_live()
+        self.forward("a", "b")
+        self.assertEqual(self.acknowledge().members["message_count"], 0)
+        new = self.go_live()
+        self.assertEqual(self.in_memory.didcomm.live.unacknowledged_pushes, 0)
+        self.assertEqual(self.acknowledge().members["message_count"], 2)
+        self.forward("c")
+        self.assertEqual((len(old.frames), len(new.frames)), (2, 1))
+
     def test_overdue(self) -> None:
         """A push that is not acknowledged in time counts again."""
         socket = self.go_live()
