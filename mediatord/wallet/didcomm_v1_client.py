@@ -20,7 +20,13 @@ from mediatord.protocol.didcomm.push_notifications import PUSH_PROTOCOLS, PushSe
 from mediatord.protocol.didcomm_v1.envelope import pack_authcrypt
 from mediatord.protocol.didcomm_v1.keys import InvalidKey, KeySpelling, SigningKey, parse_key, spell_key
 from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG, V1Message, parse_type
-from mediatord.wallet.didcomm_client import DeliveredMessage, HTTPResponse, MediatorProblem, read_response
+from mediatord.wallet.didcomm_client import (
+    DeliveredMessage,
+    HTTPResponse,
+    MediatorProblem,
+    fetch_json,
+    read_response,
+)
 from mediatord.wallet.didcomm_messages import UnreadableMessage
 from mediatord.wallet.didcomm_v1_messages import (
     HandshakeProtocol,
@@ -289,6 +295,16 @@ def make_v1_problem(status: int | None, message: V1Message) -> MediatorProblem:
 def is_v1_problem(message: V1Message) -> bool:
     """Whether a message is a problem report, of any protocol."""
     return message.type.name == "problem-report"
+
+
+async def fetch_v1_invitation(http: HTTPClient, url: str) -> V1Invitation:
+    """
+    Fetch the DIDComm v1 invitation of a mediator.
+
+    :param url: its public URL.
+    :raise UnreadableMessage: there is none.
+    """
+    return V1Invitation.from_json(await fetch_json(http, f"{url.rstrip('/')}/invitation/v1"))
 
 
 class V1Wallet(V1Requests):
