@@ -168,7 +168,7 @@ class InMemoryMediator:
             if replies:
                 (reply,) = replies
                 return reply
-        return self.run(self.didcomm.dispatcher.receive(raw, origin, opened[-1]))
+        return self.run(self.didcomm.receive(raw, origin, opened[-1]))
 
     def receive_command(self, raw: bytes, peer: str = PEER) -> RequestReply:
         """Process a Decentrl command; the reply."""

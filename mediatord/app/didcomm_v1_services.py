@@ -6,16 +6,22 @@ from collections.abc import Coroutine
 from typing import Any
 
 from mediatord.app.core_services import CoreServices
+from mediatord.app.protocol_services import build_leader_lease, list_own_uris
 from mediatord.config.settings import Config
 from mediatord.didcomm.context import DIDCommContext
 from mediatord.didcomm.dispatcher import DIDCommDispatcher
+from mediatord.didcomm.endpoint_delivery import EndpointDelivery
 from mediatord.didcomm.forward_router import ForwardRouter
 from mediatord.didcomm.messages import MessageOrigin, UnpackedMessage
 from mediatord.didcomm.pickup import LiveDelivery
-from mediatord.didcomm_v1.context import V1AccountRequestHandler, V1Context, V1RequestHandler
+from mediatord.didcomm_v1.context import V1Context
 from mediatord.didcomm_v1.dispatcher import V1Dispatcher
+from mediatord.didcomm_v1.endpoint_delivery import V1EndpointDelivery, V1EndpointResolver
 from mediatord.didcomm_v1.forwarding import V1ForwardRouter
+from mediatord.didcomm_v1.mediation import V1Mediation
 from mediatord.didcomm_v1.messages import V1Packer, V1Unpacker
+from mediatord.didcomm_v1.push_notifications import V1PushNotifications
+from mediatord.didcomm_v1.utility_protocols import V1UtilityProtocols
 from mediatord.identity.v1_identity import V1Identity
 from mediatord.protocol.didcomm_v1.envelope import is_v1_envelope
 from mediatord.ratelimit.admission import RequestReply
@@ -27,7 +33,9 @@ class DIDCommV1Services:
     The DIDComm v1 use cases.
 
     :param common: with the others, the use cases of v2.
+    :param endpoints: posts to endpoints of wallets.
     :ivar identity: the keys of v1 in use.
+    :ivar endpoints: a service, which posts what stayed queued for wallets with an endpoint.
     """
 
     def __init__(
@@ -38,6 +46,7 @@ class DIDCommV1Services:
         live: LiveDelivery,
         router: ForwardRouter,
         dispatcher: DIDCommDispatcher,
+        endpoints: EndpointDelivery,
     ) -> None:
         self._core = core
         self._receive_v2 = dispatcher.receive
@@ -53,21 +62,34 @@ class DIDCommV1Services:
             max_pending=settings.max_pending_connections,
         )
         unpacker = V1Unpacker(context.identity, context.connections)
+        self.endpoints = V1EndpointDelivery(
+            core.reactor,
+            core.store,
+            context.connections,
+            V1EndpointResolver(context.connections, common.access, list_own_uris(config), new_didcomm_message_id),
+            endpoints,
+            build_leader_lease(core, config),
+            delivers_mail=settings.deliver_to_endpoints,
+        )
         forward_router = V1ForwardRouter(context, router, unpacker)
-        handlers: dict[str, V1RequestHandler] = {}
-        account_handlers: dict[str, V1AccountRequestHandler] = {}
+        mediation = V1Mediation(context)
+        handlers = mediation.handlers() | V1UtilityProtocols(context).handlers()
+        account_handlers = mediation.account_handlers()
+        if common.devices is not None:
+            account_handlers |= V1PushNotifications(common.devices).account_handlers()
         self._dispatcher = V1Dispatcher(
             context,
             core.requests,
             unpacker,
             V1Packer(context.identity, new_didcomm_message_id),
             forward_router,
-            None,
+            self.endpoints,
             handlers,
             account_handlers,
         )
         metrics = core.recorder.metrics
         metrics.register_buffer("seen_v1_forwards", lambda: (forward_router.remembered, None))
+        metrics.register_buffer("queued_for_endpoints", lambda: (self.endpoints.remembered, None))
         metrics.register_buffer("seen_v1_pickups", lambda: (self._dispatcher.remembered, None))
         core.reloader.follow(self._follow)
 

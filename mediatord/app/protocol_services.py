@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from mediatord.app.core_services import CoreServices
+from mediatord.app.didcomm_v1_services import DIDCommV1Services
 from mediatord.app.metrics_collection import ReactorLagMonitor, record_gauges
 from mediatord.cluster.duplicate_push_prevention import record_backlog, record_pickups
 from mediatord.cluster.leases import LeaderLease
@@ -20,7 +21,7 @@ from mediatord.decentrl.socket_protocol import DecentrlSocketProtocol
 from mediatord.delivery.connections import LiveDispatcher, WebSocketSession
 from mediatord.didcomm.context import DIDCommContext
 from mediatord.didcomm.dispatcher import DIDCommDispatcher
-from mediatord.didcomm.endpoint_delivery import EndpointDelivery, EndpointResolver
+from mediatord.didcomm.endpoint_delivery import V1_ACCOUNT_PREFIX, EndpointDelivery, EndpointResolver
 from mediatord.didcomm.fast_paths import AcknowledgementFastPath, ForwardFastPath
 from mediatord.didcomm.forward_router import ForwardRouter
 from mediatord.didcomm.housekeeping import DelayedMessageScheduler, Housekeeping
@@ -41,6 +42,7 @@ class DIDCommServices:
     The DIDComm use cases and their periodic tasks.
 
     :param devices: for push notifications; by default those of the core services.
+    :ivar receive: serves a message of any version, as :meth:`DIDCommDispatcher.receive`.
     """
 
     def __init__(self, core: CoreServices, config: Config, devices: DeviceRegistry | None = None) -> None:
@@ -103,24 +105,25 @@ class DIDCommServices:
         resolve_elsewhere = siblings.remote_delivery.resolve_push if siblings else None
         self.live = LiveDelivery(context, backlog_recorder, resolve_elsewhere)
         forward_wrapper = ForwardWrapper(resolver, reactor, new_didcomm_message_id)
-        websocket_url = "ws" + config.public_url.removeprefix("http")
         targets = EndpointResolver(
             resolver,
+            forward_wrapper,
             context.owns,
             access,
             source=settings.failover,
             endpoints={canonicalize_did(did): endpoint for did, endpoint in settings.endpoints.items()},
-            own_uris=frozenset(
-                (config.public_url, f"{config.public_url}/didcomm", f"{websocket_url}/didcomm", f"{websocket_url}/ws")
-            ),
+            own_uris=list_own_uris(config),
         )
-        self.endpoints = EndpointDelivery(reactor, store, targets, forward_wrapper, core.outbound, recorder)
-        fail_over = None if settings.failover == "none" else self.endpoints.enqueue
+        self.endpoints = EndpointDelivery(reactor, store, targets, core.outbound, recorder)
+        # Without failover of v2, only accounts of v1 may have endpoints.
+        has_failover = settings.failover != "none"
+        has_v1 = config.didcomm_v1.enabled and config.didcomm_v1.deliver_to_endpoints
         dispatcher = LiveDispatcher(
             self.live.push,
             push_elsewhere,
-            fail_over,
+            self.endpoints.enqueue if has_failover or has_v1 else None,
             None if wake is None else lambda message: wake(message.account),
+            "" if has_failover else V1_ACCOUNT_PREFIX,
         )
         self.due = DelayedMessageScheduler(
             reactor, store, dispatcher.dispatch_all, core.cluster.leader_lease if core.cluster else None
@@ -144,6 +147,11 @@ class DIDCommServices:
             UtilityProtocols(context, lambda: core.reloader.config.limits.max_message_bytes),
             self.endpoints,
         )
+        self.receive = self.dispatcher.receive
+        if config.didcomm_v1.enabled:
+            self.receive = DIDCommV1Services(
+                core, config, context, self.live, forward_router, self.dispatcher
+            ).receive
         parser = FastForwardParser(identity.agreement_keys)
         self.forward_fast_path = ForwardFastPath(context, core.gate, parser, forward_router, core.sender_fingerprints)
         self.acknowledgement_fast_path = AcknowledgementFastPath(
@@ -168,6 +176,14 @@ class DIDCommServices:
         metrics.register_buffer("seen_pickups", lambda: (self.dispatcher.remembered, None))
         metrics.register_buffer("did_documents", lambda: resolver.held)
         metrics.register_buffer("endpoint_deliveries", lambda: self.endpoints.held)
+
+
+def list_own_uris(config: Config) -> frozenset[str]:
+    """The mediator's service URIs."""
+    websocket_url = "ws" + config.public_url.removeprefix("http")
+    return frozenset(
+        (config.public_url, f"{config.public_url}/didcomm", f"{websocket_url}/didcomm", f"{websocket_url}/ws")
+    )
 
 
 def _build_access_list(

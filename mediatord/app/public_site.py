@@ -37,7 +37,7 @@ def build_site(
     documents = StaticDocuments(core.identity.now.did, core.identity.now.web_document, config.public_url)
     context = HTTPContext(
         clock=core.reactor,
-        receive=didcomm.dispatcher.receive,
+        receive=didcomm.receive,
         command=decentrl.dispatcher.receive,
         public=decentrl.dispatcher.public,
         check_store=core.check_store,

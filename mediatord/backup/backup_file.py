@@ -87,7 +87,7 @@ class BackupManifest(_StrictModel):
     """
 
     format: Literal["mediatord-backup"]
-    version: Literal[1, 2]
+    version: Literal[1, 2, 3]
     made_at: str
     made_by: str
     backend: Literal["sqlite", "mongodb"]

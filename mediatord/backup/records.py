@@ -25,6 +25,7 @@ from mediatord.config.settings import StorageSettings
 from mediatord.errors import OperatorError
 from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.store.interfaces import decentrl
+from mediatord.store.interfaces.v1_connections import ImplicitPickup
 from mediatord.store.registered_spellings import export_spellings
 
 ItemT = TypeVar("ItemT")
@@ -268,6 +269,30 @@ class WakeupRecord(_OwnedRecord):
     woken_at: _Milliseconds | None
 
 
+class V1ConnectionRecord(_BaseRecord):
+    """
+    A connection of DIDComm v1, of an account or of a wallet that has none yet; ordered by wallet.
+
+    :param wallet: key of the wallet, which is the DID of its account.
+    :param own_key: key of the mediator, derived from the key file of the mediator.
+    """
+
+    kind: Literal["v1_connection"] = "v1_connection"
+    wallet: str
+    own_key: str
+    request_id: str
+    invitation_id: str
+    protocol: str
+    their_did: str
+    endpoint: str | None
+    routing_keys: tuple[str, ...]
+    has_base58_keys: bool
+    has_old_prefix: bool
+    is_completed: bool
+    implicit_pickup: ImplicitPickup
+    created_at: float
+
+
 StoreRecord: TypeAlias = (
     AccountRecord
     | RetiredDIDRecord
@@ -283,6 +308,7 @@ StoreRecord: TypeAlias = (
     | PublicEventRecord
     | DeviceRecord
     | WakeupRecord
+    | V1ConnectionRecord
 )
 
 # Fields of each kind, without `kind`, which comes first.
@@ -304,9 +330,10 @@ RECORD_KINDS = {
     "public_event": "public events",
     "device": "push devices",
     "wakeup": "wake-up records",
+    "v1_connection": "DIDComm v1 connections",
 }
 # Kinds in archives and backups of each format version, the last of which is written.
-KINDS_BY_VERSION = {1: list(RECORD_KINDS)[:-2], 2: list(RECORD_KINDS)}
+KINDS_BY_VERSION = {1: list(RECORD_KINDS)[:12], 2: list(RECORD_KINDS)[:14], 3: list(RECORD_KINDS)}
 
 RecordCounts: TypeAlias = dict[str, int]
 

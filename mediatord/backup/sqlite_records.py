@@ -30,6 +30,7 @@ from mediatord.backup.records import (
     RecordSource,
     StoredEventRecord,
     StoreRecord,
+    V1ConnectionRecord,
     require_empty_counts,
     resolve_seen_at,
 )
@@ -162,6 +163,11 @@ _TABLES = {
         where="(polled_at IS NOT NULL OR woken_at IS NOT NULL)",
         parties={"identity": "owner"},
     ),
+    "v1_connection": _TableMapping(
+        {"wallet": "account"},
+        write={"has_account": "EXISTS (SELECT 1 FROM account WHERE did_key = hash_did(:wallet))"},
+        order="account",
+    ),
 }
 
 
@@ -225,6 +231,8 @@ class SQLiteRecordSource(RecordSource):
                 labels = parse_tag_ids(fields["tags"])
                 texts = read_label_texts(self._connection, set(labels))
                 fields["tags"] = tuple([texts[label] for label in labels])
+            elif kind == "v1_connection":
+                fields["routing_keys"] = json.loads(fields["routing_keys"])
             yield fields
 
 
@@ -276,6 +284,7 @@ _REFUSALS = {
     "account": "account {number} has a DID that another account has in a different form",
     "retired": "the retired DID {did} occurs twice in different forms",
     "recipient": "recipient {number} has a DID that is registered in a different form",
+    "v1_connection": "the DIDComm v1 connection of {wallet} has a key that another connection has",
 }
 _UNLIMITED_CAPS = decentrl.DecentrlQuotas(*[1 << 62] * 8)
 
@@ -319,6 +328,8 @@ def _get_values(one: StoreRecord) -> dict[str, Any]:
             # The trigger of the table counts one name.
             more = max(len(names) - 1, 0)
             values |= {"did": names.did, "place": names.place, "names": spellings, "last": names.last, "more": more}
+        case V1ConnectionRecord():
+            values["routing_keys"] = json.dumps(one.routing_keys)
     return values
 
 

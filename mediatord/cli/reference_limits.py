@@ -137,12 +137,14 @@ def list_limits() -> Iterator[str]:
         f"{_size(RESERVE_BYTES)}, at most 1/16 of the disk"
     )
     yield (
-        f"endpoint deliveries in parallel: {endpoint_delivery.MAX_CONCURRENT_POSTS} (they wait; an account's beyond "
-        f"{endpoint_delivery.MAX_PENDING_PER_ACCOUNT} messages or "
+        f"endpoint deliveries in parallel: {endpoint_delivery.MAX_CONCURRENT_POSTS} for each version of DIDComm, "
+        f"{endpoint_delivery.MAX_CONCURRENT_POSTS_PER_V1_ACCOUNT} to an account of v1 (they wait; "
+        f"an account's beyond {endpoint_delivery.MAX_PENDING_PER_ACCOUNT} messages or "
         f"{_size(endpoint_delivery.MAX_PENDING_BYTES_PER_ACCOUNT)} stay queued)"
     )
     yield (
-        f"replies by POST in parallel: {endpoint_delivery.MAX_REPLIES_PER_PEER} per address, "
+        f"replies by POST in parallel: {endpoint_delivery.MAX_REPLIES_PER_PEER} per address, in DIDComm v1 "
+        f"{_constant('didcomm_v1.endpoint_delivery:MAX_REPLIES_PER_PEER')}, "
         f"{endpoint_delivery.MAX_CONCURRENT_POSTS} in total (reply on the connection)"
     )
     yield (
@@ -260,6 +262,11 @@ def list_buffers() -> Iterator[str]:
             f"{_size(endpoint_delivery.MAX_PENDING_BYTES_PER_ACCOUNT)} per account, "
             f"{_size(endpoint_delivery.MAX_PENDING_BYTES)} in total",
             queued,
+        ),
+        "queued_for_endpoints": (
+            "accounts of DIDComm v1 whose messages stayed queued",
+            f"{_constant('didcomm_v1.endpoint_delivery:MAX_ACCOUNTS'):,}",
+            "they are tried again within an hour",
         ),
         "wakeups": (
             "accounts to wake",

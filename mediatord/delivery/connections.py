@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
+from operator import attrgetter
 from sys import intern
 from typing import Generic, Protocol, TypeVar
 
@@ -330,6 +331,9 @@ def close_ignoring_errors(session: WebSocketSession, code: int, reason: str) -> 
         _log.failure("closing a socket failed", redact_failure())
 
 
+_get_account = attrgetter("account")
+
+
 class _StoredItem(Protocol):
     @property
     def id(self) -> str: ...
@@ -348,6 +352,7 @@ class LiveDispatcher(Generic[Item]):
     :param push_elsewhere: has other nodes push; fires with whether a socket took it, or with None if one may yet take
         it, and never fails. Returns None if no other can have one. None for one process.
     :param fail_over: called with what no socket took or may yet take; None to leave it in the queue.
+    :param fail_over_prefix: of the accounts of items for which it is called; empty for all. Others pay no call.
     :param wake: called with what no socket is known to have taken; None to wake nobody.
     """
 
@@ -355,6 +360,7 @@ class LiveDispatcher(Generic[Item]):
     push_elsewhere: Callable[[Item], Deferred[bool] | Deferred[bool | None] | None] | None
     fail_over: Callable[[Item], None] | None = None
     wake: Callable[[Item], None] | None = None
+    fail_over_prefix: str = ""
 
     def dispatch(
         self, item: Item, on_result: Callable[[bool], None] | None = None, taken_here: Container[str] | None = None
@@ -388,7 +394,9 @@ class LiveDispatcher(Generic[Item]):
         if on_result is not None:
             on_result(bool(pushed))
         if pushed is False and self.fail_over is not None:
-            self.fail_over(item)
+            prefix = self.fail_over_prefix
+            if not prefix or _get_account(item).startswith(prefix):
+                self.fail_over(item)
         if not pushed and self.wake is not None:
             self.wake(item)
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, Protocol
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, DeferredSemaphore, ensureDeferred
-from twisted.internet.interfaces import IReactorTime
-from twisted.internet.task import deferLater
+from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.logger import Logger
 
 from mediatord.didcomm.messages import ForwardWrapper, WrapError
-from mediatord.errors import MediatorError
+from mediatord.errors import MediatorError, StoreUnavailable
 from mediatord.net.did_resolver import DIDResolver
 from mediatord.net.outbound_http import OutboundAddressError, OutboundHTTPClient, OutboundRequestError
 from mediatord.observability.event_recorder import EventRecorder
@@ -30,8 +31,10 @@ MAX_ATTEMPTS = 5
 INITIAL_BACKOFF = 1.0
 MAX_BACKOFF = 60.0
 POST_TIMEOUT = 10.0
-# Concurrent POSTs of messages, and likewise of replies.
+# Concurrent POSTs of messages of each version of DIDComm, and likewise of replies.
 MAX_CONCURRENT_POSTS = 100
+# Of them, to one account of DIDComm v1: its wallet alone chooses the target.
+MAX_CONCURRENT_POSTS_PER_V1_ACCOUNT = 4
 # Messages that may be pending for delivery; others just stay in the queue.
 MAX_PENDING_PER_ACCOUNT = 100
 MAX_PENDING_BYTES_PER_ACCOUNT = 8_388_608
@@ -40,12 +43,32 @@ MAX_PENDING_BYTES = 67_108_864
 MAX_REPLIES_PER_PEER = 4
 MAX_REPLY_TARGETS = 2
 REPLY_TIMEOUT = 5.0
+# Accounts of DIDComm v1 are named so, and some of v2.
+V1_ACCOUNT_PREFIX = "did:key:"
 _ENCRYPTED_MEDIA_TYPE = ENCRYPTED_MEDIA_TYPE.encode("ascii")
+
+
+class EndpointProtocol(Protocol):
+    """How messages get to endpoints in one version of DIDComm."""
+
+    async def resolve_account(self, account: str) -> Sequence[ServiceEndpoint]:
+        """The endpoints for messages of an account, best first."""
+
+    async def wrap(
+        self, body: bytes, recipient: str, endpoint: ServiceEndpoint, peer: str | None = None
+    ) -> tuple[bytes, bytes]:
+        """
+        What is POSTed to an endpoint, and its media type.
+
+        :param recipient: DID that a packed message is for.
+        :param peer: rate limit key for network lookups, if a client causes them.
+        :raise WrapError: it cannot be wrapped for the routing keys of the endpoint.
+        """
 
 
 class EndpointResolver:
     """
-    Finds the endpoints of accounts and of senders.
+    Finds the endpoints of accounts and of senders of DIDComm v2, and wraps messages for them.
 
     :param owns: whether a DID is one of the mediator's.
     :param access: access list; nothing is delivered for denied accounts.
@@ -57,6 +80,7 @@ class EndpointResolver:
     def __init__(
         self,
         resolver: DIDResolver,
+        forward_wrapper: ForwardWrapper,
         owns: Callable[[str], bool],
         access: AccessList,
         *,
@@ -65,6 +89,7 @@ class EndpointResolver:
         own_uris: frozenset[str],
     ) -> None:
         self._resolver = resolver
+        self._forward_wrapper = forward_wrapper
         self._owns = owns
         self._access = access
         self._source = source
@@ -85,6 +110,17 @@ class EndpointResolver:
         elif self._source == "account-did" and (document := await self._resolve(account)):
             endpoints = document.endpoints
         return [target for endpoint in endpoints for target in await self._follow(endpoint)]
+
+    async def wrap(
+        self, body: bytes, recipient: str, endpoint: ServiceEndpoint, peer: str | None = None
+    ) -> tuple[bytes, bytes]:
+        """
+        A message in a forward for each routing key of an endpoint, and its media type.
+
+        :raise WrapError: see :meth:`~mediatord.didcomm.messages.ForwardWrapper.wrap`.
+        """
+        wrapped = await self._forward_wrapper.wrap(body, recipient, endpoint.routing_keys, peer)
+        return wrapped, _ENCRYPTED_MEDIA_TYPE
 
     async def _follow(self, endpoint: ServiceEndpoint) -> list[ServiceEndpoint]:
         uri = endpoint.uri
@@ -116,6 +152,8 @@ class EndpointDelivery:
     POSTs queued messages to the endpoints of their accounts, with retries; the queue keeps them until a 2xx.
 
     A message that arrives while too much is pending just stays in the queue.
+
+    :param targets: endpoints of DIDComm v2.
     """
 
     def __init__(
@@ -123,25 +161,38 @@ class EndpointDelivery:
         clock: IReactorTime,
         store: IMessageStore,
         targets: EndpointResolver,
-        forward_wrapper: ForwardWrapper,
         http_client: OutboundHTTPClient,
         recorder: EventRecorder,
     ) -> None:
         self._clock = clock
         self._store = store
         self._targets = targets
-        self._forward_wrapper = forward_wrapper
+        self._v1: EndpointProtocol | None = None
         self._http_client = http_client
         self._recorder = recorder
         self._under_way: set[Deferred[None]] = set()
         self._ending: set[Deferred[None]] = set()
         self._slots = DeferredSemaphore(MAX_CONCURRENT_POSTS)
+        self._v1_slots = DeferredSemaphore(MAX_CONCURRENT_POSTS)
+        self._pauses: dict[str, set[IDelayedCall]] = {}
+        self._v1_account_slots: dict[str, DeferredSemaphore] = {}
         self._waiting: dict[str, tuple[int, int]] = {}
         self._held = 0
+        self._delivering: set[str] = set()
+        self._on_end: Callable[[str, bool], None] = lambda account, is_delivered: None
         self._replies_for: dict[str, int] = {}
 
+    def add_v1(self, targets: EndpointProtocol, on_end: Callable[[str, bool], None]) -> None:
+        """
+        Deliver to endpoints of DIDComm v1, too, which only accounts named by a did:key have.
+
+        :param on_end: called whenever a message for an account with such an endpoint was delivered, or stays in the
+            queue: with the account, and whether it was delivered.
+        """
+        self._v1, self._on_end = targets, on_end
+
     def enqueue(self, message: StoredMessage) -> None:
-        """Begin to deliver a stored message, unless too much is pending for its account."""
+        """Begin to deliver a stored message, unless it is being delivered, or too much is pending for its account."""
         size, account = len(message.payload), message.account
         waiting, held = self._waiting.get(account, (0, 0))
         room = (
@@ -149,13 +200,19 @@ class EndpointDelivery:
             and held + size <= MAX_PENDING_BYTES_PER_ACCOUNT
             and self._held + size <= MAX_PENDING_BYTES
         )
-        if not room:
+        if message.id in self._delivering:
             return
+        if not room:
+            if self._may_have_v1_endpoint(account):
+                self._on_end(account, False)
+            return
+        self._delivering.add(message.id)
         self._waiting[account] = waiting + 1, held + size
         self._held += size
         self._begin(self._deliver(message))
 
     def _release_pending(self, message: StoredMessage) -> None:
+        self._delivering.discard(message.id)
         size = len(message.payload)
         waiting, held = self._waiting[message.account]
         self._held -= size
@@ -163,24 +220,40 @@ class EndpointDelivery:
             self._waiting[message.account] = waiting - 1, held - size
         else:
             del self._waiting[message.account]
+            self._v1_account_slots.pop(message.account, None)
+
+    def is_delivering(self, account: str) -> bool:
+        """Whether messages of an account are pending."""
+        return account in self._waiting
 
     @property
     def held(self) -> tuple[int, int]:
         """Number of pending messages, and their bytes."""
-        return sum(waiting for waiting, _ in self._waiting.values()), self._held
+        return len(self._delivering), self._held
 
     def can_reply(self, document: DIDDocument, peer: str) -> bool:
         """Whether the document has an endpoint, and one more reply may be posted for this rate limit key."""
-        return (
-            bool(self._targets.resolve_document(document))
-            and self._replies_for.get(peer, 0) < MAX_REPLIES_PER_PEER
-            and sum(self._replies_for.values()) < MAX_CONCURRENT_POSTS
-        )
+        return bool(self._targets.resolve_document(document)) and self.has_room_for_reply(peer, MAX_REPLIES_PER_PEER)
+
+    def has_room_for_reply(self, peer: str, limit: int) -> bool:
+        """Whether one more reply may be posted for a rate limit key. :param limit: of that key."""
+        return self._replies_for.get(peer, 0) < limit and sum(self._replies_for.values()) < MAX_CONCURRENT_POSTS
 
     def reply(self, document: DIDDocument, body: bytes, peer: str) -> None:
         """Begin to POST a packed reply to an endpoint of a document; one attempt at each, never queued."""
+        self.post_reply(self._targets, self._targets.resolve_document(document), document.did, body, peer)
+
+    def post_reply(
+        self, protocol: EndpointProtocol, targets: Sequence[ServiceEndpoint], recipient: str, body: bytes, peer: str
+    ) -> None:
+        """
+        As :meth:`reply`, for either version of DIDComm.
+
+        :param targets: endpoints, of which two are tried.
+        :param recipient: DID that the packed reply is for.
+        """
         self._replies_for[peer] = self._replies_for.get(peer, 0) + 1
-        self._begin(self._reply(document, body, peer))
+        self._begin(self._reply(protocol, targets[:MAX_REPLY_TARGETS], recipient, body, peer))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         with outside_request():
@@ -197,32 +270,90 @@ class EndpointDelivery:
         return DeferredList(list(self._ending))
 
     async def _deliver(self, message: StoredMessage) -> None:
+        protocol: EndpointProtocol = self._targets
         try:
-            targets = await self._targets.resolve_account(canonicalize_did(message.account))
-            pause = INITIAL_BACKOFF
-            for attempt in range(MAX_ATTEMPTS if targets else 0):
-                if attempt:
-                    # The slot is free meanwhile, so that an endpoint that is down delays no other.
-                    await deferLater(self._clock, pause, lambda: None)
-                    pause = min(pause * 4, MAX_BACKOFF)
-                if await self._slots.run(lambda: ensureDeferred(self._post_to_any(targets, message))):
-                    return
+            account, is_delivered, targets = canonicalize_did(message.account), False, None
+            with suppress(StoreUnavailable):
+                if self._v1 is not None and self._may_have_v1_endpoint(account):
+                    protocol = self._v1
+                    targets = await protocol.resolve_account(account)
+                if not targets:
+                    protocol = self._targets
+                    targets = await protocol.resolve_account(account)
+                is_delivered = await self._try_repeatedly(protocol, targets, message)
         finally:
             self._release_pending(message)
+        if protocol is self._v1:
+            self._on_end(account, is_delivered)
 
-    async def _post_to_any(self, targets: Sequence[ServiceEndpoint], message: StoredMessage) -> bool:
+    def _may_have_v1_endpoint(self, account: str) -> bool:
+        return self._v1 is not None and account.startswith(V1_ACCOUNT_PREFIX)
+
+    async def _try_repeatedly(
+        self, protocol: EndpointProtocol, targets: Sequence[ServiceEndpoint], message: StoredMessage
+    ) -> bool:
+        """Whether the message is no longer in the queue."""
+        pause = INITIAL_BACKOFF
+        for attempt in range(MAX_ATTEMPTS if targets else 0):
+            if attempt:
+                # The slot is free meanwhile, so that an endpoint that is down delays no other.
+                await self._pause(message.account, pause)
+                pause = min(pause * 4, MAX_BACKOFF)
+                with suppress(StoreUnavailable):
+                    if not await self._store.find_messages([message.id]):
+                        return True  # it was picked up, or has expired
+            post = partial(self._post_to_any, protocol, targets, message)
+            if await self._take_slot(protocol, message.account, post):
+                return True
+        return False
+
+    async def _pause(self, account: str, seconds: float) -> None:
+        """Wait before the next attempt."""
+        done: Deferred[None] = Deferred(lambda _: call.cancel())
+        call = self._clock.callLater(seconds, done.callback, None)
+        self._pauses.setdefault(account, set()).add(call)
+        try:
+            await done
+        finally:
+            self._pauses[account].discard(call)
+            if not self._pauses[account]:
+                del self._pauses[account]
+
+    def retry_now(self, account: str) -> None:
+        """End the pauses before the next attempts for an account."""
+        for call in self._pauses.get(account, ()):
+            call.reset(0)
+
+    def _take_slot(
+        self, protocol: EndpointProtocol, account: str, post: Callable[[], Coroutine[Any, Any, bool]]
+    ) -> Deferred[bool]:
+        """Run `post` once there are few enough others."""
+        if protocol is not self._v1:
+            return self._slots.run(lambda: ensureDeferred(post()))
+        own = self._v1_account_slots.setdefault(account, DeferredSemaphore(MAX_CONCURRENT_POSTS_PER_V1_ACCOUNT))
+        return own.run(lambda: self._v1_slots.run(lambda: ensureDeferred(post())))
+
+    async def _post_to_any(
+        self, protocol: EndpointProtocol, targets: Sequence[ServiceEndpoint], message: StoredMessage
+    ) -> bool:
         for target in targets:
-            if await self._post_to(target, message.payload, message.recipient_did, POST_TIMEOUT):
+            if await self._post_to(protocol, target, message.payload, message.recipient_did, POST_TIMEOUT):
                 await self._end(message)
                 return True
         return False
 
     async def _post_to(
-        self, target: ServiceEndpoint, body: bytes, recipient: str, timeout: float, peer: str | None = None
+        self,
+        protocol: EndpointProtocol,
+        target: ServiceEndpoint,
+        body: bytes,
+        recipient: str,
+        timeout: float,
+        peer: str | None = None,
     ) -> bool:
         try:
-            packed = await self._forward_wrapper.wrap(body, recipient, target.routing_keys, peer)
-            response = await self._http_client.post(target.uri, packed, _ENCRYPTED_MEDIA_TYPE, timeout=timeout)
+            packed, media_type = await protocol.wrap(body, recipient, target, peer)
+            response = await self._http_client.post(target.uri, packed, media_type, timeout=timeout)
         except (OutboundRequestError, OutboundAddressError, WrapError):
             return False
         return 200 <= response.status < 300
@@ -241,10 +372,12 @@ class EndpointDelivery:
         for removed in await self._store.remove_messages([message.id]):
             self._recorder.record_acknowledgement(removed, "http", "didcomm")
 
-    async def _reply(self, document: DIDDocument, body: bytes, peer: str) -> None:
+    async def _reply(
+        self, protocol: EndpointProtocol, targets: Sequence[ServiceEndpoint], recipient: str, body: bytes, peer: str
+    ) -> None:
         try:
-            for target in self._targets.resolve_document(document)[:MAX_REPLY_TARGETS]:
-                if await self._post_to(target, body, document.did, REPLY_TIMEOUT, peer):
+            for target in targets:
+                if await self._post_to(protocol, target, body, recipient, REPLY_TIMEOUT, peer):
                     return
         finally:
             left = self._replies_for[peer] - 1

@@ -275,7 +275,7 @@ class V1Dispatcher:
         if answer is None:
             return ACCEPTED
         packed = self._packer.pack(answer, request.received)
-        if takes_reply(request.message, request.origin):
+        if takes_reply(request.message):
             return make_reply(request, packed)
         connection, endpoints = request.received.connection, self._endpoints
         if connection is None and request.received.sender is not None:

@@ -114,11 +114,9 @@ class V1Packer:
         wire, fault = get_didcomm_error_code(error), type(error)
         retry_after = wire.retry_after if error.retry_after is None else int(error.retry_after)
         status = _STATUS.get(fault, wire.status)
-        if received is None or received.connection is None or not takes_reply(received.message, origin):
+        if received is None or wire.encrypted_status is None or not takes_report(received):
             return RequestReply(status, b"", "", retry_after, fault)
         message = received.message
-        if wire.encrypted_status is None or is_problem_report(message):
-            return RequestReply(status, b"", "", retry_after, fault)
         packed = self.pack(make_problem_report(error, message.id, find_report_family(message.type)), received)
         return RequestReply(wire.encrypted_status, packed, choose_media_type(origin), retry_after, fault)
 
@@ -134,16 +132,18 @@ def choose_media_type(origin: MessageOrigin) -> str:
     return OLD_MEDIA_TYPE if OLD_MEDIA_TYPE.encode("ascii") in origin.content_type.lower() else ENVELOPE_MEDIA_TYPE
 
 
-def takes_reply(message: V1Message, origin: MessageOrigin) -> bool:
+def takes_reply(message: V1Message) -> bool:
     """Whether a message asks for its reply on the connection that it came on (RFC 0092)."""
     if message.return_route == "thread":
         return message.return_route_thread in (None, message.thread)
     return message.return_route == "all"
 
 
-def is_problem_report(message: V1Message) -> bool:
-    """Whether a message is a problem report of any protocol, which is never answered."""
-    return message.type.name == "problem-report"
+def takes_report(received: ReceivedV1Message) -> bool:
+    """Whether a refusal is reported: to the wallet of a connection, and never about a report."""
+    connection, message = received.connection, received.message
+    is_known = connection is not None and received.sender == connection.account
+    return is_known and takes_reply(message) and message.type.name != "problem-report"
 
 
 def make_reply(request: V1Request, packed: bytes) -> RequestReply:

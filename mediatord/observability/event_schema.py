@@ -89,7 +89,7 @@ FIELDS: dict[str, tuple[FieldType, str]] = {
     "own_expired": ("integer", "probe messages expired since the last ledger"),
     "path": ("string", "how it was delivered: live, pickup, poll or http"),
     "peer": ("string", "keyed hash of the network of the address: /24 or /48"),
-    "proto": ("string", "didcomm or decentrl"),
+    "proto": ("string", "didcomm, didcomm_v1 (requests, connections and accounts of it) or decentrl"),
     "pushes": ("integer", "pushes that were not acknowledged"),
     "rcpt": ("string", "pseudonym of the recipient DID"),
     "rcpts": ("integer", "recipients with queued messages"),

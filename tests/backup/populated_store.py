@@ -33,11 +33,13 @@ from mediatord.store.interfaces.devices import (
 )
 from mediatord.store.interfaces.messages import ArrivalWindow, Payload, StoredMessage
 from mediatord.store.interfaces.store import IStore, RecipientUpdateAction
+from mediatord.store.interfaces.v1_connections import V1Connection
 
 FAR_FUTURE = 4_102_444_800.0
 WALLETS = tuple(f"did:example:wallet-{number}" for number in range(6))
 INBOXES = tuple(f"did:key:z6MkInbox{number}" for number in range(14))
 IDENTITIES = tuple(f"did:decentrl:{name}" for name in ("ann", "bob", "çelik", "dan", "eve", "nobody"))
+V1_WALLETS = tuple(f"did:key:z6MkV1{number}" for number in (3, 0, 4, 1, 2, 5))
 TAGS = ("red", "grün", "", "blue sky", "🙂")
 CHANNELS = ("news", "weather", None)
 ALL = PageRequest(0, 10_000)
@@ -156,6 +158,27 @@ class StorePopulator:
         claims = [one for one in await devices.claim_wakeups(requests, WAKEUP_POLICY) if isinstance(one, WakeupClaim)]
         await devices.finish_wakeups([FinishedWakeup(one.owner, one.claim) for one in claims[1:]])
 
+    async def connect_v1_wallets(self) -> None:
+        """Connect wallets that speak DIDComm v1, some of which have an account."""
+        for number, wallet in enumerate(V1_WALLETS):
+            if number % 3 == 0:
+                await self.store.grant(wallet)
+            connection = V1Connection(wallet, f"{wallet}Own", f"request {number}", "invitation", "didexchange/1.1")
+            more: dict[str, Any] = (
+                {}
+                if number % 2
+                else {
+                    "their_did": f"did:peer:4zQm{number}é",
+                    "endpoint": f"https://{number}.example/",
+                    "routing_keys": ("did:key:z6MkRouting", f"did:key:z6Mk{number}"),
+                    "has_base58_keys": True,
+                    "has_old_prefix": number == 0,
+                    "is_completed": number == 2,
+                    "implicit_pickup": "raw",
+                }
+            )
+            await self.store.v1_connections.put_connection(replace(connection, **more), max_pending=len(V1_WALLETS))
+
     async def _rotate(self) -> None:
         await self.store.move_account(WALLETS[1], "did:example:rotated")
         await self.store.move_account(WALLETS[5], "did:example:rotated-too")
@@ -225,6 +248,17 @@ async def query_devices(store: IStore) -> dict[str, Any]:
         some, after = await store.devices.find_owed_wakeups(after, 5, WAKEUP_POLICY)
         owed += some
     return results | {"owed wake-ups": sorted(owed)}
+
+
+async def query_v1_connections(store: IStore) -> dict[str, Any]:
+    """Results of all queries of connections of DIDComm v1."""
+    connections = store.v1_connections
+    found = await connections.scan_connections("", 100)
+    results: dict[str, Any] = {"v1 connections": found, "v1 numbers": await connections.count_connections()}
+    for one in found:
+        results[f"v1 connection {one.own_key}"] = await connections.find_connection(one.own_key)
+        results[f"v1 account {one.account}"] = await store.get_account(one.account)
+    return results
 
 
 async def _query_decentrl(store: IStore) -> dict[str, Any]:

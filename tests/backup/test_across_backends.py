@@ -14,9 +14,11 @@ from mediatord.backup.archive import import_archive, verify_archive, write_archi
 from mediatord.backup.mongo_records import open_mongodb_source, open_mongodb_target
 from mediatord.backup.records import StoreRecord
 from mediatord.backup.sqlite_records import open_sqlite_source, open_sqlite_target
+from mediatord.errors import RegistrationCapacityExceeded
 from mediatord.store.interfaces.devices import WakeupClaim, WakeupRequest
 from mediatord.store.interfaces.messages import Payload, QueueLimits
 from mediatord.store.interfaces.store import IStore
+from mediatord.store.interfaces.v1_connections import V1Connection
 from mediatord.store.mongo.store import MongoStore
 from tests.backup.populated_store import (
     IDENTITIES,
@@ -27,6 +29,7 @@ from tests.backup.populated_store import (
     acknowledge_everything,
     query_devices,
     query_everything,
+    query_v1_connections,
 )
 from tests.mongod import fresh_database
 from tests.store.builders import make_sqlite_store
@@ -93,6 +96,7 @@ class AcrossBackendsTests(MongoTestCase):
         populator = StorePopulator(store, Random(7), CLOCK.seconds())
         await populator.fill(ROUNDS)
         await populator.register_devices()
+        await populator.connect_v1_wallets()
         await store.close()
         return await self.query(location)
 
@@ -101,7 +105,7 @@ class AcrossBackendsTests(MongoTestCase):
         devices = await query_devices(store)
         # MongoDB does not know when an imported message has arrived by the clock of its server.
         del devices["owed wake-ups"]
-        results = await query_everything(store) | devices
+        results = await query_everything(store) | devices | await query_v1_connections(store)
         await store.close()
         return results
 
@@ -141,6 +145,7 @@ class AcrossBackendsTests(MongoTestCase):
         registered, number = await store.list_recipients(owner, offset=0, limit=1000)
         self.assertEqual((registered[-1], number), ("did:key:z6MkLast", len(registered)))
         await self.assert_wakes(store)
+        await self.assert_counts_connections(store)
         await acknowledge_everything(store)
         for wallet in WALLETS:
             self.assertEqual((await store.get_queue_status(wallet, None)).message_count, 0)
@@ -159,6 +164,22 @@ class AcrossBackendsTests(MongoTestCase):
         earlier = [WakeupRequest(owner, 60.0) for owner in woken]
         decisions = await store.devices.claim_wakeups(earlier, WAKEUP_POLICY)
         self.assertEqual(set(decisions), {None})
+
+    async def assert_counts_connections(self, store: IStore) -> None:
+        """Connections are known to have an account or not: those expire, and the others are removed with it."""
+        connections = store.v1_connections
+        with_account, pending = await connections.count_connections()
+        another = V1Connection("did:key:z6MkMore", "did:key:z6MkMoreOwn", "request", "invitation", "connections/1.0")
+        with self.assertRaises(RegistrationCapacityExceeded):
+            await connections.put_connection(another, max_pending=pending)
+        expired = 0
+        while number := await connections.expire_connections(CLOCK.seconds() + 60.0, 2):
+            expired += number
+        self.assertEqual((await connections.count_connections(), expired), ((with_account, 0), pending))
+        left = await connections.scan_connections("", 100)
+        self.assertEqual(len(left), with_account)
+        self.assertTrue(await store.administration.remove_account(left[0].account))
+        self.assertEqual(await connections.count_connections(), (with_account - 1, 0))
 
     def test_sqlite_mongodb_sqlite(self) -> Deferred[None]:
         """A round trip has the same records and the same results."""

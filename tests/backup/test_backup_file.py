@@ -121,26 +121,34 @@ def test_restores_backup_of_earlier_version(
     assert call("check-config", "--config", str(new / "mediator.yaml")) == 0
 
 
-def test_restores_backup_without_devices(
-    mediator_config: Path, tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("version", "missing"), [(1, ("device", "v1_connection")), (2, ("v1_connection",))])
+def test_restores_backup_of_earlier_schema(
+    version: int,
+    missing: tuple[str, ...],
+    mediator_config: Path,
+    tmp_path: Path,
+    capsys: Capture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A backup of the version before there were devices can be restored."""
+    """A backup of a version before there were devices, or connections of DIDComm v1, can be restored."""
     database, backup, new = tmp_path / "old.sqlite3", tmp_path / "old.tar", tmp_path / "new"
     database.touch()
     with closing(connect(database)) as connection:
-        migrate_schema(connection, read_schema_steps()[:1])
+        migrate_schema(connection, read_schema_steps()[:version])
         connection.execute("INSERT INTO account (did, created_at) VALUES ('did:old', 1.0)")
     members = {name: mediator_config.parent / name for name in ("mediator.yaml", "keys.jwks", "log.key")}
-    counts = dict.fromkeys(KINDS_BY_VERSION[1], 0) | {"account": 1}
-    monkeypatch.setattr(backup_file, "BACKUP_VERSION", 1)
+    counts = dict.fromkeys(KINDS_BY_VERSION[version], 0) | {"account": 1}
+    monkeypatch.setattr(backup_file, "BACKUP_VERSION", version)
     with backup.open("wb") as file:
         backup_file.write_backup_file(file, "sqlite", counts, members | {"store.sqlite3": database})
-    assert "device" not in counts
+    assert not set(missing) & counts.keys()
     assert call("restore", "--from", str(backup), "--dir", str(new), "--json") == 0
     output = json.loads(capsys.readouterr().out)
-    assert (output["records"]["account"], output["records"]["device"]) == (1, 0)
+    assert output["records"]["account"] == 1
     with closing(sqlite3.connect(new / "mediator.sqlite3")) as connection:
-        assert connection.execute("SELECT count(*) FROM device").fetchone() == (0,)
+        for kind in missing:
+            assert output["records"][kind] == 0
+            assert connection.execute(f"SELECT count(*) FROM {kind}").fetchone() == (0,)
 
 
 def test_restore_does_not_overwrite(mediator_config: Path, backup: Path, capsys: Capture) -> None:

@@ -132,7 +132,7 @@ def change_manifest(**values: Any) -> Callable[[dict[str, Any], list[Any]], None
         change_type_of_keys(tarfile.CHRTYPE),
         change_type_of_keys(tarfile.FIFOTYPE),
         change_type_of_keys(tarfile.DIRTYPE),
-        change_manifest(version=3),
+        change_manifest(version=4),
         change_manifest(format="another"),
         change_manifest(backend="memory"),
         change_manifest(records={}),

@@ -34,6 +34,7 @@ from mediatord.backup.records import (
     RecipientRecord,
     RetiredDIDRecord,
     StoreRecord,
+    V1ConnectionRecord,
     WakeupRecord,
     encode_record,
 )
@@ -44,7 +45,15 @@ from mediatord.store.sqlite import account_queries
 from mediatord.store.sqlite.connection import connect
 from mediatord.store.sqlite.database_file import open_database
 from mediatord.store.sqlite.sqlite_store import SQLiteStore
-from tests.backup.populated_store import WAKEUP_POLICY, WALLETS, StorePopulator, query_devices, query_everything
+from tests.backup.populated_store import (
+    V1_WALLETS,
+    WAKEUP_POLICY,
+    WALLETS,
+    StorePopulator,
+    query_devices,
+    query_everything,
+    query_v1_connections,
+)
 from tests.cli.test_commands import Capture, call, one_line
 from tests.store.builders import ImmediateClock, make_sqlite_store, result_of
 
@@ -70,6 +79,7 @@ async def fill_store(store: SQLiteStore, seed: int, now: float) -> None:
     populator = StorePopulator(store, Random(seed), now)
     await populator.fill(ROUNDS)
     await populator.register_devices()
+    await populator.connect_v1_wallets()
 
 
 def export_records(path: Path, archive: Path) -> list[StoreRecord]:
@@ -101,7 +111,10 @@ def test_same_results_after_any_history(seed: int) -> None:
         assert result_of(stores[1].read_ledger()) == accepted
         for seconds in (0.0, 601.0, 7200.0):
             clock.advance(seconds)
-            results = [run(query_everything(store)) | run(query_devices(store)) for store in stores]
+            results = [
+                run(query_everything(store)) | run(query_devices(store)) | run(query_v1_connections(store))
+                for store in stores
+            ]
             assert results[0] == results[1]
             removed = [result_of(store.expire_messages(1000)) for store in stores]
             assert removed[0] == removed[1]
@@ -143,11 +156,66 @@ def test_devices_survive(tmp_path: Path) -> None:
         store.close()
 
 
-def test_imports_archive_without_devices(tmp_path: Path) -> None:
-    """An archive of the version before there were devices is imported, and has none."""
+def test_v1_connections_survive(tmp_path: Path) -> None:
+    """Connections of DIDComm v1 are the same after an export and import, also in whether they have an account."""
+    clock = ImmediateClock()
+    one, other = tmp_path / "one.sqlite3", tmp_path / "other.sqlite3"
+    store = open_store(clock, one)
+    run(fill_store(store, 1, clock.seconds()))
+    store.close()
+    records = export_records(one, tmp_path / "a.gz")
+    found = [record for record in records if isinstance(record, V1ConnectionRecord)]
+    assert [record.wallet for record in found] == sorted(V1_WALLETS)
+    assert [record.routing_keys for record in found].count(()) == 3
+    with open_sqlite_target(other) as target:
+        counts = import_archive(verify_archive(tmp_path / "a.gz"), target)
+    assert counts["v1_connection"] == len(V1_WALLETS)
+    assert export_records(other, tmp_path / "b.gz") == records
+    stores = [open_store(clock, one), open_store(clock, other)]
+    results = [run(query_v1_connections(store)) for store in stores]
+    assert results[0] == results[1] and results[0]["v1 numbers"] == (2, 4)
+    bytes_of_registrations = [result_of(store.get_account_usage()).bytes for store in stores]
+    for store in stores:
+        for wallet in V1_WALLETS:
+            result_of(store.v1_connections.remove_connection(wallet))
+        assert result_of(store.v1_connections.count_connections()) == (0, 0)
+    smaller = [result_of(store.get_account_usage()).bytes for store in stores]
+    assert bytes_of_registrations[0] - smaller[0] == bytes_of_registrations[1] - smaller[1] > 0
+    for store in stores:
+        store.close()
+
+
+def test_connections_of_one_key(tmp_path: Path) -> None:
+    """Two connections with one key of the mediator, which only the store can detect, are refused in one line."""
+    known: dict[str, Any] = {
+        "own_key": "did:key:z6MkOwn",
+        "request_id": "request",
+        "invitation_id": "invitation",
+        "protocol": "didexchange/1.1",
+        "their_did": "",
+        "endpoint": None,
+        "routing_keys": (),
+        "has_base58_keys": False,
+        "has_old_prefix": False,
+        "is_completed": True,
+        "implicit_pickup": "unknown",
+        "created_at": 1.0,
+    }
+    records: list[StoreRecord] = [V1ConnectionRecord(wallet=wallet, **known) for wallet in V1_WALLETS[:2]]
+    write_archive(tmp_path / "a.gz", "sqlite", records)
+    with pytest.raises(BackupError, match=f"the DIDComm v1 connection of {V1_WALLETS[1]} has a key"):
+        with open_sqlite_target(tmp_path / "s.sqlite3") as target:
+            import_archive(verify_archive(tmp_path / "a.gz"), target)
+    assert not (tmp_path / "s.sqlite3").exists()
+
+
+@pytest.mark.parametrize(("version", "missing"), [(1, ["device", "wakeup", "v1_connection"]), (2, ["v1_connection"])])
+def test_imports_archive_of_earlier_version(tmp_path: Path, version: int, missing: list[str]) -> None:
+    """An archive of a version before there were some kinds of records is imported, and has none of them."""
     account = AccountRecord(number=1, did="did:a", created_at=1.0, draft03=False)
-    lines = [b'{"kind":"header","format":"mediatord-store","version":1}\n', encode_record(account)]
-    digests = {kind: {"count": 0, "sha256": sha256().hexdigest()} for kind in list(RECORD_KINDS)[:12]}
+    lines = [b'{"kind":"header","format":"mediatord-store","version":%d}\n' % version, encode_record(account)]
+    kinds = [kind for kind in RECORD_KINDS if kind not in missing]
+    digests = {kind: {"count": 0, "sha256": sha256().hexdigest()} for kind in kinds}
     digests["account"] = {"count": 1, "sha256": sha256(lines[1]).hexdigest()}
     trailer = {"kind": "trailer", "records": digests, "header_sha256": sha256(lines[0]).hexdigest()}
     archive, store = tmp_path / "a.gz", tmp_path / "s.sqlite3"
@@ -155,7 +223,7 @@ def test_imports_archive_without_devices(tmp_path: Path) -> None:
     with open_sqlite_target(store) as target:
         counts = import_archive(verify_archive(archive), target)
     assert {kind: number for kind, number in counts.items() if number} == {"account": 1}
-    assert counts["device"] == 0
+    assert [counts[kind] for kind in missing] == [0] * len(missing)
 
 
 def test_export_is_a_snapshot(tmp_path: Path) -> None:

@@ -147,6 +147,7 @@ class PushTests(DIDCommClusterTestCase):
         offered: list[str] = []
         dispatch: Any = self.a.didcomm.due._dispatch
         dispatch.__self__.fail_over = lambda message: offered.append(message.id)
+        dispatch.__self__.fail_over_prefix = ""
         socket = self.open_live_socket(self.b)
         self.forward(self.a)
         self.assertEqual(offered, [])
@@ -160,6 +161,7 @@ class PushTests(DIDCommClusterTestCase):
         self.open_live_socket(self.b).takes = False
         dispatch: Any = self.a.didcomm.due._dispatch
         dispatch.__self__.fail_over = lambda message: 1 // 0
+        dispatch.__self__.fail_over_prefix = ""
         self.forward(self.a)
         self.assertEqual(len(self.flushLoggedErrors(ZeroDivisionError)), 1)
 

@@ -168,9 +168,10 @@ class FakePresencePublisher:
 
 
 class FakeItem(NamedTuple):
-    """Has an id only."""
+    """What a dispatcher reads of a message."""
 
     id: str
+    account: str = ""
 
 
 class LiveDispatcherTests(SynchronousTestCase):
@@ -197,6 +198,18 @@ class LiveDispatcherTests(SynchronousTestCase):
 
         LiveDispatcher[FakeItem](push, None, failed_over.append).dispatch_all([FakeItem("a"), FakeItem("b")])
         self.assertEqual((pushes, failed_over), ([["a", "b"]], [FakeItem("b")]))
+
+    def test_fails_over_for_some_accounts(self) -> None:
+        """Only what is for accounts with a certain prefix fails over, if there is one."""
+        failed_over: list[FakeItem] = []
+        items = [FakeItem("a", "did:key:z6Mk"), FakeItem("b", "did:peer:2.Ez6LS"), FakeItem("c", "did:key:z6LS")]
+        dispatcher = LiveDispatcher[FakeItem](lambda items: (), None, failed_over.append)
+        dispatcher.fail_over_prefix = "did:key:z6Mk"
+        dispatcher.dispatch_all(items)
+        self.assertEqual(failed_over, items[:1])
+        dispatcher.fail_over_prefix = ""
+        dispatcher.dispatch_all(items)
+        self.assertEqual(failed_over, [items[0], *items])
 
 
 class PublishedPresenceTests(SynchronousTestCase):

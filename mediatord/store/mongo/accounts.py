@@ -29,9 +29,18 @@ from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.collection import Document, MongoCommand
 from mediatord.store.mongo.driver.operation import Operation, operation
 from mediatord.store.mongo.driver.transactions import Transaction
-from mediatord.store.mongo.schema import ABSENT, ACCOUNTS, LONG_FORM_DIDS, PRESENT, RECIPIENTS, RETIRED_DIDS
+from mediatord.store.mongo.schema import (
+    ABSENT,
+    ACCOUNTS,
+    LONG_FORM_DIDS,
+    PRESENT,
+    RECIPIENTS,
+    RETIRED_DIDS,
+    V1_CONNECTIONS,
+)
 from mediatord.store.mongo.space_limit import MongoSpaceLimit
 from mediatord.store.mongo.transaction_batcher import TransactionBatcher
+from mediatord.store.mongo.v1_connections import MongoV1ConnectionStore, build_granted_updates
 from mediatord.store.registered_spellings import MAX_REGISTERED_SPELLINGS, RegisteredSpellings, slice_spellings
 
 K = TypeVar("K")
@@ -70,6 +79,7 @@ class MongoAccountStore:
         )
         self._lookup_batcher = TransactionBatcher(client, "lookup", at_once=_LOOKUPS_AT_ONCE)
         self.space_limit = space_limit
+        self._v1_connections = MongoV1ConnectionStore(client, clock, space_limit, self._lookup_batcher)
 
     def get_account(self, did: str) -> Deferred[Account | None]:
         """Fire from the cache if it is recent enough; concurrent lookups share a query."""
@@ -93,6 +103,7 @@ class MongoAccountStore:
         """Forget what was cached, because accounts have changed."""
         self._account_cache.clear()
         self._owner_cache.clear()
+        self._v1_connections.forget_connections()
 
     @operation
     async def grant(self, did: str) -> Account:
@@ -107,7 +118,7 @@ class MongoAccountStore:
                 return _parse_account(found[0])
             times = {"created_at": now, "seen_at": now, "fresh": True}
             account = {"did": did, **times, "draft03": False, "recipients": 0, "places": 0}
-            t.write_at_end(ACCOUNTS.insert([account]))
+            t.write_at_end(ACCOUNTS.insert([account]), build_granted_updates([did]))
             return _parse_account(account)
 
         return await self._client.transact("grant", grant)
@@ -141,7 +152,13 @@ class MongoAccountStore:
                 return False
             renaming = ACCOUNTS.update({"_id": found[0]["_id"]}, {"$set": {"did": new}})
             moved = RECIPIENTS.update({"account": found[0]["_id"]}, {"$inc": {"moves": 1}}, multi=True)
-            t.write_at_end(renaming, moved, RETIRED_DIDS.insert([{"_id": prior}]))
+            t.write_at_end(
+                renaming,
+                moved,
+                RETIRED_DIDS.insert([{"_id": prior}]),
+                V1_CONNECTIONS.delete({"_id": prior}),
+                build_granted_updates([new]),
+            )
             return True
 
         try:
@@ -170,7 +187,7 @@ class MongoAccountStore:
         with self._client.operate("account_usage") as run:
             stats = [
                 await run.command(MongoCommand({"collStats": one.name}), low_latency=True)
-                for one in (ACCOUNTS, RECIPIENTS, RETIRED_DIDS, LONG_FORM_DIDS, schema.REGISTRATIONS)
+                for one in (ACCOUNTS, RECIPIENTS, RETIRED_DIDS, LONG_FORM_DIDS, schema.REGISTRATIONS, V1_CONNECTIONS)
             ]
             return AccountUsage(stats[0]["count"], sum([one["size"] for one in stats]))
 
@@ -313,12 +330,13 @@ async def _expire_account(t: Transaction, did: str, reason: ExpiryReason, before
 
 
 def build_account_deletes(id: ObjectId, did: str) -> list[MongoCommand]:
-    """Build the writes that delete an account with its recipient DIDs and devices."""
+    """Build the writes that delete an account with its recipient DIDs, devices and connection."""
     return [
         *RECIPIENTS.delete({"account": id}),
         *schema.DEVICES.delete({"owner": id}),
         *schema.WAKEUPS.delete({"_id": id}),
         *LONG_FORM_DIDS.delete({"_id": did}),
+        *V1_CONNECTIONS.delete({"_id": did}),
         *ACCOUNTS.delete({"_id": id}),
     ]
 

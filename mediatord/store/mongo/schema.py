@@ -132,6 +132,16 @@ DEVICES = Collection(
 # last poll and the last wake-up; `claimed`, `until`, the time and the end of a claim, and its `token`, if there is
 # one; `changed`.
 WAKEUPS = Collection("wakeups", {"wakeup_change": _index("changed", expireAfterSeconds=90 * 86_400)})
+# `_id` is the key of the wallet, which is the DID of its account. The other fields of V1Connection; `pending_since`,
+# the time of its creation, while it has no account.
+V1_CONNECTIONS = Collection(
+    "v1_connections",
+    {
+        "v1_connection_key": _index("own_key", unique=True),
+        # Covers its count.
+        "v1_connection_pending": _index("pending_since", partial="pending_since"),
+    },
+)
 # `_id` is that of a message or pending event that was handed out by pickup. `until`, when the record expires.
 PICKUPS = Collection("pickups", {"pickup_end": _index("until", expireAfterSeconds=60)})
 
@@ -205,6 +215,7 @@ ALL_COLLECTIONS = (
     *(STORED_EVENTS, PUBLIC_EVENTS, STORED_PAYLOADS, PUBLIC_PAYLOADS),
     *(NODES, PRESENCE, LEASES, QUOTAS, PICKUPS),
     *(DEVICES, WAKEUPS),
+    V1_CONNECTIONS,
 )
 
 
@@ -292,9 +303,13 @@ async def _change_nothing(run: Operation) -> None:
     """New collections are created anyway."""
 
 
-# From version 1, which the collections define, onwards. Version 2 added DEVICES and WAKEUPS, which nodes of version 1
-# do not read; only they leave behind what an account that they remove has there.
-MIGRATIONS: tuple[MongoMigration, ...] = (MongoMigration(_change_nothing, readable_from=1),)
+# From version 1, which the collections define, onwards. Version 2 added DEVICES and WAKEUPS, and version 3
+# V1_CONNECTIONS; nodes of a version before do not read these, and leave behind what an account that they remove has
+# there.
+MIGRATIONS: tuple[MongoMigration, ...] = (
+    MongoMigration(_change_nothing, readable_from=1),
+    MongoMigration(_change_nothing, readable_from=1),
+)
 
 
 @dataclass(frozen=True, slots=True)

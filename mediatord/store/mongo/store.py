@@ -30,6 +30,7 @@ from mediatord.store.interfaces.messages import (
     filter_valid_ids,
 )
 from mediatord.store.interfaces.store import BatchLimits, IStore, StoreFault, StoreUnusable
+from mediatord.store.interfaces.v1_connections import IV1ConnectionStore
 from mediatord.store.mongo import ledger
 from mediatord.store.mongo.accounts import MessageDIDFinder, MongoAccountStore
 from mediatord.store.mongo.administration import MongoStoreAdministration
@@ -119,6 +120,7 @@ class MongoStore(MongoAccountStore, MongoQueueReader, MongoQueueStatistics):
         )
         self.decentrl: IDecentrlStore = self._decentrl
         self.devices: IDeviceStore = MongoDeviceStore(client, clock, self._clocks, self.space_limit)
+        self.v1_connections: IV1ConnectionStore = self._v1_connections
         self.cluster: IClusterStore = MongoClusterStore(client, self._clocks)
         self.administration: IStoreAdministration = MongoStoreAdministration(client, self.forget_accounts)
 

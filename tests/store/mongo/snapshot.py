@@ -27,6 +27,7 @@ from mediatord.store.interfaces.decentrl import (
 from mediatord.store.interfaces.devices import DEVICE_ID_BYTES, Device
 from mediatord.store.interfaces.messages import Payload, QueueLimits
 from mediatord.store.interfaces.store import ignore_observation
+from mediatord.store.interfaces.v1_connections import V1Connection
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.uri import parse_mongo_uri
 from mediatord.store.mongo.store import MongoStore
@@ -35,10 +36,23 @@ from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX
 
 VECTORS = Path(__file__).parents[2] / "vectors"
 # Schema versions with a snapshot; the last is the current one.
-RECORDED = (1, 2)
+RECORDED = (1, 2, 3)
 WALLET, PEER = "did:example:wallet", "did:example:peer"
 FAR_FUTURE = 4_102_444_800.0
 DEVICE = Device(b"device".ljust(DEVICE_ID_BYTES), "web_push", b"sealed", FAR_FUTURE)
+
+CONNECTION = V1Connection(
+    "did:key:z6MkWallet",
+    "did:key:z6MkOwn",
+    "request",
+    "invitation",
+    "didexchange/1.1",
+    "did:peer:4zQm",
+    "https://wallet.example/",
+    ("did:key:z6MkRouting",),
+    has_base58_keys=True,
+    implicit_pickup="raw",
+)
 
 
 async def fill(store: MongoStore) -> None:
@@ -59,6 +73,7 @@ async def fill(store: MongoStore) -> None:
     await _fill_decentrl(store.decentrl)
     await store.devices.set_device(ALICE, DEVICE, 1)
     await store.devices.record_polls({ALICE: 0.0})
+    await store.v1_connections.put_connection(CONNECTION, max_pending=1)
 
 
 async def _fill_decentrl(decentrl: IDecentrlStore) -> None:

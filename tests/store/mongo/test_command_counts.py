@@ -9,6 +9,7 @@ from typing import Any
 from twisted.internet.defer import Deferred, gatherResults
 
 from mediatord.store.interfaces.devices import Device, FinishedWakeup, WakeupPolicy, WakeupRequest
+from mediatord.store.interfaces.v1_connections import V1Connection
 from mediatord.store.mongo.driver.collection import MongoCommand
 from mediatord.store.mongo.driver.connection_pool import PrimaryConnectionPool
 from mediatord.store.mongo.store import MongoStore
@@ -123,3 +124,29 @@ class CommandCountTests(MongoTestCase):
             await self.assert_costs(2, [devices.record_polls(dict.fromkeys(some, 0.0))], find=1, update=1)
         costs = {"find": 2, "aggregate": 1, "abortTransaction": 1}
         await self.assert_costs(3, [devices.find_owed_wakeups("", TOGETHER, policy)], **costs)
+
+    async def test_v1_connections(self) -> None:
+        """Connections that are looked up together take one read; those that were found lately none."""
+        store = await self.prepare()
+        connections = store.v1_connections
+        keys = [f"did:key:z6MkOwn{number}" for number in range(TOGETHER)]
+        new = [V1Connection(f"did:key:z6Mk{number}", key, "r", "i", "p") for number, key in enumerate(keys)]
+        costs = {"find": 2, "aggregate": 1, "insert": 1, "delete": 1, "update": 1, "commitTransaction": 1}
+        await self.assert_costs(4, [connections.put_connection(new[0], max_pending=TOGETHER)], **costs)
+        for one in new[1:]:
+            await connections.put_connection(one, max_pending=TOGETHER)
+        self.commands.clear()
+        self.round_trips = 0
+        await self.assert_costs(1, [connections.find_connection(key) for key in keys], find=1)
+        await self.assert_costs(0, [connections.find_connection(key) for key in keys])
+
+    async def test_grant(self) -> None:
+        """A grant takes three round trips, with or without a connection of DIDComm v1."""
+        store = await self.prepare()
+        connection = V1Connection("did:key:z6Mk", "did:key:z6MkOwn", "r", "i", "p")
+        await store.v1_connections.put_connection(connection, max_pending=1)
+        self.commands.clear()
+        self.round_trips = 0
+        costs = {"find": 2, "insert": 1, "update": 1, "commitTransaction": 1}
+        for did in (connection.account, "did:example:new"):
+            await self.assert_costs(3, [store.grant(did)], **costs)

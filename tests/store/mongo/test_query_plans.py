@@ -8,8 +8,10 @@ from typing import Any
 
 from twisted.internet.defer import Deferred, gatherResults
 
+from mediatord.errors import RegistrationCapacityExceeded
 from mediatord.store.interfaces.devices import Device, FinishedWakeup, WakeupPolicy, WakeupRequest
 from mediatord.store.interfaces.messages import AgeBucket, ArrivalWindow, EnqueueRequest, new_stored_message_id
+from mediatord.store.interfaces.v1_connections import V1Connection
 from mediatord.store.mongo import ledger, message_queues, queue_statistics
 from tests.store.builders import ALICE, HOUR, NOON, ImmediateClock, make_payload
 from tests.store.mongo.mongo_test_case import MongoTestCase, run_coroutine
@@ -21,6 +23,10 @@ QUEUED_MESSAGES = 30
 KEYS, DOCUMENTS = 12, 10
 
 Ask = Callable[[], Deferred[Any]]
+
+
+def make_connection(number: int) -> V1Connection:
+    return V1Connection(f"did:key:z6MkWallet{number:02}", f"did:key:z6MkOwn{number:02}", "r", "i", "didexchange/1.1")
 
 
 def make_did(number: int) -> str:
@@ -323,3 +329,27 @@ class PlanTests(MongoTestCase):
         self.assertEqual(returned, [1], "of the two queues of the account")
         self.clock.advance(2)
         await self.assert_examined(4, 4, expire=lambda: devices.expire_devices(1))
+
+    async def test_v1_connections(self) -> None:
+        """What concerns one connection reads only that; they are counted by keys, and pending ones no further."""
+        connections = self.store.v1_connections
+        for number in range(QUEUED_MESSAGES):
+            await connections.put_connection(make_connection(number), max_pending=QUEUED_MESSAGES)
+        for number in range(QUEUED_MESSAGES - 10):
+            await self.store.grant(make_connection(number).account)
+        await self.assert_examined(
+            4,
+            4,
+            find=lambda: connections.find_connection(make_connection(1).own_key),
+            get=lambda: connections.get_connection(make_connection(1).account),
+            put=lambda: connections.put_connection(make_connection(1), max_pending=1),
+            scan=lambda: connections.scan_connections("", 2),
+            remove=lambda: connections.remove_connection(make_connection(2).account),
+        )
+        await self.assert_examined(QUEUED_MESSAGES + 12, 0, count=connections.count_connections)
+        new = make_connection(QUEUED_MESSAGES)
+        await self.assert_examined(12, 1, insert=lambda: connections.put_connection(new, max_pending=11))
+        with self.assertRaises(RegistrationCapacityExceeded):
+            await connections.put_connection(make_connection(QUEUED_MESSAGES + 1), max_pending=4)
+        self.clock.advance(2)
+        await self.assert_examined(4, 3, expire=lambda: connections.expire_connections(NOON + 1, 1))

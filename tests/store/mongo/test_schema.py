@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pymongo.errors import OperationFailure
@@ -30,7 +31,7 @@ from tests.store.mongo.mongo_test_case import (
     authenticated_server,
     wait_until,
 )
-from tests.store.mongo.snapshot import DEVICE, FAR_FUTURE, RECORDED, WALLET, restore_snapshot
+from tests.store.mongo.snapshot import CONNECTION, DEVICE, FAR_FUTURE, RECORDED, WALLET, restore_snapshot
 
 THINGS = Collection(
     "things",
@@ -90,7 +91,7 @@ class IndexTests(SchemaTestCase):
         await self.open_store()
         for collection in schema.ALL_COLLECTIONS:
             self.assertEqual(set(self.list_indexes(collection.name)), set(collection.indexes))
-        self.assertEqual(self.read_version(), {"_id": "schema", "version": 2, "readable_from": 1})
+        self.assertEqual(self.read_version(), {"_id": "schema", "version": 3, "readable_from": 1})
 
     async def test_reopening_changes_nothing(self) -> None:
         """Opening it again changes nothing."""
@@ -320,7 +321,7 @@ async def _count_places(run: Operation) -> None:
 
 
 RENAME_MIGRATION = MongoMigration(_name_places, readable_from=1)
-COUNT_MIGRATION = MongoMigration(_count_places, readable_from=3)
+COUNT_MIGRATION = MongoMigration(_count_places, readable_from=4)
 
 
 class UpgradeTests(SchemaTestCase):
@@ -404,7 +405,7 @@ class VersionTests(SchemaTestCase):
             store = await self.open_store(migrations=(RENAME_MIGRATION, COUNT_MIGRATION))
             self.assertEqual(self.list_queued(), ["a"])
             await store.close()
-        self.assertEqual(self.read_version(), {"_id": "schema", "version": 4, "readable_from": 3})
+        self.assertEqual(self.read_version(), {"_id": "schema", "version": 5, "readable_from": 4})
         self.assertEqual([document["place"] for document in self.documents["recipients"].find()], ["here"])
         self.assertEqual(self.documents["counts"].find_one(), {"_id": 1, "n": 1})
 
@@ -420,7 +421,7 @@ class VersionTests(SchemaTestCase):
                 self.assertEqual(await store.find_owner(INBOX), ALICE)
                 await store.acknowledge(ALICE, ["m0", "m1", "m2"])
                 await store.close()
-        self.assertEqual(self.read_version(), {"_id": "schema", "version": 3, "readable_from": 1})
+        self.assertEqual(self.read_version(), {"_id": "schema", "version": 4, "readable_from": 1})
 
     async def test_opens_snapshot_of_every_version(self) -> None:
         """A database of any recorded version is used by the next, with all data."""
@@ -435,22 +436,36 @@ class VersionTests(SchemaTestCase):
                 (decision,) = await store.devices.claim_wakeups([WakeupRequest(ALICE)], WakeupPolicy(1.0, FAR_FUTURE))
                 assert isinstance(decision, float)
                 self.assertGreater(decision, FAR_FUTURE / 2)
+            if version > 2:
+                found = await store.v1_connections.get_connection(CONNECTION.account)
+                assert found is not None
+                self.assertEqual(replace(found, created_at=0.0), CONNECTION)
+                self.assertEqual(await store.v1_connections.count_connections(), (0, 1))
             await store.close()
 
-    async def test_first_version_runs_side_by_side(self) -> None:
-        """Nodes of version 1, which have no devices, use a database of this version, in any order of start."""
-        first = MongoSchema([one for one in schema.ALL_COLLECTIONS if one not in (schema.DEVICES, schema.WAKEUPS)])
-        await self.make_client().open(first.prepare)
-        self.assertEqual(self.read_version()["version"], 1)
+    async def test_former_versions_run_side_by_side(self) -> None:
+        """Nodes of former versions, which do not know all collections, use a database of this one, in any order."""
+        added: list[tuple[Collection, ...]] = [(schema.DEVICES, schema.WAKEUPS), (schema.V1_CONNECTIONS,)]
+        formers = []
+        for number in (1, 2):
+            unknown = [one for some in added[number - 1 :] for one in some]
+            known = [one for one in schema.ALL_COLLECTIONS if one not in unknown]
+            formers.append(MongoSchema(known, schema.MIGRATIONS[: number - 1]))
+        for number, former in enumerate(formers, 1):
+            await self.make_client().open(former.prepare)
+            self.assertEqual(self.read_version()["version"], number)
         store = await self.open_store()
         await store.devices.set_device(ALICE, DEVICE, 1)
-        for _ in range(2):
-            await self.make_client().open(first.prepare)
-            self.assertEqual(self.read_version(), {"_id": "schema", "version": 2, "readable_from": 1})
-            self.assertEqual(set(self.list_indexes("devices")), set(schema.DEVICES.indexes))
+        await store.v1_connections.put_connection(CONNECTION, max_pending=1)
+        for former in formers * 2:
+            await self.make_client().open(former.prepare)
+            self.assertEqual(self.read_version(), {"_id": "schema", "version": 3, "readable_from": 1})
+            for collection in (schema.DEVICES, schema.V1_CONNECTIONS):
+                self.assertEqual(set(self.list_indexes(collection.name)), set(collection.indexes))
             await store.close()
             await store.open()
             self.assertEqual(await store.devices.list_devices(ALICE), [DEVICE])
+            self.assertEqual(await store.v1_connections.count_connections(), (0, 1))
 
     async def assert_snapshot_data(self, store: MongoStore) -> None:
         self.assertEqual([line for line in self.log_lines if "rebuilding" in line], [])
@@ -479,7 +494,7 @@ class VersionTests(SchemaTestCase):
         await newer.close()
         self.documents["messages"].drop_index("message_expiry")
         server: ReplicaSetClient = self.make_client()
-        with self.assertRaisesRegex(StoreUnusable, "its schema version is 4, but this release supports at most 2"):
+        with self.assertRaisesRegex(StoreUnusable, "its schema version is 5, but this release supports at most 3"):
             await self.open_store(server=server)
         self.assertFalse(server.is_available)
         self.assertNotIn("message_expiry", self.list_indexes("messages"))
@@ -491,9 +506,9 @@ class VersionTests(SchemaTestCase):
         with self.servers.failpoint("update", errorCode=8, times=1):
             with self.assertRaises(StoreUnavailable):
                 await self.open_store(migrations=(RENAME_MIGRATION,))
-        self.assertEqual(self.read_version()["version"], 2)
-        await self.open_store(migrations=(RENAME_MIGRATION,))
         self.assertEqual(self.read_version()["version"], 3)
+        await self.open_store(migrations=(RENAME_MIGRATION,))
+        self.assertEqual(self.read_version()["version"], 4)
 
     async def test_migration_may_use_any_command(self) -> None:
         """Migrations may use any command."""
