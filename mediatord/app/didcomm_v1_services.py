@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from mediatord.app.core_services import CoreServices
-from mediatord.app.protocol_services import build_leader_lease, list_own_uris
+from mediatord.cluster.leases import LeaderLease
 from mediatord.config.settings import Config
 from mediatord.didcomm.context import DIDCommContext
 from mediatord.didcomm.dispatcher import DIDCommDispatcher
@@ -33,7 +33,8 @@ class DIDCommV1Services:
     The DIDComm v1 use cases.
 
     :param common: with the others, the use cases of v2.
-    :param endpoints: posts to endpoints of wallets.
+    :param endpoints: posts to endpoints of wallets, except these own URIs.
+    :param lease: of the node that searches for mail that nobody posts; None for a single node.
     :ivar identity: the keys of v1 in use.
     :ivar endpoints: a service, which posts what stayed queued for wallets with an endpoint.
     """
@@ -47,6 +48,8 @@ class DIDCommV1Services:
         router: ForwardRouter,
         dispatcher: DIDCommDispatcher,
         endpoints: EndpointDelivery,
+        own_uris: frozenset[str],
+        lease: LeaderLease | None,
     ) -> None:
         self._core = core
         self._receive_v2 = dispatcher.receive
@@ -66,9 +69,9 @@ class DIDCommV1Services:
             core.reactor,
             core.store,
             context.connections,
-            V1EndpointResolver(context.connections, common.access, list_own_uris(config), new_didcomm_message_id),
+            V1EndpointResolver(context.connections, common.access, own_uris, new_didcomm_message_id),
             endpoints,
-            build_leader_lease(core, config),
+            lease,
             delivers_mail=settings.deliver_to_endpoints,
         )
         forward_router = V1ForwardRouter(context, router, unpacker)
