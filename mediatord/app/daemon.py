@@ -106,6 +106,7 @@ def build_daemon(
         didcomm.due,
         didcomm.lag,
         didcomm.housekeeping,
+        *([] if didcomm.v1 is None else [didcomm.v1.endpoints]),
         *list_push_services(core),
         ShutdownStep("outgoing requests", partial(_stop_outgoing_requests, core, didcomm)),
         *cluster_services,

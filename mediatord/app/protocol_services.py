@@ -42,6 +42,7 @@ class DIDCommServices:
     The DIDComm use cases and their periodic tasks.
 
     :param devices: for push notifications; by default those of the core services.
+    :ivar v1: the use cases of v1; None if it is disabled.
     :ivar receive: serves a message of any version, as :meth:`DIDCommDispatcher.receive`.
     """
 
@@ -148,10 +149,20 @@ class DIDCommServices:
             self.endpoints,
         )
         self.receive = self.dispatcher.receive
+        self.v1: DIDCommV1Services | None = None
         if config.didcomm_v1.enabled:
-            self.receive = DIDCommV1Services(
-                core, config, context, self.live, forward_router, self.dispatcher
-            ).receive
+            self.v1 = DIDCommV1Services(
+                core,
+                config,
+                context,
+                self.live,
+                forward_router,
+                self.dispatcher,
+                self.endpoints,
+                list_own_uris(config),
+                build_leader_lease(core, config),
+            )
+            self.receive = self.v1.receive
         parser = FastForwardParser(identity.agreement_keys)
         self.forward_fast_path = ForwardFastPath(context, core.gate, parser, forward_router, core.sender_fingerprints)
         self.acknowledgement_fast_path = AcknowledgementFastPath(
