@@ -160,7 +160,7 @@ _FORWARDS: tuple[dict[str, Any], ...] = (
     {"to": "did:key:z6MkpTHR8VNsBxYAAWHut2Geadd9jSwuBV8xRoAnwWsdvktH", "msg": _INNER},
     {"to": "did:example:a", "msg": _INNER},
 )
-_UPDATES = [{"recipient_key": "@BASE58@", "action": "remove"}, {"recipient_key": "did:key:z6Mk", "action": "add"}]
+_UPDATES = [{"recipient_key": "@BASE58@", "action": "add"}, {"recipient_key": "did:key:z6Mk", "action": "add"}]
 _NEW_KEY = {"recipient_key": "did:key:z6MkpTHR8VNsBxYAAWHut2Geadd9jSwuBV8xRoAnwWsdvktH", "action": "add"}
 _MESSAGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("coordinate-mediation/1.0/mediate-request", {}),
