@@ -12,6 +12,7 @@ from mediatord.http.client_address import AllowedOrigins, ClientAddressResolver
 from mediatord.http.flow_control import RoundRobinScheduler
 from mediatord.http.resources import HTTPContext, StaticDocuments, report_no_probe
 from mediatord.http.site import MediatorSite, SiteLimits
+from mediatord.identity.invitation import V1Invitation, make_v1_invitation
 from mediatord.probe.readiness import ReadinessMonitor
 from mediatord.runtime.memory_reclaimer import MemoryReclaimer
 from mediatord.workers.supervisor_connection import SupervisorConnection
@@ -34,7 +35,8 @@ def build_site(
     token = core.probe_credentials.token
     addresses = ClientAddressResolver(config.trusted_proxies, token, config.limits.trusted_peers)
     origins = AllowedOrigins(config.websocket_origins)
-    documents = StaticDocuments(core.identity.now.did, core.identity.now.web_document, config.public_url)
+    now = core.identity.now
+    documents = StaticDocuments(now.did, now.web_document, config.public_url, _make_v1_invitation(core, config))
     context = HTTPContext(
         clock=core.reactor,
         receive=didcomm.receive,
@@ -65,7 +67,8 @@ def build_site(
         addresses.set_peer_networks(new.limits.trusted_peers)
         origins.allow(new.websocket_origins)
         site.limit(_get_site_limits(new))
-        documents.set_identity(core.identity.now.did, core.identity.now.web_document)
+        now = core.identity.now
+        documents.set_identity(now.did, now.web_document, _make_v1_invitation(core, config))
 
     core.reloader.follow(follow)
     recorder.metrics.register_buffer("socket_outboxes", site.socket_factory.unsent)
@@ -73,6 +76,13 @@ def build_site(
     recorder.metrics.register_buffer("http_requests", site.read_ahead)
     recorder.metrics.register_buffer("http_answers", lambda: site.unread.held)
     return site
+
+
+def _make_v1_invitation(core: CoreServices, config: Config) -> V1Invitation | None:
+    section = config.didcomm_v1
+    if not section.enabled:
+        return None
+    return make_v1_invitation(config.public_url, core.identity.now.root_secret, section.label)
 
 
 def _get_site_limits(config: Config) -> SiteLimits:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,7 +15,12 @@ from mediatord.cli.console import config_option, group_config_option, json_optio
 from mediatord.config.file import load_config
 from mediatord.config.settings import Config
 from mediatord.identity.encrypted_file import PassphraseSource, check_passphrase, make_passphrase_source
-from mediatord.identity.invitation import build_invitation_url, build_short_invitation_url, render_qr_terminal
+from mediatord.identity.invitation import (
+    build_invitation_url,
+    build_short_invitation_url,
+    make_v1_invitation,
+    render_qr_terminal,
+)
 from mediatord.identity.key_file import (
     KeyGeneration,
     KeySet,
@@ -72,13 +78,23 @@ def did(path: Path, as_json: bool) -> None:
 @config_option
 @json_option
 def invitation(path: Path, as_json: bool) -> None:
-    """Print the invitation: short URL, QR code and long URL."""
+    """
+    Print the invitation: short URL, QR code and long URL.
+
+    With didcomm_v1.enabled, the one for DIDComm v1 follows, with a Connections 1.0 URL for older wallets.
+    """
     config = load_config(path)
     identity = read_identity(config)
     short_url = build_short_invitation_url(config.public_url)
     url = build_invitation_url(config.public_url, identity.did)
-    result = {"short_url": short_url, "url": url, "did": identity.did}
-    print_result(as_json, result, f"{short_url}\n\n{render_qr_terminal(short_url)}\n{url}")
+    result: dict[str, Any] = {"short_url": short_url, "url": url, "did": identity.did}
+    text = f"{short_url}\n\n{render_qr_terminal(short_url)}\n{url}"
+    if config.didcomm_v1.enabled:
+        v1 = make_v1_invitation(config.public_url, identity.root_secret, config.didcomm_v1.label)
+        result["v1"] = {"short_url": v1.short_url, "url": v1.url, "connection_url": v1.connection_url}
+        text += f"\n\nDIDComm v1\n\n{v1.short_url}\n\n{render_qr_terminal(v1.short_url)}\n{v1.url}"
+        text += f"\n\nolder wallets (Connections 1.0)\n\n{v1.connection_url}"
+    print_result(as_json, result, text)
 
 
 def read_identity(config: Config) -> MediatorIdentity:

@@ -246,6 +246,18 @@ _DIDCOMM_SCHEMAS: dict[str, Schema] = {
         "https://didcomm.org/out-of-band/2.0/invitation",
         **{"from": str},
     ),
+    "V1Invitation": _open_object(
+        "An out-of-band 1.1 invitation to connect with DIDComm v1.",
+        **{
+            "@type": {"https://didcomm.org/out-of-band/1.1/invitation"},
+            "@id": str,
+            "label": str,
+            "goal_code": str,
+            "accept": [str],
+            "handshake_protocols": [str],
+            "services": _OBJECTS,
+        },
+    ),
 }
 
 
@@ -339,14 +351,17 @@ def _list_operations() -> Iterable[tuple[str, str, str, str, Responses, str, dic
     fault = {500: ("Internal error.", trouble)}
     foreign, no_upgrade = "Origin not allowed.", "WebSocket upgrade required."
 
-    in_browser = {_JSON_TYPE: build_any_of(["DIDDocument", "Invitation"]), _HTML_TYPE: str}
+    in_browser = {_JSON_TYPE: build_any_of(["DIDDocument", "Invitation", "V1Invitation"]), _HTML_TYPE: str}
     root: Responses = {
         101: ("With `Upgrade: websocket`, the same WebSocket as at `/ws`.", {}),
         200: ("The document.", in_browser),
         429: refused[429],
         503: refused[503],
     }
-    about_root = "With `_oob`, as in the URL of an invitation, returns the same as `/invitation`."
+    about_root = (
+        "With `_oob`, as in the URL of an invitation, returns the same as `/invitation`; with `oob` or `c_i`, unless "
+        "DIDComm v1 is disabled, the same as `/invitation/v1`."
+    )
     oob = {"parameters": [_describe_parameter("_oob", build_schema(str))]}
     yield "/", "get", "Mediator", "The mediator's DID document", root, about_root, oob
 
@@ -390,6 +405,10 @@ def _list_operations() -> Iterable[tuple[str, str, str, str, Responses, str, dic
     about = "JSON, or an HTML page with a QR code, by the Accept header."
     invitation = {200: (about, {_JSON_TYPE: build_ref("Invitation"), _HTML_TYPE: str})}
     yield "/invitation", "get", "Mediator", "An out-of-band 2.0 invitation", invitation, "", oob
+    v1 = {200: (about, {_JSON_TYPE: build_ref("V1Invitation"), _HTML_TYPE: str})}
+    about = "Not found if DIDComm v1 is disabled."
+    in_url = {"parameters": [_describe_parameter(name, build_schema(str)) for name in ("oob", "c_i")]}
+    yield "/invitation/v1", "get", "Mediator", "An out-of-band 1.1 invitation, for DIDComm v1", v1, about, in_url
     found = {**invitation, 404: ("`_oobid` is not the id of the invitation.", trouble)}
     oob_id = {"parameters": [_describe_parameter("_oobid", build_schema(str))]}
     yield "/oob", "get", "Mediator", "The invitation by its short URL", found, "", oob_id

@@ -39,6 +39,7 @@ from mediatord.http.responses import (
 )
 from mediatord.http.websocket import DecentrlSocketHandler
 from mediatord.identity.invitation import (
+    V1Invitation,
     build_invitation,
     build_invitation_url,
     derive_invitation_id,
@@ -48,6 +49,7 @@ from mediatord.observability.event_recorder import EventRecorder, ProtocolName
 from mediatord.observability.metrics import CONTENT_TYPE
 from mediatord.probe.readiness import ReadinessCheck, ReadinessVerdict
 from mediatord.protocol import encoding
+from mediatord.protocol.didcomm_v1.out_of_band import CONNECTION_PARAMETER, OOB_PARAMETER
 from mediatord.ratelimit.admission import RequestReply
 from mediatord.runtime.memory_reclaimer import MemoryReclaimer
 
@@ -58,25 +60,32 @@ _UNKNOWN_INVITATION_RESPONSE = HTTPResponse(
 )
 
 
+_V1_PARAMETERS = frozenset({OOB_PARAMETER.encode("ascii"), CONNECTION_PARAMETER.encode("ascii")})
+
+
 class StaticDocuments:
     """
     Public documents.
 
+    :param v1: the invitation of DIDComm v1; None if that is not served.
     :ivar did: `/did`: the did:peer:2 as text.
     :ivar did_document: `/.well-known/did.json`: the document of the did:web.
     :ivar openapi: `/openapi.json`.
     :ivar invitation_url: `/invitationOOB`: the invitation's URL as text.
     """
 
-    def __init__(self, did: str, web_document: Mapping[str, Any], public_url: str) -> None:
+    def __init__(
+        self, did: str, web_document: Mapping[str, Any], public_url: str, v1: V1Invitation | None = None
+    ) -> None:
         self._public_url = public_url
         self._invitation_id = derive_invitation_id(public_url).encode("ascii")
         self.openapi = HTTPResponse(200, OPENAPI_JSON, JSON_CONTENT_TYPE)
-        self.set_identity(did, web_document)
+        self.set_identity(did, web_document, v1)
 
-    def set_identity(self, did: str, web_document: Mapping[str, Any]) -> None:
-        """Replace the mediator's did:peer:2, and the DID document of its did:web."""
+    def set_identity(self, did: str, web_document: Mapping[str, Any], v1: V1Invitation | None = None) -> None:
+        """Replace the mediator's did:peer:2, the DID document of its did:web, and the invitation of DIDComm v1."""
         self._did = did
+        self._v1 = v1
         self.__dict__.pop("_invitation_page", None)
         url = build_invitation_url(self._public_url, did)
         self.did = HTTPResponse(200, did.encode("ascii"), _TEXT_TYPE)
@@ -86,11 +95,18 @@ class StaticDocuments:
         self._invitation = HTTPResponse(
             200, encoding.dumps(build_invitation(self._public_url, did)), JSON_CONTENT_TYPE, (vary,)
         )
+        if v1 is not None:
+            self._v1_invitation = HTTPResponse(200, encoding.dumps(v1.message), JSON_CONTENT_TYPE, (vary,))
+
+    @property
+    def has_v1(self) -> bool:
+        """Whether there is an invitation of DIDComm v1."""
+        return self._v1 is not None
 
     @cached_property
     def _invitation_page(self) -> HTTPResponse:
         """Rendered on first use: the QR code takes longer than the rest of the start."""
-        page = render_invitation_page(self._public_url, self._did)
+        page = render_invitation_page(self._public_url, self._did, self._v1)
         headers = (
             *self._invitation.headers,
             (b"Content-Security-Policy", page.security_policy.encode("ascii")),
@@ -101,9 +117,11 @@ class StaticDocuments:
 
     def get_invitation(self, request: Request) -> HTTPResponse:
         """`/invitation`: HTML if the Accept header names it before JSON, else JSON."""
-        accept = (request.getHeader(b"accept") or b"").lower()
-        html, json = accept.find(b"text/html"), accept.find(b"json")
-        return self._invitation_page if html >= 0 and (json < 0 or html < json) else self._invitation
+        return self._invitation_page if _prefers_html(request) else self._invitation
+
+    def get_v1_invitation(self, request: Request) -> HTTPResponse:
+        """`/invitation/v1`: likewise, with the JSON of the invitation of DIDComm v1, which there is."""
+        return self._invitation_page if _prefers_html(request) else self._v1_invitation
 
     def get_short_invitation(self, request: Request) -> HTTPResponse:
         """`/oob`: what `/invitation` has, if `_oobid` is the id of the invitation; else 404."""
@@ -112,8 +130,17 @@ class StaticDocuments:
         return self.get_invitation(request)
 
     def get_root(self, request: Request) -> HTTPResponse:
-        """`/`: the DID document; with `?_oob=` the invitation, opened in a browser."""
-        return self.get_invitation(request) if b"_oob" in (request.args or {}) else self.did_document
+        """`/`: the DID document; with `?_oob=` the invitation, opened in a browser; likewise of DIDComm v1."""
+        args = request.args or {}
+        if b"_oob" in args:
+            return self.get_invitation(request)
+        return self.get_v1_invitation(request) if self.has_v1 and _V1_PARAMETERS & args.keys() else self.did_document
+
+
+def _prefers_html(request: Request) -> bool:
+    accept = (request.getHeader(b"accept") or b"").lower()
+    html, json = accept.find(b"text/html"), accept.find(b"json")
+    return html >= 0 and (json < 0 or html < json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,10 +337,18 @@ class _PathPrefixResource(Resource):
         return request.respond(_PREFLIGHT_RESPONSE if is_preflight else _NOT_FOUND_RESPONSES["decentrl"])
 
 
-class RootResource(PathResource):
-    """`/`: the DID document by GET, both protocols by POST, a socket by upgrade; the root of the tree."""
+class _ParentPathResource(PathResource):
+    """A path below which there are others."""
 
     isLeaf = False
+
+    def getChild(self, path: bytes, request: Request) -> IResource:
+        """The path itself, or 404."""
+        return self if path == b"" and not request.postpath else _PathPrefixResource()
+
+
+class RootResource(_ParentPathResource):
+    """`/`: the DID document by GET, both protocols by POST, a socket by upgrade; the root of the tree."""
 
     def __init__(self, context: HTTPContext) -> None:
         documents = context.documents
@@ -329,13 +364,16 @@ class RootResource(PathResource):
             (self, b"did", lambda request: documents.did),
             (self, b"did.json", lambda request: documents.did_document),
             (well_known, b"did.json", lambda request: documents.did_document),
-            (self, b"invitation", documents.get_invitation),
             (self, b"oob", documents.get_short_invitation),
             (self, b"invitationOOB", lambda request: documents.invitation_url),
             (self, b"openapi.json", lambda request: documents.openapi),
         ):
             parent.putChild(name, PathResource(context, document))
         self.putChild(b".well-known", well_known)
+        invitation = _ParentPathResource(context, documents.get_invitation)
+        if documents.has_v1:
+            invitation.putChild(b"v1", PathResource(context, documents.get_v1_invitation))
+        self.putChild(b"invitation", invitation)
         didcomm = PathResource(context, post="didcomm", protocol="didcomm", has_sockets=True)
         self.putChild(b"didcomm", didcomm)
         self.putChild(b"ws", PathResource(context, lambda request: _UPGRADE_REQUIRED_RESPONSE, has_sockets=True))
@@ -343,10 +381,6 @@ class RootResource(PathResource):
         for name, handler in ((b"health", self._get_health), (b"ready", self._get_readiness)):
             self.putChild(name, PathResource(context, handler, answer_protocol="didcomm"))
         self.putChild(b"metrics", PathResource(context, self._get_metrics, answer_protocol="didcomm"))
-
-    def getChild(self, path: bytes, request: Request) -> IResource:
-        """The root itself, or 404."""
-        return self if path == b"" and not request.postpath else _PathPrefixResource()
 
     def _get_public_channel(self, request: MediatorRequest) -> Awaitable[RequestReply]:
         """`/public/:did`: published events; the DID is plain, with slashes, or percent-encoded (reference 10.3)."""

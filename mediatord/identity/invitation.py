@@ -1,12 +1,14 @@
 """
-Out-of-band 2.0 invitation to request mediation: message, URLs, QR code and web page (reference 7.4).
+Invitations to request mediation: messages, URLs, QR codes and their web page (reference 7.4).
 
-It depends only on the mediator's DID and public URL, so a printed invitation stays valid. The short URL and its QR
-code depend on the public URL alone, and lead to the current DID after a key rotation.
+The one of DIDComm v2 (Out-of-Band 2.0) depends only on the mediator's DID and public URL, so a printed invitation
+stays valid. Its short URL and QR code depend on the public URL alone, and lead to the current DID after a key
+rotation. The one of DIDComm v1 stays the same after a key rotation, in all its forms.
 """
 
 from __future__ import annotations
 
+import re
 import uuid
 from base64 import b64encode
 from dataclasses import dataclass
@@ -21,7 +23,10 @@ from urllib.parse import urlsplit
 
 import segno
 
+from mediatord.identity.mediator_identity import list_services
+from mediatord.identity.v1_identity import V1Identity
 from mediatord.protocol import encoding
+from mediatord.protocol.didcomm_v1 import out_of_band
 
 _INVITATION_TYPE = "https://didcomm.org/out-of-band/2.0/invitation"
 
@@ -37,6 +42,46 @@ class InvitationPage:
 
     body: bytes
     security_policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class V1Invitation:
+    """
+    The invitation of DIDComm v1.
+
+    :param message: Out-of-Band 1.1.
+    :param url: contains the message; wallets that are started offline need this one.
+    :param short_url: leads to the message, which wallets scan as a QR code and browsers open.
+    :param app_url: contains the message, with the scheme that wallets register on their device.
+    :param connection_url: contains the Connections 1.0 invitation, for older wallets.
+    """
+
+    message: dict[str, Any]
+    url: str
+    short_url: str
+    app_url: str
+    connection_url: str
+
+
+def make_v1_invitation(public_url: str, root_secret: bytes, label: str) -> V1Invitation:
+    """
+    The invitation of DIDComm v1.
+
+    :param root_secret: as of :class:`~mediatord.identity.v1_identity.V1Identity`.
+    :param label: name of the mediator, for humans.
+    """
+    (_, endpoint), _ = list_services(public_url)
+    key = V1Identity(root_secret).invitation_key.did_key
+    message = out_of_band.build_invitation(public_url, endpoint, key, label)
+    connection = out_of_band.build_connection_invitation(public_url, endpoint, key, label)
+    address = f"{public_url}/invitation/v1"
+    return V1Invitation(
+        message,
+        out_of_band.build_url(address, out_of_band.OOB_PARAMETER, message),
+        address,
+        out_of_band.build_url("didcomm://", out_of_band.OOB_PARAMETER, message),
+        out_of_band.build_url(address, out_of_band.CONNECTION_PARAMETER, connection),
+    )
 
 
 def derive_invitation_id(public_url: str) -> str:
@@ -82,11 +127,25 @@ def render_qr_svg(text: str) -> str:
     return code.svg_inline(omitsize=True, light="#fff", svgclass=None, lineclass=None)
 
 
-def render_invitation_page(public_url: str, did: str) -> InvitationPage:
-    """Web page with explanation, button, QR code, link and DID. It contains no script and loads nothing."""
-    template = _load_invitation_template()
+def render_invitation_page(public_url: str, did: str, v1: V1Invitation | None = None) -> InvitationPage:
+    """
+    Web page with explanation, button, QR code, link and DID. It contains no script and loads nothing.
+
+    :param v1: the invitation of DIDComm v1; None if that is not served.
+    """
+    template = _load_invitation_template(v1 is not None)
     short_url = build_short_invitation_url(public_url)
+    v1_texts = {}
+    if v1 is not None:
+        v1_texts = {
+            "v1_qr": render_qr_svg(v1.short_url),
+            "v1_short_url": escape(v1.short_url),
+            "v1_url": escape(v1.url),
+            "v1_app": escape(v1.app_url),
+            "v1_connection_url": escape(v1.connection_url),
+        }
     body = template.substitute(
+        v1_texts,
         qr=render_qr_svg(short_url),
         short_url=escape(short_url),
         url=escape(build_invitation_url(public_url, did)),
@@ -108,6 +167,11 @@ def _build_oob_query(public_url: str, did: str) -> str:
     return f"_oob={encoding.encode_base64url(encoding.dumps(build_invitation(public_url, did)))}"
 
 
+# What is between these stands in the page only if DIDComm v1 is served, or only if it is not.
+_V1_PART = re.compile(r"<!-- v1 -->\n(.*?)(?:<!-- only v2 -->\n(.*?))?<!-- end -->\n", re.DOTALL)
+
+
 @cache
-def _load_invitation_template() -> Template:
-    return Template(files("mediatord.identity").joinpath("invitation.html").read_text("utf-8"))
+def _load_invitation_template(has_v1: bool) -> Template:
+    text = files("mediatord.identity").joinpath("invitation.html").read_text("utf-8")
+    return Template(_V1_PART.sub(lambda match: (match[1] if has_v1 else match[2]) or "", text))

@@ -195,7 +195,7 @@ class MediatorIdentity:
                 "type": "DIDCommMessaging",
                 "serviceEndpoint": {"uri": uri, "accept": _ACCEPTED_PROFILES},
             }
-            for name, uri in _list_services(public_url)
+            for name, uri in list_services(public_url)
         ]
         return {**document, "alsoKnownAs": [self.did, *self.former_peer_dids]}
 
@@ -280,7 +280,7 @@ def _list_spellings(methods: list[VerificationMethod]) -> Iterator[tuple[str, Pu
             yield beginning, key
 
 
-def _list_services(public_url: str) -> tuple[tuple[str, str], tuple[str, str]]:
+def list_services(public_url: str) -> tuple[tuple[str, str], tuple[str, str]]:
     """Fragment and URI of both endpoints, HTTP first: some wallets read only one (reference section 9)."""
     web_socket = "ws" + public_url.removeprefix("http")
     return ("didcomm", f"{public_url}/didcomm"), ("didcomm-ws", f"{web_socket}/didcomm")
@@ -313,7 +313,7 @@ def _make_peer_dids(generations: Iterable[KeyGeneration], public_url: str) -> li
 
 def make_mediator_peer_did(agreement: PublicKey, signing: PublicKey, public_url: str) -> str:
     """The did:peer:2 of an X25519 and an Ed25519 key at a public URL."""
-    services = [{"t": "dm", "s": {"uri": uri, "a": _ACCEPTED_PROFILES}} for _, uri in _list_services(public_url)]
+    services = [{"t": "dm", "s": {"uri": uri, "a": _ACCEPTED_PROFILES}} for _, uri in list_services(public_url)]
     return make_did_peer_2([("E", agreement), ("V", signing)], services)
 
 

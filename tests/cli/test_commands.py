@@ -23,7 +23,14 @@ from mediatord import __version__
 from mediatord.cli import init
 from mediatord.cli.commands import _COMMANDS, cli, main
 from mediatord.config.file import load_config
-from mediatord.identity.invitation import build_invitation_url, build_short_invitation_url
+from mediatord.identity.invitation import (
+    build_invitation_url,
+    build_short_invitation_url,
+    make_v1_invitation,
+    render_qr_terminal,
+)
+from mediatord.identity.key_file import load_keys
+from mediatord.identity.mediator_identity import MediatorIdentity
 from mediatord.observability.systemd import get_watchdog_interval, notify_systemd
 
 
@@ -310,6 +317,7 @@ def test_did_and_invitation_print_json(config_path: Path, capsys: Capture) -> No
     assert dids["web_did"] == "did:web:127.0.0.1%3A8080"
     assert call("invitation", "--config", str(config_path), "--json") == 0
     found = json.loads(capsys.readouterr().out)
+    assert found.pop("v1")["short_url"] == "http://127.0.0.1:8080/invitation/v1"
     assert found == {
         "short_url": build_short_invitation_url("http://127.0.0.1:8080"),
         "url": build_invitation_url("http://127.0.0.1:8080", dids["did"]),
@@ -321,11 +329,28 @@ def test_invitation_prints_urls_and_qr_code(config_path: Path, capsys: Capture) 
     assert call("did", "--config", str(config_path)) == 0
     did = capsys.readouterr().out.splitlines()[0]
     assert call("invitation", "--config", str(config_path)) == 0
-    short_url, blank, *code, second_blank, url = capsys.readouterr().out.splitlines()
+    v2, v1 = capsys.readouterr().out.split("\n\nDIDComm v1\n\n")
+    short_url, blank, *code, second_blank, url = v2.splitlines()
     assert short_url == build_short_invitation_url("http://127.0.0.1:8080")
     assert url == build_invitation_url("http://127.0.0.1:8080", did)
     assert (blank, second_blank) == ("", "")
     assert 10 < len(code) <= 25
+    identity = MediatorIdentity(load_keys(config_path.parent / "keys.jwks"), "http://127.0.0.1:8080")
+    expected = make_v1_invitation("http://127.0.0.1:8080", identity.root_secret, "mediatord")
+    short_url, *code, blank, url, _, _, _, connection_url = v1.splitlines()
+    assert (short_url, url, connection_url) == (expected.short_url, expected.url, expected.connection_url)
+    assert "\n".join(code) + "\n" == "\n" + render_qr_terminal(short_url)
+
+
+def test_invitation_without_v1(config_path: Path, capsys: Capture) -> None:
+    configured = config_path.read_text()
+    section = configured.index("\ndidcomm_v1:")
+    config_path.write_text(configured[:section] + configured[section:].replace("enabled: true", "enabled: false", 1))
+    assert call("invitation", "--config", str(config_path)) == 0
+    text = capsys.readouterr().out
+    assert "DIDComm v1" not in text and "invitation/v1" not in text
+    assert call("invitation", "--config", str(config_path), "--json") == 0
+    assert json.loads(capsys.readouterr().out).keys() == {"short_url", "url", "did"}
 
 
 @contextmanager

@@ -424,6 +424,22 @@ class PageTests(HTTPTestCase):
             response = self.get(unknown, Accept="text/html")
             self.assertEqual((response.status, response.json["detail"]), (404, "unknown or missing _oobid"))
 
+    def test_v1_invitation(self) -> None:
+        """`/invitation/v1` has the invitation of DIDComm v1, or by Accept the page; so has the root with its URL."""
+        invitation = self.get("/invitation/v1")
+        self.assertEqual((invitation.status, invitation.headers["content-type"]), (200, "application/json"))
+        self.assertEqual(invitation.json["@type"], "https://didcomm.org/out-of-band/1.1/invitation")
+        self.assertEqual(invitation.json["services"][0]["serviceEndpoint"], "https://mediator.example/didcomm")
+        page = self.get("/invitation", Accept="text/html")
+        self.assertIn(b"https://mediator.example/invitation/v1", page.body)
+        paths = ("/invitation/v1", "/invitation/v1/", "/invitation/v1?oob=e30", "/?oob=e30", "/?c_i=e30")
+        for path in paths:
+            self.assertEqual(self.get(path, Accept="text/html,*/*;q=0.8").body, page.body)
+            self.assertEqual(self.get(path, Accept="application/json").body, invitation.body)
+        self.assertEqual(self.get("/invitation/").json["type"], "https://didcomm.org/out-of-band/2.0/invitation")
+        for path in ("/invitation/v1/x", "/invitation/v2", "/invitation//v1"):
+            self.assertEqual(self.get(path).status, 404)
+
     def test_head_of_short_invitation_url(self) -> None:
         """HEAD has status and headers of GET, and no body."""
         url = f"/oob?_oobid={self.get('/invitation').json['id']}"
@@ -572,6 +588,22 @@ class PageTests(HTTPTestCase):
             self.assertIn("date", response.headers)
             self.assertNotIn("set-cookie", response.headers)
             self.assertNotIn(b"<script>", response.body)
+
+
+class PagesWithoutV1Tests(HTTPTestCase):
+    settings: ClassVar[dict[str, Any]] = {
+        "public_url": "https://mediator.example",
+        "didcomm_v1": {"enabled": False},
+    }
+
+    def test_no_v1_invitation(self) -> None:
+        """Without DIDComm v1, nothing is said of it: no path, no parameter, no part of the page."""
+        self.assertEqual(self.get("/invitation/v1").status, 404)
+        for path in ("/?oob=e30", "/?c_i=e30"):
+            self.assertEqual(self.get(path, Accept="text/html").json["id"], "did:web:mediator.example")
+        page = self.get("/invitation", Accept="text/html")
+        self.assertEqual(page.status, 200)
+        self.assertNotIn(b"invitation/v1", page.body)
 
 
 class MetricsTests(HTTPTestCase):

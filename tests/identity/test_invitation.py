@@ -9,13 +9,16 @@ from hashlib import sha256
 from html.parser import HTMLParser
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
 import segno
 
 from mediatord.identity.invitation import (
+    V1Invitation,
     build_invitation,
     build_invitation_url,
     build_short_invitation_url,
     build_wallet_url,
+    make_v1_invitation,
     render_invitation_page,
     render_qr_svg,
     render_qr_terminal,
@@ -157,9 +160,47 @@ def test_page_content() -> None:
     assert "$" not in page.text
 
 
-def test_page_is_self_contained() -> None:
+def test_v1_urls() -> None:
+    """They contain the message, or lead to it; they depend on nothing that a key rotation changes."""
+    v1 = make_v1_invitation(URL, b"\1" * 32, "A label")
+    assert v1.short_url == "https://m.example/invitation/v1"
+    for url, parameter in ((v1.url, "oob"), (v1.connection_url, "c_i"), (v1.app_url, "oob")):
+        (encoded,) = parse_qs(urlsplit(url).query, strict_parsing=True)[parameter]
+        message = encoding.loads_object(encoding.decode_base64url(encoded))
+        assert (message["@id"], message["label"]) == (v1.message["@id"], "A label")
+        assert (message == v1.message) == (parameter == "oob")
+    assert urlsplit(v1.url).path == urlsplit(v1.connection_url).path == "/invitation/v1"
+    assert urlsplit(v1.app_url).scheme == "didcomm"
+    other = make_v1_invitation(URL, b"\2" * 32, "A label")
+    assert (other.message["@id"], other.message == v1.message) == (v1.message["@id"], False)
+
+
+def test_page_with_v1() -> None:
+    """The invitation of DIDComm v1 is beside that of v2: code, button, both links, and the one for older wallets."""
+    v1 = make_v1_invitation(URL, b"\1" * 32, '"><script>')
+    body = render_invitation_page(URL, DID, v1).body
+    page = PageParser(body)
+    assert render_qr_svg(v1.short_url).encode() in body
+    links = [attributes["href"] for tag, attributes in page.tags if tag == "a"]
+    short_url = build_short_invitation_url(URL)
+    assert links == [build_wallet_url(URL, DID), short_url, v1.app_url, v1.connection_url]
+    assert v1.url in page.text and v1.short_url in page.text
+    assert "script" not in {tag for tag, _ in page.tags}
+    names = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
+    assert len(names) == len(set(names))
+    assert "$" not in page.text and b"<!--" not in body
+
+
+def test_page_without_v1() -> None:
+    """Nothing on the page speaks of DIDComm v1."""
+    body = render_invitation_page(URL, DID).body
+    assert b"v1" not in body and b"Aries" not in body and b"<!--" not in body
+
+
+@pytest.mark.parametrize("v1", [None, make_v1_invitation(URL, b"\1" * 32, "label")], ids=["v2", "both"])
+def test_page_is_self_contained(v1: V1Invitation | None) -> None:
     """No script, image, font, inline style or other resource."""
-    page = PageParser(render_invitation_page(URL, DID).body)
+    page = PageParser(render_invitation_page(URL, DID, v1).body)
     assert {tag for tag, _ in page.tags}.isdisjoint({"script", "img", "link", "iframe", "object", "form", "base"})
     names = {name for _, attributes in page.tags for name in attributes}
     assert "style" not in names

@@ -49,7 +49,7 @@ def qr_codes(picture: Path) -> list[str]:
 @pytest.mark.parametrize("view", VIEW_PARAMETERS)
 @pytest.mark.parametrize("javascript", [True, False], ids=["scripts", "no-scripts"])
 def test_page_fits_and_is_readable(browser: Browser, url: str, view: Viewport, javascript: bool) -> None:
-    """It fits, is readable and loads nothing; the QR code in the screenshot is the short URL."""
+    """It fits, is readable and loads nothing; the QR codes in the screenshot are the short URLs of both versions."""
     with browser.visit(f"{url}/invitation", view, javascript=javascript) as visit:
         inspection = visit.inspect("invitation" if javascript else "invitation-no-scripts")
 
@@ -59,7 +59,7 @@ def test_page_fits_and_is_readable(browser: Browser, url: str, view: Viewport, j
         assert inspection.overflowing == [] and inspection.overflow == 0
         assert inspection.texts > 10 and inspection.low_contrast == []
         assert inspection.smallest_text >= 13
-        assert qr_codes(inspection.screenshots[0]) == [short_url(url)]
+        assert qr_codes(inspection.screenshots[0]) == [short_url(url), f"{url}/invitation/v1"]
 
 
 def test_dark_mode_keeps_qr_code_light(browser: Browser, url: str) -> None:
@@ -68,9 +68,11 @@ def test_dark_mode_keeps_qr_code_light(browser: Browser, url: str) -> None:
     for view in (PHONE_LIGHT, PHONE_DARK):
         with browser.visit(f"{url}/invitation", view) as visit:
             backgrounds.append(visit.inspect("invitation-scheme").background)
-            picture = visit.page.locator(".qr svg").screenshot()
-            side = int(str(visit.page.locator(".qr svg").get_attribute("viewBox")).split()[2])
-        assert_quiet_zone(picture, side)
+            codes = visit.page.locator(".qr svg").all()
+            pictures = [(code.screenshot(), str(code.get_attribute("viewBox")).split()[2]) for code in codes]
+        assert len(pictures) == 2
+        for picture, side in pictures:
+            assert_quiet_zone(picture, int(side))
     assert backgrounds == ["rgb(244, 246, 247)", "rgb(16, 20, 24)"]
 
 
@@ -103,13 +105,30 @@ def test_button_links_to_wallet_scheme(browser: Browser, url: str) -> None:
     assert encoding.loads_object(encoding.decode_base64url(oob))["from"] == text(f"{url}/did")
 
 
+def test_links_of_v1(browser: Browser, url: str) -> None:
+    """Button and link contain the invitations of DIDComm v1; the short one leads a browser to the page."""
+    served = json.loads(text(f"{url}/invitation/v1"))
+    with browser.visit(f"{url}/invitation/v1", PHONE_LIGHT) as visit:
+        page = visit.page
+        target = urlsplit(str(page.get_by_role("link", name="Open in your v1 wallet").get_attribute("href")))
+        (oob,) = parse_qs(target.query)["oob"]
+        assert encoding.loads_object(encoding.decode_base64url(oob)) == served
+        page.get_by_text("Invitation link for DIDComm v1", exact=True).click()
+        shown = page.get_by_role("region", name="Invitation link for DIDComm v1", exact=True).inner_text()
+        assert parse_qs(urlsplit(shown).query) == parse_qs(target.query)
+        page.get_by_role("link", name="Connections 1.0 invitation").click()
+        (c_i,) = parse_qs(urlsplit(page.url).query)["c_i"]
+        assert encoding.loads_object(encoding.decode_base64url(c_i))["@id"] == served["@id"]
+        assert page.get_by_role("link", name="Open in your v1 wallet").is_visible()
+
+
 def test_page_is_accessible(browser: Browser, url: str) -> None:
     """It has a language, one main heading, landmarks and a name for the code."""
     with browser.visit(f"{url}/invitation", DESKTOP_LIGHT, javascript=False) as visit:
         page = visit.page
         assert page.locator("html").get_attribute("lang") == "en"
         assert page.get_by_role("heading", level=1).count() == 1
-        assert page.get_by_role("heading", level=2).count() == 4
+        assert page.get_by_role("heading", level=2).count() == 7
         assert page.get_by_role("main").count() == 1
         assert page.get_by_role("img", name="QR code with the invitation of this mediator").count() == 1
         page.get_by_text("Invitation link", exact=True).click()

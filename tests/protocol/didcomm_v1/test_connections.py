@@ -130,7 +130,8 @@ def test_unusable_document(changed: dict[str, Any]) -> None:
 
 def test_request_without_connection() -> None:
     """The member is missing, or no object."""
-    for value in (None, [], "x"):
+    values: tuple[Any, ...] = (None, [], "x")
+    for value in values:
         with pytest.raises(InvalidBody):
             parse_request(parse({**make_request(), "connection": value}))
 
