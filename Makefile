@@ -10,13 +10,13 @@ DEV := var/dev
 FOREIGN := .venv-sicpa/.installed .venv-indicio/.installed .venv-acapy/.installed
 # Some are packages for Node, which not every machine has.
 ifneq ($(shell command -v npm 2>/dev/null),)
-FOREIGN += .node-decentrl/.installed .node-push/.installed
+FOREIGN += .node-credo/.installed .node-decentrl/.installed .node-push/.installed
 endif
 
 # Software that `make bench-peers` compares with.
 PEERS := .venv-peers/.installed .venv-sicpa/.installed .venv-indicio/.installed
 ifneq ($(shell command -v npm 2>/dev/null),)
-PEERS += .node-peers/.installed
+PEERS += .node-peers/.installed .node-credo/.installed
 endif
 # AFFINIDI_MEDIATOR=/path/to/mediator names another one.
 ifndef AFFINIDI_MEDIATOR
@@ -276,6 +276,23 @@ $(VENV)/.installed-fuzz: $(VENV)/.installed-test
 	@mkdir -p $(@D)
 	@cp $^ $(@D)
 	@cd $(@D) && npm ci --engine-strict --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null && \
+	  touch .installed || echo "make: $(@D) could not be made; its tests are skipped" >&2
+
+.PHONY: .node-credo
+.node-credo: .node-credo/.installed
+	@test -e $<
+
+# Two of the packages hold C code without binaries; the native library is in a package for Python.
+.node-credo/.installed: tests/foreign/credo/package.json tests/foreign/credo/package-lock.json tests/foreign/credo/requirements.txt
+	@echo "installing a third-party wallet for Node into $(@D), about 180 MB ..."
+	@mkdir -p $(@D)
+	@cp $(filter %.json,$^) $(@D)
+	@cd $(@D) && node=$$(node -p 'path.resolve(process.execPath, "../..")'); \
+	  if [ -e "$$node/include/node/node.h" ]; then export npm_config_nodedir="$$node"; fi; \
+	  npm ci --engine-strict --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null && \
+	  npm rebuild --loglevel=error @2060.io/ref-napi @2060.io/ffi-napi >/dev/null && \
+	  $(PYTHON) -m venv askar && \
+	  askar/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement $(CURDIR)/$(filter %.txt,$^) && \
 	  touch .installed || echo "make: $(@D) could not be made; its tests are skipped" >&2
 
 # --- software to compare with: rules for the stamps in PEERS ----------------------------------------------------

@@ -20,6 +20,7 @@ from mediatord.app.core_services import CoreServices
 from mediatord.app.protocol_services import DecentrlServices, DIDCommServices
 from mediatord.app.push import PushSubsystem
 from mediatord.config.settings import Config
+from mediatord.delivery.connections import MAX_RECEIPTS
 from mediatord.didcomm.messages import MessageOrigin, UnpackedMessage
 from mediatord.errors import StoreUnavailable
 from mediatord.identity.key_file import create_keys
@@ -67,6 +68,7 @@ class FakeSocket:
     A fake open socket, which records frames and close codes.
 
     :ivar takes: whether it accepts frames.
+    :ivar receipts: callbacks of frames whose receipt is missing.
     """
 
     def __init__(self, client: str = PEER, *, takes: bool = True) -> None:
@@ -75,12 +77,26 @@ class FakeSocket:
         self.takes = takes
         self.frames: list[bytes] = []
         self.codes: list[int] = []
+        self.receipts: list[Callable[[], None]] = []
 
     def send(self, frame: bytes) -> bool:
         """Record the frame, unless the socket accepts none; whether it does."""
         if self.takes:
             self.frames.append(frame)
         return self.takes
+
+    def send_with_receipt(self, frame: bytes, on_receipt: Callable[[], None]) -> bool:
+        """As :meth:`send`."""
+        is_taken = len(self.receipts) < MAX_RECEIPTS and self.send(frame)
+        if is_taken:
+            self.receipts.append(on_receipt)
+        return is_taken
+
+    def confirm(self, number: int | None = None) -> None:
+        """Give the oldest missing receipts, all of them by default."""
+        now, self.receipts = self.receipts[:number], self.receipts[number:] if number is not None else []
+        for on_receipt in now:
+            on_receipt()
 
     def close(self, code: int, reason: str) -> None:
         """Record the code."""
@@ -193,7 +209,7 @@ class InMemoryMediator:
     @contextmanager
     def failing(self, operation: str, error: Exception) -> Iterator[None]:
         """Make an operation of the store, in any part of it, fail within this context."""
-        parts = (self.store, self.store.decentrl, self.store.cluster)
+        parts = (self.store, self.store.decentrl, self.store.cluster, self.store.v1_connections)
         store = next(part for part in parts if hasattr(part, operation))
         setattr(store, operation, lambda *args, **options: fail(error))
         yield

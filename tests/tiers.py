@@ -39,6 +39,7 @@ TIER_OF_PATH: tuple[tuple[str, str], ...] = (
     ("docs/test_embedding_programs.py", "system"),
     ("docs/test_site.py", "system"),
     ("docs/test_site_browser.py", "exhaustive"),
+    ("foreign/credo/*", "exhaustive"),
     ("foreign/*", "system"),
     ("fuzz/test_corpus.py", "system"),
     ("integration/test_bench_floods.py", "exhaustive"),

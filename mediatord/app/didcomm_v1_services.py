@@ -13,13 +13,15 @@ from mediatord.didcomm.dispatcher import DIDCommDispatcher
 from mediatord.didcomm.endpoint_delivery import EndpointDelivery
 from mediatord.didcomm.forward_router import ForwardRouter
 from mediatord.didcomm.messages import MessageOrigin, UnpackedMessage
-from mediatord.didcomm.pickup import LiveDelivery
+from mediatord.didcomm.pickup import LiveDelivery, QueuePickup
 from mediatord.didcomm_v1.context import V1Context
 from mediatord.didcomm_v1.dispatcher import V1Dispatcher
 from mediatord.didcomm_v1.endpoint_delivery import V1EndpointDelivery, V1EndpointResolver
 from mediatord.didcomm_v1.forwarding import V1ForwardRouter
+from mediatord.didcomm_v1.live_delivery import V1LiveDelivery
 from mediatord.didcomm_v1.mediation import V1Mediation
 from mediatord.didcomm_v1.messages import V1Packer, V1Unpacker
+from mediatord.didcomm_v1.pickup import V1Pickup
 from mediatord.didcomm_v1.push_notifications import V1PushNotifications
 from mediatord.didcomm_v1.utility_protocols import V1UtilityProtocols
 from mediatord.identity.v1_identity import V1Identity
@@ -45,6 +47,7 @@ class DIDCommV1Services:
         config: Config,
         common: DIDCommContext,
         live: LiveDelivery,
+        queue_pickup: QueuePickup,
         router: ForwardRouter,
         dispatcher: DIDCommDispatcher,
         endpoints: EndpointDelivery,
@@ -64,6 +67,7 @@ class DIDCommV1Services:
             label=settings.label,
             max_pending=settings.max_pending_connections,
         )
+        packer = V1Packer(context.identity, new_didcomm_message_id)
         unpacker = V1Unpacker(context.identity, context.connections)
         self.endpoints = V1EndpointDelivery(
             core.reactor,
@@ -76,15 +80,17 @@ class DIDCommV1Services:
         )
         forward_router = V1ForwardRouter(context, router, unpacker)
         mediation = V1Mediation(context)
-        handlers = mediation.handlers() | V1UtilityProtocols(context).handlers()
-        account_handlers = mediation.account_handlers()
+        live_delivery = V1LiveDelivery(context, queue_pickup, packer.pack_to)
+        pickup = V1Pickup(context, queue_pickup, live_delivery)
+        handlers = mediation.handlers() | V1UtilityProtocols(context, live_delivery).handlers()
+        account_handlers = mediation.account_handlers() | pickup.account_handlers()
         if common.devices is not None:
             account_handlers |= V1PushNotifications(common.devices).account_handlers()
         self._dispatcher = V1Dispatcher(
             context,
             core.requests,
             unpacker,
-            V1Packer(context.identity, new_didcomm_message_id),
+            packer,
             forward_router,
             self.endpoints,
             handlers,
@@ -94,6 +100,7 @@ class DIDCommV1Services:
         metrics.register_buffer("seen_v1_forwards", lambda: (forward_router.remembered, None))
         metrics.register_buffer("queued_for_endpoints", lambda: (self.endpoints.remembered, None))
         metrics.register_buffer("seen_v1_pickups", lambda: (self._dispatcher.remembered, None))
+        metrics.register_buffer("v1_batches", lambda: (pickup.batches, None))
         core.reloader.follow(self._follow)
 
     def receive(

@@ -126,7 +126,7 @@ class ReactorLagMonitor(Service):
 
 async def record_gauges(core: CoreServices, lag: ReactorLagMonitor) -> None:
     """
-    Record gauges of the process, the queued messages, and the message ledger.
+    Record gauges of the process, the queued messages, the message ledger, accounts and connections.
 
     :raise StoreUnavailable: the store did not answer; the gauges of the process are recorded.
     """
@@ -154,6 +154,8 @@ async def record_gauges(core: CoreServices, lag: ReactorLagMonitor) -> None:
     await record_ledger(core)
     usage = await core.registrations.usage()
     core.recorder.metrics.set_accounts(usage.accounts, usage.bytes)
+    with_account, pending = await core.store.v1_connections.count_connections()
+    core.recorder.metrics.set_v1_connections(with_account, pending)
 
 
 def _read_resident_bytes() -> int | None:

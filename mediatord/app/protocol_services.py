@@ -26,7 +26,7 @@ from mediatord.didcomm.fast_paths import AcknowledgementFastPath, ForwardFastPat
 from mediatord.didcomm.forward_router import ForwardRouter
 from mediatord.didcomm.housekeeping import DelayedMessageScheduler, Housekeeping
 from mediatord.didcomm.messages import ForwardWrapper, MessagePacker, MessageUnpacker
-from mediatord.didcomm.pickup import LiveDelivery, Pickup
+from mediatord.didcomm.pickup import LiveDelivery, Pickup, QueuePickup
 from mediatord.didcomm.utility_protocols import UtilityProtocols
 from mediatord.net.did_resolver import DIDResolver, DIDWebResolver
 from mediatord.observability.event_recorder import ProtocolName
@@ -138,7 +138,8 @@ class DIDCommServices:
             core.sender_fingerprints,
             random.SystemRandom().uniform,
         )
-        pickup = Pickup(context, self.live, pickup_recorder)
+        queue_pickup = QueuePickup(context, self.live, pickup_recorder)
+        pickup = Pickup(context, self.live, queue_pickup)
         self.dispatcher = DIDCommDispatcher(
             context,
             core.requests,
@@ -156,6 +157,7 @@ class DIDCommServices:
                 config,
                 context,
                 self.live,
+                queue_pickup,
                 forward_router,
                 self.dispatcher,
                 self.endpoints,
@@ -179,6 +181,7 @@ class DIDCommServices:
             list_live_accounts=lambda: core.connections.live(lambda reader: reader is not None),
             unused=settings.unused_account_ttl,
             idle=settings.idle_account_ttl,
+            pending=config.didcomm_v1.pending_connection_ttl,
         )
         metrics = recorder.metrics
         metrics.register_buffer("live_pushes", lambda: (self.live.unacknowledged_pushes, None))

@@ -64,6 +64,7 @@ from mediatord.store.mongo.schema import (
     PARTIES,
     RECIPIENTS,
     RETIRED_DIDS,
+    V1_CONNECTIONS,
     PartyCollection,
 )
 from mediatord.store.registered_spellings import import_spellings
@@ -216,6 +217,7 @@ _MAPPINGS = {
     "wakeup": _CollectionMapping(
         schema.WAKEUPS, {"polled_at": "polled", "woken_at": "woken"}, order="_id", owner="_id"
     ),
+    "v1_connection": _CollectionMapping(V1_CONNECTIONS, {"wallet": "_id"}, order="_id"),
 }
 # Fields of documents of WAKEUPS with times, as dates.
 _WAKEUP_TIMES = ("polled", "woken")
@@ -506,6 +508,7 @@ _REFUSALS = {
     RECIPIENTS.name: "a recipient DID is registered twice in different forms",
     ACCOUNTS.name: f"a DID of {ACCOUNTS.name} occurs twice in different forms",
     RETIRED_DIDS.name: f"a DID of {RETIRED_DIDS.name} occurs twice in different forms",
+    V1_CONNECTIONS.name: "a DIDComm v1 connection has a key that another connection has",
 }
 
 
@@ -562,6 +565,8 @@ class MongoRecordTarget:
             _require_unused(self._database, self._dead)
             for collection, documents in batch.documents.items():
                 self._insert(session, collection, documents)
+            if connections := batch.documents.get(V1_CONNECTIONS.name):
+                self._mark_pending(session, connections)
             accepted = {
                 "didcomm.accepted": len(batch.documents.get(MESSAGES.name, ())),
                 "decentrl.accepted": len(batch.documents.get(schema.PENDING_EVENTS.name, ())),
@@ -622,6 +627,14 @@ class MongoRecordTarget:
             if collection in _REFUSALS and _get_write_errors(error) == {_DUPLICATE_KEY_ERROR}:
                 raise InvalidArchiveError(_REFUSALS[collection]) from None
             raise
+
+    def _mark_pending(self, session: ClientSession, connections: list[MongoDocument]) -> None:
+        """Record which of the connections that were written have no account."""
+        keys = [one["_id"] for one in connections]
+        accounts = self._database[ACCOUNTS.name].find({"did": {"$in": keys}}, {"did": 1}, session=session)
+        pending = {"_id": {"$in": keys, "$nin": [one["did"] for one in accounts]}}
+        change = [{"$set": {"pending_since": "$created_at"}}]
+        self._database[V1_CONNECTIONS.name].update_many(pending, change, session=session)
 
     def _create_indexes(self) -> None:
         there = set(self._database.list_collection_names())

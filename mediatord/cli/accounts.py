@@ -31,8 +31,8 @@ def accounts() -> None:
     """
     List, show and remove accounts of DIDComm wallets.
 
-    Uses the control socket if a daemon is running, otherwise opens the store. DID can be a full DID, or a
-    shortened DID or pseudonym from the event log.
+    Uses the control socket if a daemon is running, otherwise opens the store. DID can be a full DID, a key of
+    DIDComm v1 in base58, or a shortened DID or pseudonym from the event log.
     """
 
 
@@ -54,13 +54,16 @@ def list_accounts(path: Path, top: int, as_json: bool) -> None:
             format_time(one.created_at),
             format_time(one.seen_at),
             "yes" if one.used else "no",
+            one.protocol,
             f"{one.recipients}",
             f"{one.messages}",
             format_bytes(one.bytes),
         )
         for one in found
     ]
-    print_table(("account", "enrolled", "last contact", "used", "recipients #", "messages #", "size #"), rows)
+    print_table(
+        ("account", "enrolled", "last contact", "used", "protocol", "recipients #", "messages #", "size #"), rows
+    )
     more = f"; showing the newest {len(found)}" if len(found) < total else ""
     click.echo(f"{format_plural(total, 'account')}{more}")
 
@@ -70,7 +73,7 @@ def list_accounts(path: Path, top: int, as_json: bool) -> None:
 @config_option
 @json_option
 def show(did: str, path: Path, as_json: bool) -> None:
-    """Show an account, the number of its push devices, and its registered recipient DIDs."""
+    """Show an account, its protocol, the number of its push devices, and its registered recipient DIDs."""
     with open_store(path) as store, progress_bar("reading"):
         record = store.find_account(did)
         names = store.list_recipients(record.did)
@@ -82,6 +85,8 @@ def show(did: str, path: Path, as_json: bool) -> None:
     click.echo(f"enrolled      {format_time(record.created_at)}")
     click.echo(f"last contact  {format_time(record.seen_at)}")
     click.echo(f"used          {'yes' if record.used else 'no'}")
+    connected = "" if record.connected_at is None else f", connected {format_time(record.connected_at)}"
+    click.echo(f"protocol      {record.protocol}{connected}")
     click.echo(f"waiting       {format_plural(record.messages, 'message')}, {format_bytes(record.bytes)}")
     numbers = ", ".join(f"{number} {service}" for service, number in sorted(devices.items()))
     click.echo(f"push devices  {numbers or 'none'}")
@@ -99,7 +104,7 @@ def remove(did: str, path: Path, yes: bool, as_json: bool) -> None:
     Remove an account with its registrations, push devices and queued messages.
 
     Logs each removed message as msg.remove. The wallet can enrol again unless didcomm.deny lists it; its open
-    WebSockets stay open.
+    WebSockets stay open. A wallet that speaks DIDComm v1 must connect again before.
     """
     with open_store(path) as store, progress_bar("removing" if yes else "reading"):
         record = store.find_account(did)

@@ -42,8 +42,9 @@ def queue() -> None:
     """
     List message queues and remove messages from them.
 
-    Uses the control socket if a daemon is running, otherwise opens the store. DID can be a full DID, or a
-    shortened DID or pseudonym from the event log. Queues of the self-test (GET /ready) are marked.
+    Uses the control socket if a daemon is running, otherwise opens the store. DID can be a full DID, a key of
+    DIDComm v1 in base58, or a shortened DID or pseudonym from the event log. Queues of the self-test (GET /ready)
+    are marked.
     """
 
 

@@ -236,6 +236,8 @@ def list_buffers() -> Iterator[str]:
         ),
         "seen_forwards": ("recent forwards, to detect repeated ones", f"{MAX_RECENT_DIGESTS:,}", forgotten),
         "seen_pickups": ("recent pickup requests, likewise", f"{MAX_RECENT_DIGESTS:,}", forgotten),
+        "seen_v1_forwards": ("recent forwards of DIDComm v1, likewise", f"{MAX_RECENT_DIGESTS:,}", forgotten),
+        "seen_v1_pickups": ("recent pickup requests of DIDComm v1, likewise", f"{MAX_RECENT_DIGESTS:,}", forgotten),
         "rate_limits": (
             "senders, addresses and accounts with recent requests",
             f"20,000 and {_constant('ratelimit.rate_limiter:_SHARED_GROUPS'):,} shared groups for each limit",

@@ -34,6 +34,7 @@ from mediatord.observability.event_recorder import EventRecorder
 from mediatord.observability.metrics import Metrics
 from mediatord.observability.pseudonyms import Pseudonymizer, is_full_did, read_pseudonym_keys
 from mediatord.protocol.canonical_did import canonicalize_did, is_decentrl_did
+from mediatord.protocol.didcomm_v1.keys import InvalidKey, parse_key
 from mediatord.protocol.probe_markers import resembles_probe_did
 from mediatord.runtime.secret_files import SecretFileError
 from mediatord.store.factory import build_store
@@ -158,14 +159,14 @@ class StoreAccess:
         """The stored DID that this is a form, short form or pseudonym of. :raise StartupError: there is none."""
         found: str | None = None
         if is_valid_unicode(given):
-            found = self._call("find_did", did=given) or self._find_by_pseudonym(given)
+            found = self._call("find_did", did=_parse_base58_key(given)) or self._find_by_pseudonym(given)
         if found is None:
             raise StartupError(f"{given} is not a registered DID")
         return found
 
     def find_account(self, given: str) -> AccountSummary:
         """The account with a DID, given likewise. :raise StartupError: there is none."""
-        found = self._call("find_account", did=canonicalize_did(given))
+        found = self._call("find_account", did=canonicalize_did(_parse_base58_key(given)))
         if found is None and (did := self._find_by_pseudonym(given)) is not None:
             found = self._call("find_account", did=did)
         if found is None:
@@ -474,3 +475,12 @@ class PurgeEventLog:
             for path in directory.iterdir():
                 if path.stat().st_uid == 0 != owner.st_uid:
                     os.chown(path, owner.st_uid, owner.st_gid)
+
+
+def _parse_base58_key(given: str) -> str:
+    """The did:key of a key of DIDComm v1 in base58; anything else as it is."""
+    if given.startswith("did:"):
+        return given
+    with suppress(InvalidKey):
+        return parse_key(given)
+    return given

@@ -201,7 +201,9 @@ class DIDCommSettings(SettingsSection):
         (), "DIDs that are denied mediation and every authenticated request; overrides allow"
     )
     require_ownership: Boolean = _setting(
-        False, "require an ownership proof for recipient DIDs other than the account's own"
+        False,
+        "require an ownership proof for recipient DIDs other than the account's own; wallets of DIDComm v1, which "
+        "has no such proof, are denied mediation",
     )
     require_registered_sender: Boolean = _setting(
         False, "accept forwards only from authenticated senders that have an account"

@@ -281,6 +281,10 @@ class SendQueue:
         self._write, self._on_drained = _ignore_frame, _ignore_drained
 
 
+# Answers to pings that may be missing on one socket.
+MAX_RECEIPTS = 64
+
+
 class WebSocketSession(Protocol):
     """
     One open socket of either protocol.
@@ -294,6 +298,12 @@ class WebSocketSession(Protocol):
 
     def send(self, frame: bytes) -> bool:
         """Queue one text frame; False when the socket cannot take it now."""
+
+    def send_with_receipt(self, frame: bytes, on_receipt: Callable[[], None]) -> bool:
+        """
+        As :meth:`send`; calls back when the peer has answered a ping behind the frame, which shows that it has read
+        it. False also when :data:`MAX_RECEIPTS` are missing on this socket.
+        """
 
     def close(self, code: int, reason: str) -> None:
         """Begin the closing handshake."""

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from twisted.internet.interfaces import IReactorTime
 
 from mediatord.delivery.connections import ConnectionManager
-from mediatord.didcomm.messages import MessageOrigin, MessagePacker, MessageUnpacker, RecipientKeys, UnpackedMessage
+from mediatord.didcomm.messages import MessageOrigin, MessagePacker, MessageUnpacker, PushRecipient, UnpackedMessage
 from mediatord.observability.event_recorder import EventRecorder, RequestRecord
 from mediatord.protocol.didcomm.message import OutgoingMessage
 from mediatord.protocol.didcomm.message_pickup import AttachmentFormat
@@ -53,7 +53,7 @@ class DIDCommContext:
     clock: IReactorTime
     store: IStore
     recorder: EventRecorder
-    connections: ConnectionManager[RecipientKeys]
+    connections: ConnectionManager[PushRecipient]
     rate_limiter: RateLimiter
     registrations: RegistrationQuota
     access: AccessList

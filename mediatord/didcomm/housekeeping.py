@@ -31,6 +31,7 @@ EXPIRY_INTERVAL = 15.0
 GAUGES_INTERVAL = 60.0
 NONCES_INTERVAL = 600.0
 ACCOUNTS_INTERVAL = 3_600.0
+CONNECTIONS_INTERVAL = 60.0
 
 
 class DelayedMessageScheduler(Service):
@@ -153,6 +154,7 @@ class Housekeeping(PeriodicTasks):
         contact.
     :param unused: seconds after which an unused account is removed; 0 for never.
     :param idle: seconds without contact after which an account is removed; 0 for never.
+    :param pending: seconds after which a connection of DIDComm v1 without an account is removed; 0 for never.
     """
 
     name = "housekeeping"
@@ -169,6 +171,7 @@ class Housekeeping(PeriodicTasks):
         list_live_accounts: Callable[[], Iterable[str]] = lambda: (),
         unused: float = 0.0,
         idle: float = 0.0,
+        pending: float = 0.0,
     ) -> None:
         tasks = (
             (self._requeue_late_pushes, PUSHES_INTERVAL),
@@ -176,6 +179,7 @@ class Housekeeping(PeriodicTasks):
             (self._prune, NONCES_INTERVAL),
             (gauge, GAUGES_INTERVAL),
             (self._expire_accounts, ACCOUNTS_INTERVAL),
+            (self._expire_connections, CONNECTIONS_INTERVAL),
         )
         super().__init__(clock, tasks, "housekeeping")
         self._store = store
@@ -185,6 +189,7 @@ class Housekeeping(PeriodicTasks):
         self._list_live_accounts = list_live_accounts
         self._unused = unused
         self._idle = idle
+        self._pending = pending
 
     async def _holds_lease(self) -> bool:
         return self._lease is None or await self._lease.is_leader()
@@ -217,6 +222,13 @@ class Housekeeping(PeriodicTasks):
             for one in expired:
                 self._recorder.record_account_expired(one)
             if not expired:
+                break
+            await deferLater(self._clock, 0.01, lambda: None)
+
+    async def _expire_connections(self) -> None:
+        while self._pending and self.running and await self._holds_lease():
+            created_before = self._clock.seconds() - self._pending
+            if not await self._store.v1_connections.expire_connections(created_before, BATCH_SIZE):
                 break
             await deferLater(self._clock, 0.01, lambda: None)
 

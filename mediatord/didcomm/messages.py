@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from sys import intern
 from time import perf_counter
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast
 
 from twisted.internet.interfaces import IReactorTime
 
@@ -43,6 +43,7 @@ from mediatord.protocol.didcomm.message import (
 from mediatord.protocol.error_codes import IDENTUS_PROBLEM_CODES, get_didcomm_error_code
 from mediatord.ratelimit.admission import RequestReply
 from mediatord.runtime.request_time import measure_time
+from mediatord.store.interfaces.messages import StoredMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,23 @@ class RecipientKeys:
     def kid(self) -> str:
         """Its key, as its messages spell it."""
         return self.name + self._key_name if self._key_name.startswith("#") else self._key_name
+
+
+class PushWriter(Protocol):
+    """
+    A subscriber that writes its frames itself: a wallet of DIDComm v1.
+
+    :ivar reads_queue: whether it takes what it leaves now from the store later, in order of arrival.
+    """
+
+    reads_queue: bool
+
+    def push(self, session: WebSocketSession, messages: Sequence[StoredMessage]) -> Sequence[StoredMessage]:
+        """Write messages to its socket; those that the socket took. Never fails."""
+
+
+# Whom messages are pushed to on a socket.
+PushRecipient: TypeAlias = RecipientKeys | PushWriter
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from mediatord.delivery.connections import (
     send_to_subscribers,
 )
 from mediatord.didcomm.context import DIDCommContext, MessageRequest
-from mediatord.didcomm.messages import AuthcryptSender, RecipientKeys
+from mediatord.didcomm.messages import AuthcryptSender, PushRecipient, PushWriter, RecipientKeys
 from mediatord.errors import LiveModeUnsupported, MediationNotGranted, MediatorError, StoreUnavailable
 from mediatord.observability.event_recorder import ProtocolName
 from mediatord.protocol.canonical_did import canonicalize_did
@@ -131,9 +131,13 @@ MAX_UNACKNOWLEDGED_PUSHES = 100_000
 MAX_PUSH_BYTES = 65_536
 
 # A message and the subscribers that it is for; None for a socket that speaks Decentrl.
-_PushTarget = tuple[StoredMessage, Sequence[tuple[WebSocketSession, RecipientKeys | None]]]
+_PushTarget = tuple[StoredMessage, Sequence[tuple[WebSocketSession, PushRecipient | None]]]
 # A socket, and the messages in one frame to it.
-_PushBatch = tuple[WebSocketSession, RecipientKeys, list[StoredMessage]]
+_PushBatch = tuple[WebSocketSession, PushRecipient, list[StoredMessage]]
+
+
+# Called with the id of a message, and whether it was removed.
+PushFollower = Callable[[str, bool], None]
 
 
 @dataclass(slots=True)
@@ -178,6 +182,7 @@ class LiveDelivery:
         self._pushed: OrderedDict[str, None] = OrderedDict()
         self._by_session: CompactMultiMap[WebSocketSession, str, None] = CompactMultiMap()
         self._bound: CompactMultiMap[WebSocketSession, str, None] = CompactMultiMap()
+        self._followers: dict[str, PushFollower] = {}
         # Other nodes know of pushes by their marks only; workers are told.
         delay = MARK_DELAY if record_backlog is None or resolve_elsewhere is not None else 0.0
         self._marks = DeliveryMarkWriter(context.clock, self._mark, delay)
@@ -215,9 +220,13 @@ class LiveDelivery:
         :raise TooManySubscriptions: the socket has as many as one may have, and is not subscribed.
         :raise StoreUnavailable: messages that other nodes accept are not pushed until the store is available again.
         """
-        await self._connections.subscribe(session, intern(recipient.did), RecipientKeys(recipient))
+        await self.subscribe_recipient(session, recipient.did, RecipientKeys(recipient))
+
+    async def subscribe_recipient(self, session: WebSocketSession, account: str, recipient: PushRecipient) -> None:
+        """As :meth:`subscribe`."""
+        await self._connections.subscribe(session, intern(account), recipient)
         if self._record_backlog is not None:
-            await self._record_backlog(session, recipient.did)
+            await self._record_backlog(session, account)
 
     async def rotate(self, prior: str, recipient: AuthcryptSender, session: WebSocketSession | None) -> None:
         """
@@ -266,6 +275,12 @@ class LiveDelivery:
             _log.failure("pushing messages failed", redact_failure())
             return ()
 
+    def push_queued(
+        self, session: WebSocketSession, recipient: PushWriter, messages: Iterable[StoredMessage]
+    ) -> Container[str]:
+        """As :meth:`push`, for messages that were read from the store for one subscriber."""
+        return self._push([(message, ((session, recipient),)) for message in messages])
+
     def was_pushed(self, id_: str) -> bool:
         """
         Whether a message was pushed here and is neither acknowledged nor overdue; with several nodes, whether it is
@@ -274,19 +289,34 @@ class LiveDelivery:
         return id_ in self._pushes or id_ in self._pushed
 
     def _push(self, targets: Sequence[_PushTarget]) -> Container[str]:
-        """The ids of the messages that a socket took; fails only before the first is written."""
+        """The ids of the messages that a socket took or will take; fails only before the first is written."""
         accepted_by: dict[str, list[WebSocketSession]] = {}
         for session, recipient, messages in self._batch(targets):
-            if send_to_subscribers(((session, recipient),), partial(self._make_frame, messages)):
+            if not isinstance(recipient, RecipientKeys):
+                self._push_by_writer(session, recipient, messages, accepted_by)
+            elif send_to_subscribers(((session, recipient),), partial(self._make_frame, messages)):
                 for message in messages:
                     accepted_by.setdefault(message.id, []).append(session)
         for message, _ in targets:
-            if message.id in accepted_by:
+            if accepted_by.get(message.id):
                 try:
                     self._record_push(message, accepted_by[message.id])
                 except Exception:
                     _log.failure("recording a push failed", redact_failure())
         return accepted_by
+
+    @staticmethod
+    def _push_by_writer(
+        session: WebSocketSession,
+        writer: PushWriter,
+        messages: Sequence[StoredMessage],
+        accepted_by: dict[str, list[WebSocketSession]],
+    ) -> None:
+        for message in writer.push(session, messages):
+            accepted_by.setdefault(message.id, []).append(session)
+        if writer.reads_queue:
+            for message in messages:
+                accepted_by.setdefault(message.id, [])
 
     def _batch(self, targets: Sequence[_PushTarget]) -> list[_PushBatch]:
         """Sockets, each with the messages of one frame: as many of an account as a frame may have, in their order."""
@@ -345,6 +375,24 @@ class LiveDelivery:
         recorder.record_push(message, [session.name for session in accepted_by], "live", "didcomm")
         self._marks.add(id_)
 
+    def find_unacknowledged(self, account: str) -> set[str]:
+        """
+        Ids of the messages that were pushed to sockets that are subscribed to an account, and that are neither
+        acknowledged nor overdue.
+        """
+        ids: set[str] = set()
+        for session, _ in self._connections.subscribers(account):
+            ids.update(id_ for id_, _ in self._by_session.lookup(session) if self._pushes[id_].account == account)
+        return ids
+
+    def follow(self, account: str, callback: PushFollower) -> None:
+        """Call back when pushes for an account are acknowledged, or pending again, for which nobody is woken then."""
+        self._followers[account] = callback
+
+    def unfollow(self, account: str) -> None:
+        """Undo :meth:`follow`."""
+        self._followers.pop(account, None)
+
     @property
     def unacknowledged_pushes(self) -> int:
         """Number of pushes that are neither acknowledged nor overdue."""
@@ -368,7 +416,10 @@ class LiveDelivery:
         """Forget the push of a removed message; whether it had been pushed here."""
         self._pushed.pop(id_, None)
         self._marks.cancel_mark(id_)
-        return self._remove_push(id_)
+        push = self._remove_push(id_)
+        if push is not None and push.account in self._followers:
+            self._followers[push.account](id_, True)
+        return push is not None
 
     def requeue_overdue_pushes(self) -> None:
         """Make unacknowledged pushes pending again after the timeout, or when the clock was set back."""
@@ -382,39 +433,58 @@ class LiveDelivery:
             self._remove_push(id_)
         self._requeue_pushes(late)
 
+    def requeue_pushes(self, session: WebSocketSession, account: str) -> None:
+        """Make the pushes of an account to a socket pending again, as it has another one."""
+        ids = [id_ for id_, _ in self._by_session.lookup(session) if self._pushes[id_].account == account]
+        for id_ in ids:
+            self._by_session.discard(session, id_)
+        self._requeue_pushes(self._withdraw_pushes(session, ids), is_connected=True)
+
     def _session_closed(self, session: WebSocketSession) -> None:
         self._bound.pop(session)
+        self._requeue_pushes(self._withdraw_pushes(session, [id_ for id_, _ in self._by_session.pop(session)]))
+
+    def _withdraw_pushes(self, session: WebSocketSession, ids: Iterable[str]) -> dict[str, _UnacknowledgedPush]:
+        """Forget that messages were pushed to a socket; the pushes of those that were pushed to no other one."""
         lost = {}
-        for id_, _ in self._by_session.pop(session):
+        for id_ in ids:
             push = self._pushes[id_]
             push.sessions = tuple(one for one in push.sessions if one is not session)
             if not push.sessions:
                 del self._pushes[id_]
                 lost[id_] = push
-        self._requeue_pushes(lost)
+        return lost
 
-    def _remove_push(self, id_: str) -> bool:
-        """Forget a push; whether there was one."""
+    def _remove_push(self, id_: str) -> _UnacknowledgedPush | None:
+        """Forget a push; None if there was none."""
         push = self._pushes.pop(id_, None)
-        if push is None:
-            return False
-        for session in push.sessions:
-            self._by_session.discard(session, id_)
-        return True
+        if push is not None:
+            for session in push.sessions:
+                self._by_session.discard(session, id_)
+        return push
 
     def _mark(self, ids: Sequence[str]) -> Deferred[None]:
         return self._context.store.mark_delivered(ids, node=self._context.node)
 
-    def _requeue_pushes(self, pushes: Mapping[str, _UnacknowledgedPush]) -> None:
-        """Make pushes pending again (UC-021 AF-6)."""
+    def _requeue_pushes(self, pushes: Mapping[str, _UnacknowledgedPush], *, is_connected: bool = False) -> None:
+        """
+        Make pushes pending again (UC-021 AF-6).
+
+        :param is_connected: whether they will be pushed to another socket.
+        """
+
+        followers, wake = self._followers, self._context.wake
 
         def record(ids: Iterable[str]) -> None:
             for id_ in ids:
                 push = pushes[id_]
                 self._context.recorder.record_push_failure(id_, push.recipient_did, push.received_at)
-                if self._context.wake is not None:
-                    self._context.wake(push.account)
+                if wake is not None and not is_connected and push.account not in followers:
+                    wake(push.account)
 
+        for id_, push in pushes.items():
+            if push.account in followers:
+                followers[push.account](id_, False)
         unmarked = {id_: None for id_ in pushes if self._marks.cancel_mark(id_)}
         record(unmarked)
         if marked := [id_ for id_ in pushes if id_ not in unmarked]:
@@ -425,9 +495,9 @@ class LiveDelivery:
 DELIVERY_BYTES = 1_048_576 * 9 // 16
 
 
-class Pickup:
+class QueuePickup:
     """
-    Serves the requests of an account about its messages.
+    What all versions of Message Pickup do with the queue of an account.
 
     :param record_pickups: lets other nodes know that messages were handed out; None where there are none.
     """
@@ -442,11 +512,78 @@ class Pickup:
         self._live = live
         self._record_pickups = record_pickups
 
+    def note_poll(self, account: Account, recipient: str | None = None) -> None:
+        """
+        The state of the queue is about to be read: whatever arrives from now on may not be shown.
+
+        :param recipient: what the request is restricted to, which says nothing about other messages.
+        """
+        if self._context.note_poll is not None and recipient is None:
+            self._context.note_poll(account.did)
+
+    async def find_recipient(self, account: Account, named: str | None) -> str | None:
+        """
+        A recipient DID of this account, given in any form.
+
+        :raise MediationNotGranted: it is unknown or somebody else's, which look the same.
+        """
+        if named is None:
+            return None
+        did = canonicalize_did(named)
+        if await self._context.store.find_owner(did) == account.did:
+            return did
+        raise MediationNotGranted
+
+    async def fetch(
+        self, account: Account, recipient: str | None, limit: int, session: str | None
+    ) -> list[StoredMessage]:
+        """
+        The oldest messages, recorded as delivered; removes nothing.
+
+        :param recipient: as for :meth:`~mediatord.store.interfaces.messages.IMessageStore.fetch_messages`.
+        :param session: name of the socket of the request; None for HTTP.
+        """
+        store = self._context.store
+        messages = await store.fetch_messages(account.did, recipient, limit=limit, max_bytes=DELIVERY_BYTES)
+        self.record_delivery(messages, session)
+        return messages
+
+    def record_delivery(self, messages: Sequence[StoredMessage], session: str | None) -> None:
+        """Messages are about to be handed out in the answer to a request."""
+        for message in messages:
+            self._context.recorder.record_push(message, [session], "pickup", "didcomm")
+        if self._record_pickups is not None:
+            self._record_pickups([message.id for message in messages])
+
+    async def acknowledge(
+        self, account: str, ids: Sequence[str], *, with_status: bool = False
+    ) -> AcknowledgementResult:
+        """
+        Remove messages of an account.
+
+        :param with_status: whether the result has the status of the queue, if that can be read.
+        """
+        request = AcknowledgementRequest(account, ids, with_status)
+        (result,) = await self._context.store.acknowledge_each([request])
+        if isinstance(result, MediatorError):
+            raise result
+        self._live.record_removed(result.removed)
+        return result
+
+
+class Pickup:
+    """Serves the requests of an account about its messages."""
+
+    def __init__(self, context: DIDCommContext, live: LiveDelivery, queue: QueuePickup) -> None:
+        self._context = context
+        self._live = live
+        self._queue = queue
+
     async def status_request(self, request: MessageRequest, account: Account) -> OutgoingMessage:
         """Status of the queue of the account, or of one of its recipient DIDs."""
         named = parse_recipient(request.received.message.require_body())
-        recipient = await self._own(account, named)
-        self._note_poll(account, recipient)
+        recipient = await self._queue.find_recipient(account, named)
+        self._queue.note_poll(account, recipient)
         return await self.status(request, account, named, recipient)
 
     async def delivery_request(self, request: MessageRequest, account: Account) -> OutgoingMessage:
@@ -454,15 +591,11 @@ class Pickup:
         context, body = self._context, request.received.message.require_body()
         named = parse_recipient(body)
         limit = parse_limit(body, context.delivery_limit)
-        recipient = await self._own(account, named)
-        self._note_poll(account, recipient)
-        messages = await context.store.fetch_messages(account.did, recipient, limit=limit, max_bytes=DELIVERY_BYTES)
+        recipient = await self._queue.find_recipient(account, named)
+        self._queue.note_poll(account, recipient)
+        messages = await self._queue.fetch(account, recipient, limit, request.record.session)
         if not messages:
             return await self.status(request, account, named, recipient)
-        for message in messages:
-            context.recorder.record_push(message, [request.record.session], "pickup", "didcomm")
-        if self._record_pickups is not None:
-            self._record_pickups([message.id for message in messages])
         attachments = [
             make_delivery_attachment(message.id, message.payload, message.form, context.delivery_form)
             for message in messages
@@ -477,14 +610,10 @@ class Pickup:
 
         :param with_status: whether to answer with the status of the queue.
         """
-        ids = parse_message_ids(request.received.message.require_body())
-        if ids:
-            acknowledgement = AcknowledgementRequest(account.did, ids, with_status)
-            (result,) = await self._context.store.acknowledge_each([acknowledgement])
-            if isinstance(result, MediatorError):
-                raise result
-            if (status := self.finish_acknowledgement(request, account, result)) or not with_status:
-                return status
+        if ids := parse_message_ids(request.received.message.require_body()):
+            result = await self._queue.acknowledge(account.did, ids, with_status=with_status)
+            if result.status is not None:
+                return self.make_status(request, account, result.status)
         return await self.status(request, account) if with_status else None
 
     def finish_acknowledgement(
@@ -511,7 +640,7 @@ class Pickup:
                 raise LiveModeUnsupported from None
         elif session is not None:
             self._context.connections.unsubscribe(session, account.did)
-        self._note_poll(account)
+        self._queue.note_poll(account)
         return await self.status(request, account)
 
     async def status(
@@ -541,25 +670,3 @@ class Pickup:
             live=session is not None and context.connections.is_subscribed(session, account.did),
         )
         return context.packer.answer(request.received.message, STATUS, body)
-
-    def _note_poll(self, account: Account, recipient: str | None = None) -> None:
-        """
-        The state of the queue is about to be read: whatever arrives from now on may not be shown.
-
-        :param recipient: what the request is restricted to, which says nothing about other messages.
-        """
-        if self._context.note_poll is not None and recipient is None:
-            self._context.note_poll(account.did)
-
-    async def _own(self, account: Account, named: str | None) -> str | None:
-        """
-        A recipient DID of this account, given in any form.
-
-        :raise MediationNotGranted: it is unknown or somebody else's, which look the same.
-        """
-        if named is None:
-            return None
-        did = canonicalize_did(named)
-        if await self._context.store.find_owner(did) == account.did:
-            return did
-        raise MediationNotGranted

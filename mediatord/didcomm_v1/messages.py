@@ -101,10 +101,10 @@ class V1Packer:
         plaintext = serialize_answer(answer, self.new_id(), message.type.prefix or DIDCOMM_ORG, message.thread)
         return _pack(plaintext, received.sender, self._find_key(received))
 
-    def pack_to(self, answer: V1Answer, connection: V1Connection, prefix: str) -> bytes:
-        """A packed message that answers no other."""
+    def pack_to(self, answer: V1Answer, wallet_key: str, prefix: str) -> bytes:
+        """A packed message that answers no other. :param wallet_key: of a connection."""
         plaintext = serialize_answer(answer, self.new_id(), prefix, None)
-        return _pack(plaintext, connection.account, self._identity().connection_key(connection.account))
+        return _pack(plaintext, wallet_key, self._identity().connection_key(wallet_key))
 
     def refuse(self, error: MediatorError, received: ReceivedV1Message | None, origin: MessageOrigin) -> RequestReply:
         """

@@ -10,6 +10,7 @@ from typing import Any
 
 from mediatord.didcomm.utility_protocols import list_push_features, match_features, parse_match, parse_queries
 from mediatord.didcomm_v1.context import V1Context, V1Request, V1RequestHandler
+from mediatord.didcomm_v1.live_delivery import V1LiveDelivery
 from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG, OLD_PREFIX, V1Answer
 
 # What wallets of the Aries Interop Profile know a mediator by.
@@ -35,8 +36,9 @@ _SUPPORTED_PROTOCOLS: dict[str, list[str]] = {
 class V1UtilityProtocols:
     """Serves messages of any connected wallet, one method for each kind."""
 
-    def __init__(self, context: V1Context) -> None:
+    def __init__(self, context: V1Context, live: V1LiveDelivery) -> None:
         self._devices = context.common.devices
+        self._live = live
 
     def handlers(self) -> dict[str, V1RequestHandler]:
         """By type without prefix. A problem report is never answered, as that could be answered in turn."""
@@ -47,17 +49,25 @@ class V1UtilityProtocols:
             "discover-features/1.0/disclose": self.ignore,
             "discover-features/2.0/queries": self.queries,
             "discover-features/2.0/disclosures": self.ignore,
-            "coordinate-mediation/1.0/problem-report": self.ignore,
+            "coordinate-mediation/1.0/problem-report": self.problem_report,
             "notification/1.0/ack": self.ignore,
-            "notification/1.0/problem-report": self.ignore,
-            "report-problem/1.0/problem-report": self.ignore,
+            "notification/1.0/problem-report": self.problem_report,
+            "report-problem/1.0/problem-report": self.problem_report,
         }
 
     async def ping(self, request: V1Request) -> V1Answer | None:
-        """A `ping_response`, unless none is requested."""
-        if request.message.members.get("response_requested", True) is False:
-            return None
-        return V1Answer("trust_ping/1.0/ping_response")
+        """A `ping_response`, unless none is requested; a ping for return route all asks for implicit pickup then."""
+        if request.message.members.get("response_requested", True) is not False:
+            return V1Answer("trust_ping/1.0/ping_response")
+        if request.account is not None and request.message.return_route == "all":
+            await self._live.begin_implicit(request, request.account)
+        return None
+
+    async def problem_report(self, request: V1Request) -> V1Answer | None:
+        """It may be about a message that was pushed."""
+        if request.account is not None:
+            self._live.note_problem_report(request.account)
+        return None
 
     async def query(self, request: V1Request) -> V1Answer:
         """

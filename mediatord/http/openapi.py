@@ -253,6 +253,7 @@ _DIDCOMM_SCHEMAS: dict[str, Schema] = {
             "@id": str,
             "label": str,
             "goal_code": str,
+            "goal": str,
             "accept": [str],
             "handshake_protocols": [str],
             "services": _OBJECTS,

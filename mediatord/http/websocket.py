@@ -29,7 +29,7 @@ from twisted.internet.interfaces import IDelayedCall, IReactorTime
 from twisted.internet.tcp import Connection
 from twisted.logger import Logger
 
-from mediatord.delivery.connections import SendQueue
+from mediatord.delivery.connections import MAX_RECEIPTS, SendQueue
 from mediatord.didcomm.messages import MessageOrigin, UnpackedMessage, is_unreadable
 from mediatord.errors import ShutdownInProgress
 from mediatord.http.client_address import get_host
@@ -44,8 +44,14 @@ from mediatord.runtime.socket_writes import write_immediately
 if TYPE_CHECKING:
     from mediatord.http.resources import HTTPContext
 
+_log = Logger()
+
 TEXT_FRAME, BINARY_FRAME, PONG_FRAME = 0x81, 0x82, 0x8A
+_PING_FRAME = 0x89
 PING_FRAME = b"\x89\x04ping"
+
+# Digits of the number of a frame.
+_MAX_RECEIPT_BYTES = 20
 
 _MASK_BIT = 0x80
 _EXTENDED_LENGTH = 126
@@ -109,6 +115,74 @@ def build_text_header(length: int) -> bytes:
     if length < 65_536:
         return b"\x81\x7e" + length.to_bytes(2, "big")
     return b"\x81\x7f" + length.to_bytes(8, "big")
+
+
+def build_ping(payload: bytes) -> bytes:
+    """An unmasked ping, whose payload may have 125 bytes."""
+    return bytes((_PING_FRAME, len(payload))) + payload
+
+
+class FrameWithReceipt(bytes):
+    """
+    The payload of a text frame that is followed by a ping.
+
+    :ivar number: of the ping.
+    """
+
+    number: int
+
+
+class ReceiptTracker:
+    """
+    Pings behind frames of one socket, and what to call when they are answered. Their payloads are numbers.
+
+    A peer may answer only the last of several pings (RFC 6455 section 5.5.3), so a pong also stands for those before.
+    """
+
+    __slots__ = ("_last", "_missing", "_written")
+
+    def __init__(self) -> None:
+        self._last = self._written = 0
+        self._missing: deque[tuple[int, Callable[[], None]]] = deque()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether as many answers are missing as may be."""
+        return len(self._missing) >= MAX_RECEIPTS
+
+    def add(self, frame: bytes) -> FrameWithReceipt:
+        """A frame to be queued; :meth:`expect` follows if it was."""
+        numbered = FrameWithReceipt(frame)
+        numbered.number = self._last + 1
+        return numbered
+
+    def expect(self, on_receipt: Callable[[], None]) -> None:
+        """Call back for the frame that was added last."""
+        self._last += 1
+        self._missing.append((self._last, on_receipt))
+
+    def follow_frame(self, frame: bytes) -> bytes:
+        """The ping to write behind a frame, if it has one."""
+        if not isinstance(frame, FrameWithReceipt):
+            return b""
+        self._written = frame.number
+        return self.make_keepalive()
+
+    def make_keepalive(self) -> bytes:
+        """A ping that may be sent at any time: it repeats the last one, whose answer it may replace."""
+        return build_ping(b"%d" % self._written)
+
+    def receive_pong(self, payload: bytes) -> None:
+        """Call back for all frames before a pong; one that answers no ping is ignored."""
+        if len(payload) > _MAX_RECEIPT_BYTES or not payload.isdigit() or int(payload) > self._written:
+            return
+        answered = int(payload)
+        while self._missing and self._missing[0][0] <= answered:
+            _, on_receipt = self._missing.popleft()
+            try:
+                on_receipt()
+            except Exception:
+                _log.failure("processing a pong failed", redact_failure())
 
 
 _OPEN_SOCKET_ATTRIBUTES: dict[str, Any] = {
@@ -191,8 +265,6 @@ def drop_instance_defaults(socket: WebSocketServerProtocol) -> None:
     own.clear()
     own.update(different)
 
-
-_log = Logger()
 
 # Seconds between two pings of a socket.
 PING_INTERVAL = 30.0
@@ -331,6 +403,7 @@ class MediatorSocket(WebSocketServerProtocol):
         "_pending_pong",
         "_pinged",
         "_reading",
+        "_receipts",
         "_has_class_defaults",
         "_serving",
         "_decentrl",
@@ -374,6 +447,8 @@ class MediatorSocket(WebSocketServerProtocol):
         self._heard_since_ping = False
         self._pinged = False
         self._pending_pong: bytes | None = None
+        # None until a frame is sent with a receipt.
+        self._receipts: ReceiptTracker | None = None
         self._fragments = 0
         self._messages_in = self._messages_out = self._bytes_in = self._bytes_out = 0
 
@@ -502,6 +577,8 @@ class MediatorSocket(WebSocketServerProtocol):
             frames += 1
             if frame.kind != PONG_FRAME:
                 self.onMessage(unmask_payload(data, frame), frame.kind == BINARY_FRAME)
+            elif self._receipts is not None:
+                self._receipts.receive_pong(unmask_payload(data, frame))
         self._frames += frames
         if self._frames >= _FRAMES_PER_CHARGE:
             self._charge()
@@ -551,6 +628,11 @@ class MediatorSocket(WebSocketServerProtocol):
             super().onPing(payload)
         else:
             self._pending_pong = payload
+
+    def onPong(self, payload: bytes) -> None:  # noqa: N802
+        """The peer has read what was sent before a ping."""
+        if self._receipts is not None:
+            self._receipts.receive_pong(payload)
 
     def _drained(self) -> None:
         owed, self._pending_pong = self._pending_pong, None
@@ -634,6 +716,16 @@ class MediatorSocket(WebSocketServerProtocol):
         """Queue one text frame; False when the socket cannot take it now."""
         return self.state == self.STATE_OPEN and self._send_queue.offer(frame)
 
+    def send_with_receipt(self, frame: bytes, on_receipt: Callable[[], None]) -> bool:
+        """As :meth:`send`; calls back when the peer has answered the ping behind the frame."""
+        if self._receipts is None:
+            self._receipts = ReceiptTracker()
+        receipts = self._receipts
+        if receipts.is_full or not self.send(receipts.add(frame)):
+            return False
+        receipts.expect(on_receipt)
+        return True
+
     def close(self, code: int, reason: str) -> None:
         """Begin the closing handshake; a peer that does not answer is dropped after two seconds."""
         if self.state == self.STATE_OPEN:
@@ -649,7 +741,7 @@ class MediatorSocket(WebSocketServerProtocol):
             self.onAutoPingTimeout()
             return
         self._pinged, self._heard_since_ping = True, False
-        write_immediately(self.transport, PING_FRAME)
+        write_immediately(self.transport, PING_FRAME if self._receipts is None else self._receipts.make_keepalive())
 
     def _write_frame(self, payload: bytes) -> None:
         if self.state != self.STATE_OPEN:  # nothing may come after a close frame
@@ -659,7 +751,10 @@ class MediatorSocket(WebSocketServerProtocol):
         self._bytes_out += len(payload)
         if len(payload) >= LARGE_BUFFER_BYTES:
             self._context.memory.released(len(payload))
-        write_immediately(self.transport, build_text_header(len(payload)) + payload)
+        frame = build_text_header(len(payload)) + payload
+        if self._receipts is not None:
+            frame += self._receipts.follow_frame(payload)
+        write_immediately(self.transport, frame)
 
     def onClose(self, wasClean: bool, code: int | None, reason: str | None) -> None:  # noqa: N803
         """
@@ -671,6 +766,7 @@ class MediatorSocket(WebSocketServerProtocol):
         self._context.scheduler.discard(self)
         self._unparsed = b""
         self._send_queue.stopProducing()
+        self._receipts = None  # what would be called may refer to the socket
         for name in _PARTIAL_MESSAGE_ATTRIBUTES:
             vars(self).pop(name, None)
         if self._opened:

@@ -167,6 +167,11 @@ METRICS: dict[str, MetricDeclaration] = {
         "histogram", "Time from complete request to response", ("protocol",)
     ),
     "mediator_accounts": MetricDeclaration("gauge", "Accounts of DIDComm wallets"),
+    "mediator_v1_connections": MetricDeclaration(
+        "gauge",
+        "Connections of DIDComm v1: of wallets that have an account, and pending ones of wallets without",
+        ("state",),
+    ),
     "mediator_registration_bytes": MetricDeclaration("gauge", "Bytes of DIDs and registrations"),
     "mediator_accounts_expired_total": MetricDeclaration(
         "counter", "Accounts removed for disuse, by reason: unused, idle", ("reason",)
@@ -344,6 +349,8 @@ class Metrics:
         self.push_requests = counter("push_requests")
         self.push_duration = histogram("push_request_duration", REQUEST_BUCKETS)
         self.push_devices_forgotten = counter("push_devices_forgotten")
+        # By state.
+        self.v1_connections: Mapping[str, int] = {}
         # By push service.
         self.push_devices: Mapping[str, int] = {}
         self.count_push_hosts_backing_off: Callable[[], Mapping[str, int]] = dict
@@ -399,6 +406,10 @@ class Metrics:
         """Set the number of accounts, and the bytes of their DIDs and registrations."""
         self.optional_values.update(accounts=number, registration_bytes=size)
 
+    def set_v1_connections(self, with_account: int, pending: int) -> None:
+        """Set the number of connections of DIDComm v1 with an account, and without one."""
+        self.v1_connections = {"account": with_account, "pending": pending}
+
     def set_store_read_time(self, now: float, messages: int) -> None:
         """Record when queues and ledger were read from the store. :param messages: queued messages at that time."""
         self.optional_values.update(store_statistics_timestamp_seconds=now, messages_waiting=messages)
@@ -425,11 +436,12 @@ class Metrics:
             if value is not None:
                 yield _build_gauge(name, {(): value})
         for name, numbers in (
+            ("v1_connections", self.v1_connections),
             ("push_devices", self.push_devices),
             ("push_hosts_backing_off", self.count_push_hosts_backing_off()),
         ):
             if numbers:
-                yield _build_gauge(name, {(service,): number for service, number in numbers.items()})
+                yield _build_gauge(name, {(label,): number for label, number in numbers.items()})
         if self.ledgers:
             entries: LabelledValues = {}
             for protocol, (ledger, _) in self.ledgers.items():

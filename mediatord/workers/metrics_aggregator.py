@@ -33,6 +33,7 @@ _SHARED_GAUGES = {
     "mediator_messages_waiting",
     "mediator_registration_bytes",
     "mediator_push_devices",
+    "mediator_v1_connections",
     "mediator_store_statistics_timestamp_seconds",
     "mediator_storage_bytes",
     "mediator_ledger_messages",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,12 +29,14 @@ from mediatord.backup.records import (
     MessageRecord,
     RecordCounts,
     StoredEventRecord,
+    V1ConnectionRecord,
 )
 from mediatord.store.interfaces.cluster_and_quotas import ClusterNode
 from mediatord.store.interfaces.devices import DEVICE_ID_BYTES, Device
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import Account as InterfaceAccount
 from mediatord.store.interfaces.store import StoreUnusable
+from mediatord.store.interfaces.v1_connections import V1Connection
 from mediatord.store.mongo.store import MongoStore
 from tests.replica_set import ReplicaSet
 from tests.store.mongo.mongo_test_case import ALICE, CLOCK, MongoTestCase, authenticated_server, start_until_exit
@@ -92,6 +95,37 @@ class RefusalTests(MongoTestCase):
         self.assertEqual(await store.devices.list_devices(ALICE), [DEVICE])
         await store.devices.record_polls({ALICE: 1.0})
         self.assertIn("polled", self.documents["wakeups"].find_one({}) or {})
+
+    async def test_connection_left_behind_is_pending(self) -> None:
+        """A connection whose account was removed by a node of a former version is pending after an import."""
+        store = await self.open_store()
+        account, other = "did:key:z6MkAccount", "did:key:z6MkOther"
+        for did in (account, other):
+            await store.grant(did)
+            connection = V1Connection(did, f"{did}Own", "request", "invitation", "didexchange/1.1")
+            await store.v1_connections.put_connection(connection, max_pending=0)
+        self.documents["accounts"].delete_one({"did": other})
+        self.assertEqual(await store.v1_connections.count_connections(), (2, 0))
+        before = await store.v1_connections.scan_connections("", 9)
+        await store.close()
+        exported = await self.run_in_thread(self.export_and_drop)
+        self.assertEqual(await self.run_in_thread(self.import_into, self.archive), exported)
+        store = await self.open_store()
+        self.assertEqual(await store.v1_connections.scan_connections("", 9), before)
+        self.assertEqual(await store.v1_connections.count_connections(), (1, 1))
+        self.assertEqual(await store.v1_connections.expire_connections(CLOCK.seconds() + 60.0, 9), 1)
+        self.assertIsNone(await store.v1_connections.get_connection(other))
+
+    async def test_refuses_key_of_two_connections(self) -> None:
+        """An archive in which two connections have the same key is refused."""
+        fields: dict[str, Any] = dataclasses.asdict(V1Connection("", "did:key:z6MkOwn", "r", "i", "p"))
+        del fields["account"]
+        records = [V1ConnectionRecord(wallet=f"did:key:z6Mk{number}", **fields) for number in range(2)]
+        self.archive.unlink()
+        write_archive(self.archive, "sqlite", records)
+        error = await self.assert_refused(lambda: self.import_into(self.archive))
+        self.assertEqual(error, "a DIDComm v1 connection has a key that another connection has")
+        self.assertEqual(self.documents["v1_connections"].count_documents({}), 0)
 
     def export_and_drop(self) -> RecordCounts:
         """Export, and drop all collections."""

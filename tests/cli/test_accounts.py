@@ -7,8 +7,19 @@ from typing import Any
 
 from mediatord.observability.pseudonyms import Pseudonymizer, read_pseudonym_keys
 from mediatord.store.interfaces.devices import Device
+from mediatord.store.interfaces.v1_connections import V1Connection
 from tests.cli.test_commands import Capture, call, one_line
-from tests.cli.test_queue import ALICE, BOB, HOUR, INBOX, ConfiguredStore, configured_store, read_json
+from tests.cli.test_queue import (
+    ALICE,
+    BOB,
+    HOUR,
+    INBOX,
+    V1_BASE58,
+    V1_KEY,
+    ConfiguredStore,
+    configured_store,
+    read_json,
+)
 from tests.store.builders import result_of
 
 __all__ = ["configured_store"]
@@ -76,9 +87,47 @@ def test_shows_number_of_devices(configured_store: ConfiguredStore, capsys: Capt
     assert result_of(devices.count_devices()) == {}
 
 
+def test_shows_protocol(configured_store: ConfiguredStore, capsys: Capture) -> None:
+    """Accounts of wallets that have connected with DIDComm v1 say so, and when; they are found by their key."""
+    store, clock = configured_store.store, configured_store.clock
+    connection = V1Connection(V1_KEY, "own key", "request", "invitation", "didexchange/1.1")
+    result_of(store.v1_connections.put_connection(connection, max_pending=1))
+    clock.advance(HOUR)
+    result_of(store.grant(V1_KEY))
+    found = {one["did"]: one for one in run_json(configured_store, capsys, "list")["accounts"]}
+    assert (found[ALICE]["protocol"], found[ALICE]["connected_at"]) == ("didcomm", None)
+    assert (found[V1_KEY]["protocol"], found[V1_KEY]["connected_at"]) == ("didcomm_v1", configured_store.start_time)
+    for name in (V1_KEY, V1_BASE58, f"{V1_KEY}#{V1_KEY.removeprefix('did:key:')}"):
+        assert run_json(configured_store, capsys, "show", name)["did"] == V1_KEY
+    assert call(*make_arguments(configured_store, "show", V1_BASE58)) == 0
+    connected_at = datetime.fromtimestamp(configured_store.start_time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    assert f"protocol      didcomm_v1, connected {connected_at}\n" in capsys.readouterr().out
+    assert call(*make_arguments(configured_store, "show", ALICE)) == 0
+    assert "protocol      didcomm\n" in capsys.readouterr().out
+    assert call(*make_arguments(configured_store, "list")) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[4] for line in lines if line.startswith("did:")] == ["didcomm_v1", "didcomm"]
+
+
+def test_removes_connection_with_account(configured_store: ConfiguredStore, capsys: Capture) -> None:
+    """The connection of DIDComm v1 is removed with the account, so that the wallet has to connect again."""
+    store = configured_store.store
+    connection = V1Connection(V1_KEY, "own key", "request", "invitation", "didexchange/1.1")
+    result_of(store.v1_connections.put_connection(connection, max_pending=1))
+    result_of(store.grant(V1_KEY))
+    assert call(*make_arguments(configured_store, "remove", V1_BASE58)) == 0
+    assert result_of(store.v1_connections.count_connections()) == (1, 0)
+    assert call(*make_arguments(configured_store, "remove", V1_BASE58, "--yes")) == 0
+    assert result_of(store.v1_connections.count_connections()) == (0, 0)
+    assert result_of(store.v1_connections.find_connection("own key")) is None
+
+
 def test_unknown_account_is_an_error(configured_store: ConfiguredStore, capsys: Capture) -> None:
     """One line and exit status 1."""
-    for arguments in (("show", BOB), ("remove", BOB), ("remove", BOB, "--yes"), ("show", "nonsense\x1b")):
+    for name in (BOB, V1_KEY, V1_BASE58):
+        assert call(*make_arguments(configured_store, "show", name)) == 1
+        assert one_line(capsys).endswith(f"{name} has no account")
+    for arguments in (("remove", BOB), ("remove", BOB, "--yes"), ("show", "nonsense\x1b")):
         assert call(*make_arguments(configured_store, *arguments)) == 1
         assert one_line(capsys).endswith(" has no account")
 

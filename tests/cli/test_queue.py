@@ -45,6 +45,9 @@ from tests.store.builders import ImmediateClock, make_payload, make_sqlite_store
 
 ALICE, BOB, INBOX = "did:example:alice", "did:example:bob", "did:key:z6MkInbox"
 CAROL, DAVE = "did:decentrl:carol", "did:decentrl:dave"
+# A key of DIDComm v1, in both spellings.
+V1_KEY = "did:key:z6Mko9hTggMwjSTEaJaPUfE6tqcy2xvU6BnNq3e3o8qVBiyH"
+V1_BASE58 = "9hSR6S7WPtxmTojgo6GG3k4yDPecgJY292j7xrsUGWBu"
 HOUR = 3600.0
 NODE = "m1"
 
@@ -300,9 +303,34 @@ def test_finds_queue_by_any_form_of_did(configured_store: ConfiguredStore, capsy
         assert read_json(capsys)["protocols"] == protocols
 
 
+def test_finds_queue_by_key_of_v1(configured_store: ConfiguredStore, capsys: Capture) -> None:
+    """A recipient that is a key of DIDComm v1 is found in any spelling of it."""
+    result_of(configured_store.store.update_recipients(ALICE, [(V1_KEY, "add")], max_recipients=9))
+    configured_store.put("a", "b", to=V1_KEY)
+    for name in (V1_KEY, V1_BASE58, f"{V1_KEY}#{V1_KEY.removeprefix('did:key:')}"):
+        assert call(*make_arguments(configured_store, "show", name, "--json")) == 0
+        shown = read_json(capsys)
+        assert (shown["did"], shown["messages"]) == (V1_KEY, 2)
+    assert call(*make_arguments(configured_store, "purge", V1_BASE58, "--yes", "--json")) == 0
+    assert read_json(capsys)["protocols"] == {"didcomm": 2}
+
+
 @pytest.mark.parametrize("json_too", [(), ("--json",)])
 @pytest.mark.parametrize(
-    "did", ["did:example:nobody", "did:peer:2.Ez~1a2b", "~1a2b3c", "", "\udcff", f"{INBOX}x", "*", "did:example:%"]
+    "did",
+    [
+        V1_BASE58,
+        f"{V1_BASE58}1",
+        V1_BASE58[1:],
+        "did:example:nobody",
+        "did:peer:2.Ez~1a2b",
+        "~1a2b3c",
+        "",
+        "\udcff",
+        f"{INBOX}x",
+        "*",
+        "did:example:%",
+    ],
 )
 def test_unknown_did_is_an_error(
     did: str, json_too: tuple[str, ...], configured_store: ConfiguredStore, capsys: Capture

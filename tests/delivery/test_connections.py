@@ -1,6 +1,6 @@
 """The connection manager (UC-021)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -29,6 +29,10 @@ class FakeSocket:
 
     def send(self, frame: bytes) -> bool:
         """Accept any frame."""
+        return True
+
+    def send_with_receipt(self, frame: bytes, on_receipt: Callable[[], None]) -> bool:
+        """Accept any frame; there is never a receipt."""
         return True
 
     def close(self, code: int, reason: str) -> None:

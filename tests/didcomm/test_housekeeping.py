@@ -10,9 +10,16 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.app.metrics_collection import refresh_store_metrics
 from mediatord.cluster.leases import LEADER_LEASE, LeaderLease
-from mediatord.didcomm.housekeeping import BATCH_SIZE, MAX_TIMER_DELAY, DelayedMessageScheduler, Housekeeping
+from mediatord.didcomm.housekeeping import (
+    BATCH_SIZE,
+    CONNECTIONS_INTERVAL,
+    MAX_TIMER_DELAY,
+    DelayedMessageScheduler,
+    Housekeeping,
+)
 from mediatord.errors import StoreUnavailable
 from mediatord.store.interfaces.messages import MessageLedger, Payload, StoredMessage, StoreLedger, StoreStatistics
+from mediatord.store.interfaces.v1_connections import V1Connection
 from mediatord.wallet.didcomm_client import read_delivery
 from tests.in_memory_mediator import FakeSocket, InMemoryMediator, InMemoryWallet, pack_forward
 
@@ -206,6 +213,70 @@ class HousekeepingRoundTests(HousekeepingTestCase):
         self.in_memory.didcomm.housekeeping.startService()
         self.in_memory.clock.advance(15)
         self.assertEqual(self.in_memory.counter("mediator_messages_expired_total"), BATCH_SIZE + 1)
+
+
+class ConnectionExpiryTests(HousekeepingTestCase):
+    """Connections of DIDComm v1 without an account."""
+
+    def put_connections(self, number: int) -> None:
+        for index in range(number):
+            wallet = f"did:key:z6Mk{self.in_memory.clock.seconds():.0f}-{index}"
+            connection = V1Connection(wallet, f"own key of {wallet}", "request", "invitation", "didexchange/1.1")
+            self.successResultOf(self.in_memory.store.v1_connections.put_connection(connection, max_pending=9_999))
+
+    def count(self) -> tuple[int, int]:
+        return self.successResultOf(self.in_memory.store.v1_connections.count_connections())
+
+    def test_pending_connections_expire(self) -> None:
+        """Those older than didcomm_v1.pending_connection_ttl are removed, however many; others and accounts stay."""
+        ttl = self.in_memory.config.didcomm_v1.pending_connection_ttl
+        self.put_connections(2 * BATCH_SIZE + 1)
+        (first,) = self.successResultOf(self.in_memory.store.v1_connections.scan_connections("", 1))
+        self.successResultOf(self.in_memory.store.grant(first.account))
+        self.in_memory.clock.advance(ttl / 2)
+        self.put_connections(3)
+        self.in_memory.clock.advance(ttl / 2 - 1)
+        self.assertEqual(self.count(), (1, 2 * BATCH_SIZE + 3))
+        self.in_memory.clock.pump([CONNECTIONS_INTERVAL] + [0.01] * 100)
+        self.assertEqual(self.count(), (1, 3))
+        self.in_memory.clock.pump([ttl / 2 + CONNECTIONS_INTERVAL] + [0.01] * 100)
+        self.assertEqual(self.count(), (1, 0))
+
+    def test_leader_expires_connections(self) -> None:
+        """A node removes connections only when it is the leader."""
+        cluster, clock = self.in_memory.store.cluster, self.in_memory.clock
+        self.in_memory.didcomm.housekeeping.stopService()
+        self.put_connections(1)
+
+        async def measure() -> None: ...
+
+        node = Housekeeping(
+            clock,
+            self.in_memory.store,
+            self.in_memory.didcomm.live,
+            self.in_memory.base.recorder,
+            measure,
+            LeaderLease(clock, cluster, "node"),
+            pending=60.0,
+        )
+        self.assertTrue(self.successResultOf(cluster.acquire_lease("housekeeping", "leader", LEADER_LEASE)))
+        node.startService()
+        for _ in range(int(3 * CONNECTIONS_INTERVAL)):
+            clock.advance(1.0)
+            self.assertTrue(self.successResultOf(cluster.acquire_lease("housekeeping", "leader", LEADER_LEASE)))
+        self.assertEqual(self.count(), (0, 1))
+        clock.pump([1.0] * int(LEADER_LEASE + CONNECTIONS_INTERVAL + 1))
+        self.assertEqual(self.count(), (0, 0))
+        self.successResultOf(node.stopService())
+
+    def test_gauge_counts_connections(self) -> None:
+        """The metric has connections with an account, and pending ones."""
+        self.put_connections(3)
+        (first,) = self.successResultOf(self.in_memory.store.v1_connections.scan_connections("", 1))
+        self.successResultOf(self.in_memory.store.grant(first.account))
+        self.in_memory.clock.advance(60)
+        numbers = [self.in_memory.counter("mediator_v1_connections", state=state) for state in ("account", "pending")]
+        self.assertEqual(numbers, [1, 2])
 
 
 class DueTimesTests(HousekeepingTestCase):

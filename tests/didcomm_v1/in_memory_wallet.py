@@ -48,12 +48,15 @@ class InMemoryV1Wallet:
     """
     A wallet that has connected, as if by a handshake.
 
-    :ivar key: of the connection; `recipient` is the one that it gives to senders.
+    :param key: of the connection; by default one of its name.
+    :ivar recipient: the key that it gives to senders.
     """
 
-    def __init__(self, in_memory: InMemoryMediator, name: str = "wallet", **connection: Any) -> None:
+    def __init__(
+        self, in_memory: InMemoryMediator, name: str = "wallet", *, key: SigningKey | None = None, **connection: Any
+    ) -> None:
         self.in_memory = in_memory
-        self.key, self.recipient = make_key(name), make_key(f"{name}, recipient")
+        self.key, self.recipient = key or make_key(name), make_key(f"{name}, recipient")
         self.own_key = get_identity(in_memory).connection_key(self.key.did_key)
         row = V1Connection(
             account=self.key.did_key,

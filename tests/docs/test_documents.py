@@ -249,6 +249,7 @@ def test_metrics_page_agrees() -> None:
     metrics.set_queued_messages(1, 1.0)
     metrics.set_accounts(1, 60)
     metrics.accounts_expired.inc("unused")
+    metrics.set_v1_connections(1, 1)
     metrics.ledgers["didcomm"] = {"accepted": 1}, 0
     metrics.set_store_read_time(1.0, 1)
     metrics.register_buffer("any", lambda: (1, 1))
@@ -270,7 +271,7 @@ def test_metrics_page_agrees() -> None:
     listed = [item for item in found if item]
     assert {item[1]: (item[2], set(re.findall(r"`(\w+)`", item[3]))) for item in listed} == real
     assert {item[1]: item[4] for item in listed} == texts
-    contents = set(re.findall(r"\bmediator_[a-z_]+", "".join(path.read_text("utf-8") for path in DOCUMENTS)))
+    contents = set(re.findall(r"\bmediator_[a-z0-9_]+", "".join(path.read_text("utf-8") for path in DOCUMENTS)))
     assert contents <= set(real)
 
 

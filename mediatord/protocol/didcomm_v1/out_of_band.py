@@ -13,6 +13,7 @@ from mediatord.protocol.encoding import dumps, encode_base64url
 
 # By this goal, wallets know a mediator.
 _GOAL_CODE = "aries.vc.mediate"
+_GOAL = "Mediate"
 _ACCEPTED_PROFILES = ["didcomm/aip2;env=rfc19", "didcomm/aip1"]
 _HANDSHAKE_PROTOCOLS = [f"{DIDCOMM_ORG}didexchange/1.1", f"{DIDCOMM_ORG}didexchange/1.0"]
 # Query parameters of URLs that contain an invitation.
@@ -35,7 +36,7 @@ def build_invitation(public_url: str, endpoint: str, key: str, label: str) -> JS
     """
     The Out-of-Band 1.1 invitation, which any number of wallets may answer.
 
-    It has one service: ACA-Py refuses any other number.
+    It has one service, and a goal beside its code: ACA-Py refuses any other number, and a code alone.
 
     :param endpoint: http(s) URL.
     :param key: of the invitation.
@@ -51,6 +52,7 @@ def build_invitation(public_url: str, endpoint: str, key: str, label: str) -> JS
         "@id": derive_invitation_id(public_url),
         "label": label,
         "goal_code": _GOAL_CODE,
+        "goal": _GOAL,
         "accept": _ACCEPTED_PROFILES,
         "handshake_protocols": _HANDSHAKE_PROTOCOLS,
         "services": [service],

@@ -12,6 +12,7 @@ from zope.interface import Attribute, Interface
 from mediatord.store.interfaces.messages import RemovedMessage
 
 QueueProtocol = Literal["didcomm", "decentrl"]
+AccountProtocol = Literal["didcomm", "didcomm_v1"]
 QUEUE_PROTOCOLS: tuple[QueueProtocol, ...] = ("didcomm", "decentrl")
 # Called with entries that a purge has removed although it had failed with an unknown outcome.
 LatePurgeListener = Callable[[QueueProtocol, Sequence[RemovedMessage]], None]
@@ -92,6 +93,8 @@ class AccountSummary:
     :param seen_at: last authenticated contact, to a day.
     :param used: whether a message was ever accepted for it, or there was contact after its first day.
     :param recipients: number of names that it has registered.
+    :param protocol: `didcomm_v1` if its wallet has connected with DIDComm v1.
+    :param connected_at: when it did; None for others.
     """
 
     did: str
@@ -101,6 +104,8 @@ class AccountSummary:
     recipients: int
     messages: int
     bytes: int
+    protocol: AccountProtocol = "didcomm"
+    connected_at: float | None = None
 
 
 class IStoreAdministration(Interface):

@@ -34,7 +34,14 @@ from mediatord.store.mongo.driver.collection import Collection, Document, MongoC
 from mediatord.store.mongo.driver.operation import operation
 from mediatord.store.mongo.driver.transactions import Transaction, TransactionWork, UndoCallback
 from mediatord.store.mongo.removal import RemovalBatch, RemovalRequest, UncertainRemovalReporter
-from mediatord.store.mongo.schema import ACCOUNTS, PARTIES, PENDING_EVENTS, QUEUES, RECIPIENTS
+from mediatord.store.mongo.schema import (
+    ACCOUNTS,
+    PARTIES,
+    PENDING_EVENTS,
+    QUEUES,
+    RECIPIENTS,
+    V1_CONNECTIONS,
+)
 
 T = TypeVar("T")
 
@@ -250,6 +257,9 @@ class MongoStoreAdministration:
         pipeline: list[Document] = [{"$match": queued}, {"$group": total}]
         sums = {one["_id"]: one for one in await self._query(RECIPIENTS.aggregate(pipeline))}
         empty: Document = {"messages": 0, "bytes": 0}
+        own = {"_id": {"$in": [one["did"] for one in found]}}
+        connections = await self._query(V1_CONNECTIONS.find(own, projection={"created_at": 1}))
+        connected_at = {one["_id"]: one["created_at"] for one in connections}
         return [
             AccountSummary(
                 did=one["did"],
@@ -259,6 +269,8 @@ class MongoStoreAdministration:
                 recipients=one["recipients"],
                 messages=sums.get(one["_id"], empty)["messages"],
                 bytes=sums.get(one["_id"], empty)["bytes"],
+                protocol="didcomm_v1" if one["did"] in connected_at else "didcomm",
+                connected_at=connected_at.get(one["did"]),
             )
             for one in found
         ]

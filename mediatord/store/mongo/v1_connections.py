@@ -154,12 +154,10 @@ class MongoV1ConnectionStore:
 
     @operation
     async def count_connections(self) -> tuple[int, int]:
-        # The conditions let the server read keys only.
-        everything: list[Document] = [{"$match": {"own_key": {"$gte": ""}}}, {"$count": "number"}]
+        """Count all by the metadata, which may be a little wrong after a crash of the server."""
         with self._client.operate("count_v1_connections") as run:
-            found = await run.query(V1_CONNECTIONS.aggregate(everything, hint="v1_connection_key"))
-            pending = await run.query(_build_pending_count())
-        number, waiting = (sum([one["number"] for one in some]) for some in (found, pending))
+            number = (await run.command(V1_CONNECTIONS.count()))["n"]
+            waiting = _get_number(await run.query(_build_pending_count()))
         return max(number - waiting, 0), waiting
 
     @operation
@@ -181,23 +179,29 @@ def build_granted_updates(accounts: Sequence[str]) -> list[MongoCommand]:
 
 async def _count_pending(t: Transaction, most: int) -> int:
     """Count pending connections, `most` of them at most."""
-    return sum([one["number"] for one in await t.query(_build_pending_count(most))]) if most > 0 else 0
+    return _get_number(await t.query(_build_pending_count(most))) if most > 0 else 0
 
 
 def _build_pending_count(most: int = 0) -> MongoCommand:
     """:param most: 0 for all."""
+    # The condition lets the server read keys only.
     stages: list[Document] = [{"$match": {"pending_since": {"$gte": 0.0}}}]
     stages += [{"$limit": most}] if most else []
     return V1_CONNECTIONS.aggregate([*stages, {"$count": "number"}], hint="v1_connection_pending")
 
 
+def _get_number(found: Sequence[Document]) -> int:
+    return sum([one["number"] for one in found])
+
+
 def _build_document(connection: V1Connection) -> Document:
     values = {name: getattr(connection, name) for name in _FIELDS}
-    return {"_id": connection.account, **values, "routing_keys": list(connection.routing_keys)}
+    document = {"_id": connection.account, **values, "routing_keys": list(connection.routing_keys)}
+    return {name: value for name, value in document.items() if value is not None}
 
 
 def _parse(document: Document) -> V1Connection:
-    values = {name: document[name] for name in _FIELDS}
+    values = {name: document.get(name) for name in _FIELDS}
     return V1Connection(document["_id"], **values | {"routing_keys": tuple(document["routing_keys"])})
 
 

@@ -10,6 +10,7 @@ from zope.interface import implementer
 
 from mediatord.protocol.canonical_did import canonicalize_did, compute_did_digest
 from mediatord.store.interfaces.administration import (
+    AccountProtocol,
     AccountSummary,
     DIDPage,
     EntryPage,
@@ -62,7 +63,7 @@ _SELECT_EVENTS = """
 """
 _SELECT_ACCOUNTS = """
     SELECT a.did, a.created_at, a.seen_at, a.fresh, a.recipients, coalesce(sum(q.messages), 0),
-        coalesce(sum(q.bytes), 0)
+        coalesce(sum(q.bytes), 0), (SELECT created_at FROM v1_connection WHERE account = a.did)
     FROM ({}) a LEFT JOIN queue q ON q.account_id = a.id GROUP BY a.id ORDER BY a.created_at DESC, a.id DESC
 """
 _SELECT_NEWEST_ACCOUNTS = _SELECT_ACCOUNTS.format(
@@ -162,8 +163,9 @@ def _parse_event(did: str, row: Sequence[Any]) -> QueuedMessage:
 
 
 def _parse_account(row: Sequence[Any]) -> AccountSummary:
-    did, created_at, seen_at, fresh, recipients, messages, size = row
-    return AccountSummary(did, created_at, seen_at, not fresh, recipients, messages, size)
+    did, created_at, seen_at, fresh, recipients, messages, size, connected_at = row
+    protocol: AccountProtocol = "didcomm" if connected_at is None else "didcomm_v1"
+    return AccountSummary(did, created_at, seen_at, not fresh, recipients, messages, size, protocol, connected_at)
 
 
 @implementer(IStoreAdministration)

@@ -27,6 +27,7 @@ def test_invitation() -> None:
         "@id": derive_invitation_id(URL),
         "label": "Our mediator",
         "goal_code": "aries.vc.mediate",
+        "goal": "Mediate",
         "accept": ["didcomm/aip2;env=rfc19", "didcomm/aip1"],
         "handshake_protocols": ["https://didcomm.org/didexchange/1.1", "https://didcomm.org/didexchange/1.0"],
         "services": [

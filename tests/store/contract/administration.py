@@ -14,6 +14,7 @@ from mediatord.store.interfaces.administration import (
 )
 from mediatord.store.interfaces.decentrl import PendingEvent
 from mediatord.store.interfaces.messages import MessageLedger, StoreLedger
+from mediatord.store.interfaces.v1_connections import V1Connection
 from tests.store.builders import ALICE, BOB, HOUR, NOON
 from tests.store.contract.base import INBOX, OTHER
 from tests.store.contract.decentrl_base import DecentrlContract, make_contract
@@ -146,6 +147,20 @@ class AdministrationContract(DecentrlContract):
             self.assertEqual(await self.administration.find_did(given), stored)
         for given in ("did:example:nobody", "", "*"):
             self.assertIsNone(await self.administration.find_did(given))
+
+    async def test_shows_protocol_of_accounts(self) -> None:
+        """An account shows whether its wallet has connected with DIDComm v1, and when."""
+        wallet = "did:key:z6MkWallet"
+        connection = V1Connection(wallet, "did:key:z6MkOwn", "request", "invitation", "didexchange/1.1")
+        await self.store.v1_connections.put_connection(connection, max_pending=1)
+        self.clock.advance(5.0)
+        await self.store.grant(wallet)
+        admin = self.store.administration
+        found = {one.did: (one.protocol, one.connected_at) for one in await admin.list_accounts(0, 10)}
+        expected = {ALICE: ("didcomm", None), BOB: ("didcomm", None), wallet: ("didcomm_v1", NOON)}
+        self.assertEqual({did: found[did] for did in expected}, expected)
+        one = await admin.find_account(wallet)
+        self.assertTrue(one is not None and (one.protocol, one.connected_at) == ("didcomm_v1", NOON))
 
     async def test_removes_accounts_with_empty_queues(self) -> None:
         """Accounts are listed and found with their queues, unregistered, and removed once those are empty."""

@@ -1,7 +1,8 @@
 """
 Process that runs all operations that store and remove, and prints the outcomes, until it is killed.
 
-`python -m tests.store.sqlite.churn_process DATABASE SEED`: lines with a protocol, an entry of its ledger, a number.
+`python -m tests.store.sqlite.churn_process DATABASE SEED`: lines with a protocol, an entry of its ledger, a number;
+and `v1 connected 1` for each connection of DIDComm v1 that is not removed.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from mediatord.store.factory import build_store
 from mediatord.store.interfaces.decentrl import CommandGuard, Contract, DecentrlQuotas, PageRequest, PendingEvent
 from mediatord.store.interfaces.messages import QueueLimits, RemovedMessage
 from mediatord.store.interfaces.store import IStore
+from mediatord.store.interfaces.v1_connections import V1Connection
 from tests.store.builders import ALICE, BOB, HOUR, LEDGER_ENTRY_BY_REASON, make_payload
 
 INBOX = "did:key:z6MkInbox"
@@ -57,6 +59,8 @@ class ChurnWorker:
             self._expire,
             self._deliver_event,
             self._acknowledge_event,
+            self._connect_wallet,
+            self._change_wallets,
         )
         while True:
             await self._random.choice(works)()
@@ -97,6 +101,26 @@ class ChurnWorker:
         ids = [event.id for event in found.items]
         acknowledged = await self._store.decentrl.acknowledge_events(self._make_guard(), ALICE, ids)
         _print_entry("decentrl", "acknowledged", len(acknowledged))
+
+    async def _connect_wallet(self) -> None:
+        """Store a connection of DIDComm v1 that stays."""
+        await self._put_connection(self._make_id())
+        _print_entry("v1", "connected", 1)
+
+    async def _change_wallets(self) -> None:
+        """Store connections of DIDComm v1, replace one, and remove them in each way."""
+        wallets = [self._make_id() for _ in range(3)]
+        for wallet in (*wallets, wallets[0]):
+            await self._put_connection(wallet)
+        await self._store.grant(wallets[0])
+        await self._store.administration.remove_account(wallets[0])
+        await self._store.v1_connections.remove_connection(wallets[1])
+        # Those that stay are younger by the clock of the process.
+        await self._store.v1_connections.expire_connections(self._clock.seconds() - HOUR, 5)
+
+    async def _put_connection(self, wallet: str) -> None:
+        connection = V1Connection(wallet, f"own key of {wallet}", "request", "invitation", "didexchange/1.1")
+        await self._store.v1_connections.put_connection(connection, max_pending=1_000_000)
 
     def _make_guard(self) -> CommandGuard:
         return CommandGuard(self._make_id().encode(), self._clock.seconds() + 1)

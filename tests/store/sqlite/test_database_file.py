@@ -20,6 +20,7 @@ from mediatord.store.factory import build_store
 from mediatord.store.interfaces.devices import Device
 from mediatord.store.interfaces.messages import QueueLimits
 from mediatord.store.interfaces.store import Account
+from mediatord.store.interfaces.v1_connections import V1Connection
 from mediatord.store.sqlite import executor
 from mediatord.store.sqlite.connection import connect, hash_did
 from mediatord.store.sqlite.database_file import DatabaseUnusable, migrate_schema, open_database, read_schema_steps
@@ -188,6 +189,25 @@ class OpeningTests(SynchronousTestCase):
         self.assertEqual(self.successResultOf(store.devices.list_devices(ALICE)), [device])
         self.assertTrue(self.successResultOf(store.administration.remove_account(ALICE)))
         self.assertEqual(self.successResultOf(store.devices.count_devices()), {})
+        self.successResultOf(store.close())
+
+    def test_upgrades_database_without_v1_connections(self) -> None:
+        """A database of version 2 keeps its content, and its accounts have connections from its next start on."""
+        self.path.touch()
+        with closing(connect(self.path)) as connection:
+            migrate_schema(connection, read_schema_steps()[:2])
+            self.assertEqual(connection.execute("PRAGMA user_version").fetchone(), (2,))
+            connection.execute(
+                "INSERT INTO account (did, did_key, created_at) VALUES (?, ?, 0.0)", (ALICE, hash_did(ALICE))
+            )
+        store = make_sqlite_store(ImmediateClock(), self.path)
+        self.successResultOf(store.open())
+        for wallet in (ALICE, BOB):
+            connection_of_wallet = V1Connection(wallet, f"own key of {wallet}", "request", "invitation", "v1")
+            self.successResultOf(store.v1_connections.put_connection(connection_of_wallet, max_pending=1))
+        self.assertEqual(self.successResultOf(store.v1_connections.count_connections()), (1, 1))
+        self.assertTrue(self.successResultOf(store.administration.remove_account(ALICE)))
+        self.assertEqual(self.successResultOf(store.v1_connections.count_connections()), (0, 1))
         self.successResultOf(store.close())
 
     def test_concurrent_migration(self) -> None:

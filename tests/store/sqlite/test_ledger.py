@@ -121,7 +121,7 @@ class KillTests(SynchronousTestCase):
     """Processes killed at random moments."""
 
     def test_ledger_balances_after_kills(self) -> None:
-        """After every kill the ledger balances and has all reported outcomes."""
+        """After every kill the ledger balances and has all reported outcomes, and reported connections are stored."""
         self.path, seed = make_database_path(self), SystemRandom().randrange(1 << 32)
         reported: Counter[tuple[str, str]] = Counter()
         random = Random(seed)
@@ -132,6 +132,8 @@ class KillTests(SynchronousTestCase):
             with closing(open_database(self.path)) as connection:
                 self.assertEqual(find_miscounts(connection), [], f"seed {seed}")
                 ledgers = queue_statistics.read_ledger(connection)
+                ((connections,),) = connection.execute("SELECT count(*) FROM v1_connection").fetchall()
+            self.assertGreaterEqual(connections, reported["v1", "connected"], f"seed {seed}")
             self.reconcile("didcomm", ledgers.didcomm, reported, seed)
             self.reconcile("decentrl", ledgers.decentrl, reported, seed)
         for protocol, ledger in (("didcomm", ledgers.didcomm), ("decentrl", ledgers.decentrl)):

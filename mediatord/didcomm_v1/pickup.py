@@ -1,0 +1,195 @@
+"""Message Pickup 2.0 and 1.0: status, delivery, acknowledgement, live delivery, and batches."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import replace
+from typing import NamedTuple
+
+from mediatord.didcomm.pickup import QueuePickup
+from mediatord.didcomm_v1.context import V1AccountRequestHandler, V1Context, V1Request
+from mediatord.didcomm_v1.live_delivery import V1LiveDelivery
+from mediatord.errors import LiveModeUnsupported
+from mediatord.protocol.didcomm.message_pickup import parse_limit, parse_live_delivery, parse_message_ids
+from mediatord.protocol.didcomm_v1 import message_pickup
+from mediatord.protocol.didcomm_v1.message import V1Answer
+from mediatord.protocol.didcomm_v1.message_pickup import (
+    BATCH,
+    DELIVERY,
+    LIST_RESPONSE,
+    STATUS,
+    STATUS_1,
+    make_batch_members,
+    make_delivery_members,
+    make_status_members,
+)
+from mediatord.store.interfaces.messages import QueueStatus, StoredMessage
+from mediatord.store.interfaces.store import Account
+
+# Accounts whose last batch is remembered; a forgotten batch is handed out again.
+MAX_BATCHES = 10_000
+
+
+class _Batch(NamedTuple):
+    """
+    What an account was handed out last.
+
+    :param at: when; a repeated batch is not handed out a third time.
+    """
+
+    ids: tuple[str, ...]
+    at: float
+    is_repeated: bool
+
+
+class V1Pickup:
+    """Serves the requests of an account about its messages."""
+
+    def __init__(self, context: V1Context, queue: QueuePickup, live: V1LiveDelivery) -> None:
+        self._context = context
+        self._common = context.common
+        self._queue = queue
+        self._live = live
+        self._batches: OrderedDict[str, _Batch] = OrderedDict()
+
+    def account_handlers(self) -> dict[str, V1AccountRequestHandler]:
+        """Handlers by message type."""
+        return {
+            "messagepickup/2.0/status-request": self._status_request,
+            "messagepickup/2.0/delivery-request": self._delivery_request,
+            "messagepickup/2.0/messages-received": self._messages_received,
+            "messagepickup/2.0/live-delivery-change": self._live_delivery_change,
+            "messagepickup/1.0/batch-pickup": self._batch_pickup,
+            "messagepickup/1.0/status-request": self._status_request_1,
+            "messagepickup/1.0/list-pickup": self._list_pickup,
+            "messagepickup/1.0/noop": self._ignore,
+        }
+
+    @property
+    def batches(self) -> int:
+        """Number of accounts whose last batch is remembered."""
+        return len(self._batches)
+
+    async def _status_request(self, request: V1Request, account: Account) -> V1Answer:
+        await self._live.note_pickup(request)
+        named, recipient = await self._find_recipient(request, account)
+        self._queue.note_poll(account, recipient)
+        return await self._answer_status(request, account, named, recipient)
+
+    async def _delivery_request(self, request: V1Request, account: Account) -> V1Answer:
+        """The oldest messages, or a `status` if there are none; removes nothing."""
+        await self._live.note_pickup(request)
+        limit = parse_limit(request.message.members, self._common.delivery_limit)
+        named, recipient = await self._find_recipient(request, account)
+        self._queue.note_poll(account, recipient)
+        messages = await self._queue.fetch(account, recipient, limit, request.record.session)
+        if not messages:
+            return await self._answer_status(request, account, named, recipient)
+        return V1Answer(DELIVERY, make_delivery_members(list_payloads(messages), named))
+
+    async def _messages_received(self, request: V1Request, account: Account) -> V1Answer:
+        """
+        Remove messages; always answered with the status.
+
+        Credo asks for whatever that counts. So it leaves out what was pushed to a socket of the account and is not
+        acknowledged yet, and everything where all that is queued will be pushed.
+        """
+        ids = parse_message_ids(request.message.members)
+        await self._live.note_pickup(request)
+        status = None
+        if ids:
+            status = (await self._queue.acknowledge(account.did, ids, with_status=True)).status
+        if status is None:
+            status = await self._common.store.get_queue_status(account.did, None)
+        left = status.message_count - len(self._context.live.find_unacknowledged(account.did))
+        if left <= 0 or self._live.is_implicit(account.did):
+            status = QueueStatus(0, 0)
+        else:
+            status = replace(status, message_count=left)
+        return self._make_status(request, account, status)
+
+    async def _live_delivery_change(self, request: V1Request, account: Account) -> V1Answer:
+        """Switch pushing to this socket on or off; what is queued is fetched by delivery requests."""
+        wanted = parse_live_delivery(request.message.members)
+        session = request.origin.session
+        if wanted and session is None:
+            raise LiveModeUnsupported
+        await self._live.note_pickup(request)
+        if session is not None:
+            if wanted:
+                await self._live.begin_live(request, account, session)
+            else:
+                self._live.end(session, account.did)
+        self._queue.note_poll(account)
+        return await self._answer_status(request, account)
+
+    async def _batch_pickup(self, request: V1Request, account: Account) -> V1Answer:
+        """
+        The oldest messages. They are removed by the next request, as there is no acknowledgement; if that comes late,
+        the answer to the last one may be lost, and they are handed out once more.
+        """
+        size = message_pickup.parse_batch_size(request.message.members, self._common.delivery_limit)
+        self._queue.note_poll(account)
+        now, last = self._common.clock.seconds(), self._batches.get(account.did)
+        is_late = last is not None and not 0 <= now - last.at < self._common.push_timeout
+        if last is not None and (last.is_repeated or not is_late):
+            await self._queue.acknowledge(account.did, last.ids)
+            del self._batches[account.did]
+            is_late = False
+        messages = await self._queue.fetch(account, None, size, request.record.session)
+        self._batches.pop(account.did, None)
+        if messages:
+            self._batches[account.did] = _Batch(tuple(message.id for message in messages), now, is_late)
+            if len(self._batches) > MAX_BATCHES:
+                self._batches.popitem(last=False)
+        return V1Answer(BATCH, make_batch_members(list_payloads(messages)))
+
+    async def _status_request_1(self, request: V1Request, account: Account) -> V1Answer:
+        self._queue.note_poll(account)
+        status = await self._common.store.get_queue_status(account.did, None)
+        return V1Answer(STATUS_1, {"message_count": status.message_count, "total_size": status.total_bytes})
+
+    async def _list_pickup(self, request: V1Request, account: Account) -> V1Answer:
+        """Some messages by their ids; removes nothing."""
+        ids = message_pickup.parse_listed_ids(request.message.members)[: self._common.delivery_limit]
+        found = await self._common.store.find_messages(ids) if ids else []
+        messages = [message for message in found if message.account == account.did]
+        self._queue.record_delivery(messages, request.record.session)
+        return V1Answer(LIST_RESPONSE, make_batch_members(list_payloads(messages)))
+
+    async def _ignore(self, request: V1Request, account: Account) -> None:
+        """There is nothing to answer: a reply takes the route of its own request."""
+
+    async def _find_recipient(self, request: V1Request, account: Account) -> tuple[str | None, str | None]:
+        """The recipient key that a request is restricted to, as it spells it, and its canonical form."""
+        parsed = message_pickup.parse_recipient_key(request.message.members)
+        if parsed is None:
+            return None, None
+        named, key = parsed
+        return named, await self._queue.find_recipient(account, key)
+
+    async def _answer_status(
+        self, request: V1Request, account: Account, named: str | None = None, recipient: str | None = None
+    ) -> V1Answer:
+        status = await self._common.store.get_queue_status(account.did, recipient)
+        return self._make_status(request, account, status, named)
+
+    def _make_status(
+        self, request: V1Request, account: Account, status: QueueStatus, named: str | None = None
+    ) -> V1Answer:
+        session = request.origin.session
+        members = make_status_members(
+            count=status.message_count,
+            total_bytes=status.total_bytes,
+            oldest=status.oldest_received_time,
+            newest=status.newest_received_time,
+            now=self._common.clock.seconds(),
+            recipient_key=named,
+            live=session is not None and self._common.connections.is_subscribed(session, account.did),
+        )
+        return V1Answer(STATUS, members)
+
+
+def list_payloads(messages: list[StoredMessage]) -> list[tuple[str, bytes]]:
+    """Ids and payloads of messages."""
+    return [(message.id, message.payload) for message in messages]
