@@ -18,6 +18,7 @@ from mediatord.didcomm_v1.context import V1Context
 from mediatord.didcomm_v1.dispatcher import V1Dispatcher
 from mediatord.didcomm_v1.endpoint_delivery import V1EndpointDelivery, V1EndpointResolver
 from mediatord.didcomm_v1.forwarding import V1ForwardRouter
+from mediatord.didcomm_v1.handshake import Handshake
 from mediatord.didcomm_v1.live_delivery import V1LiveDelivery
 from mediatord.didcomm_v1.mediation import V1Mediation
 from mediatord.didcomm_v1.messages import V1Packer, V1Unpacker
@@ -82,7 +83,8 @@ class DIDCommV1Services:
         mediation = V1Mediation(context)
         live_delivery = V1LiveDelivery(context, queue_pickup, packer.pack_to)
         pickup = V1Pickup(context, queue_pickup, live_delivery)
-        handlers = mediation.handlers() | V1UtilityProtocols(context, live_delivery).handlers()
+        handlers = Handshake(context).handlers() | mediation.handlers()
+        handlers |= V1UtilityProtocols(context, live_delivery).handlers()
         account_handlers = mediation.account_handlers() | pickup.account_handlers()
         if common.devices is not None:
             account_handlers |= V1PushNotifications(common.devices).account_handlers()

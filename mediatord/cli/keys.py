@@ -28,6 +28,7 @@ from mediatord.identity.key_file import (
     encrypt_keys,
     load_keys,
     retire_keys,
+    retire_root_secret,
     rotate_keys,
 )
 from mediatord.identity.mediator_identity import IdentityError, MediatorIdentity, make_mediator_peer_did
@@ -112,6 +113,8 @@ def read_identity(config: Config) -> MediatorIdentity:
     )
 
 
+# Names the root secret, among the ids of keys.
+_ROOT = "root"
 _RELOAD_HINT = "systemctl reload mediatord, or kill -HUP PID"
 
 
@@ -185,8 +188,14 @@ def retire(kid: str, path: Path, yes: bool, as_json: bool) -> None:
     Delete the pair of former keys that KID belongs to.
 
     After a reload the daemon rejects their DID and cannot decrypt messages to it. Current keys cannot be retired.
+
+    The keys of DIDComm v1 and the ids of push devices do not change: they depend on a secret that is kept. To delete
+    it as well, after a key has leaked, give root as KID; then wallets of DIDComm v1 have to connect again.
     """
     config = load_config(path)
+    if kid == _ROOT:
+        _retire_root_secret(config, yes, as_json)
+        return
     gone, left = retire_keys(
         config.identity.keys,
         kid,
@@ -202,6 +211,15 @@ def retire(kid: str, path: Path, yes: bool, as_json: bool) -> None:
     accepted = f"{verb}: {did or 'messages addressed to these key ids'}"
     end = f"next: {_RELOAD_HINT}" if yes else "nothing was deleted; add --yes to delete"
     print_result(as_json, value, "\n".join((what, accepted, "", end)))
+
+
+def _retire_root_secret(config: Config, yes: bool, as_json: bool) -> None:
+    file, reader = config.identity.keys, make_passphrase_reader(config)
+    retire_root_secret(file, partial(_build_identity, config), dry_run=not yes, passphrase=reader)
+    what = f"the root secret {'was' if yes else 'would be'} deleted"
+    effect = "wallets of DIDComm v1 have to connect again, by a new invitation; push devices get new ids"
+    end = f"next: {_RELOAD_HINT}" if yes else "nothing was deleted; add --yes to delete"
+    print_result(as_json, {"file": str(file), "kids": [_ROOT], "done": yes}, "\n".join((what, effect, "", end)))
 
 
 @keys.command("encrypt")

@@ -12,8 +12,13 @@ from mediatord.protocol.didcomm_v1 import envelope as v1_envelope
 from mediatord.protocol.didcomm_v1.envelope import Envelope, Recipient
 from mediatord.protocol.didcomm_v1.keys import SigningKey
 from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG, V1Answer, V1Message, parse_message, serialize_answer
-from mediatord.protocol.didcomm_v1.problem_report import find_report_family, make_problem_report
-from mediatord.protocol.error_codes import get_didcomm_error_code
+from mediatord.protocol.didcomm_v1.problem_report import (
+    find_report_family,
+    is_handshake_request,
+    make_handshake_report,
+    make_problem_report,
+)
+from mediatord.protocol.error_codes import DIDCommErrorCode, get_didcomm_error_code
 from mediatord.ratelimit.admission import RequestReply
 from mediatord.runtime.request_time import measure_time
 from mediatord.store.interfaces.v1_connections import IV1ConnectionStore, V1Connection
@@ -114,11 +119,27 @@ class V1Packer:
         wire, fault = get_didcomm_error_code(error), type(error)
         retry_after = wire.retry_after if error.retry_after is None else int(error.retry_after)
         status = _STATUS.get(fault, wire.status)
+        if received is not None and self._takes_handshake_report(wire, received):
+            report = make_handshake_report(error, received.message.type, received.message.id)
+            # ACA-Py would repeat a request for any other status.
+            status = 200 if wire.retry_after is None else wire.status
+            return RequestReply(status, self.pack(report, received), choose_media_type(origin), retry_after, fault)
         if received is None or wire.encrypted_status is None or not takes_report(received):
             return RequestReply(status, b"", "", retry_after, fault)
         message = received.message
         packed = self.pack(make_problem_report(error, message.id, find_report_family(message.type)), received)
         return RequestReply(wire.encrypted_status, packed, choose_media_type(origin), retry_after, fault)
+
+    def _takes_handshake_report(self, wire: DIDCommErrorCode, received: ReceivedV1Message) -> bool:
+        """
+        Whether a refusal is reported to a wallet that wants to connect, and proves its key; not one over a limit, to
+        save the work.
+        """
+        message = received.message
+        if received.own_key != self._identity().invitation_key.did_key or received.sender is None:
+            return False
+        is_reported = wire.retry_after is None or wire.encrypted_status is not None
+        return is_reported and is_handshake_request(message.type) and takes_reply(message)
 
     def _find_key(self, received: ReceivedV1Message) -> SigningKey:
         identity = self._identity()

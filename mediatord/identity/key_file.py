@@ -7,9 +7,10 @@ Keys are current, former or prepared. Updates keep an encrypted file encrypted w
 
 from __future__ import annotations
 
+import hmac
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from mediatord.runtime.secret_files import (
     read_secret_file,
     replace_secret_file,
 )
+
+_ROOT_SECRET_SIZE = 32
 
 NamedKey = tuple[str, PrivateKey]
 
@@ -56,14 +59,16 @@ class KeyGeneration:
 @dataclass(frozen=True, slots=True)
 class RootKeys:
     """
-    Public keys of the oldest generation, which identify the mediator even after these keys are retired.
+    What remains of the oldest generation after its keys are retired.
 
-    :param agreement: X25519.
-    :param signing: Ed25519.
+    :param agreement: public X25519 key, which with the other one identifies the mediator.
+    :param signing: public Ed25519 key.
+    :param secret: root secret; None if it was retired, too, or follows from the keys.
     """
 
     agreement: PublicKey
     signing: PublicKey
+    secret: bytes | None = field(repr=False, default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,16 @@ class KeySet:
             return self.retired_root
         agreement, signing = self.oldest
         return RootKeys(agreement.public, signing.public)
+
+    @property
+    def root_secret(self) -> bytes:
+        """
+        32 secret bytes that stay the same across rotation and retirement, until :func:`retire_root_secret`. The key
+        that they follow from cannot be found from them.
+        """
+        if self.retired_root is not None and self.retired_root.secret is not None:
+            return self.retired_root.secret
+        return hmac.digest(self.oldest[1].secret, b"mediatord", "sha256")
 
     @property
     def oldest(self) -> tuple[PrivateKey, PrivateKey]:
@@ -232,7 +247,7 @@ def rotate_keys(
     """
     path = path.resolve()
     with lock_secret_file(path):
-        document, keys, replace = _load_for_update(path, passphrase)
+        document, keys, replace_file = _load_for_update(path, passphrase)
         if prepare and keys.prepared:
             raise SecretFileError(
                 f"{path} already has prepared keys; run `mediatord keys rotate` to make them current"
@@ -248,7 +263,7 @@ def rotate_keys(
                 del one["prepared"]
             fresh = coming or _generate_next_keys(keys)
             others = [*fresh, *others]
-        return replace({**document, "keys": others}, check)
+        return replace_file({**document, "keys": others}, check)
 
 
 def retire_keys(
@@ -260,7 +275,7 @@ def retire_keys(
     passphrase: PassphraseSource = _NO_PASSPHRASE,
 ) -> tuple[KeyGeneration, KeySet]:
     """
-    Delete the former or prepared generation that contains a key.
+    Delete the former or prepared generation that contains a key. The root secret is kept.
 
     :param kid: id of any key of the generation.
     :param check: raises to leave the file unchanged.
@@ -271,7 +286,7 @@ def retire_keys(
     """
     path = path.resolve()
     with lock_secret_file(path):
-        document, keys, replace = _load_for_update(path, passphrase)
+        document, keys, replace_file = _load_for_update(path, passphrase)
         current, *former = keys.generations
         gone = next((one for one in (*former, *keys.prepared_generations) if kid in one.kids), None)
         if gone is None:
@@ -280,16 +295,40 @@ def retire_keys(
                     f"{kid} is a current key, which cannot be retired; run `mediatord keys rotate` first"
                 )
             raise SecretFileError(f"{path} has no key {kid}; list its keys with `mediatord keys list`")
-        left = {
-            "root": _serialize_root(keys.root),
-            **document,
-            "keys": [one for one in document["keys"] if one["kid"] not in gone.kids],
-        }
-        if dry_run:
-            rest = _parse_key_set(left, path)
-            check(rest)
-            return gone, rest
-        return gone, replace(left, check)
+        root = replace(keys.root, secret=keys.root_secret)
+        left = [one for one in document["keys"] if one["kid"] not in gone.kids]
+        changed = {**document, "root": _serialize_root(root), "keys": left}
+        return gone, _preview(changed, path, check) if dry_run else replace_file(changed, check)
+
+
+def retire_root_secret(
+    path: Path,
+    check: Callable[[KeySet], object],
+    *,
+    dry_run: bool = False,
+    passphrase: PassphraseSource = _NO_PASSPHRASE,
+) -> KeySet:
+    """
+    Delete the root secret of retired keys; from then on that of the oldest keys in the file is used.
+
+    :param check: as for :func:`retire_keys`, and so are the others.
+    :raise SecretFileError: the root secret follows from keys that are in the file, or the file cannot be used or
+        written.
+    """
+    path = path.resolve()
+    with lock_secret_file(path):
+        document, keys, replace_file = _load_for_update(path, passphrase)
+        if keys.retired_root is None or keys.retired_root.secret is None:
+            raise SecretFileError(f"{path} has no root secret of retired keys; retire the oldest keys first")
+        changed = {**document, "root": _serialize_root(replace(keys.retired_root, secret=None))}
+        return _preview(changed, path, check) if dry_run else replace_file(changed, check)
+
+
+def _preview(document: dict[str, Any], path: Path, check: Callable[[KeySet], object]) -> KeySet:
+    """The keys that a changed file would have, checked."""
+    keys = _parse_key_set(document, path)
+    check(keys)
+    return keys
 
 
 _RESTORE_HINT = "restore it from a backup, or create the keys of a new mediator with `mediatord init`"
@@ -309,14 +348,13 @@ def _load_for_update(path: Path, passphrase: PassphraseSource) -> tuple[dict[str
         content = decrypt_content(content, known, path)
     document = _parse_object(content, path)
 
-    def replace(changed: dict[str, Any], check: Callable[[KeySet], object]) -> KeySet:
-        keys = _parse_key_set(changed, path)
-        check(keys)
+    def replace_file(changed: dict[str, Any], check: Callable[[KeySet], object]) -> KeySet:
+        keys = _preview(changed, path, check)
         rendered = _render_document(changed)
         replace_secret_file(path, rendered if known is None else encrypt_content(rendered, known))
         return keys
 
-    return document, _parse_key_set(document, path), replace
+    return document, _parse_key_set(document, path), replace_file
 
 
 def _generate_next_keys(keys: KeySet) -> list[JWK]:
@@ -366,13 +404,17 @@ def _is_prepared(jwk: JWK) -> bool:
 
 def _parse_root(members: dict[str, str]) -> RootKeys:
     agreement, signing = (PublicKey.from_multibase(members[name]) for name in ("agreement", "signing"))
+    secret = encoding.decode_base64url(members["secret"]) if "secret" in members else None
     if (agreement.curve, signing.curve) != ("X25519", "Ed25519"):
         raise ValueError("not a root")
-    return RootKeys(agreement, signing)
+    if secret is not None and len(secret) != _ROOT_SECRET_SIZE:
+        raise ValueError("not a root secret")
+    return RootKeys(agreement, signing, secret)
 
 
 def _serialize_root(root: RootKeys) -> dict[str, str]:
-    return {"agreement": root.agreement.multibase(), "signing": root.signing.multibase()}
+    members = {"agreement": root.agreement.multibase(), "signing": root.signing.multibase()}
+    return members if root.secret is None else {**members, "secret": encoding.encode_base64url(root.secret)}
 
 
 def _render_document(document: dict[str, Any]) -> bytes:

@@ -8,7 +8,6 @@ those of former keys while they are in the key file, those of other public URLs 
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from typing import Any
@@ -88,8 +87,8 @@ class MediatorIdentity:
 
     @property
     def root_secret(self) -> bytes:
-        """32 secret bytes that stay the same until the oldest keys are retired."""
-        return hmac.digest(self._keys.oldest[1].secret, b"mediatord", "sha256")
+        """32 secret bytes that stay the same across rotation and retirement of keys."""
+        return self._keys.root_secret
 
     @property
     def signing_key(self) -> bytes:

@@ -111,6 +111,25 @@ def test_retires_keys_after_confirmation(config_path: Path, capsys: Capture) -> 
     assert [kid for kid, _ in load_keys(path)] == FRESH
 
 
+def test_retires_root_secret_after_confirmation(config_path: Path, capsys: Capture) -> None:
+    """It outlasts the keys that it follows from, and is deleted by a name of its own."""
+
+    def read_secret() -> bytes:
+        return load_identity(load_config(config_path, {})).root_secret
+
+    first = read_secret()
+    assert call("keys", "retire", "root", "--yes", "--config", str(config_path)) == 1
+    assert "retire the oldest keys first" in one_line(capsys)
+    run_json(config_path, capsys, "rotate")
+    run_json(config_path, capsys, "retire", "signing", "--yes")
+    assert read_secret() == first
+    assert call("keys", "retire", "root", "--config", str(config_path)) == 0
+    assert "have to connect again" in capsys.readouterr().out
+    assert read_secret() == first
+    assert run_json(config_path, capsys, "retire", "root", "--yes")["done"]
+    assert read_secret() != first
+
+
 @pytest.mark.parametrize(
     ("kid", "why"),
     [

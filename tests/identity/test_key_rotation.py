@@ -17,10 +17,12 @@ from mediatord.identity.key_file import (
     load_keys,
     parse_keys,
     retire_keys,
+    retire_root_secret,
     rotate_keys,
     serialize_keys,
 )
 from mediatord.identity.mediator_identity import IdentityError, MediatorIdentity
+from mediatord.identity.v1_identity import V1Identity
 from mediatord.protocol import encoding
 from mediatord.protocol.decentrl.did_decentrl import decode_multibase_key
 from mediatord.protocol.didcomm.did_document import parse_did_document
@@ -192,11 +194,11 @@ def test_same_mediator(path: Path) -> None:
     """
     first = build_from(load_keys(path))
     sets = [rotate_keys(path, build_from, prepare=True), rotate_keys(path, build_from), rotate_keys(path, build_from)]
-    secrets = {build_from(keys).root_secret for keys in sets}
     sets += [retire_keys(path, kid, build_from)[1] for kid in ("prekey", "prekey-2")]
     assert len(kids(sets[-1])) == len(NAMES)
     assert {build_from(keys).fingerprint for keys in sets} == {first.fingerprint}
-    assert secrets == {first.root_secret}
+    assert {build_from(keys).root_secret for keys in sets} == {first.root_secret}
+    assert V1Identity(build_from(sets[-1]).root_secret).invitation_key == V1Identity(first.root_secret).invitation_key
     assert MediatorIdentity(sets[-1], "https://other.example").fingerprint != first.fingerprint
     other = MediatorIdentity(generate_keys(), URL)
     assert other.fingerprint != first.fingerprint
@@ -210,6 +212,47 @@ def test_digest_of_one_generation(path: Path) -> None:
     assert identity.fingerprint == sha256(f"{identity.did} {identity.web_did}".encode()).digest()
 
 
+def test_retire_root_secret(path: Path) -> None:
+    """It can be deleted once its keys are; then that of the oldest keys counts, and is kept in turn."""
+    first = build_from(load_keys(path))
+    with pytest.raises(SecretFileError, match="retire the oldest keys first"):
+        retire_root_secret(path, build_from)
+    rotate_keys(path, build_from)
+    retire_keys(path, "prekey", build_from)
+    content = path.read_bytes()
+    seen = build_from(retire_root_secret(path, build_from, dry_run=True)).root_secret
+    assert path.read_bytes() == content
+    second = build_from(retire_root_secret(path, build_from))
+    assert second.root_secret == seen != first.root_secret
+    assert second.fingerprint == first.fingerprint
+    assert encoding.encode_base64url(first.root_secret).encode() not in path.read_bytes()
+    with pytest.raises(SecretFileError, match="retire the oldest keys first"):
+        retire_root_secret(path, build_from)
+    rotate_keys(path, build_from)
+    _, left = retire_keys(path, "prekey-2", build_from)
+    assert build_from(left).root_secret == build_from(load_keys(path)).root_secret == second.root_secret
+
+
+def test_root_of_earlier_release(path: Path) -> None:
+    """A file without a kept secret, whose oldest keys were retired before there was one, goes on from what it has."""
+    rotate_keys(path, build_from)
+    retire_keys(path, "prekey", build_from)
+    document = encoding.loads_object(path.read_bytes())
+    del document["root"]["secret"]
+    path.write_bytes(encoding.dumps(document))
+    before = build_from(load_keys(path)).root_secret
+    rotate_keys(path, build_from)
+    retire_keys(path, "prekey-2", build_from)
+    assert build_from(load_keys(path)).root_secret == before
+
+
+def test_root_secret_does_not_show(path: Path) -> None:
+    """It is in no text of a key set."""
+    rotate_keys(path, build_from)
+    _, left = retire_keys(path, "prekey", build_from)
+    assert repr(left.root_secret) not in repr(left)
+
+
 def test_round_trip(path: Path) -> None:
     """Keys passed to other processes are the same set."""
     rotate_keys(path, build_from)
@@ -217,6 +260,18 @@ def test_round_trip(path: Path) -> None:
     keys = rotate_keys(path, build_from, prepare=True)
     assert keys.prepared and keys.retired_root
     assert parse_keys(serialize_keys(keys), "it") == keys
+
+
+@pytest.mark.parametrize("secret", ["", "AA", "!", 5, None])
+def test_invalid_root_secret(path: Path, secret: object) -> None:
+    """A root secret of another size is an error."""
+    rotate_keys(path, build_from)
+    retire_keys(path, "prekey", build_from)
+    document = encoding.loads_object(path.read_bytes())
+    document["root"]["secret"] = secret
+    path.write_bytes(encoding.dumps(document))
+    with pytest.raises(SecretFileError, match="expected a JWK set"):
+        load_keys(path)
 
 
 @pytest.mark.parametrize("root", [{}, [], {"agreement": "z6LS", "signing": "z6Mk"}, {"agreement": 1, "signing": 2}])

@@ -33,6 +33,7 @@ from mediatord.protocol.encoding import (
 )
 
 FAMILY = "didexchange"
+_HIGHEST_MINOR = 1
 # Of either side a request has one; each costs an Ed25519 verification.
 _MAX_SIGNATURES = 4
 MAX_DOCUMENT_BYTES = 16_384
@@ -65,7 +66,7 @@ def parse_request(message: V1Message) -> ConnectionRequest:
     if not isinstance(did, str):
         raise InvalidBody
     form = find_did_form(did)
-    protocol = f"{FAMILY}/{message.type.major}.{message.type.minor}"
+    protocol = f"{FAMILY}/1.{min(message.type.minor, _HIGHEST_MINOR)}"
     if form in ("did:peer:2", "did:peer:4"):
         return ConnectionRequest(protocol, did, form, parse_wallet_did(did))
     content, signers = open_signed_attachment(message.members.get("did_doc~attach"))

@@ -27,6 +27,27 @@ def make_problem_report(error: MediatorError, cause_id: str, family: str | None 
     return V1Answer(f"{family}/problem-report", {"description": description}, pthid=cause_id)
 
 
+def make_handshake_report(error: MediatorError, type_: V1MessageType, request_id: str) -> V1Answer:
+    """
+    The report of DID Exchange or Connections that refuses a request to connect, in the thread of the request.
+
+    Its name is that of the RFC in DID Exchange 1.0, which ACA-Py speaks, and else that of Credo.
+
+    :param type_: of the request.
+    :param request_id: its `@id`.
+    """
+    wire = get_didcomm_error_code(error)
+    code = "request_not_accepted" if wire.retry_after is None else "request_processing_error"
+    members = {"problem-code": code, "explain": wire.comment, "description": {"en": wire.comment, "code": code}}
+    name = "problem_report" if (type_.family, type_.minor) == ("didexchange", 0) else "problem-report"
+    return V1Answer(f"{type_.family}/1.{min(type_.minor, 1)}/{name}", members, thid=request_id)
+
+
+def is_handshake_request(type_: V1MessageType) -> bool:
+    """Whether a message is a request to connect."""
+    return type_.family in ("didexchange", "connections") and type_.major == 1 and type_.name == "request"
+
+
 def find_report_family(type_: V1MessageType) -> str | None:
     """The protocol whose problem report refuses a request of this type; None for the general one."""
     return f"{type_.family}/1.0" if type_.family in _REPORTING_FAMILIES and type_.major == 1 else None
