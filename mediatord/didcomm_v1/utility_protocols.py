@@ -5,7 +5,7 @@ problem reports (Aries RFC 0048, 0031, 0557, 0015, 0035).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from mediatord.didcomm.utility_protocols import list_push_features, match_features, parse_match, parse_queries
@@ -94,11 +94,11 @@ class V1UtilityProtocols:
         """No answer; only the decorators of the message have an effect."""
         return None
 
-    def _select_features(self, queries: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+    def _select_features(self, queries: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
         """What is served and asked about, with the prefix that is asked for."""
         folded = [(kind, _change_prefix(match, OLD_PREFIX, DIDCOMM_ORG)) for kind, match in queries]
         found = match_features(folded, [*_list_features(), *list_push_features(self._devices)])
-        if folded == list(queries):
+        if folded == queries:
             return found
         return [{**feature, "id": _change_prefix(feature["id"], DIDCOMM_ORG, OLD_PREFIX)} for feature in found]
 

@@ -148,10 +148,6 @@ class PolicyTests(MediationTestCase):
 
     def test_ownership_required(self) -> None:
         """As there is no proof in v1, mediation is denied where proofs are required; accounts that exist stay."""
-        self.in_memory = ReloadableMediator(self)
-        alice, eve = (InMemoryV1Wallet(self.in_memory, name) for name in ("alice", "eve"))
-        self.grant(alice)
-        self.assertEqual(self.add(alice, KEY), "success")
         self.in_memory = InMemoryMediator(self, didcomm={"require_ownership": True})
         self.assert_denied(InMemoryV1Wallet(self.in_memory, "eve"))
         known = InMemoryV1Wallet(self.in_memory, "alice").enrol()

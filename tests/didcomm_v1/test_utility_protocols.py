@@ -6,7 +6,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
-from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG, OLD_PREFIX, V1Message
+from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG, OLD_PREFIX, V1Message, parse_type
 from tests.didcomm_v1.in_memory_wallet import InMemoryV1Wallet, compose
 from tests.in_memory_mediator import InMemoryMediator
 from tests.push.registries import MEDIATOR_ID, VAPID_PUBLIC_KEY, make_core_registry
@@ -95,6 +95,15 @@ class FeatureTests(UtilityTestCase):
         served = {DIDCOMM_ORG + name for name in SERVED}
         self.assertEqual(set(self.list_protocols("*")), served)
         self.assertEqual({one["id"] for one in self.list_features(("protocol", "*"))}, served)
+
+    def test_disclosed_is_served(self) -> None:
+        """Nothing is disclosed that the dispatcher does not serve, and nothing is kept back."""
+        assert self.in_memory.didcomm.v1 is not None
+        served = {key[:2] for key in self.in_memory.didcomm.v1._dispatcher._names}
+        # Only one of its two requests, hangup, is carried out.
+        served.remove(("did-rotate", 1))
+        disclosed = {parse_type(f"{pid}/message").key[:2] for pid in self.list_protocols("*")}
+        self.assertEqual(disclosed, served)
 
     def test_questions_of_wallets(self) -> None:
         """What Credo asks at its start."""
