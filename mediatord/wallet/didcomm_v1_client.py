@@ -157,6 +157,15 @@ class V1Requests:
         """Fetch the oldest messages by Pickup 1.0, which has no acknowledgement."""
         return read_v1_batch(await self.request(f"{PICKUP_1}/batch-pickup", {"batch_size": size}))
 
+    async def count(self) -> int:
+        """Number of messages that wait, by Pickup 1.0."""
+        reply = await self.request(f"{PICKUP_1}/status-request")
+        require_type(reply, f"{PICKUP_1}/status")
+        count = reply.members.get("message_count")
+        if type(count) is not int:
+            raise UnreadableMessage("a status without a count")
+        return count
+
     async def ping(self) -> None:
         """Ping the mediator and wait for its response."""
         reply = await self.request(f"{PING}/ping", {"response_requested": True})

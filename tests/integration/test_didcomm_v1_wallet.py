@@ -98,22 +98,21 @@ class V1WalletTests(V1DaemonTestCase):
             self.assertEqual((await wallet.acknowledge(delivered)).message_count, 0)
             self.assertEqual(await wallet.fetch(), [])
 
-    async def test_same_request_again(self) -> None:
-        """A wallet that connects again gets the same key; one that has lost `complete` is served."""
+    async def test_connecting_again(self) -> None:
+        """A wallet that connects again gets the same key, and keeps its account; `complete` may be lost."""
         invitation = await fetch_v1_invitation(self.http, self.daemon.url)
         for protocol, form, *_ in STYLES:
             handshake = V1Handshake(invitation, generate_key(), protocol, form)
             unconnected = V1Mediator("", invitation.key, invitation.endpoint, None)
-            wallet = V1Wallet(handshake.key, unconnected, self.http, reactor)
-            envelope = wallet.encrypt(handshake.make_request())
             found = []
-            for body in (envelope, envelope, wallet.encrypt(handshake.make_request())):
-                response = await wallet.post(body)
-                self.assertEqual(response.status, 200, (protocol, form))
-                found.append(handshake.read_response(wallet.open(response.body)))
-            self.assertEqual(len({one.key for one in found}), 1)
-            wallet.mediator = found[0]
-            await wallet.enrol()
+            for _ in range(2):
+                wallet = V1Wallet(handshake.key, unconnected, self.http, reactor)
+                wallet.mediator = handshake.read_response(await wallet.exchange(handshake.make_request()))
+                found.append(wallet.mediator)
+                await wallet.enrol()
+                self.assertEqual(len(await wallet.registered()), len(found) - 1)
+                await wallet.add_key()
+            self.assertEqual(found[0].key, found[1].key)
 
     async def test_batch_pickup(self) -> None:
         """Pickup 1.0 removes what it has delivered at the next request."""
@@ -157,9 +156,54 @@ class V1WalletTests(V1DaemonTestCase):
             await wallet.send(key.did_key, text)
         socket = await self.open_socket(wallet)
         socket.start_implicit_pickup()
-        texts = {wallet.open(await self.next_push(socket)).text for _ in range(2)}
-        self.assertEqual(texts, {"one", "two"})
+        # An unknown wallet is first sent one `delivery`, which this one does not understand.
+        probe = await self.next_push(socket)
+        self.assertEqual((wallet.open(probe).text, probe.form), ("one", "base64"))
+        bare = [await self.next_push(socket) for _ in range(2)]
+        await wallet.send(key.did_key, "three")
+        bare.append(await self.next_push(socket))
+        self.assertEqual([wallet.open(one).text for one in bare], ["one", "two", "three"])
+        self.assertEqual({one.form for one in bare}, {"json"})
+        await self.until_empty(wallet)
         self.assertEqual(socket.unexpected, [])
+
+    async def test_implicit_pickup_without_pongs(self) -> None:
+        """What is not known to have arrived stays queued, and comes again on the next socket."""
+        wallet, key = await self.enrol()
+        await wallet.send(key.did_key, "one")
+        socket = await self.open_socket(wallet)
+        socket.start_implicit_pickup()
+        self.assertEqual((await self.next_push(socket)).form, "base64")
+        bare = await self.next_push(socket)
+        socket.answers_pings = False  # this runs before the ping behind the message is read
+        self.assertEqual((wallet.open(bare).text, bare.form), ("one", "json"))
+        self.assertEqual(await wallet.count(), 1)
+        await socket.close()
+        socket = await self.open_socket(wallet)
+        socket.start_implicit_pickup()
+        self.assertEqual(wallet.open(await self.next_push(socket)).text, "one")
+        await self.until_empty(wallet)
+
+    async def test_implicit_pickup_with_acknowledgements(self) -> None:
+        """A wallet that has used Pickup 2.0 gets deliveries, and acknowledges them."""
+        wallet, key = await self.enrol()
+        self.assertEqual((await wallet.status()).message_count, 0)
+        for text in ("one", "two"):
+            await wallet.send(key.did_key, text)
+        socket = await self.open_socket(wallet)
+        socket.start_implicit_pickup()
+        pushed = [await self.next_push(socket) for _ in range(2)]
+        self.assertEqual(
+            [(wallet.open(one).text, one.form) for one in pushed], [("one", "base64"), ("two", "base64")]
+        )
+        self.assertEqual((await wallet.acknowledge(pushed)).message_count, 0)
+        self.assertEqual(await wallet.count(), 0)
+
+    async def until_empty(self, wallet: V1Wallet) -> None:
+        """Wait until nothing is queued, which is recorded after the wallet has got it."""
+        deadline = reactor.seconds() + PATIENCE_SECONDS
+        while await wallet.count():
+            self.assertLess(reactor.seconds(), deadline)
 
     async def test_restart(self) -> None:
         """Connection, keys and mail outlast a restart; the invitation is the same."""
