@@ -52,6 +52,7 @@ NAMES = (
     "features",
     "v1_envelope",
     "v1_message",
+    "v1_handshake",
 )
 
 
