@@ -9,14 +9,15 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.integration.acapy_agent import DID_EXCHANGE_1_0, DID_EXCHANGE_1_1, ACAPyAgent
+from tests.integration.acapy_agent import DID_EXCHANGE_1_0, DID_EXCHANGE_1_1, ACAPyAgent, run_agents
 from tests.integration.daemon import Daemon
 
 
 @pytest.fixture(scope="module")
 def wallet() -> Iterator[ACAPyAgent]:
     """An agent for all tests, as each start takes seconds."""
-    with ACAPyAgent("wallet") as agent:
+    agent = ACAPyAgent("wallet")
+    with run_agents(agent):
         yield agent
 
 
