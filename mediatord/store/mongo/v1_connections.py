@@ -207,5 +207,4 @@ def _parse(document: Document) -> V1Connection:
 
 def _measure(connection: V1Connection) -> int:
     """Characters of a connection without its keys, all of which are short."""
-    texts = (connection.their_did, connection.endpoint or "", connection.request_id, connection.invitation_id)
-    return sum(map(len, texts)) + sum(map(len, connection.routing_keys))
+    return sum(map(len, (connection.endpoint or "", connection.request_id, *connection.routing_keys)))

@@ -102,14 +102,13 @@ def _parse_connection(row: Sequence[Any]) -> V1Connection:
     """:param row: of _COLUMNS."""
     values = dict(zip(_FIELDS, row, strict=True))
     values["routing_keys"] = tuple(json.loads(values["routing_keys"]))
-    for name in ("has_base58_keys", "has_old_prefix", "is_completed"):
-        values[name] = bool(values[name])
+    values["has_base58_keys"] = bool(values["has_base58_keys"])
     return V1Connection(**values)
 
 
 def _measure_connection(connection: V1Connection) -> int:
     """Characters of a cached connection."""
-    texts = connection.account, connection.their_did, connection.endpoint or "", *connection.routing_keys
+    texts = connection.account, connection.request_id, connection.endpoint or "", *connection.routing_keys
     return sum(map(len, texts))
 
 
