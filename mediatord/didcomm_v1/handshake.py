@@ -13,13 +13,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mediatord.didcomm_v1.context import V1Context, V1Request, V1RequestHandler
-from mediatord.errors import MediationNotGranted, MediatorError, MisaddressedMessage, SenderMismatch
+from mediatord.errors import InvalidBody, MediationNotGranted, MediatorError, MisaddressedMessage, SenderMismatch
 from mediatord.identity.mediator_identity import list_services
 from mediatord.protocol.didcomm_v1 import connections, did_exchange
 from mediatord.protocol.didcomm_v1.did_exchange import ConnectionRequest
 from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG, V1Answer
 from mediatord.protocol.didcomm_v1.out_of_band import derive_invitation_id
-from mediatord.store.interfaces.v1_connections import V1Connection
+from mediatord.store.interfaces.v1_connections import MAX_CONNECTION_BYTES, V1Connection
 
 # Messages of an account that are removed at once.
 _PURGE_SIZE = 100
@@ -134,6 +134,7 @@ class Handshake:
         Store a new connection, or what has changed in an existing one, and charge the address for its size.
 
         :raise SenderMismatch: the key of the wallet is none of its document.
+        :raise InvalidBody: endpoint and routing keys are too long.
         :raise RegistrationLimitExceeded: the address is over its daily limit.
         :raise RegistrationCapacityExceeded: there are too many connections.
         """
@@ -141,6 +142,8 @@ class Handshake:
             raise SenderMismatch
         former = await self._context.connections.get_connection(sender)
         connection = self._make_connection(request, wanted, sender, former)
+        if _measure(connection) > MAX_CONNECTION_BYTES:
+            raise InvalidBody
         size = max(_measure(connection) - (0 if former is None else _measure(former)), 0)
         quota, peer = self._common.registrations, request.origin.peer
         await quota.charge(peer, size)

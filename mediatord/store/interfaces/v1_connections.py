@@ -53,6 +53,11 @@ class IV1ConnectionStore(Interface):
         :raise RegistrationCapacityExceeded: it would be one too many.
         """
 
+    def change_connection(
+        account: str, *, has_base58_keys: bool | None = None, implicit_pickup: ImplicitPickup | None = None
+    ) -> Deferred[bool]:
+        """Change what is given of a connection, and nothing else; whether there is one."""
+
     def find_connection(own_key: str) -> Deferred[V1Connection | None]:
         """
         The connection of one of the mediator's keys. Called for every message of an account; it may be seconds old

@@ -18,7 +18,7 @@ from zope.interface import implementer
 
 from mediatord.errors import RegistrationCapacityExceeded, StoreUnavailable
 from mediatord.store.caches import OwnerCache
-from mediatord.store.interfaces.v1_connections import IV1ConnectionStore, V1Connection
+from mediatord.store.interfaces.v1_connections import ImplicitPickup, IV1ConnectionStore, V1Connection
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.collection import Document, MongoCommand
 from mediatord.store.mongo.driver.operation import Operation, operation
@@ -116,6 +116,21 @@ class MongoV1ConnectionStore:
     async def get_connection(self, account: str) -> V1Connection | None:
         found = await self._client.query("get_v1_connection", V1_CONNECTIONS.find({"_id": account}))
         return _parse(found[0]) if found else None
+
+    @operation
+    async def change_connection(
+        self, account: str, *, has_base58_keys: bool | None = None, implicit_pickup: ImplicitPickup | None = None
+    ) -> bool:
+        changes = {"has_base58_keys": has_base58_keys, "implicit_pickup": implicit_pickup}
+        changes = {name: value for name, value in changes.items() if value is not None}
+        mine = {"_id": account}
+        with self._client.operate("change_v1_connection") as run:
+            found = await run.query(V1_CONNECTIONS.find(mine, projection={"own_key": 1}))
+            try:
+                updates = V1_CONNECTIONS.update(mine, {"$set": changes}) if found and changes else []
+                return bool(found) and all([reply["n"] for reply in await run.write(updates)])
+            finally:
+                self._cache.forget([one["own_key"] for one in found])
 
     @operation
     async def remove_connection(self, account: str) -> bool:

@@ -19,7 +19,7 @@ MAX_PENDING = 20
 def make_connection(account: str = WALLET, own_key: str | None = None, **more: Any) -> V1Connection:
     """A connection whose key of the mediator follows from the account."""
     key = account.replace("z6Mk", "z6MkOwn") if own_key is None else own_key
-    return V1Connection(account, key, f"request of {account}", "invitation", "didexchange/1.1", **more)
+    return V1Connection(account, key, f"request of {account}", "didexchange/1.1", **more)
 
 
 def name_wallet(number: int) -> str:
@@ -120,6 +120,23 @@ class V1ConnectionContract(StoreContract):
         await self.put(replace(first, has_base58_keys=True))
         found = await self.connections.find_connection(first.own_key)
         self.assertTrue(found is not None and found.has_base58_keys)
+
+    async def test_changes_what_is_given(self) -> None:
+        """A change leaves everything else as it is; one of a connection that does not exist makes none."""
+        first = make_connection(endpoint="https://wallet.example")
+        await self.put(first)
+        stored = await self.connections.find_connection(first.own_key)
+        assert stored is not None
+        self.assertTrue(await self.connections.change_connection(WALLET, has_base58_keys=True))
+        self.assertTrue(await self.connections.change_connection(WALLET, implicit_pickup="raw"))
+        expected = replace(stored, has_base58_keys=True, implicit_pickup="raw")
+        self.assertEqual(await self.connections.find_connection(first.own_key), expected)
+        self.assertEqual(await self.connections.get_connection(WALLET), expected)
+        self.assertTrue(await self.connections.change_connection(WALLET, has_base58_keys=False))
+        changed = await self.connections.get_connection(WALLET)
+        self.assertEqual(changed, replace(expected, has_base58_keys=False))
+        self.assertFalse(await self.connections.change_connection("did:key:z6MkOther", implicit_pickup="raw"))
+        self.assertEqual(await self.connections.count_connections(), (0, 1))
 
     async def test_refuses_key_of_another_connection(self) -> None:
         """A key of the mediator belongs to one connection: another one with it is not stored."""
