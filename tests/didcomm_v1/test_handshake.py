@@ -10,6 +10,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import RegistrationCapacityExceeded, StoreUnavailable
 from mediatord.identity.invitation import make_v1_invitation
+from mediatord.identity.key_file import retire_keys, retire_root_secret, rotate_keys
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm_v1.did_document import DIDForm
 from mediatord.protocol.didcomm_v1.envelope import pack_anoncrypt, pack_authcrypt
@@ -416,6 +417,37 @@ class ConnectedTests(HandshakeTestCase):
         owner = self.successResultOf(self.in_memory.store.find_owner(self.recipient.did_key))
         self.assertIsNone(owner)
         self.assertEqual(self.connect(self.start()).key, self.mediator.key)
+
+    def reload(self) -> None:
+        """Have the mediator read its keys again, as at SIGHUP."""
+        self.in_memory.base.reloader.reload(lambda: self.in_memory.config)
+
+    def test_connection_outlasts_keys(self) -> None:
+        """After a rotation and the retirement of the oldest keys, wallet and invitation are served as before."""
+        path = self.in_memory.config.identity.keys
+        for change in (lambda: rotate_keys(path, str), lambda: retire_keys(path, "prekey", str)):
+            change()
+            self.reload()
+            self.assertEqual(self.forward(), 202)
+            self.assertEqual(self.ask(self.mediator, self.key, "trust_ping/1.0/ping").status, 200)
+            self.assertEqual(self.connect(self.start()), self.mediator)
+        self.connect(self.start("another"))
+
+    def test_root_secret_is_retired(self) -> None:
+        """Then the mediator has other keys: the wallet can only connect again, by the new invitation."""
+        path = self.in_memory.config.identity.keys
+        rotate_keys(path, str)
+        retire_keys(path, "prekey", str)
+        retire_root_secret(path, str)
+        self.reload()
+        self.assertEqual(self.ask(self.mediator, self.key, "trust_ping/1.0/ping").status, 400)
+        self.assertEqual(self.send(self.start().make_request(), self.key).status, 400)
+        root_secret = self.in_memory.base.identity.now.root_secret
+        made = make_v1_invitation(self.in_memory.config.public_url, root_secret, "mediatord")
+        self.invitation = V1Invitation.from_url(made.url)
+        mediator = self.connect(self.start())
+        self.assertNotEqual(mediator.key, self.mediator.key)
+        self.assertEqual(self.ask(mediator, self.key, "messagepickup/2.0/status-request").status, 200)
 
     def test_hangup_without_account(self) -> None:
         """A connection without an account is removed likewise."""

@@ -51,6 +51,7 @@ NAMES = (
     "hint",
     "features",
     "v1_envelope",
+    "v1_handshake",
 )
 
 
