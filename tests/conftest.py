@@ -56,6 +56,7 @@ LONGEST_FIRST = (
     "integration/test_rotation.py",
     "integration/test_workers.py",
     "store/mongo/driver/test_server_failures.py",
+    "integration/test_acapy_wallets.py",
     "integration/test_cluster_kills.py",
     "integration/test_lifecycle.py",
     "integration/test_start_failures.py",

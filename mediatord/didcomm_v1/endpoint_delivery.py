@@ -6,7 +6,7 @@ its mail: endpoints of connections, replies, and mail that stayed queued while a
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from math import inf
 
@@ -32,7 +32,8 @@ from mediatord.ratelimit.registration import AccessList
 from mediatord.runtime.failure_logging import LogThrottle
 from mediatord.runtime.periodic_tasks import PeriodicTasks, run_logging_failures
 from mediatord.runtime.request_time import outside_request
-from mediatord.store.interfaces.messages import IMessageStore, StoredMessage
+from mediatord.store.interfaces.messages import StoredMessage
+from mediatord.store.interfaces.store import FIRST_DAY_SECONDS, IStore
 from mediatord.store.interfaces.v1_connections import IV1ConnectionStore, V1Connection
 
 # Replies that may be under way for one address: many wallets of an organisation may share it.
@@ -163,7 +164,7 @@ class V1EndpointDelivery(PeriodicTasks):
     def __init__(
         self,
         clock: IReactorTime,
-        store: IMessageStore,
+        store: IStore,
         connections: IV1ConnectionStore,
         resolver: V1EndpointResolver,
         delivery: EndpointDelivery,
@@ -180,6 +181,8 @@ class V1EndpointDelivery(PeriodicTasks):
         self._lease = lease
         self._delivers_mail = delivers_mail
         self._backlogs: OrderedDict[str, _Backlog] = OrderedDict()
+        # Accounts whose contact was recorded here, with the time.
+        self._contacts: OrderedDict[str, float] = OrderedDict()
         self._searched_at = -inf
         self._warning = LogThrottle(clock)
         delivery.add_v1(resolver, self._note_end)
@@ -209,8 +212,7 @@ class V1EndpointDelivery(PeriodicTasks):
         if 0 <= now - backlog.tried_at < CONTACT_PAUSE:
             backlog.retry_at = min(backlog.retry_at, backlog.tried_at + CONTACT_PAUSE)
             return
-        with outside_request():
-            Deferred.fromCoroutine(run_logging_failures(self._read_queue(account), self._what, self._warning))
+        self._begin(self._read_queue(account))
 
     def _find_backlog(self, account: str) -> _Backlog:
         backlog = self._backlogs.get(account)
@@ -228,6 +230,7 @@ class V1EndpointDelivery(PeriodicTasks):
             backlog = self._find_backlog(account)
             backlog.retry_at = min(backlog.retry_at, self._clock.seconds() + backlog.pause)
             return
+        self._record_contact(account)
         self._delivery.retry_now(account)
         known = self._backlogs.get(account)
         if known is not None and known.retry_at < inf:
@@ -235,6 +238,21 @@ class V1EndpointDelivery(PeriodicTasks):
             known.tried_at, known.pause = -inf, FIRST_RETRY
             if not self._delivery.is_delivering(account):
                 self._resume(account)
+
+    def _record_contact(self, account: str) -> None:
+        """A wallet that takes messages is in use, though it may send no requests; recorded once a day."""
+        now, recorded_at = self._clock.seconds(), self._contacts.get(account, -inf)
+        if 0 <= now - recorded_at < FIRST_DAY_SECONDS:
+            return
+        self._contacts[account] = now
+        self._contacts.move_to_end(account)
+        if len(self._contacts) > MAX_ACCOUNTS:
+            self._contacts.popitem(last=False)
+        self._begin(self._store.record_contact(account))
+
+    def _begin(self, work: Awaitable[None]) -> None:
+        with outside_request():
+            Deferred.fromCoroutine(run_logging_failures(work, self._what, self._warning))
 
     async def _read_queue(self, account: str) -> None:
         """Begin to deliver the oldest messages of an account."""

@@ -20,7 +20,13 @@ from mediatord.protocol.didcomm.push_notifications import PUSH_PROTOCOLS, PushSe
 from mediatord.protocol.didcomm_v1.envelope import pack_authcrypt
 from mediatord.protocol.didcomm_v1.keys import InvalidKey, KeySpelling, SigningKey, parse_key, spell_key
 from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG, V1Message, parse_type
-from mediatord.wallet.didcomm_client import DeliveredMessage, HTTPResponse, MediatorProblem, read_response
+from mediatord.wallet.didcomm_client import (
+    DeliveredMessage,
+    HTTPResponse,
+    MediatorProblem,
+    fetch_json,
+    read_response,
+)
 from mediatord.wallet.didcomm_messages import UnreadableMessage
 from mediatord.wallet.didcomm_v1_messages import (
     HandshakeProtocol,
@@ -150,6 +156,15 @@ class V1Requests:
     async def fetch_batch(self, size: int = 10) -> list[DeliveredMessage]:
         """Fetch the oldest messages by Pickup 1.0, which has no acknowledgement."""
         return read_v1_batch(await self.request(f"{PICKUP_1}/batch-pickup", {"batch_size": size}))
+
+    async def count(self) -> int:
+        """Number of messages that wait, by Pickup 1.0."""
+        reply = await self.request(f"{PICKUP_1}/status-request")
+        require_type(reply, f"{PICKUP_1}/status")
+        count = reply.members.get("message_count")
+        if type(count) is not int:
+            raise UnreadableMessage("a status without a count")
+        return count
 
     async def ping(self) -> None:
         """Ping the mediator and wait for its response."""
@@ -289,6 +304,16 @@ def make_v1_problem(status: int | None, message: V1Message) -> MediatorProblem:
 def is_v1_problem(message: V1Message) -> bool:
     """Whether a message is a problem report, of any protocol."""
     return message.type.name == "problem-report"
+
+
+async def fetch_v1_invitation(http: HTTPClient, url: str) -> V1Invitation:
+    """
+    Fetch the DIDComm v1 invitation of a mediator.
+
+    :param url: its public URL.
+    :raise UnreadableMessage: there is none.
+    """
+    return V1Invitation.from_json(await fetch_json(http, f"{url.rstrip('/')}/invitation/v1"))
 
 
 class V1Wallet(V1Requests):

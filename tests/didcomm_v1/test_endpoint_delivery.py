@@ -49,7 +49,6 @@ CONNECTION = V1Connection(
     account=WALLET.did_key,
     own_key=make_key(9).did_key,
     request_id="request",
-    invitation_id="invitation",
     protocol="didexchange/1.1",
     endpoint=INBOX,
 )
@@ -249,6 +248,18 @@ class DeliveryTests(V1EndpointTestCase):
         self.assertEqual(self.poster.take_post().url, "https://other.example/")
         respond(posted[0], 200)
         self.assertEqual(self.poster.take_post().url, INBOX)
+
+    def test_delivery_is_contact(self) -> None:
+        """A wallet that only takes messages does not expire; its contact is recorded once a day."""
+        seen: list[float] = []
+        for hours in (25, 1, 25):
+            self.in_memory.clock.advance(hours * 3600)
+            self.forward()
+            respond(self.poster.take_post(), 200)
+            account = self.successResultOf(self.store.get_account(WALLET.did_key))
+            assert account is not None
+            seen.append(self.in_memory.clock.seconds() - account.seen_at)
+        self.assertEqual(seen, [0, 3600, 0])
 
     def test_picked_up_between_attempts(self) -> None:
         """A message that was removed from the queue meanwhile is not posted again."""

@@ -6,15 +6,20 @@ import shutil
 import sqlite3
 import subprocess
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from mediatord.store.interfaces.v1_connections import V1Connection
+from mediatord.store.sqlite import v1_connections
+from mediatord.store.sqlite.connection import connect
 from mediatord.store.sqlite.database_file import check_integrity, open_database
 from tests.docs.console_blocks import PROJECT, read_blocks
 
 PAGE = PROJECT / "docs/how-to/back-up-and-restore.md"
 ACCOUNTS = 1000
+CONNECTION = V1Connection("did:key:z6MkWallet", "did:key:z6MkOwn", "request", "invitation", "didexchange/1.1")
 PAGE_BYTES = 4096
 INTERIOR_PAGE = 5
 
@@ -22,10 +27,12 @@ INTERIOR_PAGE = 5
 def create_damaged_database(path: Path) -> None:
     """A database of accounts, one of whose pages is overwritten."""
     open_database(path, None).close()
-    with closing(sqlite3.connect(path)) as connection:
+    with closing(connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = DELETE")
+        connection.execute("BEGIN")
         rows = ((f"did:example:{number:0300}", number.to_bytes(16, "big")) for number in range(ACCOUNTS))
         connection.executemany("INSERT INTO account (did, did_key, created_at) VALUES (?, ?, 1.0)", rows)
+        v1_connections.put_connection(connection, 1.0, CONNECTION, 1)
         connection.commit()
         (root,) = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'account'").fetchone()
     content = bytearray(path.read_bytes())
@@ -59,4 +66,7 @@ def test_readable_rows_are_recovered(tmp_path: Path) -> None:
     assert ACCOUNTS * 0.9 < int(completed.stdout) < ACCOUNTS
     recovered = tmp_path / "recovered.sqlite3"
     assert problems(recovered) == []
-    open_database(recovered, None, create=False).close()
+    with closing(open_database(recovered, None, create=False)) as connection:
+        # It has a derived column, which the commands must not write.
+        found = v1_connections.find_connection(connection, CONNECTION.own_key)
+    assert found == replace(CONNECTION, created_at=1.0)

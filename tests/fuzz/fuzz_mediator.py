@@ -99,13 +99,13 @@ class FuzzMediator:
                 failure.raiseException()
             raise AssertionError(event.get("log_format"))
 
-    def store_content(self) -> bytes:
-        """Everything in the store, as comparable bytes."""
+    def store_content(self, *without: str) -> bytes:
+        """Everything in the store, as comparable bytes. :param without: further tables."""
         assert self._premises is not None
         store: Any = self._premises.store
         connection: sqlite3.Connection = store._executor._connection
         named = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
-        tables = sorted(name for (name,) in named if name not in _LEFT_ALL_THE_SAME)
+        tables = sorted(name for (name,) in named if name not in (*_LEFT_ALL_THE_SAME, *without))
         return pickle.dumps({name: _rows(connection, name) for name in tables})
 
 

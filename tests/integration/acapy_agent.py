@@ -3,7 +3,8 @@ Runs ACA-Py agents: child processes with an Askar wallet in a temporary director
 
 ::
 
-    with ACAPyAgent("wallet") as wallet:
+    wallet = ACAPyAgent("wallet")
+    with run_agents(wallet):
         mediator = wallet.connect(invitation)
         wallet.use_mediator(wallet.request_mediation(mediator))
         wallet.stop()
@@ -21,12 +22,12 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Condition, Thread
-from types import TracebackType
 from typing import Any
 from urllib.parse import urlencode
 
@@ -50,7 +51,7 @@ _admin = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 class ACAPyAgent:
     """
-    An agent; as a context manager it starts and stops it. Its wallet and ports last until it is closed.
+    An agent, see :func:`run_agents`. Its wallet and ports last until it is closed.
 
     :param options: in addition to those that every agent has.
     """
@@ -112,21 +113,6 @@ class ACAPyAgent:
         self._webhooks.close()
         shutil.rmtree(self._directory)
 
-    def __enter__(self) -> ACAPyAgent:
-        try:
-            self.start()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is not None:
-            error.add_note(f"{self.label}:\n{self.output()[-8000:]}")
-        self.close()
-
     def output(self) -> str:
         """Standard output and standard error of the agent."""
         return (self._directory / "output").read_text("utf-8", errors="replace")
@@ -186,9 +172,25 @@ class ACAPyAgent:
         self._await_state(f"/mediation/requests/{id_}", "granted")
         return str(id_)
 
-    def use_mediator(self, mediation: str) -> None:
-        """Have later invitations name this mediator."""
-        self.request("PUT", f"/mediation/{mediation}/default-mediator")
+    def use_mediator(self, mediation: str | None) -> None:
+        """Have later connections lead through this mediator, or through none."""
+        if mediation is None:
+            self.request("DELETE", "/mediation/default-mediator")
+        else:
+            self.request("PUT", f"/mediation/{mediation}/default-mediator")
+
+    def await_default_mediator(self) -> dict[str, Any]:
+        """Wait until a mediator that was named at the start has granted; return the record of the mediation."""
+        record: dict[str, Any] = {}
+
+        def reached() -> bool:
+            # Until there is one, the status is 404.
+            with suppress(AssertionError):
+                record.update(self.request("GET", "/mediation/default-mediator"))
+            return record.get("state") == "granted"
+
+        self._await(reached, "has no default mediator")
+        return record
 
     def keylist(self, mediation: str) -> list[str]:
         """The keys that the mediator has confirmed, in base58 or as did:key, as the agent stores them."""
@@ -225,7 +227,7 @@ class ACAPyAgent:
         while not reached():
             status = self._running().poll()
             assert status is None, f"{self.label}: exit status {status}:\n{self.output()}"
-            assert time.monotonic() < deadline, f"{self.label} {otherwise} after {PATIENCE_SECONDS:.0f} s"
+            assert time.monotonic() < deadline, f"{self.label} {otherwise}:\n{self.output()[-8000:]}"
             time.sleep(_POLL_SECONDS)
 
     def _is_ready(self) -> bool:
@@ -240,6 +242,18 @@ class ACAPyAgent:
     def _running(self) -> subprocess.Popen[bytes]:
         assert self._process is not None, "the agent is not running"
         return self._process
+
+
+@contextmanager
+def run_agents(*agents: ACAPyAgent) -> Iterator[None]:
+    """Run agents, which are started at the same time."""
+    try:
+        with ThreadPoolExecutor() as threads:
+            list(threads.map(ACAPyAgent.start, agents))
+        yield
+    finally:
+        for agent in agents:
+            agent.close()
 
 
 class _Webhooks:

@@ -394,6 +394,15 @@ class V1WalletTests(SynchronousTestCase):
             self.resource.set_reply(batch, {"messages~attach": [one]})
             self.error_of(self.wallet.fetch_batch(), UnreadableMessage)
 
+    def test_count(self) -> None:
+        """The status of Pickup 1.0 is a number."""
+        status = "messagepickup/1.0/status"
+        self.resource.set_reply(status, {"message_count": 2})
+        self.assertEqual(self.ask(self.wallet.count()), 2)
+        for members in ({}, {"message_count": "2"}, {"message_count": False}):
+            self.resource.set_reply(status, members)
+            self.error_of(self.wallet.count(), UnreadableMessage)
+
     def test_features_and_devices(self) -> None:
         """Both versions of Discover Features, and registration for push notifications."""
         uri = f"{DIDCOMM_ORG}messagepickup/2.0"

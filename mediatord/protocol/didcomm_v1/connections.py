@@ -8,7 +8,7 @@ from typing import Any
 
 from mediatord.errors import InvalidBody
 from mediatord.protocol.didcomm_v1.did_document import make_own_document, parse_wallet_document
-from mediatord.protocol.didcomm_v1.did_exchange import MAX_DOCUMENT_BYTES, ConnectionRequest
+from mediatord.protocol.didcomm_v1.did_exchange import MAX_REQUEST_BYTES, ConnectionRequest
 from mediatord.protocol.didcomm_v1.keys import InvalidKey, SigningKey, encode_base58_key, parse_key, verify_signature
 from mediatord.protocol.didcomm_v1.message import V1Answer, V1Message
 from mediatord.protocol.encoding import decode_lenient_base64, dumps, encode_base64url, loads_object
@@ -24,11 +24,11 @@ def parse_request(message: V1Message) -> ConnectionRequest:
     """
     Read a request. Its document is not signed: the envelope proves who sent it.
 
-    :raise InvalidBody: there is no DID or no document.
+    :raise InvalidBody: too long, or there is no DID or no document.
     :raise UnresolvableDID: the document is unusable.
     """
     connection = message.members.get("connection")
-    if not isinstance(connection, dict):
+    if not isinstance(connection, dict) or len(message.source) > MAX_REQUEST_BYTES:
         raise InvalidBody
     # Libraries have written these members in either way.
     did = connection.get("DID", connection.get("did"))
@@ -84,7 +84,7 @@ def open_signed_field(field: object) -> tuple[dict[str, Any], str]:
     """
     members = field if isinstance(field, dict) else {}
     text, signature, signer = (members.get(name) for name in ("sig_data", "signature", "signer"))
-    if not (isinstance(text, str) and len(text) <= 2 * MAX_DOCUMENT_BYTES and isinstance(signature, str)):
+    if not (isinstance(text, str) and len(text) <= MAX_REQUEST_BYTES and isinstance(signature, str)):
         raise InvalidBody
     try:
         data, key = decode_lenient_base64(text), parse_key(signer)

@@ -37,6 +37,7 @@ _HIGHEST_MINOR = 1
 # Of either side a request has one; each costs an Ed25519 verification.
 _MAX_SIGNATURES = 4
 MAX_DOCUMENT_BYTES = 16_384
+MAX_REQUEST_BYTES = 2 * MAX_DOCUMENT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +59,12 @@ def parse_request(message: V1Message) -> ConnectionRequest:
     """
     Read a request, and verify the signature of an attached document by one of its keys.
 
-    :raise InvalidBody: there is no DID, or no readable document where one is needed.
+    :raise InvalidBody: too long, or there is no DID, or no readable document where one is needed.
     :raise UnresolvableDID: the DID or its document is unusable, or its signature is not of one of its keys.
     :raise UnsupportedDIDMethod: the method of the DID has neither a document inside nor one attached.
     """
     did = message.members.get("did")
-    if not isinstance(did, str):
+    if not isinstance(did, str) or len(message.source) > MAX_REQUEST_BYTES:
         raise InvalidBody
     form = find_did_form(did)
     protocol = f"{FAMILY}/1.{min(message.type.minor, _HIGHEST_MINOR)}"
@@ -108,7 +109,7 @@ def open_signed_attachment(attachment: object) -> tuple[bytes, list[str]]:
     """
     data = _get_object(attachment, "data")
     text, jws = data.get("base64"), _get_object(data, "jws")
-    if not isinstance(text, str) or len(text) > 2 * MAX_DOCUMENT_BYTES:
+    if not isinstance(text, str) or len(text) > MAX_REQUEST_BYTES:
         raise InvalidBody
     try:
         content = decode_lenient_base64(text)

@@ -23,6 +23,7 @@ export function createAgent(directory, options) {
     keyDerivationMethod: "raw",
     database: { type: "sqlite", config: { path: join(directory, "wallet.sqlite") } },
   };
+  // CREDO_LOG=debug writes what it does to standard output, which is for people only.
   return new core.Agent({
     config: { logger: new core.ConsoleLogger(core.LogLevel[process.env.CREDO_LOG ?? "off"]) },
     dependencies: agentDependencies,

@@ -8,7 +8,7 @@ import select
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,8 +167,12 @@ class CredoWallet:
         self._request("stop")
 
     def find_mediator(self) -> dict[str, Any]:
-        """Its record of the mediator, with `state`, `endpoint` and `routingKeys`."""
+        """Its record of the mediator: `connectionId`, `state`, `endpoint`, and a `pickupStrategy` that it found."""
         return dict(self._request("mediator"))
+
+    def accept(self, url: str) -> str:
+        """Accept an invitation; the id of the complete connection."""
+        return str(self._request("accept", url=url))
 
     def connect(self, other: CredoWallet) -> tuple[str, str]:
         """
@@ -177,7 +181,7 @@ class CredoWallet:
         :return: the id of the connection here, and there.
         """
         invitation = self._request("invite")
-        theirs = other._request("accept", url=invitation["url"])
+        theirs = other.accept(invitation["url"])
         return self._request("accepted", invitation=invitation["id"]), theirs
 
     def send(self, connection: str, content: str) -> None:
@@ -203,15 +207,27 @@ class CredoWallet:
 
     def ping_mediator(self) -> None:
         """As :meth:`ping`, to the mediator."""
-        self.ping(self._request("mediatorConnection"))
+        self.ping(self.find_mediator()["connectionId"])
 
-    def received_types(self) -> Sequence[str]:
-        """Types of the messages that it has received since its start, without the prefix."""
-        return [
-            message["@type"].removeprefix("https://didcomm.org/")
-            for direction, message in self._request("messages")
-            if direction == "received"
-        ]
+    def reuse(self, invitation: str) -> str:
+        """
+        Accept an invitation of an agent that it has a connection with already, and propose to use that again.
+
+        :return: the id of the connection that is used, which is the old one if the agent accepted.
+        """
+        return str(self._request("reuse", url=invitation))
+
+    def forget(self, connection: str) -> None:
+        """Delete a connection, and have its key removed by the mediator."""
+        self._request("forget", connection=connection)
+
+    def received(self) -> list[dict[str, Any]]:
+        """All messages that it has received since its start, in plaintext."""
+        return list(self._request("messages"))
+
+    def received_types(self) -> list[str]:
+        """Their types, without the prefix."""
+        return [message["@type"].removeprefix("https://didcomm.org/") for message in self.received()]
 
     def _request(self, command: str, **options: Any) -> Any:
         self._process.write({"wallet": self._name, "command": command, **options})
@@ -231,12 +247,22 @@ class CredoWallets:
         self._count = 0
         self._wallets: list[CredoWallet] = []
 
-    def create(self, invitation: str, strategy: str | None, **options: Any) -> CredoWallet:
+    def create(
+        self,
+        invitation: str,
+        strategy: str | None,
+        *,
+        peer_did: int = 4,
+        knows_pickup_2: bool = True,
+        **options: Any,
+    ) -> CredoWallet:
         """
         A wallet that is not started yet.
 
         :param invitation: the mediator's, as URL.
         :param strategy: how it gets its mail; with None it asks the mediator for its features.
+        :param peer_did: the method of did:peer, 1, 2 or 4, that it connects with.
+        :param knows_pickup_2: whether it understands Message Pickup 2.0.
         :param options: of Credo's DidCommModule.
         """
         self._count += 1
@@ -247,6 +273,8 @@ class CredoWallets:
             "directory": str(directory),
             "invitation": invitation,
             "polling": _POLLING_MILLISECONDS,
+            "peerDid": peer_did,
+            "knowsPickup2": knows_pickup_2,
             "options": options,
         }
         if strategy is not None:

@@ -6,33 +6,27 @@ import { createAgent, didcomm } from "./agents.mjs";
 const PATIENCE_MILLISECONDS = 60_000;
 
 class Wallet {
-  constructor({ directory, label, invitation, strategy, polling, options }) {
+  constructor({ directory, label, invitation, strategy, polling, peerDid, knowsPickup2, options }) {
     this.label = label;
-    this.trace = [];
+    this.received = [];
     this.agent = createAgent(directory, {
       transports: {
         outbound: [new didcomm.DidCommHttpOutboundTransport(), new didcomm.DidCommWsOutboundTransport()],
       },
-      connections: { autoAcceptConnections: true },
+      connections: { autoAcceptConnections: true, peerNumAlgoForDidExchangeRequests: peerDid },
       mediator: false,
       mediationRecipient: {
         mediatorInvitationUrl: invitation,
         mediatorPickupStrategy: strategy,
         mediatorPollingInterval: polling,
       },
+      ...(!knowsPickup2 && { messagePickup: { protocols: [new didcomm.DidCommMessagePickupV1Protocol()] } }),
       ...options,
     });
     this.api = this.agent.modules.didcomm;
-    this.listen(didcomm.DidCommEventTypes.DidCommMessageSent, ({ message }) => this.note("sent", message.message));
-    this.listen(didcomm.DidCommEventTypes.DidCommMessageProcessed, ({ message }) => this.note("received", message));
-  }
-
-  listen(type, listener) {
-    this.agent.events.on(type, ({ payload }) => listener(payload));
-  }
-
-  note(direction, message) {
-    this.trace.push([direction, message.toJSON()]);
+    this.agent.events.on(didcomm.DidCommEventTypes.DidCommMessageProcessed, ({ payload }) =>
+      this.received.push(payload.message.toJSON()),
+    );
   }
 
   // Resolves once the check, made now and after each event of the type, returns something.
@@ -55,15 +49,14 @@ class Wallet {
 
   // Its mediator, once that has granted mediation.
   async mediator() {
-    const { id, state, role, endpoint, routingKeys, pickupStrategy } =
-      await this.api.mediationRecipient.findDefaultMediator();
-    return { id, state, role, endpoint, routingKeys, pickupStrategy };
+    const { connectionId, state, endpoint, pickupStrategy } = await this.api.mediationRecipient.findDefaultMediator();
+    return { connectionId, state, endpoint, pickupStrategy };
   }
 
   // A new invitation, whose key the mediator has been given.
   async invite() {
     const { id, outOfBandInvitation } = await this.api.oob.createInvitation({ label: this.label });
-    return { id, url: outOfBandInvitation.toUrl({ domain: "http://127.0.0.1" }), plain: outOfBandInvitation.toJSON() };
+    return { id, url: outOfBandInvitation.toUrl({ domain: "http://127.0.0.1" }) };
   }
 
   // Accepts an invitation; the id of the completed connection.
@@ -99,17 +92,27 @@ class Wallet {
   async ping({ connection }) {
     const { threadId } = await this.api.connections.sendPing(connection, {});
     await this.waitFor("response to the ping", didcomm.DidCommEventTypes.DidCommMessageProcessed, async () =>
-      this.trace.some(([direction, message]) => direction === "received" && message["~thread"]?.thid === threadId),
+      this.received.some((message) => message["~thread"]?.thid === threadId),
     );
   }
 
-  // The connection with its mediator.
-  async mediatorConnection() {
-    return (await this.api.mediationRecipient.findDefaultMediatorConnection()).id;
+  // Deletes a connection, and has its key removed by the mediator.
+  async forget({ connection }) {
+    await this.api.connections.deleteById(connection);
   }
 
+  // Accepts an invitation of an agent that it is connected with; the id of the connection that is used.
+  async reuse({ url }) {
+    const { connectionRecord } = await this.api.oob.receiveInvitationFromUrl(url, {
+      label: this.label,
+      reuseConnection: true,
+    });
+    return connectionRecord.id;
+  }
+
+  // Messages that it has received since its start, in plaintext.
   messages() {
-    return this.trace;
+    return this.received;
   }
 
   stop() {
@@ -130,7 +133,8 @@ async function execute({ wallet: name, command, ...options }) {
     await wallet.agent.initialize();
     return null;
   }
-  return (await wallets.get(name)[command](options)) ?? null;
+  // What did not start needs no stop.
+  return (await wallets.get(name)?.[command](options)) ?? null;
 }
 
 for await (const line of createInterface({ input: process.stdin })) {

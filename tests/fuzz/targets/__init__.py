@@ -51,6 +51,8 @@ NAMES = (
     "hint",
     "features",
     "v1_envelope",
+    "v1_message",
+    "v1_handshake",
 )
 
 

@@ -128,6 +128,17 @@ def test_unusable_document(changed: dict[str, Any]) -> None:
         parse_request(parse(make_request(**changed)))
 
 
+def test_size_of_request() -> None:
+    """A request that is larger than any is refused before its keys are decoded."""
+    document = make_request()["connection"]["DIDDoc"]
+    (service,) = document["service"]
+    keys = [encode_base58_key(SigningKey.from_seed(bytes([number]) * 32).did_key) for number in range(60)]
+    many = {**document, "service": [{**service, "recipientKeys": keys}] * 5}
+    assert len(parse_request(parse(make_request(DIDDoc=many))).document.keys) == 60
+    with pytest.raises(InvalidBody):
+        parse_request(parse(make_request(DIDDoc={**many, "service": many["service"] * 4})))
+
+
 def test_request_without_connection() -> None:
     """The member is missing, or no object."""
     values: tuple[Any, ...] = (None, [], "x")

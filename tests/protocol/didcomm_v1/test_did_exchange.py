@@ -133,6 +133,7 @@ def test_public_did() -> None:
         {"did_doc~attach": {"data": {"base64": "e30"}}},
         {"did_doc~attach": {"data": {"base64": 5, "jws": {}}}},
         {"did_doc~attach": {"data": {"base64": "e", "jws": {}}}},
+        {"label": "x" * 33_000},
         {"did_doc~attach": make_signed_attachment(b"[]", "application/json", WALLET)},
         {"did_doc~attach": make_signed_attachment(b"{", "application/json", WALLET)},
         {"did_doc~attach": make_signed_attachment(b'"' + b"x" * 20_000 + b'"', "application/json", WALLET)},
