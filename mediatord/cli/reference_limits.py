@@ -20,6 +20,7 @@ from mediatord.delivery.connections import (
 from mediatord.didcomm import endpoint_delivery
 from mediatord.didcomm.pickup import MAX_REMEMBERED_PUSHES, MAX_UNACKNOWLEDGED_PUSHES
 from mediatord.didcomm.replay_protection import MAX_RECENT_DIGESTS
+from mediatord.didcomm_v1.pickup import MAX_BATCH_IDS
 from mediatord.http.channel import REQUEST_RECEIVE_TIMEOUT
 from mediatord.http.flow_control import SMALL_RESPONSE_BYTES
 from mediatord.http.resources import HTTPContext
@@ -238,6 +239,11 @@ def list_buffers() -> Iterator[str]:
         "seen_pickups": ("recent pickup requests, likewise", f"{MAX_RECENT_DIGESTS:,}", forgotten),
         "seen_v1_forwards": ("recent forwards of DIDComm v1, likewise", f"{MAX_RECENT_DIGESTS:,}", forgotten),
         "seen_v1_pickups": ("recent pickup requests of DIDComm v1, likewise", f"{MAX_RECENT_DIGESTS:,}", forgotten),
+        "v1_batches": (
+            "messages in the last batch of each DIDComm v1 wallet with Message Pickup 1.0",
+            f"{MAX_BATCH_IDS:,}",
+            "the oldest batch is handed out again",
+        ),
         "rate_limits": (
             "senders, addresses and accounts with recent requests",
             f"20,000 and {_constant('ratelimit.rate_limiter:_SHARED_GROUPS'):,} shared groups for each limit",

@@ -87,6 +87,12 @@ class DeliveryMarkWriter:
         elif self._timer is None:
             self._timer = self._clock.callLater(self._delay, self._flush)
 
+    def flush_soon(self) -> None:
+        """Mark what was pushed, and what will be in this reactor iteration, without the delay."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._clock.callLater(0.0, self._flush)
+
     def cancel_mark(self, id_: str) -> bool:
         """Do not mark a message; whether it was still unmarked."""
         was_unmarked = self._waiting.pop(id_, False)
@@ -98,8 +104,9 @@ class DeliveryMarkWriter:
         ids = list(self._waiting)
         self._waiting.clear()
         self._stop()
-        with outside_request():
-            log_mark_failure(self._write(ids))
+        if ids:
+            with outside_request():
+                log_mark_failure(self._write(ids))
 
     def _stop(self) -> None:
         if self._timer is not None and self._timer.active():
@@ -305,8 +312,8 @@ class LiveDelivery:
                     _log.failure("recording a push failed", redact_failure())
         return accepted_by
 
-    @staticmethod
     def _push_by_writer(
+        self,
         session: WebSocketSession,
         writer: PushWriter,
         messages: Sequence[StoredMessage],
@@ -314,6 +321,8 @@ class LiveDelivery:
     ) -> None:
         for message in writer.push(session, messages):
             accepted_by.setdefault(message.id, []).append(session)
+        if self._context.node:
+            self._marks.flush_soon()  # the next request of the wallet may come to another process
         if writer.reads_queue:
             for message in messages:
                 accepted_by.setdefault(message.id, [])

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import NamedTuple
 
-from mediatord.didcomm.pickup import QueuePickup
+from mediatord.didcomm.pickup import DELIVERY_BYTES, QueuePickup
 from mediatord.didcomm_v1.context import V1AccountRequestHandler, V1Context, V1Request
 from mediatord.didcomm_v1.live_delivery import V1LiveDelivery
 from mediatord.errors import LiveModeUnsupported
@@ -26,20 +26,51 @@ from mediatord.protocol.didcomm_v1.message_pickup import (
 from mediatord.store.interfaces.messages import QueueStatus, StoredMessage
 from mediatord.store.interfaces.store import Account
 
-# Accounts whose last batch is remembered; a forgotten batch is handed out again.
-MAX_BATCHES = 10_000
+# Ids of messages in the last batches of all accounts; a forgotten batch is handed out again.
+MAX_BATCH_IDS = 100_000
 
 
 class _Batch(NamedTuple):
     """
     What an account was handed out last.
 
-    :param at: when; a repeated batch is not handed out a third time.
+    :param at: when.
+    :param is_repeated: whether it was handed out before, so that there is no third time.
     """
 
     ids: tuple[str, ...]
     at: float
     is_repeated: bool
+
+
+class _LastBatches:
+    """The last batch of each account; beyond :data:`MAX_BATCH_IDS` the oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self._batches: OrderedDict[str, _Batch] = OrderedDict()
+        self._ids = 0
+
+    def __len__(self) -> int:
+        """Number of ids."""
+        return self._ids
+
+    def get(self, account: str) -> _Batch | None:
+        """The last batch of an account."""
+        return self._batches.get(account)
+
+    def put(self, account: str, batch: _Batch) -> None:
+        """Replace the last batch of an account; an empty one is not kept."""
+        self.discard(account)
+        if batch.ids:
+            self._batches[account] = batch
+            self._ids += len(batch.ids)
+        while self._ids > MAX_BATCH_IDS:
+            self.discard(next(iter(self._batches)))
+
+    def discard(self, account: str) -> None:
+        """Forget the last batch of an account."""
+        if (batch := self._batches.pop(account, None)) is not None:
+            self._ids -= len(batch.ids)
 
 
 class V1Pickup:
@@ -50,7 +81,7 @@ class V1Pickup:
         self._common = context.common
         self._queue = queue
         self._live = live
-        self._batches: OrderedDict[str, _Batch] = OrderedDict()
+        self._batches = _LastBatches()
 
     def account_handlers(self) -> dict[str, V1AccountRequestHandler]:
         """Handlers by message type."""
@@ -67,7 +98,7 @@ class V1Pickup:
 
     @property
     def batches(self) -> int:
-        """Number of accounts whose last batch is remembered."""
+        """Number of messages that are removed when their wallet asks for the next batch."""
         return len(self._batches)
 
     async def _status_request(self, request: V1Request, account: Account) -> V1Answer:
@@ -101,12 +132,20 @@ class V1Pickup:
             status = (await self._queue.acknowledge(account.did, ids, with_status=True)).status
         if status is None:
             status = await self._common.store.get_queue_status(account.did, None)
-        left = status.message_count - len(self._context.live.find_unacknowledged(account.did))
-        if left <= 0 or self._live.is_implicit(account.did):
-            status = QueueStatus(0, 0)
-        else:
-            status = replace(status, message_count=left)
-        return self._make_status(request, account, status)
+        left = await self._count_unpushed(account, status.message_count)
+        return self._make_status(request, account, replace(status, message_count=left) if left else QueueStatus(0, 0))
+
+    async def _count_unpushed(self, account: Account, queued: int) -> int:
+        """Number of the queued messages that the wallet has to ask for."""
+        if self._live.is_implicit(account.did):
+            return 0
+        left = max(0, queued - len(self._context.live.find_unacknowledged(account.did)))
+        if left and self._common.node:
+            # Others may have pushed some of them, which are marked.
+            limit = self._common.delivery_limit
+            reading = self._common.store.fetch_messages(account.did, None, limit=limit, max_bytes=DELIVERY_BYTES)
+            left = sum(message.status == "pending" for message in await reading)
+        return left
 
     async def _live_delivery_change(self, request: V1Request, account: Account) -> V1Answer:
         """Switch pushing to this socket on or off; what is queued is fetched by delivery requests."""
@@ -134,14 +173,10 @@ class V1Pickup:
         is_late = last is not None and not 0 <= now - last.at < self._common.push_timeout
         if last is not None and (last.is_repeated or not is_late):
             await self._queue.acknowledge(account.did, last.ids)
-            del self._batches[account.did]
+            self._batches.discard(account.did)
             is_late = False
         messages = await self._queue.fetch(account, None, size, request.record.session)
-        self._batches.pop(account.did, None)
-        if messages:
-            self._batches[account.did] = _Batch(tuple(message.id for message in messages), now, is_late)
-            if len(self._batches) > MAX_BATCHES:
-                self._batches.popitem(last=False)
+        self._batches.put(account.did, _Batch(tuple(message.id for message in messages), now, is_late))
         return V1Answer(BATCH, make_batch_members(list_payloads(messages)))
 
     async def _status_request_1(self, request: V1Request, account: Account) -> V1Answer:
@@ -153,7 +188,12 @@ class V1Pickup:
         """Some messages by their ids; removes nothing."""
         ids = message_pickup.parse_listed_ids(request.message.members)[: self._common.delivery_limit]
         found = await self._common.store.find_messages(ids) if ids else []
-        messages = [message for message in found if message.account == account.did]
+        messages: list[StoredMessage] = []
+        size = 0
+        for message in found:
+            size += len(message.payload)
+            if message.account == account.did and (size <= DELIVERY_BYTES or not messages):
+                messages.append(message)
         self._queue.record_delivery(messages, request.record.session)
         return V1Answer(LIST_RESPONSE, make_batch_members(list_payloads(messages)))
 

@@ -13,6 +13,7 @@ are not pushed, but read in their order.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from math import inf
 from typing import Any
@@ -219,8 +220,7 @@ class ImplicitWriter(LiveWriter):
         self._unacknowledged.update([message.id for message in taken])
         if len(taken) < len(new):
             self._is_behind = True
-            if not self._unacknowledged:
-                self._schedule(RETRY_SECONDS)
+            self._schedule(RETRY_SECONDS)
         return taken
 
     def _count_free(self) -> int:
@@ -287,9 +287,13 @@ class ImplicitWriter(LiveWriter):
 
     def _read_if_free(self) -> None:
         self._retry_timer = None
-        if not self._is_reading and self._has_room():
+        if self._is_reading:
+            return
+        if self._has_room():
             self._is_reading = True
             self._run(self._read_queue())
+        elif self._context.node and self._unacknowledged:
+            self._run(self._find_removed())
 
     def _has_room(self) -> bool:
         """Whether anything may be queued, and a page of it may be pushed."""
@@ -306,6 +310,16 @@ class ImplicitWriter(LiveWriter):
             self._is_behind = True
         finally:
             self._is_reading = False
+        self._schedule(RETRY_SECONDS)
+
+    async def _find_removed(self) -> None:
+        """Forget pushes that were acknowledged at another node, which does not tell."""
+        pushed, store = frozenset(self._unacknowledged), self._context.store
+        with suppress(StoreUnavailable):
+            limit = len(pushed) + PAGE_SIZE
+            arrivals = await store.find_arrivals([self.account], ArrivalWindow(0.0, inf), limit=limit)
+            for id_ in pushed.difference(one.id for one in arrivals):
+                self._live.resolve_push(id_)
         self._schedule(RETRY_SECONDS)
 
     def _begin_page(self) -> Deferred[bool]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from twisted.trial.unittest import SynchronousTestCase
 
+from mediatord.didcomm_v1 import pickup
 from mediatord.errors import StoreUnavailable
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm_v1.keys import encode_base58_key
@@ -34,7 +35,7 @@ class PickupTestCase(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.in_memory = InMemoryMediator(self)
-        self.wallet = InMemoryV1Wallet(self.in_memory, implicit_pickup=self.how, is_completed=True).enrol()
+        self.wallet = InMemoryV1Wallet(self.in_memory, implicit_pickup=self.how).enrol()
 
     def forward(self, *texts: str, wallet: InMemoryV1Wallet | None = None) -> list[bytes]:
         """Forward messages to a wallet; their payloads."""
@@ -321,6 +322,17 @@ class LiveTests(PickupTestCase):
         self.in_memory.base.connections.closed(socket)
         self.assertEqual(self.acknowledge(first).members["message_count"], 1)
 
+    def test_new_socket_takes_over(self) -> None:
+        """What the former socket of the wallet has not acknowledged is no longer expected from it."""
+        old = self.go_live()
+        self.forward("a", "b")
+        self.assertEqual(self.acknowledge().members["message_count"], 0)
+        new = self.go_live()
+        self.assertEqual(self.in_memory.didcomm.live.unacknowledged_pushes, 0)
+        self.assertEqual(self.acknowledge().members["message_count"], 2)
+        self.forward("c")
+        self.assertEqual((len(old.frames), len(new.frames)), (2, 1))
+
     def test_overdue(self) -> None:
         """A push that is not acknowledged in time counts again."""
         socket = self.go_live()
@@ -400,6 +412,21 @@ class BatchTests(PickupTestCase):
             self.assertEqual(self.wallet.ask(BATCH_PICKUP, batch_size=1).status, 503)
         self.assertEqual(self.batch(batch_size=2), sent)
 
+    def test_remembered_batches_are_bounded(self) -> None:
+        """A forgotten batch is handed out again; the number of messages counts."""
+        self.patch(pickup, "MAX_BATCH_IDS", 3)
+        other = InMemoryV1Wallet(self.in_memory, "other").enrol()
+        sent = self.forward("a", "b")
+        self.forward("c", "d", wallet=other)
+        self.assertEqual(self.batch(batch_size=2), sent)
+        other.answer(BATCH_PICKUP, batch_size=1)
+        self.assertEqual(self.batch(batch_size=1), [])
+        self.forward("e", "f", wallet=other)
+        sent = self.forward("g")
+        self.assertEqual(self.batch(batch_size=1), sent)
+        other.answer(BATCH_PICKUP, batch_size=3)
+        self.assertEqual(self.batch(batch_size=1), sent)
+
     def test_status_and_list(self) -> None:
         """They change nothing, and show nothing of others."""
         other = InMemoryV1Wallet(self.in_memory, "other").enrol()
@@ -416,6 +443,15 @@ class BatchTests(PickupTestCase):
         for ids in (None, "a", [1], ["a"] * 10_001):
             report = self.wallet.answer("messagepickup/1.0/list-pickup", message_ids=ids)
             self.assertEqual(report.type.name, "problem-report")
+
+    def test_list_is_bounded_in_bytes(self) -> None:
+        """As a delivery is."""
+        self.forward(*["x" * 200_000] * 4)
+        account = self.wallet.key.did_key
+        reading = self.in_memory.store.fetch_messages(account, None, limit=4, max_bytes=1_000_000)
+        ids = [message.id for message in self.successResultOf(reading)]
+        listed = self.wallet.answer("messagepickup/1.0/list-pickup", message_ids=ids)
+        self.assertEqual([one["id"] for one in listed.members["messages~attach"]], ids[:2])
 
     def test_noop(self) -> None:
         """Nothing is answered."""

@@ -7,16 +7,18 @@ import socket
 import sys
 import tracemalloc
 import weakref
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
+from twisted.internet.defer import Deferred, succeed
 from twisted.internet.protocol import Protocol
 from twisted.internet.task import Clock
 from twisted.internet.tcp import Server
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.delivery.connections import SendQueue
-from mediatord.didcomm.pickup import MARK_DELAY
+from mediatord.didcomm.pickup import MARK_DELAY, DeliveryMarkWriter
 from mediatord.http.websocket import KEEPALIVE_SLOTS, PING_INTERVAL, KeepaliveScheduler, build_text_header
 from mediatord.runtime.socket_writes import write_immediately
 from mediatord.wallet.didcomm_client import read_delivery
@@ -314,6 +316,28 @@ class PushTests(CostsTestCase):
         self.assertEqual(pending, old)
         failed = [event["msg"] for event in self.site_fixture.events("msg.push") if event["ok"] is False]
         self.assertEqual((len(failed), len(set(failed))), (3, 3))
+
+
+class DeliveryMarkTests(SynchronousTestCase):
+    def test_marks_without_delay(self) -> None:
+        """What another process has to know soon is marked within the iteration, all of it together."""
+        clock, marked = Clock(), list[Sequence[str]]()
+
+        def write(ids: Sequence[str]) -> Deferred[None]:
+            marked.append(ids)
+            return succeed(None)
+
+        marks = DeliveryMarkWriter(clock, write, MARK_DELAY)
+        marks.add("a")
+        marks.flush_soon()
+        marks.add("b")
+        clock.advance(0)
+        self.assertEqual(marked, [["a", "b"]])
+        marks.flush_soon()
+        marks.add("c")
+        marks.cancel_mark("c")
+        clock.advance(MARK_DELAY)
+        self.assertEqual((len(marked), clock.getDelayedCalls()), (1, []))
 
 
 class DirectWriteTests(SynchronousTestCase):

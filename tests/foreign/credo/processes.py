@@ -170,6 +170,10 @@ class CredoWallet:
         """Its record of the mediator: `connectionId`, `state`, `endpoint`, and a `pickupStrategy` that it found."""
         return dict(self._request("mediator"))
 
+    def accept(self, url: str) -> str:
+        """Accept an invitation; the id of the complete connection."""
+        return str(self._request("accept", url=url))
+
     def connect(self, other: CredoWallet) -> tuple[str, str]:
         """
         Invite another wallet through the mediator, with a new key.
@@ -177,7 +181,7 @@ class CredoWallet:
         :return: the id of the connection here, and there.
         """
         invitation = self._request("invite")
-        theirs = other._request("accept", url=invitation["url"])
+        theirs = other.accept(invitation["url"])
         return self._request("accepted", invitation=invitation["id"]), theirs
 
     def send(self, connection: str, content: str) -> None:
