@@ -281,14 +281,10 @@ class V1ConnectionRecord(_BaseRecord):
     wallet: str
     own_key: str
     request_id: str
-    invitation_id: str
     protocol: str
-    their_did: str
     endpoint: str | None
     routing_keys: tuple[str, ...]
     has_base58_keys: bool
-    has_old_prefix: bool
-    is_completed: bool
     implicit_pickup: ImplicitPickup
     created_at: float
 

@@ -10,7 +10,6 @@ only show the wallet what it has, encrypted to it, or name ids that are never us
 from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -51,7 +50,7 @@ from mediatord.errors import (
 from mediatord.observability.event_recorder import RequestRecord
 from mediatord.protocol.didcomm_v1.envelope import parse_envelope
 from mediatord.protocol.didcomm_v1.forward import FORWARD_KEY, FORWARD_NAME
-from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG, OLD_PREFIX, TypeKey, V1Answer, parse_type
+from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG, TypeKey, V1Answer, parse_type
 from mediatord.ratelimit.admission import RequestAdmission, RequestReply
 from mediatord.ratelimit.rate_limiter import compute_request_cost
 from mediatord.store.interfaces.store import FIRST_DAY_SECONDS, Account
@@ -73,6 +72,8 @@ _LASTING_CHANGES = frozenset(
         ("messagepickup", 1, "batch-pickup"),
         ("messagepickup", 2, "live-delivery-change"),
         ("did-rotate", 1, "hangup"),
+        ("didexchange", 1, "request"),
+        ("connections", 1, "request"),
     )
 )
 _SET_DEVICE_NAMES = frozenset(("set-device-info", "set-subscription"))
@@ -213,8 +214,21 @@ class V1Dispatcher:
         if key in _LASTING_CHANGES or key[2] in _SET_DEVICE_NAMES or self._starts_pushing(request):
             brief = ReplayRetention(now + REPLAY_WINDOW, FULL_SHARE)
             retention = ReplayRetention(now + LONG_RETENTION, LONG_RETENTION_SHARE, fallback=brief)
-        await self._replays.claim_digest(request.received.digest, retention)
+        try:
+            await self._replays.claim_digest(request.received.digest, retention)
+        except ReplayedMessage:
+            if not await self._is_latest_handshake(request):
+                raise
+            return False
         return True
+
+    async def _is_latest_handshake(self, request: V1Request) -> bool:
+        """Whether a repeated request to connect is the last one of its wallet, which gets the same answer again."""
+        received = request.received
+        if received.message.type.family not in HANDSHAKE_FAMILIES or received.sender is None:
+            return False
+        connection = await self._context.connections.get_connection(received.sender)
+        return connection is not None and connection.request_id == received.message.id
 
     def _starts_pushing(self, request: V1Request) -> bool:
         """Whether a message is a ping of implicit pickup, on any transport, as it could be replayed on a socket."""
@@ -254,12 +268,7 @@ class V1Dispatcher:
             await self._record_contact(request, received.connection)
 
     async def _record_contact(self, request: V1Request, connection: V1Connection) -> None:
-        """Any message to the key of the connection completes it, and shows which prefix the wallet uses."""
-        has_old_prefix = request.message.type.prefix == OLD_PREFIX
-        if not connection.is_completed or connection.has_old_prefix != has_old_prefix:
-            connection = replace(connection, is_completed=True, has_old_prefix=has_old_prefix)
-            await self._context.connections.put_connection(connection, max_pending=self._context.max_pending)
-            request.received = replace(request.received, connection=connection)
+        """Record that the wallet is there, and continue what waits for that."""
         account = request.account
         if account is None:
             return

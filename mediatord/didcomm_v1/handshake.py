@@ -13,14 +13,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mediatord.didcomm_v1.context import V1Context, V1Request, V1RequestHandler
-from mediatord.errors import MediationNotGranted, MediatorError, MisaddressedMessage, SenderMismatch
+from mediatord.errors import InvalidBody, MediationNotGranted, MediatorError, MisaddressedMessage, SenderMismatch
 from mediatord.identity.mediator_identity import list_services
-from mediatord.protocol.canonical_did import canonicalize_did
 from mediatord.protocol.didcomm_v1 import connections, did_exchange
 from mediatord.protocol.didcomm_v1.did_exchange import ConnectionRequest
-from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG, OLD_PREFIX, V1Answer
+from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG, V1Answer
 from mediatord.protocol.didcomm_v1.out_of_band import derive_invitation_id
-from mediatord.store.interfaces.v1_connections import V1Connection
+from mediatord.store.interfaces.v1_connections import MAX_CONNECTION_BYTES, V1Connection
 
 # Messages of an account that are removed at once.
 _PURGE_SIZE = 100
@@ -52,15 +51,15 @@ class Handshake:
         """`response` with the mediator's DID for this connection."""
         sender = await self._admit(request)
         wanted = did_exchange.parse_request(request.message)
-        connection = await self._store(request, wanted, sender)
+        await self._store(request, wanted, sender)
         identity = self._context.identity()
         return did_exchange.make_response(
             wanted,
             identity.connection_key(sender),
             identity.invitation_key,
             self._endpoints,
-            connection.request_id,
-            connection.invitation_id,
+            request.message.id,
+            request.message.pthid or self._invitation_id,
         )
 
     async def connect(self, request: V1Request) -> V1Answer:
@@ -135,6 +134,7 @@ class Handshake:
         Store a new connection, or what has changed in an existing one, and charge the address for its size.
 
         :raise SenderMismatch: the key of the wallet is none of its document.
+        :raise InvalidBody: endpoint and routing keys are too long.
         :raise RegistrationLimitExceeded: the address is over its daily limit.
         :raise RegistrationCapacityExceeded: there are too many connections.
         """
@@ -142,6 +142,8 @@ class Handshake:
             raise SenderMismatch
         former = await self._context.connections.get_connection(sender)
         connection = self._make_connection(request, wanted, sender, former)
+        if _measure(connection) > MAX_CONNECTION_BYTES:
+            raise InvalidBody
         size = max(_measure(connection) - (0 if former is None else _measure(former)), 0)
         quota, peer = self._common.registrations, request.origin.peer
         await quota.charge(peer, size)
@@ -156,18 +158,14 @@ class Handshake:
     ) -> V1Connection:
         message, own_key = request.message, self._context.identity().connection_key(sender).did_key
         if former is None:
-            former = V1Connection(sender, own_key, "", "", "", has_base58_keys=wanted.form == "nym")
+            former = V1Connection(sender, own_key, "", "", has_base58_keys=wanted.form == "nym")
         return replace(
             former,
             own_key=own_key,
             request_id=message.id,
-            invitation_id=message.pthid or self._invitation_id,
             protocol=wanted.protocol,
-            # A did:peer:4 is known by its short form, which has a tenth of the size.
-            their_did=canonicalize_did(wanted.did) if wanted.form == "did:peer:4" else wanted.did,
             endpoint=wanted.document.endpoint,
             routing_keys=wanted.document.routing_keys,
-            has_old_prefix=message.type.prefix == OLD_PREFIX,
         )
 
     async def _purge(self, did: str, account: str) -> None:
@@ -197,8 +195,6 @@ def _measure(connection: V1Connection) -> int:
         connection.account,
         connection.own_key,
         connection.request_id,
-        connection.invitation_id,
-        connection.their_did,
         connection.endpoint or "",
         *connection.routing_keys,
     )

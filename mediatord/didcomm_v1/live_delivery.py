@@ -8,7 +8,6 @@ of that. So of several sockets the one that subscribed last gets everything, als
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 from sys import intern
 
 from twisted.internet.defer import DeferredSemaphore
@@ -20,7 +19,7 @@ from mediatord.didcomm_v1.push_writers import MAX_READERS, ImplicitWriter, LiveW
 from mediatord.errors import LiveModeUnsupported, StoreUnavailable
 from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG, OLD_PREFIX
 from mediatord.store.interfaces.store import Account
-from mediatord.store.interfaces.v1_connections import ImplicitPickup, V1Connection
+from mediatord.store.interfaces.v1_connections import ImplicitPickup
 
 
 class V1LiveDelivery:
@@ -95,7 +94,8 @@ class V1LiveDelivery:
             return
         if connection.account in self._implicit:
             self._implicit[connection.account].accept_deliveries()
-        await self._put(connection, "delivery")
+        if connection.implicit_pickup != "delivery":
+            await self._remember(connection.account, "delivery")
 
     def note_problem_report(self, account: Account) -> None:
         """The wallet has reported a problem, perhaps with the first `delivery` that was pushed to it."""
@@ -128,17 +128,9 @@ class V1LiveDelivery:
             self._end_implicit(account)
 
     async def _remember(self, account: str, how: ImplicitPickup) -> None:
-        with suppress(StoreUnavailable):
-            connection = await self._context.connections.get_connection(account)
-            if connection is not None:
-                await self._put(connection, how)
-
-    async def _put(self, connection: V1Connection, how: ImplicitPickup) -> None:
         """Store how a wallet takes mail; without that, it is found out again."""
-        if connection.implicit_pickup != how:
-            changed = replace(connection, implicit_pickup=how)
-            with suppress(StoreUnavailable):
-                await self._context.connections.put_connection(changed, max_pending=self._context.max_pending)
+        with suppress(StoreUnavailable):
+            await self._context.connections.change_connection(account, implicit_pickup=how)
 
 
 def _find_prefix(request: V1Request) -> str:

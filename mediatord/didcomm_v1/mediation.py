@@ -9,7 +9,6 @@ first, until its owner takes it over with the proof of v2.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 
 from mediatord.didcomm.account_registrar import AccountRegistrar
 from mediatord.didcomm_v1.context import V1AccountRequestHandler, V1Context, V1Request, V1RequestHandler
@@ -104,7 +103,6 @@ class V1Mediation:
             return
         has_base58_keys = find_spelling(updates[-1].recipient_did) == "base58"
         if has_base58_keys != connection.has_base58_keys:
-            changed = replace(connection, has_base58_keys=has_base58_keys)
             # The keys are registered, whether this is stored or not.
             with suppress(StoreUnavailable):
-                await self._context.connections.put_connection(changed, max_pending=self._context.max_pending)
+                await self._context.connections.change_connection(connection.account, has_base58_keys=has_base58_keys)

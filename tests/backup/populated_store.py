@@ -168,12 +168,9 @@ class StorePopulator:
                 {}
                 if number % 2
                 else {
-                    "their_did": f"did:peer:4zQm{number}é",
                     "endpoint": f"https://{number}.example/",
                     "routing_keys": ("did:key:z6MkRouting", f"did:key:z6Mk{number}"),
                     "has_base58_keys": True,
-                    "has_old_prefix": number == 0,
-                    "is_completed": number == 2,
                     "implicit_pickup": "raw",
                 }
             )

@@ -190,14 +190,10 @@ def test_connections_of_one_key(tmp_path: Path) -> None:
     known: dict[str, Any] = {
         "own_key": "did:key:z6MkOwn",
         "request_id": "request",
-        "invitation_id": "invitation",
         "protocol": "didexchange/1.1",
-        "their_did": "",
         "endpoint": None,
         "routing_keys": (),
         "has_base58_keys": False,
-        "has_old_prefix": False,
-        "is_completed": True,
         "implicit_pickup": "unknown",
         "created_at": 1.0,
     }

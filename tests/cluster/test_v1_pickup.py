@@ -25,8 +25,8 @@ class V1PickupTests(InMemoryClusterTestCase):
 
     def connect(self, how: ImplicitPickup) -> tuple[InMemoryV1Wallet, InMemoryV1Wallet]:
         """A wallet, once for each node."""
-        at_a = InMemoryV1Wallet(self.a, implicit_pickup=how, is_completed=True).enrol()
-        at_b = InMemoryV1Wallet(self.b, implicit_pickup=how, is_completed=True)
+        at_a = InMemoryV1Wallet(self.a, implicit_pickup=how).enrol()
+        at_b = InMemoryV1Wallet(self.b, implicit_pickup=how)
         return at_a, at_b
 
     def forward(self, node: InMemoryNode, wallet: InMemoryV1Wallet, number: int) -> list[bytes]:

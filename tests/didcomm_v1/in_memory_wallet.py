@@ -62,7 +62,6 @@ class InMemoryV1Wallet:
             account=self.key.did_key,
             own_key=self.own_key.did_key,
             request_id=f"request of {name}",
-            invitation_id="invitation",
             protocol="didexchange/1.1",
             **connection,
         )

@@ -33,10 +33,6 @@ class DispatcherTestCase(SynchronousTestCase):
         origin = MessageOrigin(PEER, content_type=content_type)
         return self.successResultOf(Deferred.fromCoroutine(self.in_memory.didcomm.receive(raw, origin)))
 
-    def find_connection(self, wallet: InMemoryV1Wallet) -> Any:
-        """What the store knows of a wallet."""
-        return self.successResultOf(self.in_memory.store.v1_connections.get_connection(wallet.key.did_key))
-
 
 class SenderTests(DispatcherTestCase):
     """Requests are served only for the wallet that the key of the mediator was made for."""
@@ -83,23 +79,6 @@ class SenderTests(DispatcherTestCase):
         in_memory = InMemoryMediator(self, didcomm={"deny": [self.wallet.key.did_key]})
         wallet = InMemoryV1Wallet(in_memory).enrol()
         self.assertEqual(wallet.answer(STATUS_REQUEST).type.name, "problem-report")
-
-
-class ContactTests(DispatcherTestCase):
-    """What a message shows of its wallet."""
-
-    def test_completes_the_connection(self) -> None:
-        """Any message to the key of the connection completes it."""
-        self.assertFalse(self.find_connection(self.wallet).is_completed)
-        self.wallet.ask(PING)
-        self.assertTrue(self.find_connection(self.wallet).is_completed)
-
-    def test_prefix(self) -> None:
-        """Answers have the prefix of the request, which is kept for messages that answer none."""
-        plaintext = compose(PING, OLD_PREFIX, response_requested=True, **ALL)
-        answer = self.wallet.open(self.in_memory.receive(self.wallet.pack(plaintext)).body)
-        self.assertEqual(answer.type.prefix, OLD_PREFIX)
-        self.assertTrue(self.find_connection(self.wallet).has_old_prefix)
 
 
 class ReplayTests(DispatcherTestCase):
@@ -152,6 +131,12 @@ class ReplyTests(DispatcherTestCase):
         """With `all`, or a wallet without an endpoint, the reply is in the response."""
         for route in ("all", "none", None):
             self.assertEqual(self.wallet.answer(PING, route=route).type.name, "ping-response", route)
+
+    def test_prefix(self) -> None:
+        """Answers have the prefix of the request."""
+        plaintext = compose(PING, OLD_PREFIX, response_requested=True, **ALL)
+        answer = self.wallet.open(self.in_memory.receive(self.wallet.pack(plaintext)).body)
+        self.assertEqual(answer.type.prefix, OLD_PREFIX)
 
     def test_media_type(self) -> None:
         """That of the request, if it is one of the two that libraries know; without parameters."""

@@ -419,7 +419,7 @@ class ProbeTests(ImplicitTestCase):
         """It is found out again next time."""
         socket, sent, _ = self.probe()
         self.confirm(socket)
-        with self.in_memory.failing("put_connection", StoreUnavailable()):
+        with self.in_memory.failing("change_connection", StoreUnavailable()):
             self.in_memory.clock.advance(PROBE_SECONDS)
             self.in_memory.clock.advance(0)
         self.assertEqual((self.take_bare(socket), self.get_preference()), (sent, "unknown"))

@@ -35,7 +35,7 @@ class PickupTestCase(SynchronousTestCase):
 
     def setUp(self) -> None:
         self.in_memory = InMemoryMediator(self)
-        self.wallet = InMemoryV1Wallet(self.in_memory, implicit_pickup=self.how, is_completed=True).enrol()
+        self.wallet = InMemoryV1Wallet(self.in_memory, implicit_pickup=self.how).enrol()
 
     def forward(self, *texts: str, wallet: InMemoryV1Wallet | None = None) -> list[bytes]:
         """Forward messages to a wallet; their payloads."""

@@ -16,7 +16,7 @@ class WakeupTests(PollTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.in_memory = InMemoryMediator(self, push_service=self.fcm)
-        self.wallet = InMemoryV1Wallet(self.in_memory, implicit_pickup="raw", is_completed=True).enrol()
+        self.wallet = InMemoryV1Wallet(self.in_memory, implicit_pickup="raw").enrol()
         answer = self.wallet.answer("push-notifications-fcm/1.0/set-device-info", **FCM)
         self.assertEqual(answer.type.name, "ack")
         self.pass_time()

@@ -23,14 +23,10 @@ class V1Connection:
     :param account: key of the wallet, which is also the DID of its account once it has one.
     :param own_key: key of the mediator for this connection.
     :param request_id: id of the request that made it, which the response and later reports name as their thread.
-    :param invitation_id: of the invitation that the request answered.
     :param protocol: of the handshake, with version, such as `didexchange/1.1`.
-    :param their_did: DID of the wallet as it spells it; it is not resolved.
     :param endpoint: http(s) URL that messages to the wallet are posted to; None if it has none.
     :param routing_keys: for which these are wrapped, the last one outermost.
     :param has_base58_keys: whether the wallet spells keys in base58, and is answered in it.
-    :param has_old_prefix: whether the wallet uses the former prefix of message types.
-    :param is_completed: whether the wallet has used `own_key`.
     :param implicit_pickup: how it takes mail on a socket.
     :param created_at: set by the store.
     """
@@ -38,14 +34,10 @@ class V1Connection:
     account: str
     own_key: str
     request_id: str
-    invitation_id: str
     protocol: str
-    their_did: str = ""
     endpoint: str | None = field(default=None, repr=False)
     routing_keys: tuple[str, ...] = ()
     has_base58_keys: bool = False
-    has_old_prefix: bool = False
-    is_completed: bool = False
     implicit_pickup: ImplicitPickup = "unknown"
     created_at: float = 0.0
 
@@ -60,6 +52,11 @@ class IV1ConnectionStore(Interface):
         :param max_pending: connections without an account at most.
         :raise RegistrationCapacityExceeded: it would be one too many.
         """
+
+    def change_connection(
+        account: str, *, has_base58_keys: bool | None = None, implicit_pickup: ImplicitPickup | None = None
+    ) -> Deferred[bool]:
+        """Change what is given of a connection, and nothing else; whether there is one."""
 
     def find_connection(own_key: str) -> Deferred[V1Connection | None]:
         """

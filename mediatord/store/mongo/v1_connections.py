@@ -18,7 +18,7 @@ from zope.interface import implementer
 
 from mediatord.errors import RegistrationCapacityExceeded, StoreUnavailable
 from mediatord.store.caches import OwnerCache
-from mediatord.store.interfaces.v1_connections import IV1ConnectionStore, V1Connection
+from mediatord.store.interfaces.v1_connections import ImplicitPickup, IV1ConnectionStore, V1Connection
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.collection import Document, MongoCommand
 from mediatord.store.mongo.driver.operation import Operation, operation
@@ -118,6 +118,21 @@ class MongoV1ConnectionStore:
         return _parse(found[0]) if found else None
 
     @operation
+    async def change_connection(
+        self, account: str, *, has_base58_keys: bool | None = None, implicit_pickup: ImplicitPickup | None = None
+    ) -> bool:
+        changes = {"has_base58_keys": has_base58_keys, "implicit_pickup": implicit_pickup}
+        changes = {name: value for name, value in changes.items() if value is not None}
+        mine = {"_id": account}
+        with self._client.operate("change_v1_connection") as run:
+            found = await run.query(V1_CONNECTIONS.find(mine, projection={"own_key": 1}))
+            try:
+                updates = V1_CONNECTIONS.update(mine, {"$set": changes}) if found and changes else []
+                return bool(found) and all([reply["n"] for reply in await run.write(updates)])
+            finally:
+                self._cache.forget([one["own_key"] for one in found])
+
+    @operation
     async def remove_connection(self, account: str) -> bool:
         mine = {"_id": account}
         with self._client.operate("remove_v1_connection") as run:
@@ -207,5 +222,4 @@ def _parse(document: Document) -> V1Connection:
 
 def _measure(connection: V1Connection) -> int:
     """Characters of a connection without its keys, all of which are short."""
-    texts = (connection.their_did, connection.endpoint or "", connection.request_id, connection.invitation_id)
-    return sum(map(len, texts)) + sum(map(len, connection.routing_keys))
+    return sum(map(len, (connection.endpoint or "", connection.request_id, *connection.routing_keys)))

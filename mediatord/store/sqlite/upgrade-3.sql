@@ -8,20 +8,16 @@ CREATE TABLE v1_connection (
     account TEXT NOT NULL UNIQUE,  -- key of the wallet, which is the DID of its account
     own_key TEXT NOT NULL UNIQUE,
     request_id TEXT NOT NULL,
-    invitation_id TEXT NOT NULL,
     protocol TEXT NOT NULL,
-    their_did TEXT NOT NULL,
     endpoint TEXT,
     routing_keys TEXT NOT NULL,  -- as JSON
     has_base58_keys INTEGER NOT NULL,
-    has_old_prefix INTEGER NOT NULL,
-    is_completed INTEGER NOT NULL,
     implicit_pickup TEXT NOT NULL,
     created_at REAL NOT NULL,
     has_account INTEGER NOT NULL,  -- maintained by triggers
     size INTEGER NOT NULL GENERATED ALWAYS AS (
-        length(account) + length(own_key) + length(request_id) + length(invitation_id) + length(protocol)
-        + length(their_did) + coalesce(length(endpoint), 0) + length(routing_keys)
+        length(account) + length(own_key) + length(request_id) + length(protocol)
+        + coalesce(length(endpoint), 0) + length(routing_keys)
     ) VIRTUAL
 ) STRICT;
 

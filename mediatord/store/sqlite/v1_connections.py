@@ -13,7 +13,7 @@ from zope.interface import implementer
 
 from mediatord.errors import RegistrationCapacityExceeded
 from mediatord.store.caches import OwnerCache
-from mediatord.store.interfaces.v1_connections import IV1ConnectionStore, V1Connection
+from mediatord.store.interfaces.v1_connections import ImplicitPickup, IV1ConnectionStore, V1Connection
 from mediatord.store.sqlite.account_queries import get_account_id
 from mediatord.store.sqlite.connection import StoreConnection
 from mediatord.store.sqlite.executor import SliceSize, SQLExecutor, read_cached, sql_method
@@ -31,6 +31,11 @@ _CHANGES = ", ".join(f"{name} = excluded.{name}" for name in _FIELDS if name not
 _UPSERT = f"""
     INSERT INTO v1_connection ({_COLUMNS}, has_account) VALUES ({", ".join(["?"] * len(_FIELDS))}, ?)
     ON CONFLICT (account) DO UPDATE SET {_CHANGES} RETURNING {_COLUMNS}
+"""
+_CHANGE = """
+    UPDATE v1_connection SET has_base58_keys = coalesce(?, has_base58_keys),
+        implicit_pickup = coalesce(?, implicit_pickup)
+    WHERE account = ? RETURNING own_key
 """
 _SELECT_COUNTS = "SELECT name, value FROM counter WHERE name IN ('v1_connections', 'pending_v1_connections')"
 _DELETE_PENDING = """
@@ -59,6 +64,14 @@ def put_connection(
     values |= {"routing_keys": json.dumps(new.routing_keys), "created_at": now}
     (row,) = connection.execute(_UPSERT, (*values.values(), has_account)).fetchall()
     return _parse_connection(row), former_key
+
+
+def change_connection(
+    connection: StoreConnection, account: str, has_base58_keys: bool | None, implicit_pickup: ImplicitPickup | None
+) -> list[str]:
+    """Returns the mediator's key of the connection, if there is one."""
+    rows = connection.execute(_CHANGE, (has_base58_keys, implicit_pickup, account))
+    return [own_key for (own_key,) in rows.fetchall()]
 
 
 def find_connection(connection: StoreConnection, own_key: str) -> V1Connection | None:
@@ -102,14 +115,13 @@ def _parse_connection(row: Sequence[Any]) -> V1Connection:
     """:param row: of _COLUMNS."""
     values = dict(zip(_FIELDS, row, strict=True))
     values["routing_keys"] = tuple(json.loads(values["routing_keys"]))
-    for name in ("has_base58_keys", "has_old_prefix", "is_completed"):
-        values[name] = bool(values[name])
+    values["has_base58_keys"] = bool(values["has_base58_keys"])
     return V1Connection(**values)
 
 
 def _measure_connection(connection: V1Connection) -> int:
     """Characters of a cached connection."""
-    texts = connection.account, connection.their_did, connection.endpoint or "", *connection.routing_keys
+    texts = connection.account, connection.request_id, connection.endpoint or "", *connection.routing_keys
     return sum(map(len, texts))
 
 
@@ -148,6 +160,13 @@ class SQLiteV1ConnectionStore:
         finally:
             self._found.forget(keys)
         return cast(V1Connection, stored)
+
+    def change_connection(
+        self, account: str, *, has_base58_keys: bool | None = None, implicit_pickup: ImplicitPickup | None = None
+    ) -> Deferred[bool]:
+        arguments = account, has_base58_keys, implicit_pickup
+        changed = self._executor.write("change_v1_connection", change_connection, *arguments)
+        return changed.addCallback(self._forget).addCallback(bool)
 
     def remove_connection(self, account: str) -> Deferred[bool]:
         removed = self._executor.write("remove_v1_connection", remove_connection, account)

@@ -19,7 +19,7 @@ MAX_PENDING = 20
 def make_connection(account: str = WALLET, own_key: str | None = None, **more: Any) -> V1Connection:
     """A connection whose key of the mediator follows from the account."""
     key = account.replace("z6Mk", "z6MkOwn") if own_key is None else own_key
-    return V1Connection(account, key, f"request of {account}", "invitation", "didexchange/1.1", **more)
+    return V1Connection(account, key, f"request of {account}", "didexchange/1.1", **more)
 
 
 def name_wallet(number: int) -> str:
@@ -73,12 +73,9 @@ class V1ConnectionContract(StoreContract):
         self.clock.advance(0.25)
         now = self.clock.seconds()
         full = make_connection(
-            their_did="did:peer:4zQm:zä",
             endpoint="https://wallet.example/ä",
             routing_keys=("did:key:z6MkFirst", "did:key:z6MkLast"),
             has_base58_keys=True,
-            has_old_prefix=True,
-            is_completed=True,
             implicit_pickup="raw",
             created_at=1.0,
         )
@@ -120,9 +117,26 @@ class V1ConnectionContract(StoreContract):
         first = make_connection()
         await self.put(first)
         self.assertIsNotNone(await self.connections.find_connection(first.own_key))
-        await self.put(replace(first, is_completed=True))
+        await self.put(replace(first, has_base58_keys=True))
         found = await self.connections.find_connection(first.own_key)
-        self.assertTrue(found is not None and found.is_completed)
+        self.assertTrue(found is not None and found.has_base58_keys)
+
+    async def test_changes_what_is_given(self) -> None:
+        """A change leaves everything else as it is; one of a connection that does not exist makes none."""
+        first = make_connection(endpoint="https://wallet.example")
+        await self.put(first)
+        stored = await self.connections.find_connection(first.own_key)
+        assert stored is not None
+        self.assertTrue(await self.connections.change_connection(WALLET, has_base58_keys=True))
+        self.assertTrue(await self.connections.change_connection(WALLET, implicit_pickup="raw"))
+        expected = replace(stored, has_base58_keys=True, implicit_pickup="raw")
+        self.assertEqual(await self.connections.find_connection(first.own_key), expected)
+        self.assertEqual(await self.connections.get_connection(WALLET), expected)
+        self.assertTrue(await self.connections.change_connection(WALLET, has_base58_keys=False))
+        changed = await self.connections.get_connection(WALLET)
+        self.assertEqual(changed, replace(expected, has_base58_keys=False))
+        self.assertFalse(await self.connections.change_connection("did:key:z6MkOther", implicit_pickup="raw"))
+        self.assertEqual(await self.connections.count_connections(), (0, 1))
 
     async def test_refuses_key_of_another_connection(self) -> None:
         """A key of the mediator belongs to one connection: another one with it is not stored."""
@@ -162,7 +176,7 @@ class V1ConnectionContract(StoreContract):
         await self.store.grant(pending)
         self.assertEqual(await self.connections.count_connections(), (2, 1))
         await self.put(make_connection("did:key:z6MkMore"), max_pending=2)
-        await self.put(replace(make_connection(pending), is_completed=True), max_pending=0)
+        await self.put(replace(make_connection(pending), has_base58_keys=True), max_pending=0)
         self.assertEqual(await self.connections.count_connections(), (2, 2))
 
     async def test_removes_connection(self) -> None:
@@ -219,7 +233,7 @@ class V1ConnectionContract(StoreContract):
         """Connections without account expire by the time of their creation, and those with one never."""
         wallets = await self.put_pending(4)
         await self.store.grant(wallets[1])
-        await self.put(replace(make_connection(wallets[0]), is_completed=True))
+        await self.put(replace(make_connection(wallets[0]), has_base58_keys=True))
         self.assertIsNotNone(await self.connections.find_connection(make_connection(wallets[0]).own_key))
         self.assertEqual(await self.expire(age=4.0), 0)
         self.assertEqual(await self.expire(age=1.5), 2)
@@ -254,7 +268,7 @@ class V1ConnectionContract(StoreContract):
     async def test_usage_counts_connections(self) -> None:
         """What is stored of connections counts as usage until they are removed."""
         before = await self.count_bytes()
-        long = make_connection(their_did="did:peer:4zQm:z" + "x" * 5_000)
+        long = make_connection(endpoint="https://wallet.example/" + "x" * 5_000)
         await self.put(long, make_connection("did:key:z6MkOther", endpoint="https://" + "x" * 5_000))
         stored = await self.count_bytes()
         self.assertTrue(before + 10_000 <= stored < before + 13_000, (before, stored))

@@ -21,7 +21,7 @@ ROUNDS = 20
 
 def make_connection(number: int, **more: Any) -> V1Connection:
     return V1Connection(
-        f"did:key:z6MkWallet{number:03}", f"did:key:z6MkOwn{number:03}", "r", "i", "didexchange/1.1", **more
+        f"did:key:z6MkWallet{number:03}", f"did:key:z6MkOwn{number:03}", "r", "didexchange/1.1", **more
     )
 
 
@@ -55,7 +55,7 @@ class NodeTests(V1ConnectionTestCase):
         one, other = await self.open_stores()
         stored = await self.put(one, make_connection(1))
         self.assertEqual(await other.v1_connections.find_connection(stored.own_key), stored)
-        changed = await self.put(one, replace(stored, endpoint="https://wallet.example/", is_completed=True))
+        changed = await self.put(one, replace(stored, endpoint="https://wallet.example/", has_base58_keys=True))
         self.assertEqual(await one.v1_connections.find_connection(stored.own_key), changed)
         self.assertEqual(await other.v1_connections.get_connection(stored.account), changed)
         await deferLater(CLOCK, 0.2)
@@ -168,6 +168,6 @@ class FaultTests(V1ConnectionTestCase):
         error = {"code": 91, "errmsg": "shutting down"}
         with self.with_short_time_limit(), self.servers.failpoint("commitTransaction", writeConcernError=error):
             with self.assertRaises(StoreUnavailable):
-                await self.put(store, replace(stored, is_completed=True))
+                await self.put(store, replace(stored, has_base58_keys=True))
         found = await store.v1_connections.find_connection(stored.own_key)
         self.assertEqual(found, await store.v1_connections.get_connection(stored.account))
