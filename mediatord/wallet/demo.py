@@ -310,8 +310,8 @@ class _DIDCommDemo:
             received = await pushed.addTimeout(_PUSH_TIMEOUT_SECONDS, self.reactor)
             printer.step("The mediator pushed it to Bob.")
             printer.check("the text is intact", bob.open(received).text == _V1_REPLY_TEXT)
-            status = await socket.acknowledge([received])
-            printer.check("Bob acknowledged it, and his queue is empty", status.message_count == 0)
+            left = await socket.acknowledge([received])
+            printer.check("Bob acknowledged it, and his queue is empty", left.message_count == 0)
         finally:
             await socket.close()
 

@@ -57,7 +57,7 @@ def test_wallets_of_both_protocols_are_woken() -> None:
         assert "ok  Bob acknowledged it, and his queue is empty" in section
     assert "Left out" not in output
     (section,) = (one for one in output.split("\n\n") if one.startswith("DIDComm v1 and v2: "))
-    steps = (
+    v1_steps = (
         "Carol registered a key, and sleeps.",
         "ok  the mediator answered 202: the message is on disk",
         "Carol is back and fetched the message",
@@ -65,7 +65,7 @@ def test_wallets_of_both_protocols_are_woken() -> None:
         "The mediator pushed it to Bob.",
         "ok  Bob acknowledged it, and his queue is empty",
     )
-    positions = [section.find(step) for step in steps]
+    positions = [section.find(step) for step in v1_steps]
     assert -1 not in positions and positions == sorted(positions), section
     assert section.count("ok  the text is intact") == 2
 
