@@ -20,7 +20,7 @@ PRINTED = (
     r"",
     r"200 did:peer:2\.\S+\n",
     r"message-1 \{\"ciphertext\": \"\.\.\.\"\}\n",
-    r"\['did:key:(\S+)#\1'\]\nnot at a private address\n",
+    r"\['did:key:(\S+)#\1'\]\n",
 )
 
 

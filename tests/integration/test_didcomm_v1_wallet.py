@@ -20,6 +20,7 @@ from mediatord.wallet.didcomm_client import (
     open_http,
 )
 from mediatord.wallet.didcomm_messages import BASIC_MESSAGE, anoncrypt, build_forward, compose_message
+from mediatord.wallet.didcomm_socket import connect_didcomm_socket
 from mediatord.wallet.didcomm_v1_client import V1Wallet, fetch_v1_invitation
 from mediatord.wallet.didcomm_v1_messages import HandshakeProtocol, V1Handshake, V1Mediator, generate_key
 from mediatord.wallet.didcomm_v1_socket import V1Socket, connect_v1_socket
@@ -217,23 +218,36 @@ class V1WalletTests(V1DaemonTestCase):
         self.assertEqual((await wallet.acknowledge([delivered])).message_count, 0)
 
     async def test_mail_between_versions(self) -> None:
-        """A v2 sender reaches a v1 key by its did:key, a v1 sender reaches a DID, live and queued."""
+        """A v2 sender reaches a v1 key by its did:key, a v1 sender reaches a DID, queued and live."""
         v1, key = await self.enrol()
         v2 = DIDCommWallet.generate(await discover_mediator(self.http, self.daemon.url), self.http, reactor)
         await v2.enrol()
         await v2.register()
-        payload = v1.make_forward(key.did_key, "from v2")  # a message of v1 is inside
+        sent = await self.exchange_mail(v1, key, v2)
+        (for_v1,), (for_v2,) = await v1.fetch(), await v2.fetch()
+        self.assertEqual((encoding.loads(for_v1.payload), v2.open(for_v2).text), (encoding.loads(sent), "from v1"))
+        self.assertEqual((await v1.acknowledge([for_v1])).message_count, 0)
+        self.assertEqual((await v2.acknowledge([for_v2])).message_count, 0)
+        v1_socket, v2_socket = await self.open_socket(v1), await connect_didcomm_socket(reactor, v2)
+        self.addCleanup(v2_socket.close)
+        for socket in (v1_socket, v2_socket):
+            self.assertTrue((await socket.live()).live_delivery)
+        sent = await self.exchange_mail(v1, key, v2)
+        for_v1 = await self.next_push(v1_socket)
+        for_v2 = await v2_socket.pushed.get().addTimeout(PATIENCE_SECONDS, reactor)
+        self.assertEqual((encoding.loads(for_v1.payload), v2.open(for_v2).text), (encoding.loads(sent), "from v1"))
+        self.assertEqual((await v1_socket.acknowledge([for_v1])).message_count, 0)
+        self.assertEqual((await v2_socket.acknowledge([for_v2])).message_count, 0)
+
+    async def exchange_mail(self, v1: V1Wallet, key: SigningKey, v2: DIDCommWallet) -> bytes:
+        """Each sends the other one message by its own kind of forward; what v2 has sent."""
+        payload = pack_anoncrypt(b"{}", key.did_key)
         forward = build_forward(key.did_key, [payload], to=[v2.mediator.did])
         self.assertEqual((await v2.post(anoncrypt(forward, v2.mediator.document))).status, 202)
-        (delivered,) = await v1.fetch()
-        self.assertEqual(encoding.loads(delivered.payload), encoding.loads(payload))
-        await v1.acknowledge([delivered])
-        note = anoncrypt(compose_message(BASIC_MESSAGE, {"content": "from v1"}, to=[v2.did]), v2.identity.document)
-        response = await v1.post(v1.wrap(v2.did, note))
+        message = compose_message(BASIC_MESSAGE, {"content": "from v1"}, to=[v2.did])
+        response = await v1.post(v1.wrap(v2.did, anoncrypt(message, v2.identity.document)))
         self.assertIn(response.status, (200, 202))
-        (delivered,) = await v2.fetch()
-        self.assertEqual(v2.open(delivered).text, "from v1")
-        await v2.acknowledge([delivered])
+        return payload
 
 
 class V1RefusalTests(V1DaemonTestCase):
