@@ -68,7 +68,7 @@ class V1EndpointResolver:
 
     :param access: access list; nothing is posted for denied accounts.
     :param own_uris: the mediator's own service URIs, which are never POSTed to.
-    :param owns_key: whether a key is one of the mediator's. What is wrapped for it would come back, and be posted again.
+    :param owns_key: whether a key is the mediator's; what is wrapped for it would come back, to be posted again.
     :param new_id: source of message ids.
     """
 

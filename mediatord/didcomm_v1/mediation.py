@@ -76,10 +76,7 @@ class V1Mediation:
         updates = parse_updates(request.message.members)
         names = [parse_recipient(one.recipient_did) for one in updates]
         # An empty name is no DID, so it is refused.
-        wanted = [
-            RecipientUpdate(name or "", one.action)
-            for name, one in zip(names, updates, strict=True)
-        ]
+        wanted = [RecipientUpdate(name or "", one.action) for name, one in zip(names, updates, strict=True)]
         # The envelope proves the wallet's own key, and no other one.
         proven = (compute_did_digest(account.did),)
         results = await self._registrar.update_recipients(account, wanted, request.origin.peer, proven)
