@@ -123,6 +123,7 @@ def test_restarted_mediator(strategy: str, start: Start, daemon: Daemon) -> None
     daemon.restart()
     bob.send(to_alice, "after the restart")
     assert alice.await_texts(1) == ["after the restart"]
+    await_empty_queues(daemon)
     alice.stop()
     for text in MANY:
         bob.send(to_alice, text)

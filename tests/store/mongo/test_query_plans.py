@@ -343,6 +343,7 @@ class PlanTests(MongoTestCase):
             find=lambda: connections.find_connection(make_connection(1).own_key),
             get=lambda: connections.get_connection(make_connection(1).account),
             put=lambda: connections.put_connection(make_connection(1), max_pending=1),
+            change=lambda: connections.change_connection(make_connection(1).account, has_base58_keys=True),
             scan=lambda: connections.scan_connections("", 2),
             remove=lambda: connections.remove_connection(make_connection(2).account),
         )

@@ -61,6 +61,19 @@ class NodeTests(V1ConnectionTestCase):
         await deferLater(CLOCK, 0.2)
         self.assertEqual(await other.v1_connections.find_connection(stored.own_key), changed)
 
+    async def test_change_at_node_with_stale_connection(self) -> None:
+        """A node that knows a connection as it was changes what it was told to, and does not restore the rest."""
+        one, other = await self.open_stores()
+        stored = await self.put(one, make_connection(1))
+        self.assertEqual(await other.v1_connections.find_connection(stored.own_key), stored)
+        changed = await self.put(one, replace(stored, endpoint="https://wallet.example/"))
+        self.assertTrue(await other.v1_connections.change_connection(stored.account, implicit_pickup="raw"))
+        expected = replace(changed, implicit_pickup="raw")
+        self.assertEqual(await other.v1_connections.find_connection(stored.own_key), expected)
+        self.assertTrue(await one.v1_connections.remove_connection(stored.account))
+        self.assertFalse(await other.v1_connections.change_connection(stored.account, implicit_pickup="delivery"))
+        self.assertEqual(await other.v1_connections.count_connections(), (0, 0))
+
     async def test_stale_connection_does_not_outlast_account(self) -> None:
         """A node that removes an account forgets its connection, which it has just found."""
         store = await self.open_store()
