@@ -71,7 +71,12 @@ class DIDCommV1Services:
             core.store,
             context.connections,
             V1EndpointResolver(
-                context.connections, common.access, own_uris, common.owns_v1_key, new_didcomm_message_id
+                context.connections,
+                context.identity,
+                common.access,
+                own_uris,
+                common.owns_v1_key,
+                new_didcomm_message_id,
             ),
             endpoints,
             lease,

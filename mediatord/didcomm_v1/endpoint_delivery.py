@@ -23,6 +23,7 @@ from mediatord.didcomm.endpoint_delivery import (
     is_listed_uri,
 )
 from mediatord.didcomm.messages import WrapError
+from mediatord.identity.v1_identity import V1Identity
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.did_document import ServiceEndpoint
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
@@ -66,6 +67,7 @@ class V1EndpointResolver:
     """
     Finds the endpoints of connections, and wraps messages for them.
 
+    :param identity: returns the mediator's keys of v1.
     :param access: access list; nothing is posted for denied accounts.
     :param own_uris: the mediator's own service URIs, which are never POSTed to.
     :param owns_key: whether a key is the mediator's; what is wrapped for it would come back, to be posted again.
@@ -75,12 +77,14 @@ class V1EndpointResolver:
     def __init__(
         self,
         connections: IV1ConnectionStore,
+        identity: Callable[[], V1Identity],
         access: AccessList,
         own_uris: frozenset[str],
         owns_key: Callable[[str], bool],
         new_id: Callable[[], str],
     ) -> None:
         self._connections = connections
+        self._identity = identity
         self._access = access
         self._own_uris = own_uris
         self._owns_key = owns_key
@@ -92,7 +96,10 @@ class V1EndpointResolver:
 
         :raise StoreUnavailable: unknown.
         """
-        connection = await self._connections.get_connection(account)
+        # By its key it is cached, which counts here for each forward; it may have one of a retired secret.
+        connection = await self._connections.find_connection(self._identity().connection_key(account).did_key)
+        if connection is None:
+            connection = await self._connections.get_connection(account)
         return [] if connection is None else self.resolve_connection(connection)
 
     def resolve_connection(self, connection: V1Connection) -> list[ServiceEndpoint]:

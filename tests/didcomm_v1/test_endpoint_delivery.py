@@ -75,6 +75,10 @@ class FakeConnections:
         self.looked_up.append(account)
         return fail(StoreUnavailable()) if self.is_unavailable else succeed(self.connections.get(account))
 
+    def find_connection(self, own_key: str) -> Deferred[V1Connection | None]:
+        """None: these connections have no key of the mediator's."""
+        return succeed(None)
+
     def scan_connections(self, after: str, limit: int) -> Deferred[Sequence[V1Connection]]:
         found = sorted(account for account in self.connections if account > after)
         return succeed([self.connections[account] for account in found[:limit]])
@@ -105,6 +109,7 @@ class V1EndpointTestCase(SynchronousTestCase):
         self.access = AccessList()
         self.resolver = V1EndpointResolver(
             cast(Any, self.connections),
+            lambda: get_identity(self.in_memory),
             self.access,
             list_own_uris(self.in_memory.config),
             lambda key: get_identity(self.in_memory).find_constant_key(key) is not None,
