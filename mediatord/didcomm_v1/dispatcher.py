@@ -250,8 +250,8 @@ class V1Dispatcher:
 
         :raise UnsupportedMessageType: its type is unknown.
         :raise ExpiredMessage: its time has passed.
-        :raise AuthcryptRequired: its sender is not authenticated.
-        :raise MisaddressedMessage: it was encrypted to others, too, or to the wrong key of the mediator.
+        :raise AuthcryptRequired: its sender is not authenticated, or it was encrypted to others, too.
+        :raise MisaddressedMessage: it was encrypted to the wrong key of the mediator.
         :raise SenderMismatch: it is of another wallet.
         :raise MediationNotGranted: it needs an account, and the sender has none.
         """
@@ -262,8 +262,7 @@ class V1Dispatcher:
             raise ExpiredMessage
         if received.sender is None:
             raise AuthcryptRequired
-        is_handshake = message.type.family in HANDSHAKE_FAMILIES
-        if received.has_other_recipients or (received.connection is None and not is_handshake):
+        if received.connection is None and message.type.family not in HANDSHAKE_FAMILIES:
             raise MisaddressedMessage
         if received.connection is not None and received.connection.account != received.sender:
             raise SenderMismatch
