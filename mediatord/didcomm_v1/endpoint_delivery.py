@@ -105,9 +105,10 @@ class V1EndpointResolver:
     def resolve_connection(self, connection: V1Connection) -> list[ServiceEndpoint]:
         """The endpoint of a connection, if it has one that may be posted to."""
         uri = connection.endpoint or ""
-        if is_listed_uri(uri, self._own_uris) or any(map(self._owns_key, connection.routing_keys)):
-            return []
+        # Most wallets have none.
         if not uri.lower().startswith(("http://", "https://")) or self._access.denies(connection.account):
+            return []
+        if is_listed_uri(uri, self._own_uris) or any(map(self._owns_key, connection.routing_keys)):
             return []
         return [ServiceEndpoint(uri, routing_keys=connection.routing_keys)]
 

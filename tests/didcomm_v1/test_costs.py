@@ -49,7 +49,8 @@ class MessageCostTests(PickupTestCase):
     """One forward, its delivery, and its acknowledgement."""
 
     def test_forward(self) -> None:
-        """The envelope is opened, which takes one agreement."""
+        """The envelope is opened, which takes one agreement. The first one derives the connection's key."""
+        self.forward("before")
         forward = pack_forward(self.in_memory, self.wallet.recipient_base58, self.wallet.make_payload())
         counts = count_operations(self)
         self.assertEqual(self.in_memory.receive(forward).status, 202)
