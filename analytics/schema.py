@@ -54,7 +54,7 @@ class Table:
 DT = Column("dt", "date", "day, UTC")
 HOUR = Column("hour", "int", "hour of the day, UTC, 0 to 23")
 NODE = Column("node", "string", "name of the node")
-PROTO = Column("proto", "string", "didcomm or decentrl; empty if unknown")
+PROTO = Column("proto", "string", "didcomm, didcomm_v1 (not of messages) or decentrl; empty if unknown")
 N = Column("n", "bigint", "how many")
 BYTES = Column("bytes", "bigint", "bytes of payloads or bodies")
 AGE = Column("age_class", "string", "age class, such as `4 <1h`")

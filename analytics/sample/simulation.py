@@ -42,6 +42,7 @@ from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey
 from mediatord.observability.segments import ACTIVE_SEGMENT_FILE, SegmentDirectory
 
 Protocol = Literal["didcomm", "decentrl"]
+RequestProtocol = Literal["didcomm", "didcomm_v1", "decentrl"]
 
 # Share of the day's messages by hour, UTC, times 24: users between London and Helsinki.
 _HOURLY_SHARES = (
@@ -53,6 +54,8 @@ _WEEKDAY_FACTORS = (1.0, 1.05, 1.05, 1.0, 0.95, 0.65, 0.55)
 PEAK_ACTIVITY = max(_HOURLY_SHARES) / _MEAN_SHARE * max(_WEEKDAY_FACTORS)
 
 _DORMANT_SHARE = 0.02
+# Of the wallets of DIDComm, every so many speak v1.
+_V1_WALLET_STEP = 4
 _INITIAL_SHARE = 0.75
 
 
@@ -83,6 +86,8 @@ class Socket:
 @dataclass(slots=True, eq=False)
 class Wallet:
     """
+    :ivar proto: of its messages.
+    :ivar request_proto: of its requests, connections and account.
     :ivar pace: mean seconds between visits in the busiest hour.
     :ivar waiting: messages by id, oldest first.
     :ivar away: seconds since the epoch until which it stays away.
@@ -92,6 +97,7 @@ class Wallet:
 
     did: str
     proto: Protocol
+    request_proto: RequestProtocol
     peer: str
     pace: float
     joined: float
@@ -136,6 +142,7 @@ def _make_wallet(number: int, spec: SampleSpec, tags: Pseudonymizer, rng: Random
     return Wallet(
         did=tags.did(f"did:{'peer:2' if protocol == 'didcomm' else 'decentrl'}:wallet-{number}"),
         proto=protocol,
+        request_proto="didcomm_v1" if protocol == "didcomm" and number % _V1_WALLET_STEP == 0 else protocol,
         peer=tags.peer(f"10.{rng.randrange(64)}.{rng.randrange(256)}.1") or "",
         pace=HOUR_S * rng.uniform(1.0, 7.0),
         joined=joined,
@@ -476,6 +483,36 @@ class Simulation:
 
 FORWARD_TYPE = "routing/2.0/forward"
 PICKUP_PREFIX = "messagepickup/3.0/"
+_V1_PICKUP_PREFIX = "messagepickup/2.0/"
+# Message types of the requests of wallets and of those who write to them.
+REQUEST_TYPES: Mapping[RequestProtocol, Mapping[str, str]] = {
+    "didcomm": {
+        "send": FORWARD_TYPE,
+        "connect": PICKUP_PREFIX + "live-delivery-change",
+        "poll": PICKUP_PREFIX + "status-request",
+        "fetch": PICKUP_PREFIX + "delivery-request",
+        "acknowledge": PICKUP_PREFIX + "messages-received",
+        "enrol": "coordinate-mediation/3.0/mediate-request",
+        "register": "coordinate-mediation/3.0/recipient-update",
+    },
+    "didcomm_v1": {
+        "send": "routing/1.0/forward",
+        "connect": _V1_PICKUP_PREFIX + "live-delivery-change",
+        "poll": _V1_PICKUP_PREFIX + "status-request",
+        "fetch": _V1_PICKUP_PREFIX + "delivery-request",
+        "acknowledge": _V1_PICKUP_PREFIX + "messages-received",
+        "enrol": "coordinate-mediation/1.0/mediate-request",
+        "register": "coordinate-mediation/1.0/keylist-update",
+    },
+    "decentrl": {
+        "send": "TWO_WAY_PRIVATE",
+        "connect": "AUTHENTICATE",
+        "poll": "QUERY_PENDING_EVENTS",
+        "fetch": "QUERY_PENDING_EVENTS",
+        "acknowledge": "ACKNOWLEDGE_PENDING_EVENTS",
+        "enrol": "REQUEST_COMMUNICATION_CONTRACT",
+    },
+}
 Fault = tuple[str, str | None, int, str, float]
 
 # Refusals of an ordinary day: protocol, message type, HTTP status, code, share of messages.

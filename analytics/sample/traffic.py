@@ -13,9 +13,9 @@ from analytics.sample.simulation import (
     COMMON_FAULTS,
     FORWARD_TYPE,
     PEAK_ACTIVITY,
-    PICKUP_PREFIX,
     RATE_LIMITED_CODES,
     REPLAYED_CODE,
+    REQUEST_TYPES,
     UNTIMELY_CODE,
     Message,
     NodeSlot,
@@ -127,8 +127,8 @@ class TrafficSimulator(RequestSimulator):
             ttl_s=ttl,
             method="queue" if socket is None else "live",
         )
-        kind, status = (FORWARD_TYPE, 202) if protocol == "didcomm" else ("TWO_WAY_PRIVATE", 200)
-        self.log_request(node_of, protocol, kind, status, size=size + 900, sender=sender)
+        kind, status = REQUEST_TYPES[recipient.request_proto]["send"], 202 if protocol == "didcomm" else 200
+        self.log_request(node_of, recipient.request_proto, kind, status, size=size + 900, sender=sender)
         if self.vanishing and socket is None and ttl is not None:
             self.vanishing = False
             world.dequeue(message)
@@ -215,8 +215,7 @@ class TrafficSimulator(RequestSimulator):
                     latency_ms=latency,
                 )
         if wallet is not None:
-            kind = PICKUP_PREFIX + "messages-received" if wallet.proto == "didcomm" else "ACKNOWLEDGE_PENDING_EVENTS"
-            self.log_request(at, wallet.proto, kind, 200, size=820, sender=wallet, socket=socket)
+            self._request(at, wallet, "acknowledge", 820, socket)
 
     # --- visits ---------------------------------------------------------------------------------------------------
 
@@ -245,9 +244,8 @@ class TrafficSimulator(RequestSimulator):
         slot = world.slots[number]
         slot.sockets[socket.name] = socket
         self.log_event(slot, "conn.open", conn=socket.name, transport="ws", peer=wallet.peer)
-        self.log_event(slot, "conn.auth", conn=socket.name, did=wallet.did, proto=wallet.proto)
-        kind = PICKUP_PREFIX + "live-delivery-change" if wallet.proto == "didcomm" else "AUTHENTICATE"
-        self.log_request(slot, wallet.proto, kind, 200, size=760, sender=wallet, socket=socket)
+        self.log_event(slot, "conn.auth", conn=socket.name, did=wallet.did, proto=wallet.request_proto)
+        self._request(slot, wallet, "connect", 760, socket)
         world.schedule(world.now + 0.05 + self.rng.random() * 0.2, self._fetch, wallet, number, socket)
         code, by = self.rng.choice(((1000, "peer"), (1001, "peer"), (1001, "peer"), (1006, "peer")))
         world.schedule(world.now + self.sample_lognormal(900, 1.1), self.close, socket, code, by)
@@ -263,7 +261,7 @@ class TrafficSimulator(RequestSimulator):
             slot,
             "conn.close",
             conn=socket.name,
-            proto=socket.wallet.proto,
+            proto=socket.wallet.request_proto,
             dur_ms=(self.world.now - socket.opened) * 1000,
             ws_code=code,
             reason=by,
@@ -287,14 +285,11 @@ class TrafficSimulator(RequestSimulator):
             return
         pending = socket.pending if socket else {}
         batch = [message for message in wallet.waiting.values() if message.message_id not in pending][:_FETCH_BATCH]
-        if wallet.proto == "decentrl":
-            kind = "QUERY_PENDING_EVENTS"
-        else:
-            kind = PICKUP_PREFIX + ("delivery-request" if batch else "status-request")
+        if wallet.proto == "didcomm":
             for message in batch:
                 message.pushes += 1
                 self._pushed(message, slot, "pickup", socket.name if socket else None, 0.0)
-        self.log_request(slot, wallet.proto, kind, 200, size=780, sender=wallet, socket=socket)
+        self._request(slot, wallet, "fetch" if batch else "poll", 780, socket)
         if batch:
             self.world.schedule(
                 self.world.now + self.sample_lognormal(0.9, 0.6), self._fetched, wallet, number, socket, batch
@@ -309,15 +304,17 @@ class TrafficSimulator(RequestSimulator):
 
     def _join(self, wallet: Wallet) -> None:
         slot = self.world.slots[self.pick_running_process()]
+        proto = wallet.request_proto
+        self.log_event(slot, "acct.grant", did=wallet.did, proto=proto)
+        self._request(slot, wallet, "enrol", 1500 if proto == "decentrl" else 700)
         if wallet.proto == "didcomm":
-            kind = "coordinate-mediation/3.0/"
-            self.log_event(slot, "acct.grant", did=wallet.did, proto="didcomm")
-            self.log_request(slot, "didcomm", kind + "mediate-request", 200, size=700, sender=wallet)
-            self.log_event(slot, "acct.update", did=wallet.did, proto="didcomm", n_added=1, n_removed=0)
-            self.log_request(slot, "didcomm", kind + "recipient-update", 200, size=900, sender=wallet)
-        else:
-            self.log_event(slot, "acct.grant", did=wallet.did, proto="decentrl")
-            self.log_request(slot, "decentrl", "REQUEST_COMMUNICATION_CONTRACT", 200, size=1500, sender=wallet)
+            self.log_event(slot, "acct.update", did=wallet.did, proto=proto, n_added=1, n_removed=0)
+            self._request(slot, wallet, "register", 900)
+
+    def _request(self, slot: NodeSlot, wallet: Wallet, action: str, size: int, socket: Socket | None = None) -> None:
+        """Log a request of a wallet. :param action: a key of :data:`REQUEST_TYPES`."""
+        proto = wallet.request_proto
+        self.log_request(slot, proto, REQUEST_TYPES[proto][action], 200, size=size, sender=wallet, socket=socket)
 
     # --- processes ------------------------------------------------------------------------------------------------
 

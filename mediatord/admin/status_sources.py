@@ -144,7 +144,7 @@ class ProblemSummary:
     A kind of problem and its occurrences.
 
     :param kind: name of the situation, or log level.
-    :param where: `didcomm` or `decentrl`, or the module that logged.
+    :param where: `didcomm`, `didcomm_v1` or `decentrl`, or the module that logged.
     :param text: error code, or the last log line.
     :param count: occurrences since `first`.
     """

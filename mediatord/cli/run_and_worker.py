@@ -26,7 +26,7 @@ from mediatord.cli.keys import read_identity
 from mediatord.config.file import load_config
 from mediatord.config.settings import Config
 from mediatord.errors import StartupError
-from mediatord.identity.invitation import build_short_invitation_url
+from mediatord.identity.invitation import build_short_invitation_url, make_v1_invitation
 from mediatord.identity.mediator_identity import MediatorIdentity
 from mediatord.net.listeners import find_self_signed_certificate
 from mediatord.push.sender_process import COMMAND_FD, REPORT_FD, SENDER_SUBCOMMAND, SenderServer, write_start_error
@@ -53,6 +53,10 @@ def run(path: Path) -> None:
 def _make_banner(config: Config, identity: MediatorIdentity) -> str:
     certificate = find_self_signed_certificate(config.public_url, config.listen)
     trusting = "" if certificate is None else f" --ca {shlex.quote(str(certificate))}"
+    v1_lines = []
+    if config.didcomm_v1.enabled:
+        v1 = make_v1_invitation(config.public_url, identity.root_secret, config.didcomm_v1.label)
+        v1_lines.append(f"v1 wallets  {v1.short_url}")
     return "\n".join(
         (
             f"mediatord {__version__} for {config.public_url}, on {', '.join(config.listen)}",
@@ -60,6 +64,7 @@ def _make_banner(config: Config, identity: MediatorIdentity) -> str:
             f"DID         {identity.did}",
             f"            {identity.web_did}",
             f"invitation  {build_short_invitation_url(config.public_url)}",
+            *v1_lines,
             "",
             f"try         open {config.public_url}/invitation in a browser, or in another terminal:",
             f"            {find_program_name()} demo --url {config.public_url}{trusting}",

@@ -239,6 +239,7 @@ class StatusReport:
             "delivery_seconds": figures.quantiles("mediator_delivery_latency_seconds", "method"),
             "request_seconds": figures.quantiles("mediator_request_duration_seconds", "protocol"),
             **_read_push(figures),
+            **_read_v1_connections(figures),
         }
 
     def _read_counter(self, name: str) -> dict[str, Any]:
@@ -300,6 +301,12 @@ def _read_push(figures: MetricsSnapshot) -> dict[str, Any]:
     return {"push": services} if services else {}
 
 
+def _read_v1_connections(figures: MetricsSnapshot) -> dict[str, Any]:
+    """Number of connections of DIDComm v1 by state; empty before they were counted."""
+    states = {one.labels.get("state", ""): int(one.value) for one in figures.of("mediator_v1_connections")}
+    return {"v1_connections": states} if states else {}
+
+
 def _format_amounts(values: dict[str, Any]) -> Iterator[ReportRow]:
     yield "as of", _format_time_of_day(values["figures_at"])
     yield "connections", str(values["connections"])
@@ -321,6 +328,13 @@ def _format_amounts(values: dict[str, Any]) -> Iterator[ReportRow]:
     for what, quantiles in (("delivery", values["delivery_seconds"]), ("response", values["request_seconds"])):
         for label, shares in quantiles.items():
             yield f"{what} {label}", f"p50 {_format_span(shares['p50'])}, p95 {_format_span(shares['p95'])}"
+    yield from _format_v1_and_push(values)
+
+
+def _format_v1_and_push(values: dict[str, Any]) -> Iterator[ReportRow]:
+    if "v1_connections" in values:
+        states = values["v1_connections"]
+        yield "v1 wallets", f"{states.get('account', 0)} with an account, {states.get('pending', 0)} pending"
     for service, numbers in values.get("push", {}).items():
         yield f"push {service}", ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in numbers.items())
 

@@ -1,4 +1,4 @@
-"""`mediatord demo`: temporary wallets exchange messages through a mediator, by DIDComm and by Decentrl."""
+"""`mediatord demo`: temporary wallets exchange messages through a mediator, by DIDComm v2 and v1, and by Decentrl."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from twisted.web.client import ResponseNeverReceived
 
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.push_notifications import PUSH_PROTOCOLS
+from mediatord.protocol.didcomm_v1.envelope import pack_anoncrypt
 from mediatord.runtime.progress_bar import progress_bar
 from mediatord.wallet.decentrl_client import (
     PRIVATE_CHANNEL,
@@ -37,8 +38,18 @@ from mediatord.wallet.didcomm_client import (
     fetch_invitation,
     open_http,
 )
-from mediatord.wallet.didcomm_messages import BASIC_MESSAGE, UnreadableMessage, authcrypt, compose_message
+from mediatord.wallet.didcomm_messages import (
+    BASIC_MESSAGE,
+    UnreadableMessage,
+    anoncrypt,
+    authcrypt,
+    build_forward,
+    compose_message,
+)
 from mediatord.wallet.didcomm_socket import SocketClosedError, connect_didcomm_socket
+from mediatord.wallet.didcomm_v1_client import BASIC_MESSAGE as V1_BASIC_MESSAGE
+from mediatord.wallet.didcomm_v1_client import V1Wallet, fetch_v1_invitation
+from mediatord.wallet.didcomm_v1_messages import compose_v1_message
 from mediatord.wallet.temporary_daemon import DaemonStartError, is_healthy, run_temporary_daemon
 from mediatord.wallet.web_push_receiver import PushRefused, WebPushReceiver, WebPushSubscription
 
@@ -49,6 +60,8 @@ _DEFAULT_URL = "http://127.0.0.1:8080"
 _OFFLINE_TEXT = "Hello Bob, read this when you are back."
 _ONLINE_TEXT = "Hello Bob, you are online."
 _WAKE_TEXT = "Hello Bob, wake up."
+_V1_TEXT = "Hello Carol, read this when you are back."
+_V1_REPLY_TEXT = "Hello Bob, I am back."
 _PUBLIC_TEXT = "Hello everybody."
 _CHAT_TAG = "chat.abc"
 _BAD_BODY = "e.p.msg.bad-body"
@@ -184,6 +197,7 @@ class _DIDCommDemo:
         await self._send_while_offline(alice, bob)
         await self._send_while_live(alice, bob)
         await self._send_while_asleep(alice, bob)
+        await self._exchange_with_v1(http, bob)
 
     async def _send_while_offline(self, alice: DIDCommWallet, bob: DIDCommWallet) -> None:
         printer = self.printer
@@ -259,6 +273,47 @@ class _DIDCommDemo:
         status = await bob.acknowledge([delivered])
         printer.check("Bob acknowledged it, and his queue is empty", status.message_count == 0)
         await bob.remove_push_devices("web_push")
+
+    async def _exchange_with_v1(self, http: HTTPClient, bob: DIDCommWallet) -> None:
+        """A wallet of v1 sleeps while it is sent a message, and answers the one of v2, which is online."""
+        printer = self.printer
+        printer.section("DIDComm v1 and v2: Bob sends a message to Carol, whose wallet speaks v1 and sleeps")
+        try:
+            invitation = await fetch_v1_invitation(http, self.url)
+        except UnreadableMessage:
+            printer.note("Left out: the mediator has no invitation for DIDComm v1 (didcomm_v1.enabled).")
+            return
+        carol = await V1Wallet.connect(invitation, http, self.reactor)
+        printer.step(f"Carol connected by {self.url}/invitation/v1, with DID Exchange.")
+        route = await carol.enrol()
+        printer.step("Carol requested mediation, and it was granted.", f"routing key {route.routing_keys[0]}")
+        key = (await carol.add_key()).did_key
+        printer.step("Carol registered a key, and sleeps.", key)
+        message = compose_v1_message(V1_BASIC_MESSAGE, {"content": _V1_TEXT})
+        forward = build_forward(key, [pack_anoncrypt(encoding.dumps(message), key)], to=[bob.mediator.did])
+        response = await bob.post(anoncrypt(forward, bob.mediator.document))
+        printer.step("Bob encrypted a message of v1 to her key, and sent it in a forward of v2.")
+        printer.check("the mediator answered 202: the message is on disk", response.status == 202)
+        socket = await connect_didcomm_socket(self.reactor, bob)
+        try:
+            await socket.live()
+            printer.step("Bob opened a WebSocket and turned on live delivery.")
+            (delivered,) = await carol.fetch()
+            printer.step("Carol is back and fetched the message by Message Pickup 2.0.")
+            printer.check("the text is intact", carol.open(delivered).text == _V1_TEXT)
+            status = await carol.acknowledge([delivered])
+            printer.check("Carol acknowledged it, and her queue is empty", status.message_count == 0)
+            answer = compose_message(BASIC_MESSAGE, {"content": _V1_REPLY_TEXT}, to=[bob.did])
+            await carol.post(carol.wrap(bob.did, anoncrypt(answer, bob.identity.document)), url=route.endpoint)
+            printer.step("Carol encrypted a message of v2 to Bob's DID, and sent it in a forward of v1.")
+            pushed: Deferred[DeliveredMessage] = socket.pushed.get()
+            received = await pushed.addTimeout(_PUSH_TIMEOUT_SECONDS, self.reactor)
+            printer.step("The mediator pushed it to Bob.")
+            printer.check("the text is intact", bob.open(received).text == _V1_REPLY_TEXT)
+            left = await socket.acknowledge([received])
+            printer.check("Bob acknowledged it, and his queue is empty", left.message_count == 0)
+        finally:
+            await socket.close()
 
     def _open_message(self, alice: DIDCommWallet, bob: DIDCommWallet, delivered: DeliveredMessage, text: str) -> None:
         opened = bob.open(delivered)

@@ -120,6 +120,20 @@ def test_shows_push_services() -> None:
     assert rows["push webhook"] == "0 sent, 3 retry, 0 rejected, 0 forgotten, 0 hosts backing off"
 
 
+def test_shows_didcomm_v1() -> None:
+    """Connections by state, once they were counted, and requests by protocol."""
+    metrics = Metrics(CollectorRegistry(), version="9.9")
+    report = StatusReport(make_measurement(0.0, metrics))
+    assert "v1_connections" not in report.values() and "v1 wallets" not in dict(report.rows())
+    metrics.set_v1_connections(with_account=7, pending=2)
+    metrics.request_duration.observe(0.02, "didcomm_v1")
+    report = StatusReport(make_measurement(0.0, metrics))
+    assert report.values()["v1_connections"] == {"account": 7, "pending": 2}
+    rows = dict(report.rows())
+    assert rows["v1 wallets"] == "7 with an account, 2 pending"
+    assert rows["response didcomm_v1"].startswith("p50 ")
+
+
 def test_sum_of_other_queues_is_not_a_queue() -> None:
     text = 'mediator_message_queue_size{did="a"} 4.0\nmediator_message_queue_size{did="other"} 90.0\n'
     waiting = StatusReport(StatusSample(WELL, None, make_figures(0.0, text))).values()["waiting"]

@@ -56,6 +56,18 @@ def test_wallets_of_both_protocols_are_woken() -> None:
         assert -1 not in positions and positions == sorted(positions), section
         assert "ok  Bob acknowledged it, and his queue is empty" in section
     assert "Left out" not in output
+    (section,) = (one for one in output.split("\n\n") if one.startswith("DIDComm v1 and v2: "))
+    v1_steps = (
+        "Carol registered a key, and sleeps.",
+        "ok  the mediator answered 202: the message is on disk",
+        "Carol is back and fetched the message",
+        "ok  Carol acknowledged it, and her queue is empty",
+        "The mediator pushed it to Bob.",
+        "ok  Bob acknowledged it, and his queue is empty",
+    )
+    positions = [section.find(step) for step in v1_steps]
+    assert -1 not in positions and positions == sorted(positions), section
+    assert section.count("ok  the text is intact") == 2
 
 
 @pytest.mark.parametrize(
@@ -70,3 +82,10 @@ def test_wakeup_is_left_out(settings: dict[str, Any], reason: str) -> None:
     output = run_demo_at(settings)
     assert f"DIDComm: Alice sends a message while Bob's wallet sleeps\n      Left out: {reason}\n" in output
     assert output.count(WOKEN) == 1
+
+
+def test_v1_is_left_out() -> None:
+    """At a mediator that does not serve it."""
+    output = run_demo_at({"didcomm_v1": {"enabled": False}})
+    assert "Left out: the mediator has no invitation for DIDComm v1 (didcomm_v1.enabled)." in output
+    assert "Carol connected" not in output

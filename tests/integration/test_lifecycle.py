@@ -402,6 +402,7 @@ def test_banner_is_printed_once_it_listens(workers: int, config_file: Path) -> N
     assert sum(line.startswith(f"mediatord {__version__} for {url}, on tcp:{port}:") for line in lines) == 1
     assert sum(line.startswith("DID         did:peer:2.") for line in lines) == 1
     assert sum(line.startswith(f"invitation  {url}/oob?_oobid=") for line in lines) == 1
+    assert lines.count(f"v1 wallets  {url}/invitation/v1\n") == 1
     assert process.returncode == 0
 
 

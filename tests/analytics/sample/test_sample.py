@@ -150,6 +150,14 @@ def test_codes_exist_in_daemon() -> None:
 
 
 @pytest.mark.exhaustive
+def test_wallets_of_didcomm_v1(month: SampleTruth) -> None:
+    """Their requests, connections and accounts are of v1, as the daemon logs them; messages have one queue."""
+    names: dict[str, set[str]] = {}
+    for line in parse_events(month.directory)[0]:
+        names.setdefault(line.get("proto", ""), set()).add(line["event"])
+    assert names["didcomm_v1"] == {"req.done", "conn.auth", "conn.close", "acct.grant", "acct.update"}
+
+
 def test_ground_truth_agrees_with_lines(month: SampleTruth) -> None:
     events, damaged = parse_events(month.directory)
     before = month.days_before_late
