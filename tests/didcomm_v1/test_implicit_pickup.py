@@ -10,6 +10,7 @@ from twisted.internet.defer import Deferred
 from mediatord.didcomm_v1.push_writers import MAX_BARE, MAX_DELIVERED, MAX_READERS, PAGE_SIZE, PROBE_SECONDS
 from mediatord.errors import StoreUnavailable
 from mediatord.protocol.didcomm_v1.message import OLD_PREFIX
+from mediatord.store.interfaces.messages import AcknowledgementRequest
 from mediatord.store.interfaces.v1_connections import ImplicitPickup
 from tests.didcomm_v1.in_memory_wallet import InMemoryV1Wallet, compose
 from tests.didcomm_v1.test_pickup import LIVE_DELIVERY_CHANGE, STATUS_REQUEST, PickupTestCase
@@ -349,6 +350,31 @@ class ProbeTests(ImplicitTestCase):
         self.assertEqual(self.get_preference(), "delivery")
         self.in_memory.clock.advance(2 * PROBE_SECONDS)
         self.assertEqual(socket.frames, [])
+
+    def test_acknowledged_elsewhere(self) -> None:
+        """Another worker, which got the acknowledgement, has stored that the wallet sends such; and may say so."""
+        for tells in (False, True):
+            self.wallet = InMemoryV1Wallet(self.in_memory, f"wallet {tells}").enrol()
+            socket, sent, first = self.probe()
+            self.confirm(socket)
+            account, store = self.wallet.key.did_key, self.in_memory.store
+            self.successResultOf(store.v1_connections.change_connection(account, implicit_pickup="delivery"))
+            self.successResultOf(store.acknowledge_each([AcknowledgementRequest(account, list(first), False)]))
+            if tells:
+                for id_ in first:
+                    self.in_memory.didcomm.live.resolve_push(id_)
+            else:
+                self.in_memory.clock.advance(PROBE_SECONDS)
+            self.in_memory.clock.advance(0)
+            self.assertEqual(list(self.take_pushes(socket).values()), sent[1:])
+            self.assertEqual(self.get_preference(), "delivery")
+
+    def test_evicted(self) -> None:
+        """Nothing is concluded from a probe that was removed otherwise."""
+        socket, sent, first = self.probe()
+        for id_ in first:
+            self.in_memory.didcomm.live.resolve_push(id_)
+        self.assertEqual((socket.frames, self.get_preference()), ([], "unknown"))
 
     def assert_bare(self, socket: FakeSocket, sent: list[bytes]) -> None:
         """All come as bare envelopes, the first once more; that is remembered."""
