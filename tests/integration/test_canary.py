@@ -437,7 +437,6 @@ class InProcessLeakTests(SynchronousTestCase):
         """
         for dids in ("plain", "keyed"):
             self.open_mediator(dids)
-            log = self.site_fixture.config.log.directory
             wallet = InMemoryV1Wallet(self.site_fixture).enrol()
             statuses, responses = Counter[int](), []
             for raw in MarkedV1Messages(self.site_fixture, wallet).envelopes():
