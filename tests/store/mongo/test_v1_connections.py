@@ -121,7 +121,7 @@ class RaceTests(V1ConnectionTestCase):
         self.assertEqual(await stores[0].v1_connections.count_connections(), (ROUNDS, 0))
 
     async def test_pending_connections_are_bounded(self) -> None:
-        """Calls at the same time all succeed, and exceed the bound at most by their number; a later one enforces it."""
+        """Calls at the same time all succeed, and exceed the bound by their number at most, until the next one."""
         stores = await self.open_stores()
         works = [self.start(self.put(stores[n % 2], make_connection(n), 5)) for n in range(10)]
         await gatherResults(works)
