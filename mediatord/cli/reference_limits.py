@@ -125,7 +125,7 @@ def list_limits() -> Iterator[str]:
     yield f"bytes of registrations, `limits.registration_bytes`: {_size(limits.registration_bytes)} ({full})"
     yield (
         "connections of DIDComm v1 without an account, `didcomm_v1.max_pending_connections`: "
-        f"{_DEFAULTS.didcomm_v1.max_pending_connections:,} ({full})"
+        f"{_DEFAULTS.didcomm_v1.max_pending_connections:,} (the oldest is removed)"
     )
     yield (
         f"forwards of DIDComm v1 that wait {_seconds(_constant('didcomm_v1.forwarding:REGISTRATION_WAIT'))} for the "
