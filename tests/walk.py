@@ -1,5 +1,5 @@
 """
-Counts the files and calls that one request of each kind passes in a running daemon: `make walk`.
+Counts the files, calls and commits that one request of each kind passes in a running daemon: `make walk`.
 
 The daemon is a real one, a process with real sockets and SQLite; :mod:`tests.walk_tracer` records its calls.
 Each request is made several times after a warm-up, and of each process the round with its fewest calls counts, which
@@ -33,11 +33,15 @@ from mediatord.wallet.decentrl_client import DecentrlWallet
 from mediatord.wallet.decentrl_client import discover_decentrl_mediator as discover_decentrl
 from mediatord.wallet.didcomm_client import DIDCommWallet, discover_mediator
 from mediatord.wallet.didcomm_socket import DIDCommSocket, connect_didcomm_socket
+from mediatord.wallet.didcomm_v1_client import V1Wallet, fetch_v1_invitation
+from mediatord.wallet.didcomm_v1_socket import connect_v1_socket
 from mediatord.wallet.temporary_daemon import TemporaryDaemon, run_temporary_daemon
 from tests.integration.message_load import prepare_forward
 
 ROUNDS = 25
 WARM_UP_ROUNDS = 5
+# Suffix of the rows of a daemon that does not serve DIDComm v1.
+WITHOUT_V1 = ", without DIDComm v1"
 # A request is over once there was no call for this time. Short, as several timers of the daemon run every second.
 SETTLED_SECONDS = 0.05
 # Time for processes to start.
@@ -48,11 +52,15 @@ MAX_CONNECTIONS = 64
 # each other later.
 NOTIFIED = "_OrderedPusher.push"
 
+# Called for each transaction that changes the database.
+COMMIT = "StoreConnection.commit_batch"
+
 SETTINGS = {
     "MEDIATORD_LIMITS__DID_PER_MINUTE": "1000000",
     "MEDIATORD_LIMITS__IP_PER_MINUTE": "1000000",
     "MEDIATORD_LIMITS__ACCOUNT_PER_MINUTE": "1000000",
     "MEDIATORD_LIMITS__ACCOUNTS_PER_ADDRESS_PER_DAY": "1000000",
+    "MEDIATORD_DIDCOMM_V1__CONNECTIONS_PER_MINUTE": "1000000",
     # Some pushes are acknowledged rounds later; they must not be requeued meanwhile.
     "MEDIATORD_QUEUE__DELIVERED_TIMEOUT": "1h",
 }
@@ -83,6 +91,11 @@ class Walk:
     def frames(self) -> int:
         """Number of calls."""
         return len(self.calls)
+
+    @property
+    def commits(self) -> int:
+        """Number of transactions that change the database."""
+        return sum(called == COMMIT for _, _, called in self.calls)
 
     @property
     def changes(self) -> int:
@@ -258,6 +271,42 @@ async def didcomm_walks(reactor: Any, url: str, tracers: Tracers) -> dict[str, W
     return found
 
 
+async def v1_walks(reactor: Any, url: str, tracers: Tracers) -> dict[str, Walk]:
+    """The rows of a DIDComm v1 handshake, a forward, its push and its acknowledgement."""
+    http = persistent_http(reactor)
+    invitation = await fetch_v1_invitation(http, url)
+
+    async def connected() -> V1Wallet:
+        return await V1Wallet.connect(invitation, http, reactor)
+
+    asleep, awake = await connected(), await connected()
+    for wallet in (asleep, awake):
+        await wallet.enrol()
+        await wallet.add_key()
+    sender, last = Sender(url), list[str]()
+
+    async def post(wallet: V1Wallet) -> None:
+        await sender.post(wallet.make_forward(list(wallet.keys)[-1], "hello"))
+
+    found = {
+        "DIDComm v1 handshake": await walk_of_single_process(tracers, reactor, connected),
+        "DIDComm v1 forward": await walk_of_single_process(tracers, reactor, lambda: post(asleep)),
+    }
+    wallet_socket = await connect_v1_socket(reactor, awake)
+    await wallet_socket.live()
+
+    async def pushed() -> None:
+        await post(awake)
+        last.append((await wallet_socket.pushed.get()).id)
+
+    async def acknowledged() -> None:
+        await wallet_socket.acknowledge([last.pop()])
+
+    found["DIDComm v1 forward and live push"] = await walk_of_single_process(tracers, reactor, pushed)
+    found["DIDComm v1 acknowledgement"] = await walk_of_single_process(tracers, reactor, acknowledged)
+    return found
+
+
 async def decentrl_walks(reactor: Any, url: str, tracers: Tracers) -> dict[str, Walk]:
     """The row of a Decentrl TWO_WAY_PRIVATE command."""
     http = persistent_http(reactor)
@@ -322,7 +371,7 @@ def main(arguments: Sequence[str]) -> None:
         prog="make walk", description="Count files and calls of one request of each kind."
     )
     parser.add_argument("--calls", metavar="ROW", help="print the calls of the rows whose name contains ROW")
-    parser.add_argument("--json", action="store_true", help="print files, frames and changes of each row as JSON")
+    parser.add_argument("--json", action="store_true", help="print the numbers of each row as JSON")
     options = parser.parse_args(arguments)
 
     async def run(reactor: Any) -> None:
@@ -330,15 +379,20 @@ def main(arguments: Sequence[str]) -> None:
         with start_traced_daemon() as (daemon, directory):
             tracers = Tracers(directory, 1)
             found |= await didcomm_walks(reactor, daemon.url, tracers)
+            found |= await v1_walks(reactor, daemon.url, tracers)
             found |= await decentrl_walks(reactor, daemon.url, tracers)
+        with start_traced_daemon(MEDIATORD_DIDCOMM_V1__ENABLED="false") as (daemon, directory):
+            walks = await didcomm_walks(reactor, daemon.url, Tracers(directory, 1))
+            found |= {name + WITHOUT_V1: walk for name, walk in walks.items()}
         with start_traced_daemon(MEDIATORD_WORKERS="2") as (daemon, directory):
             found |= await worker_walks(reactor, daemon.url, Tracers(directory, 1 + 2))
         if options.json:
-            print(json.dumps({name: (len(walk.files), walk.frames, walk.changes) for name, walk in found.items()}))
+            numbers = {name: (len(one.files), one.frames, one.changes, one.commits) for name, one in found.items()}
+            print(json.dumps(numbers))
             return
-        print(f"{'request':36}{'files':>6}{'frames':>8}{'changes':>9}")
+        print(f"{'request':46}{'files':>6}{'frames':>8}{'changes':>9}{'commits':>9}")
         for name, walk in found.items():
-            print(f"{name:36}{len(walk.files):6}{walk.frames:8}{walk.changes:9}")
+            print(f"{name:46}{len(walk.files):6}{walk.frames:8}{walk.changes:9}{walk.commits:9}")
             if options.calls and options.calls in name:
                 for thread, file, function in walk.calls:
                     print(f"    {thread % 10000:5} {file}:{function}")

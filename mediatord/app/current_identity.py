@@ -12,6 +12,7 @@ from mediatord.errors import StartupError
 from mediatord.identity.encrypted_file import make_passphrase_source
 from mediatord.identity.key_file import KeySet, load_keys, parse_keys
 from mediatord.identity.mediator_identity import IdentityError, MediatorIdentity, abbreviate_did
+from mediatord.identity.v1_identity import V1Identity
 from mediatord.protocol.didcomm import jwe
 from mediatord.runtime.secret_files import SecretFileError
 
@@ -23,12 +24,14 @@ class CurrentIdentity:
     The identity in use, which changes when keys are rotated.
 
     :ivar now: that identity.
+    :ivar v1: its keys of DIDComm v1.
     :ivar own_dids: as of :class:`MediatorIdentity`, like `decentrl_dids` and `agreement_keys`; always the same
         object, changed in place.
     """
 
     def __init__(self, identity: MediatorIdentity) -> None:
         self.now = identity
+        self.v1 = V1Identity(identity.root_secret)
         self.own_dids = set(identity.own_dids)
         self.decentrl_dids = set(identity.decentrl_dids)
         self.agreement_keys = dict(identity.agreement_keys)
@@ -36,6 +39,7 @@ class CurrentIdentity:
     def switch_to(self, identity: MediatorIdentity) -> None:
         """Use another identity; secrets that were agreed with the former keys are cleared."""
         self.now = identity
+        self.v1 = V1Identity(identity.root_secret)
         self.own_dids.clear()
         self.own_dids.update(identity.own_dids)
         self.decentrl_dids.clear()

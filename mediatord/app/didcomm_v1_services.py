@@ -25,7 +25,6 @@ from mediatord.didcomm_v1.messages import V1Packer, V1Unpacker
 from mediatord.didcomm_v1.pickup import V1Pickup
 from mediatord.didcomm_v1.push_notifications import V1PushNotifications
 from mediatord.didcomm_v1.utility_protocols import V1UtilityProtocols
-from mediatord.identity.v1_identity import V1Identity
 from mediatord.protocol.didcomm_v1.envelope import is_v1_envelope
 from mediatord.ratelimit.admission import RequestReply
 from mediatord.store.interfaces.messages import new_didcomm_message_id
@@ -38,7 +37,6 @@ class DIDCommV1Services:
     :param common: with the others, the use cases of v2.
     :param endpoints: posts to endpoints of wallets, except these own URIs.
     :param lease: of the node that searches for mail that nobody posts; None for a single node.
-    :ivar identity: the keys of v1 in use.
     :ivar endpoints: a service, which posts what stayed queued for wallets with an endpoint.
     """
 
@@ -55,15 +53,13 @@ class DIDCommV1Services:
         own_uris: frozenset[str],
         lease: LeaderLease | None,
     ) -> None:
-        self._core = core
         self._receive_v2 = dispatcher.receive
-        self.identity = V1Identity(core.identity.now.root_secret)
         settings = config.didcomm_v1
         context = V1Context(
             common=common,
             live=live,
             connections=core.store.v1_connections,
-            identity=lambda: self.identity,
+            identity=lambda: core.identity.v1,
             public_url=config.public_url,
             label=settings.label,
             max_pending=settings.max_pending_connections,
@@ -74,7 +70,9 @@ class DIDCommV1Services:
             core.reactor,
             core.store,
             context.connections,
-            V1EndpointResolver(context.connections, common.access, own_uris, new_didcomm_message_id),
+            V1EndpointResolver(
+                context.connections, common.access, own_uris, common.owns_v1_key, new_didcomm_message_id
+            ),
             endpoints,
             lease,
             delivers_mail=settings.deliver_to_endpoints,
@@ -103,7 +101,6 @@ class DIDCommV1Services:
         metrics.register_buffer("queued_for_endpoints", lambda: (self.endpoints.remembered, None))
         metrics.register_buffer("seen_v1_pickups", lambda: (self._dispatcher.remembered, None))
         metrics.register_buffer("v1_batches", lambda: (pickup.batches, None))
-        core.reloader.follow(self._follow)
 
     def receive(
         self, raw: bytes, origin: MessageOrigin, already_opened: UnpackedMessage | None = None
@@ -116,7 +113,3 @@ class DIDCommV1Services:
         if already_opened is None and is_v1_envelope(raw):
             return self._dispatcher.receive(raw, origin)
         return self._receive_v2(raw, origin, already_opened)
-
-    def _follow(self, config: Config) -> None:
-        """Keys may have been changed."""
-        self.identity = V1Identity(self._core.identity.now.root_secret)

@@ -76,6 +76,7 @@ class DIDCommServices:
             ),
             own_dids=identity.own_dids,
             owns=lambda did: identity.now.owns(did),
+            owns_v1_key=lambda did: identity.v1.find_constant_key(did) is not None,
             routing_did=lambda addressed: identity.now.routing_did(addressed),
             new_stored_id=new_stored_message_id,
             ttl=queue.ttl,

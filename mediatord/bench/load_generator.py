@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, cycle, islice, repeat
 from time import perf_counter, process_time, sleep
-from typing import Any
+from typing import Any, Protocol
 
 from mediatord.bench.processes import ForkedCall, cpu_seconds
 from mediatord.bench.raw_clients import (
@@ -23,7 +23,6 @@ from mediatord.bench.raw_clients import (
     open_socket,
 )
 from mediatord.bench.results import ALL_PERCENTILES, Figures, LoadResult, latency_figures
-from mediatord.bench.wallet_group import LiveSocket
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
 
 # A request sent later than this counts as late; waking up takes half of it.
@@ -231,6 +230,22 @@ class _InFlight:
         self.connection, self.posted, self.accepted, self.pushed = connection, connection.started, 0.0, 0.0
 
 
+class LiveDeliverySocket(Protocol):
+    """A wallet's socket that messages are pushed to, of any version of DIDComm."""
+
+    def fileno(self) -> int:
+        """For a selector."""
+
+    def take_deliveries(self, *most: int) -> Iterator[list[tuple[str, str]]]:
+        """Read what has arrived: id and envelope's `tag` of each message of each delivery."""
+
+    def acknowledge(self, ids: list[str]) -> None:
+        """Acknowledge messages without waiting for a response."""
+
+    def count_queued(self) -> int:
+        """Number of messages queued for the wallet."""
+
+
 class CycleRunner(LoadRunner):
     """
     Posts forwards, receives their pushes and acknowledges them.
@@ -238,7 +253,8 @@ class CycleRunner(LoadRunner):
     A push is matched to its forward by the tag of the envelope; of several equal ones the oldest counts. In the
     closed loop a connection is busy until the message was pushed.
 
-    :param forwards: encoded requests, with the tag of the envelope in each, repeated.
+    :param forwards: encoded requests, with the tag of the envelope in each.
+    :param once: no forward is sent twice.
     :param load: as of :class:`LoadRunner`.
     """
 
@@ -246,14 +262,15 @@ class CycleRunner(LoadRunner):
         self,
         url: str,
         forwards: Sequence[tuple[bytes, str]],
-        live_sockets: Sequence[LiveSocket],
+        live_sockets: Sequence[LiveDeliverySocket],
         connections: int,
         seconds: float,
         *,
         acknowledge: bool = True,
+        once: bool = False,
         **load: Any,
     ) -> None:
-        super().__init__(url, cycle(forwards), connections, seconds, **load)
+        super().__init__(url, iter(forwards) if once else cycle(forwards), connections, seconds, **load)
         self._live_sockets = {live.fileno(): live for live in live_sockets}
         for number in self._live_sockets:
             self._epoll.register(number, select.EPOLLIN)
@@ -262,7 +279,7 @@ class CycleRunner(LoadRunner):
         self._posted: dict[str, deque[_InFlight]] = defaultdict(deque)
         self._by_connection: dict[ClientConnection, _InFlight] = {}
         self._in_flight = 0
-        self._last: LiveSocket | None = None
+        self._last: LiveDeliverySocket | None = None
         self.result: CycleResult = CycleResult()
 
     def run(self) -> CycleResult:

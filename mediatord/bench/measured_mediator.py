@@ -33,7 +33,7 @@ from mediatord.wallet.temporary_daemon import TemporaryDaemon, run_temporary_dae
 
 DATABASE_FILE = "mediator.sqlite3"
 # Many mediators answer 202 as the specification says, some 200 or 204.
-_SUCCESS_STATUSES = ("202", "200", "204")
+SUCCESS_STATUSES = ("202", "200", "204")
 
 
 def query_database(database: Path, query: str) -> Any:
@@ -234,7 +234,7 @@ class ForwardLoad:
     @property
     def server(self) -> TargetServer:
         """Where forwards are posted; the process is another one after a restart."""
-        success = ("202",) if self.mediator.daemon else _SUCCESS_STATUSES
+        success = ("202",) if self.mediator.daemon else SUCCESS_STATUSES
         return TargetServer(self.group.mediator.http_uri, self.mediator.pid, success=success)
 
     def prepare(self, size: int, count: int = DISTINCT_MESSAGES, *, payloads: int = 1) -> None:

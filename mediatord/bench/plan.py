@@ -30,6 +30,7 @@ OPTIONAL_SCENARIOS = {
     "pages": "decentrl_scenarios:measure_pages",
     "abuse": "flood_scenario:measure_abuse",
     "wake": "wake_scenario:measure_wakeups",
+    "v1": "v1_scenario:measure_v1",
 }
 # Need a MongoDB replica set.
 MONGODB_SCENARIOS = {
@@ -100,6 +101,7 @@ _UNLIMITED = (
     "LIMITS__ACCOUNTS_PER_ADDRESS_PER_DAY", "LIMITS__REGISTRATION_BYTES_PER_ADDRESS_PER_DAY", "LIMITS__ACCOUNTS",
     "LIMITS__REGISTRATION_BYTES", "QUEUE__MAX_MESSAGES", "QUEUE__MAX_BYTES", "DECENTRL__MAX_PENDING_EVENTS",
     "DECENTRL__MAX_PENDING_BYTES", "DECENTRL__MAX_STORED_EVENTS", "DECENTRL__MAX_STORED_BYTES",
+    "DIDCOMM_V1__CONNECTIONS_PER_MINUTE",
 )  # fmt: skip
 # Everything stays on, except limits that would reject this much load from one address.
 DAEMON_SETTINGS = {

@@ -84,6 +84,8 @@ def list_rates() -> Iterator[str]:
         f"each limit above per address, for a trusted network: {limits.trusted_per_minute:,}, "
         "`limits.trusted_per_minute`"
     )
+    connections = _DEFAULTS.didcomm_v1.connections_per_minute
+    yield f"new connections of DIDComm v1, per address: {connections}, `didcomm_v1.connections_per_minute`"
     yield f"did:web documents fetched, per address: {lookups}"
 
 
@@ -121,6 +123,15 @@ def list_limits() -> Iterator[str]:
     full = "503 `registrations_full`"
     yield f"accounts, `limits.accounts`: {limits.accounts:,} ({full})"
     yield f"bytes of registrations, `limits.registration_bytes`: {_size(limits.registration_bytes)} ({full})"
+    yield (
+        "connections of DIDComm v1 without an account, `didcomm_v1.max_pending_connections`: "
+        f"{_DEFAULTS.didcomm_v1.max_pending_connections:,} ({full})"
+    )
+    yield (
+        f"forwards of DIDComm v1 that wait {_seconds(_constant('didcomm_v1.forwarding:REGISTRATION_WAIT'))} for the "
+        f"registration of their key: {_constant('didcomm_v1.forwarding:MAX_WAITING_PER_PEER')} per address, "
+        f"{_constant('didcomm_v1.forwarding:MAX_WAITING')} in total (404 at once)"
+    )
     yield f"recipient DIDs per account, `didcomm.max_recipients`: {didcomm.max_recipients:,} (`client_error`)"
     yield f"spellings of a recipient DID: {MAX_REGISTERED_SPELLINGS} (`client_error`)"
     yield "items of a Decentrl identity: [`decentrl.max_...`](configuration.md) (429 `over_quota`)"

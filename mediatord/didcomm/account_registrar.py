@@ -14,10 +14,11 @@ from mediatord.errors import MediationNotGranted, MediatorError, RateLimitExceed
 from mediatord.observability.event_recorder import ProtocolName
 from mediatord.protocol.canonical_did import compute_did_digest, is_same_did
 from mediatord.protocol.didcomm.coordinate_mediation import RecipientUpdate, display_recipient_did
-from mediatord.protocol.didcomm.did_document import is_did
+from mediatord.protocol.didcomm.did_document import is_did, strip_did_url
 from mediatord.store.interfaces.store import Account, RecipientUpdateAction, RecipientUpdateResult
 
 _UNLIMITED_RECIPIENTS = 1 << 31
+_ED25519_DID_KEY = "did:key:z6Mk"
 
 
 class AccountRegistrar:
@@ -153,9 +154,18 @@ class AccountRegistrar:
 
     async def _may_add(self, update: RecipientUpdate, account: Account, proven: Collection[bytes]) -> bool:
         name = update.recipient_did
-        if update.action != "add" or not self._context.with_proof or compute_did_digest(name) in proven:
+        if update.action != "add":
+            return True
+        if await self._is_key_of_connection(name):
+            return False
+        if not self._context.with_proof or compute_did_digest(name) in proven:
             return True
         return is_same_did(name, account.did) or await self._store.find_owner(name) == account.did
+
+    async def _is_key_of_connection(self, name: str) -> bool:
+        """Whether this is the mediator's key for a connection of DIDComm v1."""
+        did = strip_did_url(name)
+        return did.startswith(_ED25519_DID_KEY) and await self._store.v1_connections.find_connection(did) is not None
 
     async def _take_over(self, names: Iterable[str], account: Account) -> dict[bytes, tuple[str, list[str]]]:
         """
@@ -176,4 +186,7 @@ class AccountRegistrar:
         did, hash_, fragment = update.recipient_did.partition("#")
         if update.action not in ("add", "remove") or not is_did(did) or (hash_ and not 0 < len(fragment) <= 256):
             return False
-        return update.action == "remove" or not (self._context.owns(did) or self._context.access.denies(did))
+        context = self._context
+        return update.action == "remove" or not (
+            context.owns(did) or context.owns_v1_key(did) or context.access.denies(did)
+        )

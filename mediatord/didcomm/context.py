@@ -27,6 +27,7 @@ class DIDCommContext:
     :param access: whom mediation is granted to, and whose authenticated messages are refused.
     :param own_dids: canonical forms of the mediator's DIDs, current and former.
     :param owns: whether a DID is one of the mediator's, in any form.
+    :param owns_v1_key: whether a did:key is that of the invitation or of routing of DIDComm v1.
     :param routing_did: returns the DID to grant to a client that addressed the mediator by the given one.
     :param new_stored_id: id of a stored message for a time: unique, URI-safe.
     :param ttl: seconds that a message may be queued.
@@ -61,6 +62,7 @@ class DIDCommContext:
     packer: MessagePacker
     own_dids: Collection[str]
     owns: Callable[[str], bool]
+    owns_v1_key: Callable[[str], bool]
     routing_did: Callable[[str], str]
     new_stored_id: Callable[[float], str]
     ttl: float

@@ -6,7 +6,9 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from posixpath import normpath
 from typing import Any, Literal, Protocol
+from urllib.parse import unquote, urlsplit
 
 from twisted.internet.defer import CancelledError, Deferred, DeferredList, DeferredSemaphore, ensureDeferred
 from twisted.internet.interfaces import IDelayedCall, IReactorTime
@@ -45,6 +47,7 @@ MAX_REPLY_TARGETS = 2
 REPLY_TIMEOUT = 5.0
 # Accounts of DIDComm v1 are named so, and some of v2.
 V1_ACCOUNT_PREFIX = "did:key:"
+_DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 _ENCRYPTED_MEDIA_TYPE = ENCRYPTED_MEDIA_TYPE.encode("ascii")
 
 
@@ -98,7 +101,7 @@ class EndpointResolver:
 
     def resolve_document(self, document: DIDDocument) -> list[ServiceEndpoint]:
         """The http(s) endpoints of a document except the mediator's, in its order of preference."""
-        return [endpoint for endpoint in document.http_endpoints() if not self._is_ours(endpoint.uri)]
+        return [endpoint for endpoint in document.http_endpoints() if not self._is_ours(endpoint)]
 
     async def resolve_account(self, account: str) -> list[ServiceEndpoint]:
         """The endpoints for messages of an account, best first."""
@@ -125,7 +128,7 @@ class EndpointResolver:
     async def _follow(self, endpoint: ServiceEndpoint) -> list[ServiceEndpoint]:
         uri = endpoint.uri
         if uri.startswith(("http://", "https://")):
-            return [] if self._is_ours(uri) else [endpoint]
+            return [] if self._is_ours(endpoint) else [endpoint]
         if not uri.startswith("did:") or self._owns(strip_did_url(uri)):
             return []
         # One hop only: the document of a mediator names real transports (Routing 2.0, "Using a DID as an endpoint").
@@ -143,8 +146,26 @@ class EndpointResolver:
         except MediatorError:
             return None
 
-    def _is_ours(self, uri: str) -> bool:
-        return uri.rstrip("/") in self._own_uris
+    def _is_ours(self, endpoint: ServiceEndpoint) -> bool:
+        """Whether what is posted to an endpoint would come back, to be posted again."""
+        keys = endpoint.routing_keys
+        return is_listed_uri(endpoint.uri, self._own_uris) or any(self._owns(strip_did_url(key)) for key in keys)
+
+
+def is_listed_uri(uri: str, listed: frozenset[str]) -> bool:
+    """Whether a URI names the same resource as one of a list, however its host, port and path are spelled."""
+    wanted = _normalize_uri(uri)
+    return any(_normalize_uri(one) == wanted for one in listed)
+
+
+def _normalize_uri(uri: str) -> tuple[str, int | None, str]:
+    """Host, port and path; the port is None if it is that of the scheme, as a host has one server for both."""
+    try:
+        parts = urlsplit(uri)
+        port = None if parts.port == _DEFAULT_PORTS.get(parts.scheme) else parts.port
+    except ValueError:
+        return "", None, uri
+    return (parts.hostname or "").rstrip("."), port, normpath("/" + unquote(parts.path).lstrip("/"))
 
 
 class EndpointDelivery:

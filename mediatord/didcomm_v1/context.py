@@ -59,10 +59,8 @@ class ReceivedV1Message:
     An opened message and what its envelope proves.
 
     :param own_key: the mediator's key that opened it.
-    :param sender: key of the authenticated sender; None for anoncrypt.
+    :param sender: key of the authenticated sender; None for anoncrypt, and for an envelope to several recipients.
     :param connection: that `own_key` belongs to; None for the invitation and the routing key.
-    :param has_other_recipients: whether others could open the envelope, too: they know the key of its content and
-        could have written it.
     :param digest: for replay protection.
     """
 
@@ -70,7 +68,6 @@ class ReceivedV1Message:
     own_key: str
     sender: str | None
     connection: V1Connection | None
-    has_other_recipients: bool
     digest: bytes = field(repr=False)
 
 

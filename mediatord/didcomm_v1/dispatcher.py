@@ -252,15 +252,15 @@ class V1Dispatcher:
         """
         Check that a request is of the wallet that the key of the mediator was made for, and record its contact.
 
-        :raise AuthcryptRequired: its sender is not authenticated.
-        :raise MisaddressedMessage: it was encrypted to others, too, or to the wrong key of the mediator.
+        :raise AuthcryptRequired: its sender is not authenticated, or it was encrypted to others, too.
+        :raise MisaddressedMessage: it was encrypted to the wrong key of the mediator.
         :raise SenderMismatch: it is of another wallet.
         """
         received = request.received
         if received.sender is None:
             raise AuthcryptRequired
         is_handshake = request.message.type.family in HANDSHAKE_FAMILIES
-        if received.has_other_recipients or (received.connection is None and not is_handshake):
+        if received.connection is None and not is_handshake:
             raise MisaddressedMessage
         if received.connection is not None:
             if received.connection.account != received.sender:

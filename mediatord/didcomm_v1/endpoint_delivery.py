@@ -20,6 +20,7 @@ from mediatord.didcomm.endpoint_delivery import (
     MAX_PENDING_BYTES_PER_ACCOUNT,
     MAX_PENDING_PER_ACCOUNT,
     EndpointDelivery,
+    is_listed_uri,
 )
 from mediatord.didcomm.messages import WrapError
 from mediatord.protocol import encoding
@@ -67,6 +68,7 @@ class V1EndpointResolver:
 
     :param access: access list; nothing is posted for denied accounts.
     :param own_uris: the mediator's own service URIs, which are never POSTed to.
+    :param owns_key: whether a key is the mediator's; what is wrapped for it would come back, to be posted again.
     :param new_id: source of message ids.
     """
 
@@ -75,11 +77,13 @@ class V1EndpointResolver:
         connections: IV1ConnectionStore,
         access: AccessList,
         own_uris: frozenset[str],
+        owns_key: Callable[[str], bool],
         new_id: Callable[[], str],
     ) -> None:
         self._connections = connections
         self._access = access
         self._own_uris = own_uris
+        self._owns_key = owns_key
         self._new_id = new_id
 
     async def resolve_account(self, account: str) -> list[ServiceEndpoint]:
@@ -94,8 +98,9 @@ class V1EndpointResolver:
     def resolve_connection(self, connection: V1Connection) -> list[ServiceEndpoint]:
         """The endpoint of a connection, if it has one that may be posted to."""
         uri = connection.endpoint or ""
-        is_usable = uri.startswith(("http://", "https://")) and uri.rstrip("/") not in self._own_uris
-        if not is_usable or self._access.denies(connection.account):
+        if is_listed_uri(uri, self._own_uris) or any(map(self._owns_key, connection.routing_keys)):
+            return []
+        if not uri.lower().startswith(("http://", "https://")) or self._access.denies(connection.account):
             return []
         return [ServiceEndpoint(uri, routing_keys=connection.routing_keys)]
 

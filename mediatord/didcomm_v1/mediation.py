@@ -2,8 +2,8 @@
 Coordinate Mediation 1.0: grants and recipient keys (Aries RFC 0211).
 
 An account is named by the key of its wallet, and a recipient key by its did:key, so both are the same as those of a
-v2 wallet with that DID. There is no proof of ownership in v1: a key belongs to the account that has registered it
-first, until its owner takes it over with the proof of v2.
+v2 wallet with that DID. There is no proof of ownership in v1 but for the key of the connection itself: any other key
+belongs to the account that has registered it first, until its owner takes it over with the proof of v2.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import suppress
 from mediatord.didcomm.account_registrar import AccountRegistrar
 from mediatord.didcomm_v1.context import V1AccountRequestHandler, V1Context, V1Request, V1RequestHandler
 from mediatord.errors import AuthcryptRequired, StoreUnavailable
+from mediatord.protocol.canonical_did import compute_did_digest
 from mediatord.protocol.didcomm.coordinate_mediation import RecipientUpdate, parse_updates
 from mediatord.protocol.didcomm_v1.coordinate_mediation import (
     make_denial,
@@ -73,14 +74,12 @@ class V1Mediation:
         :raise RegistrationLimitExceeded: the address has registered too much; likewise RegistrationCapacityExceeded.
         """
         updates = parse_updates(request.message.members)
-        own = self._list_own_keys(request)
         names = [parse_recipient(one.recipient_did) for one in updates]
         # An empty name is no DID, so it is refused.
-        wanted = [
-            RecipientUpdate("" if name is None or name in own else name, one.action)
-            for name, one in zip(names, updates, strict=True)
-        ]
-        results = await self._registrar.update_recipients(account, wanted, request.origin.peer)
+        wanted = [RecipientUpdate(name or "", one.action) for name, one in zip(names, updates, strict=True)]
+        # The envelope proves the wallet's own key, and no other one.
+        proven = (compute_did_digest(account.did),)
+        results = await self._registrar.update_recipients(account, wanted, request.origin.peer, proven)
         await self._record_spelling(request, [one for name, one in zip(names, updates, strict=True) if name])
         return make_update_response(updates, results)
 
@@ -90,11 +89,6 @@ class V1Mediation:
         listing = self._common.store.list_recipients(account.did, offset=page.offset, limit=page.limit)
         names, total = await listing
         return make_keylist(names, request.spelling, page, total)
-
-    def _list_own_keys(self, request: V1Request) -> tuple[str, ...]:
-        """Keys of the mediator, which nobody may register."""
-        identity = self._context.identity()
-        return identity.invitation_key.did_key, identity.routing_key.did_key, request.received.own_key
 
     async def _record_spelling(self, request: V1Request, updates: list[RecipientUpdate]) -> None:
         """Spell keys as the wallet did last."""

@@ -55,26 +55,19 @@ class V1Unpacker:
         return ReceivedV1Message(
             message=parse_message(opened.plaintext),
             own_key=recipient.key,
-            sender=opened.sender,
+            # Other recipients know the key of the content, too, and could have written it.
+            sender=opened.sender if len(envelope.recipients) == 1 else None,
             connection=connection,
-            has_other_recipients=len(envelope.recipients) > 1,
             digest=envelope.digest,
         )
 
     def owns(self, key: str) -> bool:
         """Whether a key is that of the invitation or of routing."""
-        return self._find_constant_key(key) is not None
-
-    def _find_constant_key(self, key: str) -> SigningKey | None:
-        identity = self._identity()
-        for one in (identity.routing_key, identity.invitation_key):
-            if one.did_key == key:
-                return one
-        return None
+        return self._identity().find_constant_key(key) is not None
 
     async def _find_recipient(self, envelope: Envelope) -> tuple[Recipient, SigningKey, V1Connection | None]:
         for recipient in envelope.recipients:
-            if (key := self._find_constant_key(recipient.key)) is not None:
+            if (key := self._identity().find_constant_key(recipient.key)) is not None:
                 return recipient, key, None
         for recipient in envelope.recipients[:_MAX_LOOKUPS]:
             connection = await self._connections.find_connection(recipient.key)

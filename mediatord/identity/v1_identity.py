@@ -31,6 +31,13 @@ class V1Identity:
         self.routing_key = self._derive("routing")
         self.connection_key = lru_cache(_MAX_CACHED_KEYS)(self._derive_connection_key)
 
+    def find_constant_key(self, did_key: str) -> SigningKey | None:
+        """The key of routing or of the invitation, if it is this one."""
+        for key in (self.routing_key, self.invitation_key):
+            if key.did_key == did_key:
+                return key
+        return None
+
     def _derive_connection_key(self, wallet_key: str) -> SigningKey:
         """The key for the connection with a wallet. :param wallet_key: as did:key."""
         return self._derive(f"connection {wallet_key}")

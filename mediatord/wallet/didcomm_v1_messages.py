@@ -220,6 +220,7 @@ class V1Handshake:
     :param form: of the wallet's DID; a Connections request always has an unqualified one.
     :param endpoint: of the wallet.
     :param request_id: `@id` of the request.
+    :param requires_parent: whether the response has to name the invitation, which ACA-Py insists on and Credo omits.
     """
 
     invitation: V1Invitation
@@ -230,6 +231,7 @@ class V1Handshake:
     label: str = "wallet"
     prefix: str = DIDCOMM_ORG
     request_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    requires_parent: bool = True
 
     @property
     def is_connections(self) -> bool:
@@ -278,7 +280,8 @@ class V1Handshake:
             raise UnreadableMessage("a response of another protocol")
         if message.type.name != "response":
             raise UnreadableMessage("a message of another type")
-        if message.thid != self.request_id or message.pthid != self.invitation.id:
+        parents = (self.invitation.id,) if self.requires_parent else (self.invitation.id, None)
+        if message.thid != self.request_id or message.pthid not in parents:
             raise UnreadableMessage("a response in another thread")
         try:
             did, document = self._read_document(message)
@@ -304,7 +307,7 @@ class V1Handshake:
             raise ValueError("no DID")
         attached = "did_doc~attach" if find_did_form(did) in ("did:peer:1", "nym") else "did_rotate~attach"
         content, signers = open_signed_attachment(message.members.get(attached))
-        if signers != [self.invitation.key]:
+        if set(signers) != {self.invitation.key}:
             raise ValueError("not signed by the key of the invitation")
         if attached == "did_doc~attach":
             return did, encoding.loads_object(content)

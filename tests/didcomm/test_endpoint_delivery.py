@@ -134,6 +134,23 @@ class FailoverTests(SynchronousTestCase):
         self.forward(bob.did, bob.make_payload())
         self.assertEqual(self.poster.take_posts(), [])
 
+    def test_posts_nothing_that_would_come_back(self) -> None:
+        """
+        Nothing is posted to the mediator itself, however its address is spelled, nor wrapped for it: it would be
+        queued and posted again, for ever.
+        """
+        port = {"uri": "HTTPS://mediator.EXAMPLE.:443//x/../%64idcomm?a"}
+        for endpoint in (port, {"uri": "http://mediator.example/didcomm"}, {"uri": INBOX, "routingKeys": ["@OWN@"]}):
+            self.in_memory = EndpointMediator(
+                self, didcomm={"failover": "account-did"}, public_url="https://mediator.example"
+            )
+            did = self.in_memory.did
+            keys = {"routingKeys": [did if key == "@OWN@" else key for key in endpoint.get("routingKeys", ())]}
+            bob = InMemoryWallet(self.in_memory, identity_with_services({**endpoint, **keys})).enrol()
+            self.forward(bob.did, bob.make_payload())
+            self.assertEqual(self.in_memory.poster.take_posts(), [], endpoint)
+            self.assertEqual(bob.count_queued(), 1)
+
     def test_posts_payload_and_removes_it(self) -> None:
         """
         The payload is posted with the exact media type and a time-out of ten seconds. It stays queued until a 2xx;

@@ -8,8 +8,10 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.forward import FORWARD
+from mediatord.protocol.didcomm_v1.envelope import pack_anoncrypt, pack_authcrypt
 from mediatord.store.fair_share import PROBATION_SECONDS
 from mediatord.wallet.didcomm_messages import authcrypt, compose_message
+from tests.didcomm_v1.in_memory_wallet import compose_forward, get_identity, make_key
 from tests.in_memory_mediator import MP, InMemoryMediator, InMemoryWallet, pack_forward
 from tests.integration.daemon import PLENTY
 
@@ -92,3 +94,20 @@ class FloodTests(SynchronousTestCase):
             self.forward_anonymously("real", REAL)
         self.flood(2 * FULL, 3 * FULL)
         self.assertEqual(self.remaining(), 10)
+
+
+class V1FloodTests(FloodTests):
+    """The same with forwards of DIDComm v1, which share the queue with those of v2."""
+
+    def forward_anonymously(self, text: str, peer: str) -> None:
+        raw = pack_anoncrypt(compose_forward(self.bob.did, self.bob.make_payload(text)), self.routing_key())
+        self.assertEqual(self.in_memory.receive(raw, peer=peer).status, 202)
+
+    def forward_authenticated(self, text: str, sender: InMemoryWallet, peer: str) -> None:
+        plaintext = compose_forward(self.bob.did, self.bob.make_payload(text))
+        raw = pack_authcrypt(plaintext, self.routing_key(), make_key(sender.did))
+        self.assertEqual(self.in_memory.receive(raw, peer=peer).status, 202)
+
+    def routing_key(self) -> str:
+        """The key that forwards are encrypted to."""
+        return get_identity(self.in_memory).routing_key.did_key

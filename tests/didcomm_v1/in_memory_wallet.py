@@ -44,6 +44,14 @@ def pack_forward(in_memory: InMemoryMediator, to: str, payload: bytes, **members
     return pack_anoncrypt(compose_forward(to, payload, **members), get_identity(in_memory).routing_key.did_key)
 
 
+def open_answer(raw: bytes, key: SigningKey) -> tuple[V1Message, str | None]:
+    """The message in an envelope to this key, and its sender."""
+    envelope = parse_envelope(raw)
+    (recipient,) = envelope.recipients
+    opened = open_envelope(envelope, recipient, key)
+    return parse_message(opened.plaintext), opened.sender
+
+
 class InMemoryV1Wallet:
     """
     A wallet that has connected, as if by a handshake.
@@ -94,11 +102,9 @@ class InMemoryV1Wallet:
 
     def open(self, raw: bytes, key: SigningKey | None = None) -> V1Message:
         """Open an envelope of the mediator's to this wallet. :param key: of the wallet."""
-        key, envelope = key or self.key, parse_envelope(raw)
-        (recipient,) = envelope.recipients
-        opened = open_envelope(envelope, recipient, key)
-        self.in_memory.test.assertEqual(opened.sender, self.own_key.did_key)
-        return parse_message(opened.plaintext)
+        message, sender = open_answer(raw, key or self.key)
+        self.in_memory.test.assertEqual(sender, self.own_key.did_key)
+        return message
 
     def make_payload(self, text: str = "hello") -> bytes:
         """An envelope for this wallet, to be forwarded."""

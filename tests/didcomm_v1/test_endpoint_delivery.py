@@ -10,6 +10,7 @@ from typing import Any, cast
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
+from mediatord.app.protocol_services import list_own_uris
 from mediatord.didcomm.endpoint_delivery import MAX_CONCURRENT_POSTS_PER_V1_ACCOUNT, MAX_PENDING_PER_ACCOUNT
 from mediatord.didcomm_v1.endpoint_delivery import (
     CONTACT_PAUSE,
@@ -32,6 +33,7 @@ from mediatord.store.interfaces.store import RecipientUpdateAction
 from mediatord.store.interfaces.v1_connections import V1Connection
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from tests.didcomm.test_endpoint_delivery import INBOX, EndpointMediator, respond
+from tests.didcomm_v1.in_memory_wallet import get_identity
 from tests.in_memory_mediator import PEER, InMemoryWallet, pack_forward
 
 OWN_URL = "https://mediator.example"
@@ -102,7 +104,11 @@ class V1EndpointTestCase(SynchronousTestCase):
         self.connections = FakeConnections()
         self.access = AccessList()
         self.resolver = V1EndpointResolver(
-            cast(Any, self.connections), self.access, frozenset({f"{OWN_URL}/didcomm"}), lambda: "message-0001"
+            cast(Any, self.connections),
+            self.access,
+            list_own_uris(self.in_memory.config),
+            lambda key: get_identity(self.in_memory).find_constant_key(key) is not None,
+            lambda: "message-0001",
         )
         self.start_delivery()
         self.enrol(CONNECTION, RECIPIENT)
@@ -200,6 +206,8 @@ class DeliveryTests(V1EndpointTestCase):
             None,
             f"{OWN_URL}/didcomm",
             f"{OWN_URL}/didcomm/",
+            "HTTPS://Mediator.Example.:443//x/../%64idcomm?a#b",
+            "http://mediator.example/didcomm",
             "didcomm:transport/queue",
             "ws://x.example",
         ):
@@ -213,6 +221,15 @@ class DeliveryTests(V1EndpointTestCase):
         self.access.set_lists(None, [WALLET.did_key])
         self.forward()
         self.assertEqual(self.poster.take_posts(), [])
+
+    def test_routing_key_of_the_mediator(self) -> None:
+        """What is wrapped for the mediator would come back, to be posted again, for ever."""
+        own = get_identity(self.in_memory).routing_key.did_key
+        for keys in ((own,), (ROUTER.did_key, own), (own, ROUTER.did_key)):
+            self.connections.put(replace(CONNECTION, endpoint="https://alias.example/didcomm", routing_keys=keys))
+            self.forward()
+            self.assertEqual(self.poster.take_posts(), [])
+            self.assertFalse(self.delivery.can_reply(self.connections.connections[WALLET.did_key], PEER))
 
     def test_accounts_of_v2_are_not_looked_up(self) -> None:
         """A message for a wallet of DIDComm v2 takes no look-up, with failover and without."""

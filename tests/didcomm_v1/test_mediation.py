@@ -14,7 +14,7 @@ from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG, OLD_PREFIX, V1Mes
 from mediatord.wallet.didcomm_messages import build_attachment
 from tests.did_factories import make_did_key
 from tests.didcomm_v1.in_memory_wallet import InMemoryV1Wallet, compose, get_identity, make_key
-from tests.in_memory_mediator import CM3, InMemoryMediator, InMemoryWallet, pack_forward
+from tests.in_memory_mediator import CM3, InMemoryMediator, InMemoryWallet, code_of, pack_forward
 from tests.ratelimit.test_access_control import ReloadableMediator
 from tests.wallet_identities import generate_identity, prove_ownership
 
@@ -350,6 +350,34 @@ class OwnershipTests(MediationTestCase):
                 self.assertEqual(self.add(self.eve, name), "client_error")
             self.assertIsNone(self.find_owner(key.did_key))
         self.assertEqual(self.add(self.eve, self.in_memory.did), "client_error")
+
+    def test_keys_of_the_mediator_in_v2(self) -> None:
+        """Nor can accounts of v2; and a forward of v2 for such a key is one for nobody."""
+        identity, v2 = get_identity(self.in_memory), InMemoryWallet(self.in_memory).enrol()
+        for key in (identity.invitation_key, identity.routing_key, self.alice.own_key):
+            for name in (key.did_key, f"{key.did_key}#{key.did_key[8:]}"):
+                updates = [{"recipient_did": name, "action": "add"}]
+                answer = v2.answer(f"{CM3}/recipient-update", {"updates": updates})
+                self.assertEqual(answer.body["updated"][0]["result"], "client_error")
+            forward = pack_forward(self.in_memory, key.did_key, v2.make_payload())
+            self.assertEqual(code_of(self.in_memory.receive(forward)), "e.p.me.res.not-found")
+
+    def test_key_of_another_connection(self) -> None:
+        """The mediator's key for another wallet is not to be had either."""
+        self.assertEqual(self.add(self.eve, self.alice.own_key.did_key), "client_error")
+
+    def test_stolen_key_of_the_connection(self) -> None:
+        """A wallet that registers the key of its connection gets it from whoever has it: its request proves it."""
+        key = self.alice.key.did_key
+        v2 = InMemoryWallet(self.in_memory).enrol()
+        updates = [{"recipient_did": key, "action": "add"}]
+        self.assertEqual(self.add(self.eve, key), "success")
+        self.assertEqual(self.add(self.alice, key), "success")
+        self.assertEqual((self.find_owner(key), self.list_keys(self.eve)), (key, []))
+        self.assertEqual(self.update(self.eve, (key, "remove"), (key, "add")), ["no_change", "client_error"])
+        self.assertEqual(
+            v2.answer(f"{CM3}/recipient-update", {"updates": updates}).body["updated"][0]["result"], "client_error"
+        )
 
 
 class HostileRequestTests(MediationTestCase):

@@ -12,7 +12,9 @@ from pathlib import Path
 import click
 import pytest
 
+from mediatord.bench import v1_scenario
 from mediatord.bench.cli import bench
+from mediatord.bench.credo_mediator import explain_absence
 from mediatord.bench.decentrl_scenarios import BlockingDecentrlWallet, sign_private_commands
 from mediatord.bench.load_generator import TargetServer, post
 from mediatord.bench.measured_mediator import DATABASE_FILE, StoredMessageCheck, count_stored_rows
@@ -142,6 +144,24 @@ def test_message_cost_covers_its_whole_life(tmp_path: Path) -> None:
     assert accepted["database B"] > accepted["payload B"] > 1024
     assert accepted["log B"] > accepted["gzipped log B"] > 0
     assert fetched["log B"] > 0
+
+
+@pytest.mark.parametrize(
+    "has_credo", [pytest.param(False, id="alone"), pytest.param(True, id="credo", marks=pytest.mark.exhaustive)]
+)
+def test_v1_is_measured_beside_v2(has_credo: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages of both versions are stored or delivered, each once; Credo's mediator takes part if installed."""
+    if not has_credo:
+        monkeypatch.setattr(v1_scenario, "explain_absence", lambda: "is not here")
+    elif reason := explain_absence():
+        pytest.skip(reason)
+    results = tmp_path / "results.json"
+    assert bench.main([*TINY, "--scenario", "v1", "--json", str(results)], standalone_mode=False) == 0
+    (found,) = json.loads(results.read_text())["scenarios"]
+    names = ["mediatord, v2", "mediatord, v1"] + ["Credo, v1"] * has_credo
+    assert list(found["rows"]) == [f"1k {kind}  {name}" for kind in ("cycle", "forward") for name in names]
+    assert all(row["msg/s"] > 0 for row in found["rows"].values())
+    assert ("Credo's mediator is not measured: it is not here." in found["notes"]) is not has_credo
 
 
 def test_mongodb_scenarios_require_a_uri() -> None:

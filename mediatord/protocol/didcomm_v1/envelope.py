@@ -53,6 +53,7 @@ _FOREIGN_MEMBERS = frozenset({"aad", "encrypted_key", "header", "recipients", "u
 
 _KEY_SIZE, _IV_SIZE, _TAG_SIZE = 32, 12, 16
 _BOX_NONCE_SIZE, _BOX_OVERHEAD, _SEAL_OVERHEAD = 24, 16, 48
+_WRONG_KEY = bytes(_KEY_SIZE)
 _SENDER_SIZES = range(_SEAL_OVERHEAD + MIN_BASE58_KEY, _SEAL_OVERHEAD + MAX_BASE58_KEY + 1)
 
 _PROTECTED_NAME = b'"protected"'
@@ -234,32 +235,48 @@ def _decode_sized(text: object, size: int) -> bytes:
 
 def open_envelope(envelope: Envelope, recipient: Recipient, key: SigningKey) -> Opened:
     """
-    Decrypt an envelope as one of its recipients.
+    Decrypt an envelope as one of its recipients. After a failure, the work continues with another key, so that its
+    time does not tell what has failed.
 
     :param key: of this recipient.
     :raise DecryptionError: for any reason.
     """
+    if recipient.key != key.did_key:
+        raise DecryptionError
+    sender = None if recipient.sender is None else _open_sender(recipient.sender, key)
+    cek = _open_content_key(recipient, key, sender)
     try:
-        if recipient.key != key.did_key:
-            raise InvalidKey("not to this key")
-        cek, sender = _open_recipient(recipient, key)
         plaintext = bindings.crypto_aead_chacha20poly1305_ietf_decrypt(
-            envelope.ciphertext + envelope.tag, envelope.protected, envelope.iv, cek
+            envelope.ciphertext + envelope.tag, envelope.protected, envelope.iv, cek or _WRONG_KEY
         )
-    except (InvalidKey, UnicodeDecodeError, nacl.exceptions.CryptoError):
+    except nacl.exceptions.CryptoError:
         raise DecryptionError from None
+    if cek is None or (sender is None and recipient.sender is not None):
+        raise DecryptionError
     return Opened(plaintext, sender)
 
 
-def _open_recipient(recipient: Recipient, key: SigningKey) -> tuple[bytes, str | None]:
-    """The content-encryption key and the sender."""
+def _open_sender(sealed: bytes, key: SigningKey) -> str | None:
+    """The sender of an authcrypt; None if it cannot be read, or is no key to which a message can be encrypted."""
+    try:
+        text = bindings.crypto_box_seal_open(sealed, key.agreement_public, key.agreement_secret)
+        sender = encode_did_key(decode_base58_key(text.decode("ascii")))
+        derive_agreement_key(sender)
+    except (InvalidKey, UnicodeDecodeError, nacl.exceptions.CryptoError):
+        return None
+    return sender
+
+
+def _open_content_key(recipient: Recipient, key: SigningKey, sender: str | None) -> bytes | None:
+    """The content-encryption key; None if it cannot be decrypted."""
     public, secret = key.agreement_public, key.agreement_secret
-    if recipient.sender is None or recipient.iv is None:
-        return bindings.crypto_box_seal_open(recipient.encrypted_key, public, secret), None
-    text = bindings.crypto_box_seal_open(recipient.sender, public, secret)
-    sender = encode_did_key(decode_base58_key(text.decode("ascii")))
-    cek = bindings.crypto_box_open(recipient.encrypted_key, recipient.iv, derive_agreement_key(sender), secret)
-    return cek, sender
+    try:
+        if recipient.iv is None:
+            return bindings.crypto_box_seal_open(recipient.encrypted_key, public, secret)
+        sender_public = public if sender is None else derive_agreement_key(sender)
+        return bindings.crypto_box_open(recipient.encrypted_key, recipient.iv, sender_public, secret)
+    except nacl.exceptions.CryptoError:
+        return None
 
 
 def pack_authcrypt(plaintext: bytes, to: str, sender: SigningKey, *, random: RandomSource = token_bytes) -> bytes:
