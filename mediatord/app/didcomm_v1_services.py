@@ -79,10 +79,10 @@ class DIDCommV1Services:
         )
         forward_router = V1ForwardRouter(context, router, unpacker)
         mediation = V1Mediation(context)
-        live_delivery = V1LiveDelivery(context, queue_pickup, packer.pack_to)
-        pickup = V1Pickup(context, queue_pickup, live_delivery)
+        self.live = V1LiveDelivery(context, queue_pickup, packer.pack_to)
+        pickup = V1Pickup(context, queue_pickup, self.live)
         handlers = Handshake(context).handlers() | mediation.handlers()
-        handlers |= V1UtilityProtocols(context, live_delivery).handlers()
+        handlers |= V1UtilityProtocols(context, self.live).handlers()
         account_handlers = mediation.account_handlers() | pickup.account_handlers()
         if common.devices is not None:
             account_handlers |= V1PushNotifications(common.devices).account_handlers()

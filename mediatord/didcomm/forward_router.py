@@ -241,7 +241,7 @@ class ForwardRouter:
             raise InvalidAttachment
         did = canonicalize_did(next_)
         ours = did in context.own_dids
-        recipient = "" if ours else await self._registered(did)
+        recipient = "" if ours else await self.find_recipient(did)
         if descent.depth == 0:
             sender = ForwardSender(received.sender, message.sender, received.digest)
             descent.sender = await self._check_sender(sender, origin.peer, count)
@@ -274,9 +274,11 @@ class ForwardRouter:
         """Number of remembered forwards."""
         return len(self._seen)
 
-    async def _registered(self, did: str) -> str:
+    async def find_recipient(self, did: str) -> str:
         """
         The recipient DID as it is stored.
+
+        :param did: in its canonical form.
 
         :raise UnknownRecipient: no account has registered it.
         """

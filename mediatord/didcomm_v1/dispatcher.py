@@ -3,8 +3,10 @@ Dispatcher of DIDComm v1 messages: bytes and their origin in, a reply out; with 
 replies by `return_route` (Aries RFC 0092): back on the connection, or by POST to the wallet's endpoint.
 
 The messages have no time, so a replay is known by its digest alone. Digests are kept for an hour, and for 30 days
-where a replay would change something or have mail pushed to a socket of somebody else. Requests of Message Pickup
-only show the wallet what it has, encrypted to it, or name ids that are never used again: they are kept in memory.
+where a replay would change something, or have mail pushed to a socket of somebody else. Requests of Message Pickup
+only show the wallet what it has, encrypted to it, or name ids that are never used again, so their digests are kept in
+memory; a batch that is requested again may end one batch early. A message that is refused for its type or its sender
+is not kept.
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ from mediatord.errors import (
     UnsupportedMessageType,
 )
 from mediatord.observability.event_recorder import RequestRecord
+from mediatord.protocol.didcomm.push_notifications import PUSH_PROTOCOLS
 from mediatord.protocol.didcomm_v1.envelope import parse_envelope
 from mediatord.protocol.didcomm_v1.forward import FORWARD_KEY, FORWARD_NAME
 from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG, TypeKey, V1Answer, parse_type
@@ -65,18 +68,16 @@ _PICKUP_REQUESTS = frozenset(
         ("messagepickup", 2, "messages-received"),
     )
 )
-# Requests that change what is stored, remove messages without an acknowledgement, or have mail pushed to a socket.
+# Requests of an account that change what is stored, or have mail pushed to a socket.
 _LASTING_CHANGES = frozenset(
     (
         ("coordinate-mediation", 1, "keylist-update"),
-        ("messagepickup", 1, "batch-pickup"),
         ("messagepickup", 2, "live-delivery-change"),
         ("did-rotate", 1, "hangup"),
-        ("didexchange", 1, "request"),
-        ("connections", 1, "request"),
+        *(parse_type(protocol.type("set")).key for protocol in PUSH_PROTOCOLS.values()),
     )
 )
-_SET_DEVICE_NAMES = frozenset(("set-device-info", "set-subscription"))
+_HANDSHAKE_REQUESTS = frozenset((("didexchange", 1, "request"), ("connections", 1, "request")))
 _PING: TypeKey = ("trust_ping", 1, "ping")
 
 # Families of messages to the key of the invitation, from wallets that have not connected yet.
@@ -179,10 +180,15 @@ class V1Dispatcher:
         """
         The answer, unless the message is a replay.
 
-        :raise ReplayedMessage: it came before.
+        :raise ReplayedMessage: it came before; otherwise as :meth:`_check`.
         """
         limiter, peer, account = self._common.rate_limiter, request.origin.peer, request.account
         digest = request.received.digest
+        try:
+            self._check(request)
+        except MediatorError:
+            await limiter.charge_anonymous(peer, request.cost)
+            raise
         try:
             is_claimed = await self._claim(request)
         except ReplayedMessage as error:
@@ -211,7 +217,9 @@ class V1Dispatcher:
                 raise ReplayedMessage
             return False
         retention = ReplayRetention(now + REPLAY_WINDOW, ORDINARY_SHARE, needed=False)
-        if key in _LASTING_CHANGES or key[2] in _SET_DEVICE_NAMES or self._starts_pushing(request):
+        if key in _HANDSHAKE_REQUESTS:
+            retention = ReplayRetention(now + LONG_RETENTION, LONG_RETENTION_SHARE, fallback=retention)
+        elif request.account is not None and (key in _LASTING_CHANGES or self._starts_pushing(request)):
             brief = ReplayRetention(now + REPLAY_WINDOW, FULL_SHARE)
             retention = ReplayRetention(now + LONG_RETENTION, LONG_RETENTION_SHARE, fallback=brief)
         try:
@@ -233,39 +241,41 @@ class V1Dispatcher:
     def _starts_pushing(self, request: V1Request) -> bool:
         """Whether a message is a ping of implicit pickup, on any transport, as it could be replayed on a socket."""
         message = request.message
-        return message.type.key == _PING and message.return_route == "all"
+        is_silent = message.members.get("response_requested", True) is False
+        return message.type.key == _PING and is_silent and message.return_route == "all"
 
-    async def _answer(self, request: V1Request) -> V1Answer | None:
-        message, key = request.message, request.message.type.key
+    def _check(self, request: V1Request) -> None:
+        """
+        Check that a request can be served, and is of the wallet that the key of the mediator was made for.
+
+        :raise UnsupportedMessageType: its type is unknown.
+        :raise ExpiredMessage: its time has passed.
+        :raise AuthcryptRequired: its sender is not authenticated, or it was encrypted to others, too.
+        :raise MisaddressedMessage: it was encrypted to the wrong key of the mediator.
+        :raise SenderMismatch: it is of another wallet.
+        :raise MediationNotGranted: it needs an account, and the sender has none.
+        """
+        received, message, key = request.received, request.message, request.message.type.key
         if key not in self._names:
             raise UnsupportedMessageType
         if message.expires_time is not None and message.expires_time <= self._common.clock.seconds():
             raise ExpiredMessage
-        await self._check_sender(request)
-        if key in self._handlers:
-            return await self._handlers[key][1](request)
-        if request.account is None:
-            raise MediationNotGranted
-        return await self._account_handlers[key][1](request, request.account)
-
-    async def _check_sender(self, request: V1Request) -> None:
-        """
-        Check that a request is of the wallet that the key of the mediator was made for, and record its contact.
-
-        :raise AuthcryptRequired: its sender is not authenticated, or it was encrypted to others, too.
-        :raise MisaddressedMessage: it was encrypted to the wrong key of the mediator.
-        :raise SenderMismatch: it is of another wallet.
-        """
-        received = request.received
         if received.sender is None:
             raise AuthcryptRequired
-        is_handshake = request.message.type.family in HANDSHAKE_FAMILIES
-        if received.connection is None and not is_handshake:
+        if received.connection is None and message.type.family not in HANDSHAKE_FAMILIES:
             raise MisaddressedMessage
-        if received.connection is not None:
-            if received.connection.account != received.sender:
-                raise SenderMismatch
-            await self._record_contact(request, received.connection)
+        if received.connection is not None and received.connection.account != received.sender:
+            raise SenderMismatch
+        if request.account is None and key in self._account_handlers:
+            raise MediationNotGranted
+
+    async def _answer(self, request: V1Request) -> V1Answer | None:
+        key, connection, account = request.message.type.key, request.received.connection, request.account
+        if connection is not None:
+            await self._record_contact(request, connection)
+        if key in self._handlers or account is None:
+            return await self._handlers[key][1](request)
+        return await self._account_handlers[key][1](request, account)
 
     async def _record_contact(self, request: V1Request, connection: V1Connection) -> None:
         """Record that the wallet is there, and continue what waits for that."""

@@ -87,6 +87,13 @@ class V1LiveDelivery:
         if account in self._implicit and self._implicit[account].session is session:
             self._end_implicit(account)
 
+    def end_all(self, account: str) -> None:
+        """Push nothing more to any socket of this process, of either version, for a removed account."""
+        for session, recipient in self._common.connections.subscribers(account):
+            if recipient is not None:  # or it speaks Decentrl
+                self.end(session, account)
+                self._context.live.requeue_pushes(session, account)
+
     async def note_pickup(self, request: V1Request) -> None:
         """The wallet speaks Message Pickup 2.0, so `delivery` messages can be pushed to it."""
         connection = request.received.connection

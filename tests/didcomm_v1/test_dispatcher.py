@@ -9,7 +9,7 @@ from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.didcomm.messages import MessageOrigin
 from mediatord.errors import StoreUnavailable
-from mediatord.protocol.didcomm_v1.envelope import pack_anoncrypt, pack_authcrypt
+from mediatord.protocol.didcomm_v1.envelope import pack_anoncrypt, pack_authcrypt, parse_envelope
 from mediatord.protocol.didcomm_v1.message import OLD_PREFIX
 from mediatord.ratelimit.admission import RequestReply
 from tests.didcomm_v1.in_memory_wallet import InMemoryV1Wallet, compose, get_identity, make_key
@@ -114,6 +114,33 @@ class ReplayTests(DispatcherTestCase):
         for raw in packed.values():
             in_memory.receive(raw)
         self.assertEqual(len(in_memory.events("replay.drop")) - before, 2)
+
+    def test_refused_messages_are_not_kept(self) -> None:
+        """What is refused for its sender takes no place among the digests, whatever its type."""
+        for raw in (
+            pack_anoncrypt(compose(KEYLIST_UPDATE, updates=[]), get_identity(self.in_memory).routing_key.did_key),
+            InMemoryV1Wallet(self.in_memory, "without account").pack(compose(KEYLIST_UPDATE, updates=[])),
+            self.wallet.pack(compose("nonsense/1.0/set-device-info")),
+        ):
+            self.assertEqual((self.in_memory.receive(raw).status), 400)
+            until = self.in_memory.clock.seconds() + 60
+            self.assertTrue(
+                self.successResultOf(self.in_memory.store.claim_nonce(parse_envelope(raw).digest, until, 1.0))
+            )
+
+    def test_polls_take_no_long_retention(self) -> None:
+        """A wallet that polls by Message Pickup 1.0 for a day, or pings, has its digests dropped after an hour."""
+        in_memory = InMemoryMediator(self, didcomm={"unused_account_ttl": 0})
+        wallet = InMemoryV1Wallet(in_memory).enrol()
+        kept = []
+        for type_, size in (("messagepickup/1.0/batch-pickup", 1), (PING, None)):
+            raw = wallet.pack(compose(type_, batch_size=size, **ALL))
+            self.assertEqual(in_memory.receive(raw).status, 200)
+            kept.append(parse_envelope(raw).digest)
+        in_memory.clock.advance(3601.0)
+        until = in_memory.clock.seconds() + 60
+        for digest in kept:
+            self.assertTrue(self.successResultOf(in_memory.store.claim_nonce(digest, until, 1.0)))
 
     def test_not_served(self) -> None:
         """A request that the store failed to serve may be sent again."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
@@ -99,6 +101,21 @@ class AcceptedForwardTests(ForwardTestCase):
         (message,) = self.queued()
         self.successResultOf(self.in_memory.store.acknowledge(self.wallet.key.did_key, [message.id]))
         self.assertEqual(self.in_memory.receive(packed).status, 202)
+        self.assertEqual(len(self.queued()), 1)
+
+    def test_repeated_while_stored(self) -> None:
+        """A forward that comes again before the first is durable waits for it, and has no effect."""
+        packed = pack_forward(self.in_memory, self.wallet.recipient_base58, self.wallet.make_payload())
+        enqueue, gate = self.in_memory.store.enqueue, Deferred[None]()
+
+        def enqueue_later(*arguments: Any, **options: Any) -> Deferred[Any]:
+            return gate.addCallback(lambda _: enqueue(*arguments, **options))
+
+        self.in_memory.store.enqueue = enqueue_later  # type: ignore[method-assign]
+        begun = [self.begin(packed) for _ in range(3)]
+        self.assertEqual([reply.called for reply in begun], [False] * 3)
+        gate.callback(None)
+        self.assertEqual([self.successResultOf(reply).status for reply in begun], [202] * 3)
         self.assertEqual(len(self.queued()), 1)
 
     def test_expiry(self) -> None:

@@ -125,6 +125,26 @@ class BareTests(ImplicitTestCase):
         self.confirm(again)
         self.assertEqual(self.count_stored(), 0)
 
+    def test_removed_account(self) -> None:
+        """None of its sockets gets anything, whatever is unread and in whichever way they subscribed."""
+        other = InMemoryV1Wallet(self.in_memory, "other").enrol()
+        bare, live = self.begin(), self.in_memory.socket()
+        other.answer(LIVE_DELIVERY_CHANGE, live_delivery=True, socket=live)
+        self.forward("a")
+        self.forward("a", wallet=other)
+        v1 = self.in_memory.didcomm.v1
+        assert v1 is not None
+        for wallet in (self.wallet, other):
+            v1.live.end_all(wallet.key.did_key)
+        self.assertEqual((len(self.take_bare(bare)), len(self.take_bare(live))), (1, 1))
+        self.assertEqual(self.in_memory.didcomm.live.unacknowledged_pushes, 0)
+        self.forward("b")
+        self.forward("b", wallet=other)
+        self.in_memory.clock.advance(2)
+        self.assertEqual((bare.frames, live.frames), ([], []))
+        self.begin(bare)
+        self.assertEqual(len(bare.frames), 2)
+
     def test_repeated_ping(self) -> None:
         """It begins nothing again."""
         self.forward("a")

@@ -120,17 +120,14 @@ def is_v1_envelope(raw: bytes) -> bool:
     """
     Whether this is to be read as an envelope of DIDComm v1, judged by `alg` in its protected header; never raises.
 
-    It is False for every JWE of DIDComm v2, at the cost of decoding that header.
+    It is False for every JWE of DIDComm v2, at the cost of decoding that header. Only the first member of the name
+    counts, at any depth, as nothing may be parsed before the sender's limits are known.
     """
     start = raw.find(_PROTECTED_NAME)
     if start < 0:
         return False
-    end = start + len(_PROTECTED_NAME)
-    found = _match_protected_value(raw, end)
-    if found is None or not _has_v1_alg(found[1]):
-        return False
-    # With a second member of this name, only a parser can tell which one is the envelope's.
-    return raw.find(_PROTECTED_NAME, end) < 0 or _is_v1_object(raw)
+    found = _match_protected_value(raw, start + len(_PROTECTED_NAME))
+    return found is not None and _has_v1_alg(found[1])
 
 
 def _has_v1_alg(protected: bytes) -> bool:
@@ -141,14 +138,6 @@ def _has_v1_alg(protected: bytes) -> bool:
         return loads_object(header).get("alg") in (AUTHCRYPT, ANONCRYPT)
     except ValueError:
         return False
-
-
-def _is_v1_object(raw: bytes) -> bool:
-    try:
-        protected = loads_object(raw).get("protected")
-    except ValueError:
-        return False
-    return isinstance(protected, str) and _has_v1_alg(protected.encode("utf-8", "surrogatepass"))
 
 
 def parse_envelope(raw: bytes) -> Envelope:

@@ -498,9 +498,8 @@ def test_v2_is_not_v1() -> None:
         assert not is_v1_envelope(raw)
         value = json.loads(raw)
         assert not is_v1_envelope(json.dumps(dict(reversed(value.items())), indent=1).encode())
-        # A member of a recipient that looks like the header of v1.
+        # A member of a recipient that looks like the header of v1; what comes first counts.
         value["recipients"][0]["header"]["protected"] = authcrypt()["protected"]
-        assert not is_v1_envelope(json.dumps(dict(reversed(value.items()))).encode())
         assert not is_v1_envelope(compact(value))
 
 
