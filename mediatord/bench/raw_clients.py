@@ -23,8 +23,8 @@ _READ_BYTES = 1 << 18
 _RESPONSE_BYTES = 16_384
 _MAX_KNOWN_RESPONSES = 64
 _CLIENT_TIMEOUT_SECONDS = 120.0
-# Servers close idle connections, but not this soon: Node does after five seconds.
-_IDLE_SECONDS = 4.0
+# Servers close idle connections, Node after five seconds; more than that may pass until a busy one reads a request.
+_IDLE_SECONDS = 1.0
 
 
 def split_url(url: str) -> tuple[str, int, str]:
@@ -148,7 +148,7 @@ class ResponseCounter:
 
 class KeepAliveClient(threading.local):
     """
-    Blocking HTTP client with a connection for each thread, which is replaced after 4 s without a request.
+    Blocking HTTP client with a connection for each thread, which is replaced after 1 s without a request.
 
     :param url: default of the requests.
     :ivar latencies_us: of all requests of this thread, from the first byte sent to the last one received.
