@@ -20,7 +20,7 @@ from mediatord.delivery.connections import (
 from mediatord.didcomm import endpoint_delivery
 from mediatord.didcomm.pickup import MAX_REMEMBERED_PUSHES, MAX_UNACKNOWLEDGED_PUSHES
 from mediatord.didcomm.replay_protection import MAX_RECENT_DIGESTS
-from mediatord.didcomm_v1.pickup import MAX_BATCH_IDS
+from mediatord.didcomm_v1.pickup import MAX_BATCH_IDS, MAX_DELIVERED_IDS
 from mediatord.http.channel import REQUEST_RECEIVE_TIMEOUT
 from mediatord.http.flow_control import SMALL_RESPONSE_BYTES
 from mediatord.http.resources import HTTPContext
@@ -125,7 +125,7 @@ def list_limits() -> Iterator[str]:
     yield f"bytes of registrations, `limits.registration_bytes`: {_size(limits.registration_bytes)} ({full})"
     yield (
         "connections of DIDComm v1 without an account, `didcomm_v1.max_pending_connections`: "
-        f"{_DEFAULTS.didcomm_v1.max_pending_connections:,} ({full})"
+        f"{_DEFAULTS.didcomm_v1.max_pending_connections:,} (the oldest is removed)"
     )
     yield (
         f"forwards of DIDComm v1 that wait {_seconds(_constant('didcomm_v1.forwarding:REGISTRATION_WAIT'))} for the "
@@ -254,6 +254,11 @@ def list_buffers() -> Iterator[str]:
             "messages in the last batch of each DIDComm v1 wallet with Message Pickup 1.0",
             f"{MAX_BATCH_IDS:,}",
             "the oldest batch is handed out again",
+        ),
+        "v1_deliveries": (
+            "messages that DIDComm v1 wallets were sent a moment ago on request, and have not acknowledged",
+            f"{MAX_DELIVERED_IDS:,}",
+            "the oldest may be sent twice",
         ),
         "rate_limits": (
             "senders, addresses and accounts with recent requests",

@@ -246,10 +246,10 @@ class DIDCommV1Settings(SettingsSection):
     label: str = _setting("mediatord", "name of the mediator in its invitation, which wallets show")
     connections_per_minute: PositiveInteger = _setting(30, "new connections per address")
     max_pending_connections: PositiveInteger = _setting(
-        10_000, "total connections that have not requested mediation; further ones get 503"
+        10_000, "total connections that have not requested mediation; further ones replace the oldest"
     )
     pending_connection_ttl: Annotated[Duration, Field(gt=0)] = _setting(
-        3600.0, "time after which a connection that has not requested mediation is removed"
+        600.0, "time after which a connection that has not requested mediation is removed"
     )
     deliver_to_endpoints: Boolean = _setting(
         True, "POST messages to wallets with an endpoint of their own, as ACA-Py, which has no other way to get them"

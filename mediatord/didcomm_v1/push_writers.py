@@ -112,6 +112,7 @@ class ImplicitWriter(LiveWriter):
     :param how: how the wallet takes mail on a socket, as far as that is known.
     :param readers: limits how many read at the same time.
     :param remember: called with how the wallet takes mail, once that is found out.
+    :param recall: what was found out about it, perhaps by another worker or node.
     """
 
     __slots__ = (
@@ -128,6 +129,7 @@ class ImplicitWriter(LiveWriter):
         "_queue",
         "_read_ids",
         "_readers",
+        "_recall",
         "_remember",
         "_retry_timer",
         "_unacknowledged",
@@ -148,6 +150,7 @@ class ImplicitWriter(LiveWriter):
         queue: QueuePickup,
         readers: DeferredSemaphore,
         remember: Callable[[str, ImplicitPickup], Coroutine[Any, Any, None]],
+        recall: Callable[[str], Coroutine[Any, Any, ImplicitPickup]],
     ) -> None:
         super().__init__(account, prefix, pack)
         self.session = session
@@ -157,6 +160,7 @@ class ImplicitWriter(LiveWriter):
         self._queue = queue
         self._readers = readers
         self._remember = remember
+        self._recall = recall
         # Pushed, and neither removed nor pending again.
         self._unacknowledged: set[str] = set()
         # Whether messages may be queued that were not pushed.
@@ -276,18 +280,26 @@ class ImplicitWriter(LiveWriter):
 
     def _probe_read(self) -> None:
         if self._probe is not None and self._probe_timer is None and not self._is_ended:
-            self._probe_timer = self._context.clock.callLater(PROBE_SECONDS, self._probe_unanswered)
+            self._probe_timer = self._context.clock.callLater(PROBE_SECONDS, self._probe_overdue)
 
-    def _probe_unanswered(self) -> None:
-        self._run(self._reject_unless_removed())
+    def _probe_overdue(self) -> None:
+        self._run(self._judge_probe(is_overdue=True))
 
-    async def _reject_unless_removed(self) -> None:
-        """The first `delivery` was read, but not acknowledged; unless it was at another node, which does not tell."""
-        probe = self._probe
-        if self._context.node:
-            await self._find_removed()
-        if self._probe is probe:
+    async def _judge_probe(self, *, is_overdue: bool) -> None:
+        """
+        The wallet may have acknowledged elsewhere; if it has not, and had the time, it does not acknowledge. Else the
+        message was removed otherwise, which says nothing, and the next one is the probe.
+        """
+        probe, how = self._probe, await self._recall(self.account)
+        if self._is_ended or probe is None or self._probe is not probe:
+            return
+        if how == "delivery":
+            self.accept_deliveries()
+        elif is_overdue:
             self._reject_delivery()
+        else:
+            self._stop_probe()
+            self._schedule(0.0)
 
     def _stop_probe(self) -> None:
         self._probe = None
@@ -296,11 +308,14 @@ class ImplicitWriter(LiveWriter):
         self._probe_timer = None
 
     def _push_ended(self, id_: str, is_removed: bool) -> None:
-        """A message was removed, or is pending again; if it was the first one, that says nothing of the wallet."""
+        """A message was removed, or is pending again; if it was the probe, another one follows."""
         self._unacknowledged.discard(id_)
-        if self._probe is not None and self._probe.message_id == id_:
-            self._stop_probe()
         self._is_behind = self._is_behind or not is_removed
+        if self._probe is not None and self._probe.message_id == id_:
+            if is_removed:
+                self._run(self._judge_probe(is_overdue=False))
+            else:
+                self._stop_probe()
         self._schedule(0.0 if is_removed else RETRY_SECONDS)
 
     def _schedule(self, delay: float) -> None:

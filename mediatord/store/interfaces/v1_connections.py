@@ -11,6 +11,8 @@ from zope.interface import Interface
 
 # How a wallet takes mail on a socket: by Message Pickup, as bare envelopes, or not known yet.
 ImplicitPickup = Literal["unknown", "delivery", "raw"]
+# Pending connections that a new one replaces at most: more than one only after the limit was lowered or exceeded.
+MAX_REPLACED_CONNECTIONS = 8
 # Bytes of the text of one connection at most.
 MAX_CONNECTION_BYTES = 16_384
 
@@ -47,10 +49,10 @@ class IV1ConnectionStore(Interface):
 
     def put_connection(connection: V1Connection, *, max_pending: int) -> Deferred[V1Connection]:
         """
-        Insert the connection, or replace what is known of the same account except `created_at`; as it is stored.
+        Insert the connection, or replace the one of the same account; as it is stored. What `change_connection`
+        changes is left as it is, and so is `created_at`.
 
-        :param max_pending: connections without an account at most.
-        :raise RegistrationCapacityExceeded: it would be one too many.
+        :param max_pending: connections without an account at most; a further one replaces the oldest.
         """
 
     def change_connection(

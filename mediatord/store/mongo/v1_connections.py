@@ -10,15 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from math import inf
 
 from bson import ObjectId
 from twisted.internet.defer import Deferred, fail, succeed
 from twisted.internet.interfaces import IReactorTime
 from zope.interface import implementer
 
-from mediatord.errors import RegistrationCapacityExceeded, StoreUnavailable
+from mediatord.errors import StoreUnavailable
 from mediatord.store.caches import OwnerCache
-from mediatord.store.interfaces.v1_connections import ImplicitPickup, IV1ConnectionStore, V1Connection
+from mediatord.store.interfaces.v1_connections import (
+    MAX_REPLACED_CONNECTIONS,
+    ImplicitPickup,
+    IV1ConnectionStore,
+    V1Connection,
+)
 from mediatord.store.mongo.driver.client import ReplicaSetClient
 from mediatord.store.mongo.driver.collection import Document, MongoCommand
 from mediatord.store.mongo.driver.operation import Operation, operation
@@ -29,6 +35,8 @@ from mediatord.store.mongo.transaction_batcher import TransactionBatcher
 
 # Connections in the cache, and seconds for which one is kept there.
 _CACHE_SIZE, _CACHE_LIFETIME = 8_192, 2.0
+# What a handshake does not change of a connection that exists.
+_KEPT = "has_base58_keys", "implicit_pickup", "created_at"
 _FIELDS = [one.name for one in fields(V1Connection) if one.name != "account"]
 
 
@@ -60,7 +68,7 @@ class MongoV1ConnectionStore:
     async def put_connection(self, connection: V1Connection, *, max_pending: int) -> V1Connection:
         """
         Concurrent calls may exceed `max_pending` by their number, because pending connections are counted in a
-        snapshot, at most `max_pending` of them.
+        snapshot, hardly more than `max_pending` of them.
         """
         self._space_limit.admit("put_v1_connection")
         now = self._clock.seconds()
@@ -69,13 +77,16 @@ class MongoV1ConnectionStore:
         async def put(t: Transaction) -> V1Connection:
             mine, did = {"_id": connection.account}, connection.account
             found, accounts = await t.query_many(
-                V1_CONNECTIONS.find(mine, projection={"own_key": 1, "created_at": 1}),
+                V1_CONNECTIONS.find(mine, projection=dict.fromkeys(("own_key", *_KEPT), 1)),
                 ACCOUNTS.find({"did": did}, projection={"_id": 1}),
             )
-            if not found and not accounts and await _count_pending(t, max_pending) >= max_pending:
-                raise RegistrationCapacityExceeded
+            if not found and not accounts:
+                excess = await _count_pending(t, max_pending + MAX_REPLACED_CONNECTIONS - 1) - max_pending + 1
+                if excess > 0:
+                    own_keys.update((await _remove_oldest(t, inf, excess))[0])
             own_keys.update([one["own_key"] for one in found])
-            stored = replace(connection, created_at=found[0]["created_at"] if found else now)
+            kept = {name: found[0][name] for name in _KEPT} if found else {"created_at": now}
+            stored = replace(connection, **kept)
             document = _build_document(stored)
             # The document of the account is written too, or the key of one in the index, so that its removal or
             # creation at the same time conflicts with this.
@@ -144,21 +155,8 @@ class MongoV1ConnectionStore:
 
     @operation
     async def expire_connections(self, created_before: float, limit: int) -> int:
-        old = {"pending_since": {"$lt": created_before}}
-        query = V1_CONNECTIONS.find(
-            old, sort={"pending_since": 1}, limit=limit, projection={"own_key": 1}, hint="v1_connection_pending"
-        )
-
         async def expire(t: Transaction) -> tuple[list[str], bool]:
-            found = {one["_id"]: one["own_key"] for one in await t.query(query)}
-            accounts = await t.query(ACCOUNTS.find({"did": {"$in": list(found)}}, projection={"did": 1}))
-            granted = [one["did"] for one in accounts]
-            expired = [account for account in found if account not in granted]
-            if granted:
-                t.write_at_end(build_granted_updates(granted))
-            if expired:
-                t.write_at_end(V1_CONNECTIONS.delete({"_id": {"$in": expired}}))
-            return [found[account] for account in expired], bool(granted)
+            return await _remove_oldest(t, created_before, limit)
 
         expired: list[str] = []
         is_unfinished = limit > 0
@@ -190,6 +188,23 @@ class MongoV1ConnectionStore:
 def build_granted_updates(accounts: Sequence[str]) -> list[MongoCommand]:
     """Build the write after which connections with accounts are not pending; it also belongs to a grant."""
     return V1_CONNECTIONS.update({"_id": {"$in": list(accounts)}}, {"$unset": {"pending_since": 1}}, multi=True)
+
+
+async def _remove_oldest(t: Transaction, created_before: float, limit: int) -> tuple[list[str], bool]:
+    """Remove pending connections; our keys of them, and whether some of those found had an account."""
+    old = {"pending_since": {"$lt": created_before}}
+    query = V1_CONNECTIONS.find(
+        old, sort={"pending_since": 1}, limit=limit, projection={"own_key": 1}, hint="v1_connection_pending"
+    )
+    found = {one["_id"]: one["own_key"] for one in await t.query(query)}
+    accounts = await t.query(ACCOUNTS.find({"did": {"$in": list(found)}}, projection={"did": 1}))
+    granted = [one["did"] for one in accounts]
+    expired = [account for account in found if account not in granted]
+    if granted:
+        t.write_at_end(build_granted_updates(granted))
+    if expired:
+        t.write_at_end(V1_CONNECTIONS.delete({"_id": {"$in": expired}}))
+    return [found[account] for account in expired], bool(granted)
 
 
 async def _count_pending(t: Transaction, most: int) -> int:

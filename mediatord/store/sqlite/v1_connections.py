@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import fields
+from math import inf
 from typing import Any, cast
 
 from twisted.internet.defer import Deferred
 from twisted.internet.interfaces import IReactorTime
 from zope.interface import implementer
 
-from mediatord.errors import RegistrationCapacityExceeded
 from mediatord.store.caches import OwnerCache
-from mediatord.store.interfaces.v1_connections import ImplicitPickup, IV1ConnectionStore, V1Connection
+from mediatord.store.interfaces.v1_connections import (
+    MAX_REPLACED_CONNECTIONS,
+    ImplicitPickup,
+    IV1ConnectionStore,
+    V1Connection,
+)
 from mediatord.store.sqlite.account_queries import get_account_id
 from mediatord.store.sqlite.connection import StoreConnection
 from mediatord.store.sqlite.executor import SliceSize, SQLExecutor, read_cached, sql_method
@@ -27,7 +32,9 @@ _COLUMNS = ", ".join(_FIELDS)
 _SELECT_BY_KEY = f"SELECT {_COLUMNS} FROM v1_connection WHERE own_key = ?"
 _SELECT_BY_ACCOUNT = f"SELECT {_COLUMNS} FROM v1_connection WHERE account = ?"
 _SELECT_NEXT = f"SELECT {_COLUMNS} FROM v1_connection WHERE account > ? ORDER BY account LIMIT ?"
-_CHANGES = ", ".join(f"{name} = excluded.{name}" for name in _FIELDS if name not in ("account", "created_at"))
+# What a handshake does not change of a connection that exists.
+_KEPT = "account", "has_base58_keys", "implicit_pickup", "created_at"
+_CHANGES = ", ".join(f"{name} = excluded.{name}" for name in _FIELDS if name not in _KEPT)
 _UPSERT = f"""
     INSERT INTO v1_connection ({_COLUMNS}, has_account) VALUES ({", ".join(["?"] * len(_FIELDS))}, ?)
     ON CONFLICT (account) DO UPDATE SET {_CHANGES} RETURNING {_COLUMNS}
@@ -48,22 +55,22 @@ _DELETE_PENDING = """
 
 def put_connection(
     connection: StoreConnection, now: float, new: V1Connection, max_pending: int
-) -> tuple[V1Connection, str | None]:
+) -> tuple[V1Connection, list[str]]:
     """
-    Insert a connection, or replace the one of the same account; as it is stored, and the former key of the mediator.
-
-    :raise RegistrationCapacityExceeded: it would be one without account too many.
+    Insert a connection, or replace the one of the same account; as it is stored, and the mediator's keys of what it
+    replaces.
     """
     has_account = get_account_id(connection, new.account) is not None
-    former_key = connection.select_value("SELECT own_key FROM v1_connection WHERE account = ?", (new.account,))
-    if not has_account and former_key is None:
+    former = connection.execute("SELECT own_key FROM v1_connection WHERE account = ?", (new.account,))
+    replaced = [own_key for (own_key,) in former.fetchall()]
+    if not has_account and not replaced:
         _, pending = count_connections(connection)
         if pending >= max_pending:
-            raise RegistrationCapacityExceeded()
+            replaced = expire_connections(connection, pending - max_pending + 1, inf, MAX_REPLACED_CONNECTIONS)
     values = {name: getattr(new, name) for name in _FIELDS}
     values |= {"routing_keys": json.dumps(new.routing_keys), "created_at": now}
     (row,) = connection.execute(_UPSERT, (*values.values(), has_account)).fetchall()
-    return _parse_connection(row), former_key
+    return _parse_connection(row), replaced
 
 
 def change_connection(
@@ -155,8 +162,8 @@ class SQLiteV1ConnectionStore:
         arguments = self._clock.seconds(), connection, max_pending
         keys = [connection.own_key]
         try:
-            stored, former_key = await self._executor.write("put_v1_connection", put_connection, *arguments)
-            keys.append(former_key or stored.own_key)
+            stored, replaced = await self._executor.write("put_v1_connection", put_connection, *arguments)
+            keys += replaced
         finally:
             self._found.forget(keys)
         return cast(V1Connection, stored)

@@ -8,8 +8,8 @@ from typing import Any
 from twisted.internet.defer import Deferred, gatherResults
 from zope.interface.verify import verifyObject
 
-from mediatord.errors import RegistrationCapacityExceeded, StoreUnavailable
-from mediatord.store.interfaces.v1_connections import IV1ConnectionStore, V1Connection
+from mediatord.errors import StoreUnavailable
+from mediatord.store.interfaces.v1_connections import MAX_REPLACED_CONNECTIONS, IV1ConnectionStore, V1Connection
 from tests.store.contract.base import StoreContract
 
 WALLET = "did:key:z6MkWallet"
@@ -104,7 +104,7 @@ class V1ConnectionContract(StoreContract):
         await self.put(first)
         self.assertIsNotNone(await self.connections.find_connection(first.own_key))
         self.clock.advance(10.0)
-        second = replace(make_connection(own_key="did:key:z6MkNew"), request_id="again", implicit_pickup="delivery")
+        second = replace(make_connection(own_key="did:key:z6MkNew"), request_id="again")
         expected = replace(second, created_at=began)
         self.assertEqual(await self.connections.put_connection(second, max_pending=MAX_PENDING), expected)
         self.assertEqual(await self.connections.get_connection(WALLET), expected)
@@ -112,14 +112,23 @@ class V1ConnectionContract(StoreContract):
         self.assertIsNone(await self.connections.find_connection(first.own_key))
         self.assertEqual(await self.connections.count_connections(), (0, 1))
 
+    async def test_replacement_keeps_what_was_changed(self) -> None:
+        """What was learnt of a wallet since its connection was read is left as it is when that is replaced."""
+        first = make_connection()
+        await self.put(first)
+        await self.connections.change_connection(WALLET, has_base58_keys=True, implicit_pickup="raw")
+        stored = await self.connections.put_connection(replace(first, request_id="again"), max_pending=MAX_PENDING)
+        self.assertEqual((stored.request_id, stored.has_base58_keys, stored.implicit_pickup), ("again", True, "raw"))
+        self.assertEqual(await self.connections.get_connection(WALLET), stored)
+
     async def test_shows_change_of_found_connection(self) -> None:
         """A connection that was found before is found as it was changed since."""
         first = make_connection()
         await self.put(first)
         self.assertIsNotNone(await self.connections.find_connection(first.own_key))
-        await self.put(replace(first, has_base58_keys=True))
+        await self.put(replace(first, endpoint="https://wallet.example"))
         found = await self.connections.find_connection(first.own_key)
-        self.assertTrue(found is not None and found.has_base58_keys)
+        self.assertTrue(found is not None and found.endpoint == "https://wallet.example")
 
     async def test_changes_what_is_given(self) -> None:
         """A change leaves everything else as it is; one of a connection that does not exist makes none."""
@@ -150,13 +159,26 @@ class V1ConnectionContract(StoreContract):
         self.assertEqual(await self.connections.count_connections(), (0, 1))
 
     async def test_limits_pending_connections(self) -> None:
-        """One connection without account too many is refused, and changes nothing."""
-        await self.put_pending(3)
-        with self.assertRaises(RegistrationCapacityExceeded):
-            await self.put(make_connection(), max_pending=3)
-        self.assertIsNone(await self.connections.get_connection(WALLET))
-        self.assertEqual(await self.connections.count_connections(), (0, 3))
-        await self.put(make_connection(), max_pending=4)
+        """One connection without account too many replaces the oldest of those, not one with an account."""
+        granted, first, second, third = await self.put_pending(4)
+        await self.store.grant(granted)
+        self.assertIsNotNone(await self.connections.find_connection(make_connection(first).own_key))
+        await self.put(make_connection(), max_pending=3)
+        self.assertIsNone(await self.connections.find_connection(make_connection(first).own_key))
+        self.assertEqual([one.account for one in await self.scan()], [granted, second, third, WALLET])
+        self.assertEqual(await self.connections.count_connections(), (1, 3))
+        await self.put(make_connection(first), max_pending=4)
+        self.assertEqual(await self.connections.count_connections(), (1, 4))
+
+    async def test_lowered_limit_of_pending_connections(self) -> None:
+        """Below the number of pending connections, each new one replaces a few, and no others are touched."""
+        number = MAX_REPLACED_CONNECTIONS + 4
+        wallets = await self.put_pending(number)
+        await self.put(make_connection(), max_pending=2)
+        self.assertEqual([one.account for one in await self.scan()], [*wallets[-4:], WALLET])
+        self.clock.advance(1.0)
+        await self.put(make_connection("did:key:z6MkYoung"), max_pending=2)
+        self.assertEqual([one.account for one in await self.scan()], [WALLET, "did:key:z6MkYoung"])
 
     async def test_replaces_connection_above_limit(self) -> None:
         """A pending connection can be replaced when there are as many as there may be, or more."""
@@ -176,7 +198,7 @@ class V1ConnectionContract(StoreContract):
         await self.store.grant(pending)
         self.assertEqual(await self.connections.count_connections(), (2, 1))
         await self.put(make_connection("did:key:z6MkMore"), max_pending=2)
-        await self.put(replace(make_connection(pending), has_base58_keys=True), max_pending=0)
+        await self.put(replace(make_connection(pending), request_id="again"), max_pending=0)
         self.assertEqual(await self.connections.count_connections(), (2, 2))
 
     async def test_removes_connection(self) -> None:
@@ -233,7 +255,7 @@ class V1ConnectionContract(StoreContract):
         """Connections without account expire by the time of their creation, and those with one never."""
         wallets = await self.put_pending(4)
         await self.store.grant(wallets[1])
-        await self.put(replace(make_connection(wallets[0]), has_base58_keys=True))
+        await self.put(replace(make_connection(wallets[0]), request_id="again"))
         self.assertIsNotNone(await self.connections.find_connection(make_connection(wallets[0]).own_key))
         self.assertEqual(await self.expire(age=4.0), 0)
         self.assertEqual(await self.expire(age=1.5), 2)
@@ -326,8 +348,8 @@ class V1ConnectionContract(StoreContract):
         other = self.make_second_store()
         await other.open()
         self.assertEqual(await other.v1_connections.find_connection(stored.own_key), stored)
-        with self.assertRaises(RegistrationCapacityExceeded):
-            await other.v1_connections.put_connection(make_connection("did:key:z6MkOther"), max_pending=1)
+        await other.v1_connections.put_connection(make_connection("did:key:z6MkOther"), max_pending=1)
+        self.assertEqual([one.account for one in await self.scan()], ["did:key:z6MkOther"])
         await other.close()
 
     async def test_fails_after_close(self) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from twisted.internet.defer import Deferred, gatherResults
 
-from mediatord.errors import RegistrationCapacityExceeded
 from mediatord.store.interfaces.devices import Device, FinishedWakeup, WakeupPolicy, WakeupRequest
 from mediatord.store.interfaces.messages import AgeBucket, ArrivalWindow, EnqueueRequest, new_stored_message_id
 from mediatord.store.interfaces.v1_connections import V1Connection
@@ -350,7 +349,7 @@ class PlanTests(MongoTestCase):
         await self.assert_examined(12, 0, count=connections.count_connections)
         new = make_connection(QUEUED_MESSAGES)
         await self.assert_examined(12, 1, insert=lambda: connections.put_connection(new, max_pending=11))
-        with self.assertRaises(RegistrationCapacityExceeded):
-            await connections.put_connection(make_connection(QUEUED_MESSAGES + 1), max_pending=4)
+        newer = make_connection(QUEUED_MESSAGES + 1)
+        await self.assert_examined(16, 3, replace=lambda: connections.put_connection(newer, max_pending=11))
         self.clock.advance(2)
         await self.assert_examined(4, 3, expire=lambda: connections.expire_connections(NOON + 1, 1))

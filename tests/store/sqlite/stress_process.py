@@ -17,7 +17,7 @@ from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
 from twisted.internet.task import react
 
-from mediatord.errors import QuotaExceeded, RegistrationCapacityExceeded
+from mediatord.errors import QuotaExceeded
 from mediatord.store.interfaces.cluster_and_quotas import ClusterJoinError, ClusterNode
 from mediatord.store.interfaces.decentrl import CommandGuard, ContractRequest, DecentrlQuotas
 from mediatord.store.interfaces.devices import (
@@ -161,10 +161,7 @@ class StressWorker:
             wallet = f"did:key:z6Mk{self._name}{number}"
             connection = V1Connection(wallet, f"own key of {wallet}", "request", "invitation", "didexchange/1.1")
             granted = [self._store.grant(wallet)] if number % 3 == 0 else []
-            try:
-                await self._store.v1_connections.put_connection(connection, max_pending=MAX_PENDING_CONNECTIONS)
-            except RegistrationCapacityExceeded:
-                return
+            await self._store.v1_connections.put_connection(connection, max_pending=MAX_PENDING_CONNECTIONS)
             await gatherResults(granted)
             self._record("connected with account" if granted else "connected", wallet)
 
