@@ -41,7 +41,7 @@ class V1UtilityProtocols:
         self._live = live
 
     def handlers(self) -> dict[str, V1RequestHandler]:
-        """By type without prefix. A problem report is never answered, as that could be answered in turn."""
+        """By type without prefix. A problem report is never answered, as the answer could be answered again."""
         return {
             "trust_ping/1.0/ping": self.ping,
             "trust_ping/1.0/ping_response": self.ignore,
@@ -66,7 +66,7 @@ class V1UtilityProtocols:
     async def problem_report(self, request: V1Request) -> V1Answer | None:
         """It may be about a message that was pushed."""
         if request.account is not None:
-            self._live.note_problem_report(request.account)
+            self._live.note_problem_report(request, request.account)
         return None
 
     async def query(self, request: V1Request) -> V1Answer:
