@@ -87,7 +87,7 @@ torture: $(VENV)/.installed-test $(SERVERS) ## inject 1000 faults under load and
 cluster-demo: $(VENV)/.installed-test $(SERVERS) ## run a demo: two wallets, three nodes on MongoDB, some of which are killed
 	@$(BIN)/python -m tests.cluster_demo
 
-demo: $(VENV)/.installed ## run a demo: two temporary wallets exchange messages through a mediator; URL=... for a running one
+demo: $(VENV)/.installed ## run a demo: temporary wallets exchange messages through a mediator; URL=... for a running one
 	@$(BIN)/mediatord demo $(if $(URL),--url $(URL))
 
 analytics: $(VENV)/.installed-analytics ## analyse yesterday's event log of `make run`; ARGS="--day 2026-11-20" for another day

@@ -100,6 +100,7 @@ class DIDCommV1Services:
         metrics.register_buffer("queued_for_endpoints", lambda: (self.endpoints.remembered, None))
         metrics.register_buffer("seen_v1_pickups", lambda: (self._dispatcher.remembered, None))
         metrics.register_buffer("v1_batches", lambda: (pickup.batches, None))
+        metrics.register_buffer("v1_deliveries", lambda: (pickup.delivered, None))
 
     def receive(
         self, raw: bytes, origin: MessageOrigin, already_opened: UnpackedMessage | None = None

@@ -39,7 +39,7 @@ _COMMANDS = {
     "bench": ("bench.cli:bench", "Run the benchmark."),
     "check-config": ("cli.check_config:check_config", "Validate the configuration and the files that it names."),
     "completion": ("cli.commands:completion", "Print a completion script for bash, zsh or fish."),
-    "demo": ("cli.commands:demo", "Run a demo: two temporary wallets exchange messages through a mediator."),
+    "demo": ("cli.commands:demo", "Run a demo: temporary wallets exchange messages through a mediator."),
     "did": ("cli.keys:did", "Print the mediator's DIDs: did:peer:2, then did:web."),
     "export": ("cli.backup:export_command", "Export the store to an archive that any backend can import."),
     "import": ("cli.backup:import_command", "Import an archive into an empty store."),
@@ -166,7 +166,7 @@ def completion(context: click.Context, shell: str) -> None:
 )
 @ca_option
 def demo(url: str | None) -> int:
-    """Run a demo: two temporary wallets exchange messages through a mediator."""
+    """Run a demo: temporary wallets exchange messages through a mediator."""
     from mediatord.wallet.demo import run_demo
 
     return run_demo(url)

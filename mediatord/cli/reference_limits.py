@@ -20,7 +20,7 @@ from mediatord.delivery.connections import (
 from mediatord.didcomm import endpoint_delivery
 from mediatord.didcomm.pickup import MAX_REMEMBERED_PUSHES, MAX_UNACKNOWLEDGED_PUSHES
 from mediatord.didcomm.replay_protection import MAX_RECENT_DIGESTS
-from mediatord.didcomm_v1.pickup import MAX_BATCH_IDS
+from mediatord.didcomm_v1.pickup import MAX_BATCH_IDS, MAX_DELIVERED_IDS
 from mediatord.http.channel import REQUEST_RECEIVE_TIMEOUT
 from mediatord.http.flow_control import SMALL_RESPONSE_BYTES
 from mediatord.http.resources import HTTPContext
@@ -254,6 +254,11 @@ def list_buffers() -> Iterator[str]:
             "messages in the last batch of each DIDComm v1 wallet with Message Pickup 1.0",
             f"{MAX_BATCH_IDS:,}",
             "the oldest batch is handed out again",
+        ),
+        "v1_deliveries": (
+            "messages that DIDComm v1 wallets were sent a moment ago on request, and have not acknowledged",
+            f"{MAX_DELIVERED_IDS:,}",
+            "the oldest may be sent twice",
         ),
         "rate_limits": (
             "senders, addresses and accounts with recent requests",

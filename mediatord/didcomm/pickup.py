@@ -6,7 +6,7 @@ tracked until they are acknowledged.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -544,16 +544,25 @@ class QueuePickup:
         raise MediationNotGranted
 
     async def fetch(
-        self, account: Account, recipient: str | None, limit: int, session: str | None
+        self,
+        account: Account,
+        recipient: str | None,
+        limit: int,
+        session: str | None,
+        *,
+        leave_out: Set[str] = frozenset(),
     ) -> list[StoredMessage]:
         """
         The oldest messages, recorded as delivered; removes nothing.
 
         :param recipient: as for :meth:`~mediatord.store.interfaces.messages.IMessageStore.fetch_messages`.
         :param session: name of the socket of the request; None for HTTP.
+        :param leave_out: ids of messages that the wallet has; of large ones, all others may be left out, too.
         """
-        store = self._context.store
-        messages = await store.fetch_messages(account.did, recipient, limit=limit, max_bytes=DELIVERY_BYTES)
+        reading = self._context.store.fetch_messages(
+            account.did, recipient, limit=limit + len(leave_out), max_bytes=DELIVERY_BYTES
+        )
+        messages = [message for message in await reading if message.id not in leave_out][:limit]
         self.record_delivery(messages, session)
         return messages
 

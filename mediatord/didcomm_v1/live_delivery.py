@@ -74,6 +74,7 @@ class V1LiveDelivery:
             self._queue,
             self._readers,
             self._remember,
+            self._recall,
         )
         await self._subscribe(session, account.did, writer)
         if self._common.connections.is_subscribed(session, account.did):
@@ -133,6 +134,14 @@ class V1LiveDelivery:
     def _session_closed(self, session: WebSocketSession) -> None:
         for account, _ in self._implicit_accounts.lookup(session):
             self._end_implicit(account)
+
+    async def _recall(self, account: str) -> ImplicitPickup:
+        """How a wallet takes mail, as another worker or node may have found out."""
+        with suppress(StoreUnavailable):
+            connection = await self._context.connections.get_connection(account)
+            if connection is not None:
+                return connection.implicit_pickup
+        return "unknown"
 
     async def _remember(self, account: str, how: ImplicitPickup) -> None:
         """Store how a wallet takes mail; without that, it is found out again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable, Set
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -73,6 +74,51 @@ class _LastBatches:
             self._ids -= len(batch.ids)
 
 
+# Seconds in which a message is not handed out again, unless live delivery begins: Credo polls anew before it has
+# acknowledged what it got, and shows twice what it gets twice. Its own requests time out after as many.
+DELIVERY_SECONDS = 15.0
+# Messages that are remembered to have been handed out; a forgotten one may be handed out again.
+MAX_DELIVERED_IDS = 100_000
+
+
+class _Delivered:
+    """Messages that were handed out in a `delivery` and are not acknowledged, for :data:`DELIVERY_SECONDS`."""
+
+    def __init__(self) -> None:
+        self._messages: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._by_account: dict[str, set[str]] = {}
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def add(self, account: str, ids: Iterable[str], now: float) -> None:
+        """Messages of an account are handed out."""
+        for id_ in ids:
+            self._messages[account, id_] = now
+            self._messages.move_to_end((account, id_))
+            self._by_account.setdefault(account, set()).add(id_)
+        while len(self._messages) > MAX_DELIVERED_IDS:
+            self._discard_oldest()
+
+    def find(self, account: str, now: float) -> Set[str]:
+        """Ids of the messages of an account."""
+        while self._messages and not 0 <= now - next(iter(self._messages.values())) < DELIVERY_SECONDS:
+            self._discard_oldest()
+        return self._by_account.get(account, frozenset())
+
+    def discard(self, account: str, ids: Iterable[str]) -> None:
+        """Forget messages of an account."""
+        for id_ in ids:
+            if self._messages.pop((account, id_), None) is not None:
+                self._by_account[account].discard(id_)
+        if not self._by_account.get(account, True):
+            del self._by_account[account]
+
+    def _discard_oldest(self) -> None:
+        account, id_ = next(iter(self._messages))
+        self.discard(account, (id_,))
+
+
 class V1Pickup:
     """Serves the requests of an account about its messages."""
 
@@ -82,6 +128,7 @@ class V1Pickup:
         self._queue = queue
         self._live = live
         self._batches = _LastBatches()
+        self._delivered = _Delivered()
 
     def account_handlers(self) -> dict[str, V1AccountRequestHandler]:
         """Handlers by message type."""
@@ -101,6 +148,11 @@ class V1Pickup:
         """Number of messages that are removed when their wallet asks for the next batch."""
         return len(self._batches)
 
+    @property
+    def delivered(self) -> int:
+        """Number of messages that were handed out a moment ago, and are not handed out again."""
+        return len(self._delivered)
+
     async def _status_request(self, request: V1Request, account: Account) -> V1Answer:
         await self._live.note_pickup(request)
         named, recipient = await self._find_recipient(request, account)
@@ -108,14 +160,22 @@ class V1Pickup:
         return await self._answer_status(request, account, named, recipient)
 
     async def _delivery_request(self, request: V1Request, account: Account) -> V1Answer:
-        """The oldest messages, or a `status` if there are none; removes nothing."""
+        """
+        The oldest messages, or a `status` if there are none; removes nothing.
+
+        It leaves out what the wallet has just been sent, here or on a socket, and may still acknowledge.
+        """
         await self._live.note_pickup(request)
         limit = parse_limit(request.message.members, self._common.delivery_limit)
         named, recipient = await self._find_recipient(request, account)
         self._queue.note_poll(account, recipient)
-        messages = await self._queue.fetch(account, recipient, limit, request.record.session)
+        now = self._common.clock.seconds()
+        sent = self._delivered.find(account.did, now) | self._context.live.find_unacknowledged(account.did)
+        messages = await self._queue.fetch(account, recipient, limit, request.record.session, leave_out=sent)
         if not messages:
-            return await self._answer_status(request, account, named, recipient)
+            # Credo asks again for what that counts.
+            return self._make_status(request, account, QueueStatus(0, 0), named)
+        self._delivered.add(account.did, (message.id for message in messages), now)
         return V1Answer(DELIVERY, make_delivery_members(list_payloads(messages), named))
 
     async def _messages_received(self, request: V1Request, account: Account) -> V1Answer:
@@ -128,6 +188,7 @@ class V1Pickup:
         ids = parse_message_ids(request.message.members)
         await self._live.note_pickup(request)
         status = None
+        self._delivered.discard(account.did, ids)
         if ids:
             status = (await self._queue.acknowledge(account.did, ids, with_status=True)).status
         if status is None:
@@ -154,8 +215,10 @@ class V1Pickup:
         if wanted and session is None:
             raise LiveModeUnsupported
         await self._live.note_pickup(request)
+        now = self._common.clock.seconds()
         if session is not None:
             if wanted:
+                self._delivered.discard(account.did, tuple(self._delivered.find(account.did, now)))
                 await self._live.begin_live(request, account, session)
             else:
                 self._live.end(session, account.did)

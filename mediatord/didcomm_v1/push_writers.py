@@ -105,6 +105,7 @@ class ImplicitWriter(LiveWriter):
     :param how: how the wallet takes mail on a socket, as far as that is known.
     :param readers: limits how many read at the same time.
     :param remember: called with how the wallet takes mail, once that is found out.
+    :param recall: what was found out about it, perhaps by another worker or node.
     """
 
     __slots__ = (
@@ -121,6 +122,7 @@ class ImplicitWriter(LiveWriter):
         "_queue",
         "_read_ids",
         "_readers",
+        "_recall",
         "_remember",
         "_retry_timer",
         "_unacknowledged",
@@ -141,6 +143,7 @@ class ImplicitWriter(LiveWriter):
         queue: QueuePickup,
         readers: DeferredSemaphore,
         remember: Callable[[str, ImplicitPickup], Coroutine[Any, Any, None]],
+        recall: Callable[[str], Coroutine[Any, Any, ImplicitPickup]],
     ) -> None:
         super().__init__(account, prefix, pack)
         self.session = session
@@ -150,6 +153,7 @@ class ImplicitWriter(LiveWriter):
         self._queue = queue
         self._readers = readers
         self._remember = remember
+        self._recall = recall
         # Pushed, and neither removed nor pending again.
         self._unacknowledged: set[str] = set()
         # Whether messages may be queued that were not pushed.
@@ -259,7 +263,20 @@ class ImplicitWriter(LiveWriter):
 
     def _probe_read(self) -> None:
         if self._is_probing and not self._is_ended:
-            self._probe_timer = self._context.clock.callLater(PROBE_SECONDS, self.reject_delivery)
+            self._probe_timer = self._context.clock.callLater(PROBE_SECONDS, self._probe_overdue)
+
+    def _probe_overdue(self) -> None:
+        self._run(self._judge_probe(is_overdue=True))
+
+    async def _judge_probe(self, *, is_overdue: bool) -> None:
+        """The wallet may have acknowledged elsewhere; if it has not, and had the time, it does not acknowledge."""
+        how = await self._recall(self.account)
+        if self._is_ended or not self._is_probing:
+            return
+        if how == "delivery":
+            self.accept_deliveries()
+        elif is_overdue:
+            self.reject_delivery()
 
     def _stop_probe(self) -> None:
         self._is_probing = False
@@ -272,6 +289,8 @@ class ImplicitWriter(LiveWriter):
         """A message was removed, or is pending again."""
         self._unacknowledged.discard(id_)
         self._is_behind = self._is_behind or not is_removed
+        if is_removed and self._is_probing:
+            self._run(self._judge_probe(is_overdue=False))
         self._schedule(0.0 if is_removed else RETRY_SECONDS)
 
     def _schedule(self, delay: float) -> None:

@@ -74,10 +74,12 @@ class _ConnectionRecord:
 
     :param began: when it was opened, by the monotonic clock.
     :param did: the first DID that authenticated; kept in the clear, since pseudonym keys change.
+    :param protocol: by which it did.
     """
 
     began: float
     did: str | None = field(default=None, repr=False)
+    protocol: ProtocolName | None = None
 
 
 class EventRecorder:
@@ -456,8 +458,8 @@ class EventRecorder:
         if self.is_own(did):
             return
         connection = self._connections.get(name)
-        if connection is not None:
-            connection.did = connection.did or did
+        if connection is not None and connection.did is None:
+            connection.did, connection.protocol = did, protocol
         self._emit("conn.auth", conn=name, did=did, proto=protocol)
 
     def record_authentication_failure(self, name: str, code: str) -> None:
@@ -476,7 +478,7 @@ class EventRecorder:
         """
         A socket was closed.
 
-        :param protocol: what it spoke, or would have.
+        :param protocol: what it spoke, or would have, if no DID authenticated.
         :param code: of the first close frame; 1006 without one.
         :param by: who sent it.
         :param received: messages, and their bytes.
@@ -487,6 +489,7 @@ class EventRecorder:
             return
         self.metrics.active_connections.dec()
         seconds = self.monotonic() - connection.began
+        protocol = connection.protocol or protocol
         about = {"conn": name, "did": connection.did, "proto": protocol, "dur_ms": seconds * 1000}
         traffic = {"n_in": received[0], "n_out": sent[0], "bytes_in": received[1], "bytes_out": sent[1]}
         self._emit("conn.close", ws_code=code, reason=by, **about, **traffic)

@@ -7,7 +7,7 @@ from typing import Any
 from mediatord.didcomm_v1.push_writers import MAX_BARE, MAX_DELIVERED, RETRY_SECONDS
 from mediatord.store.interfaces.v1_connections import ImplicitPickup
 from tests.cluster.in_memory_cluster import InMemoryClusterTestCase, InMemoryNode
-from tests.didcomm_v1.in_memory_wallet import InMemoryV1Wallet, pack_forward
+from tests.didcomm_v1.in_memory_wallet import InMemoryV1Wallet, compose, pack_forward
 from tests.didcomm_v1.test_pickup import (
     DELIVERY_REQUEST,
     LIVE_DELIVERY_CHANGE,
@@ -18,7 +18,7 @@ from tests.didcomm_v1.test_pickup import (
 from tests.in_memory_mediator import FakeSocket
 
 
-class V1PickupTests(InMemoryClusterTestCase):
+class V1ClusterTestCase(InMemoryClusterTestCase):
     def setUp(self) -> None:
         super().setUp()
         self.a, self.b = self.in_memory_nodes
@@ -58,6 +58,10 @@ class V1PickupTests(InMemoryClusterTestCase):
         count = wallet.answer(MESSAGES_RECEIVED, message_id_list=list(ids)).members["message_count"]
         self.settle()
         return count
+
+
+class V1PickupTests(V1ClusterTestCase):
+    """A wallet at two nodes."""
 
     def test_acknowledged_elsewhere(self) -> None:
         """What was pushed at one node is left out of the status at another, so that Credo does not ask for it."""
@@ -117,3 +121,32 @@ class V1PickupTests(InMemoryClusterTestCase):
         new.confirm()
         self.settle()
         self.assertEqual(at_b.answer(STATUS_REQUEST).members["message_count"], 0)
+
+
+class V1ReplayTests(V1ClusterTestCase):
+    """What one node has served, no other serves again."""
+
+    def test_replay_at_another_node(self) -> None:
+        """A stranger's socket at another node gets nothing by a recorded request, and nothing is removed."""
+        at_a, _ = self.connect("raw")
+        self.forward(self.a, at_a, 2)
+        route: dict[str, Any] = {"~transport": {"return_route": "all"}}
+        recorded = [
+            at_a.pack(compose(type_, **members, **route))
+            for type_, members in (
+                ("trust_ping/1.0/ping", {"response_requested": False}),
+                (LIVE_DELIVERY_CHANGE, {"live_delivery": True}),
+                ("messagepickup/1.0/batch-pickup", {"batch_size": 1}),
+                ("coordinate-mediation/1.0/keylist-update", {"updates": []}),
+            )
+        ]
+        for raw in recorded:
+            self.a.receive(raw)
+        self.settle()
+        for node in (self.b, self.a):
+            stranger = node.socket()
+            for raw in recorded:
+                self.assertEqual(at_a.open(node.receive(raw, stranger).body).type.name, "problem-report")
+            self.forward(node, at_a, 1)
+            self.assertEqual(stranger.frames, [])
+        self.assertEqual(at_a.answer(STATUS_REQUEST).members["message_count"], 4)

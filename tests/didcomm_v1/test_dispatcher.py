@@ -177,13 +177,16 @@ class ReplyTests(DispatcherTestCase):
             self.assertEqual((reply.status, reply.media_type), (200, expected))
 
     def test_on_a_socket(self) -> None:
-        """A reply comes on the socket of its request; a refusal is packed, too."""
-        socket = self.in_memory.socket()
+        """A reply comes on the socket of its request; a refusal is packed, too. Events name the version."""
+        socket, recorder = self.in_memory.socket(), self.in_memory.base.recorder
+        recorder.record_connection_opened(socket.name, socket.client)
         self.assertEqual(self.wallet.answer(PING, socket=socket).type.name, "ping-response")
         report = self.wallet.answer("basicmessage/1.0/message", socket=socket)
         self.assertEqual(report.members["description"]["code"], "e.p.msg.unsupported")
         (authenticated,) = self.in_memory.events("conn.auth")
-        self.assertEqual(authenticated["proto"], "didcomm_v1")
+        recorder.record_connection_closed(socket.name, "didcomm", 1000, "peer", (2, 0), (2, 0))
+        (closed,) = self.in_memory.events("conn.close")
+        self.assertEqual([authenticated["proto"], closed["proto"]], ["didcomm_v1", "didcomm_v1"])
 
     def test_no_report_about_a_report(self) -> None:
         """A problem report of any protocol gets no answer."""

@@ -7,9 +7,11 @@ from typing import Any
 
 from twisted.internet.defer import Deferred
 
+from mediatord.delivery.connections import MAX_DIDS_PER_SOCKET
 from mediatord.didcomm_v1.push_writers import MAX_BARE, MAX_DELIVERED, MAX_READERS, PAGE_SIZE, PROBE_SECONDS
 from mediatord.errors import StoreUnavailable
 from mediatord.protocol.didcomm_v1.message import OLD_PREFIX
+from mediatord.store.interfaces.messages import AcknowledgementRequest
 from mediatord.store.interfaces.v1_connections import ImplicitPickup
 from tests.didcomm_v1.in_memory_wallet import InMemoryV1Wallet, compose
 from tests.didcomm_v1.test_pickup import LIVE_DELIVERY_CHANGE, STATUS_REQUEST, PickupTestCase
@@ -151,6 +153,36 @@ class BareTests(ImplicitTestCase):
         socket = self.begin()
         self.begin(socket)
         self.assertEqual(len(self.take_bare(socket)), 1)
+
+    def test_flood_of_pings(self) -> None:
+        """A hundred pings leave one subscription and no timer behind, and push nothing twice."""
+        sent = self.forward("a")
+        socket = self.begin()
+        timers = len(self.in_memory.clock.getDelayedCalls())
+        for _ in range(100):
+            self.begin(socket)
+        self.assertEqual(len(self.in_memory.clock.getDelayedCalls()), timers)
+        self.assertEqual(self.take_bare(socket), sent)
+
+    def test_wallets_on_one_socket(self) -> None:
+        """A socket carries so many wallets, and no more; when it is closed, all of them are forgotten."""
+        socket, timers = self.in_memory.socket(), len(self.in_memory.clock.getDelayedCalls())
+        wallets = [
+            InMemoryV1Wallet(self.in_memory, f"wallet {number}", implicit_pickup="raw").enrol()
+            for number in range(MAX_DIDS_PER_SOCKET + 2)
+        ]
+        statuses = [wallet.ask(PING, response_requested=False, socket=socket).status for wallet in wallets]
+        self.assertEqual(statuses, MAX_DIDS_PER_SOCKET * [202] + 2 * [200])
+        self.assertEqual(
+            wallets[-1].answer(PING, response_requested=False, socket=socket).type.name, "problem-report"
+        )
+        for wallet in (wallets[0], wallets[-1]):
+            self.forward("a", wallet=wallet)
+        self.assertEqual(len(self.take_bare(socket)), 1)
+        self.in_memory.base.connections.closed(socket)
+        self.in_memory.clock.advance(5)
+        self.assertFalse(self.in_memory.base.connections.is_subscribed(socket, wallets[0].key.did_key))
+        self.assertLessEqual(len(self.in_memory.clock.getDelayedCalls()), timers + 1)
 
     def test_unconfirmed(self) -> None:
         """What is not confirmed in time is pushed once more, a while later; the device is not woken for it."""
@@ -369,6 +401,31 @@ class ProbeTests(ImplicitTestCase):
         self.assertEqual(self.get_preference(), "delivery")
         self.in_memory.clock.advance(2 * PROBE_SECONDS)
         self.assertEqual(socket.frames, [])
+
+    def test_acknowledged_elsewhere(self) -> None:
+        """Another worker, which got the acknowledgement, has stored that the wallet sends such; and may say so."""
+        for tells in (False, True):
+            self.wallet = InMemoryV1Wallet(self.in_memory, f"wallet {tells}").enrol()
+            socket, sent, first = self.probe()
+            self.confirm(socket)
+            account, store = self.wallet.key.did_key, self.in_memory.store
+            self.successResultOf(store.v1_connections.change_connection(account, implicit_pickup="delivery"))
+            self.successResultOf(store.acknowledge_each([AcknowledgementRequest(account, list(first), False)]))
+            if tells:
+                for id_ in first:
+                    self.in_memory.didcomm.live.resolve_push(id_)
+            else:
+                self.in_memory.clock.advance(PROBE_SECONDS)
+            self.in_memory.clock.advance(0)
+            self.assertEqual(list(self.take_pushes(socket).values()), sent[1:])
+            self.assertEqual(self.get_preference(), "delivery")
+
+    def test_evicted(self) -> None:
+        """Nothing is concluded from a probe that was removed otherwise."""
+        socket, sent, first = self.probe()
+        for id_ in first:
+            self.in_memory.didcomm.live.resolve_push(id_)
+        self.assertEqual((socket.frames, self.get_preference()), ([], "unknown"))
 
     def assert_bare(self, socket: FakeSocket, sent: list[bytes]) -> None:
         """All come as bare envelopes, the first once more; that is remembered."""

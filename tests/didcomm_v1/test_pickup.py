@@ -118,6 +118,7 @@ class StatusTests(PickupTestCase):
         for named in (self.wallet.recipient.did_key, self.wallet.recipient_base58):
             status = self.wallet.answer(STATUS_REQUEST, recipient_key=named)
             self.assertEqual((status.members["message_count"], status.members["recipient_key"]), (1, named))
+            self.in_memory.clock.advance(pickup.DELIVERY_SECONDS)
             delivery = self.wallet.answer(DELIVERY_REQUEST, recipient_key=named, limit=1)
             self.assertEqual((len(read_delivery(delivery)), delivery.members["recipient_key"]), (1, named))
 
@@ -134,6 +135,7 @@ class DeliveryTests(PickupTestCase):
         """At most `limit`, removed by acknowledgement only; the payload is what the sender wrote."""
         payloads = self.forward("a", "b", "c")
         for _ in range(2):
+            self.in_memory.clock.advance(pickup.DELIVERY_SECONDS)
             delivery = self.wallet.answer(DELIVERY_REQUEST, limit=2)
             delivered = read_delivery(delivery)
             self.assertEqual(list(delivered.values()), payloads[:2])
@@ -204,7 +206,11 @@ class CredoTests(PickupTestCase):
         for _ in range(100):
             if not (count := status.members["message_count"]):
                 return payloads
-            delivered = read_delivery(self.wallet.answer(DELIVERY_REQUEST, limit=min(count, 10)))
+            answer = self.wallet.answer(DELIVERY_REQUEST, limit=min(count, 10))
+            if answer.type.name == "status":
+                status = answer
+                continue
+            delivered = read_delivery(answer)
             payloads += delivered.values()
             status = self.acknowledge(*delivered)
         raise AssertionError("the loop does not end")
@@ -214,6 +220,42 @@ class CredoTests(PickupTestCase):
         for number in (0, 1, 23):
             sent = self.forward_many(number)
             self.assertEqual(self.run_loop(self.wallet.answer(STATUS_REQUEST)), sent)
+
+    def test_overlapping_polls(self) -> None:
+        """Another poll, before the last one has acknowledged anything, gets other messages, or ends at once."""
+        sent = self.forward_many(15)
+        first = read_delivery(self.wallet.answer(DELIVERY_REQUEST, limit=10))
+        self.assertEqual(self.run_loop(self.wallet.answer(STATUS_REQUEST)), sent[10:])
+        self.assertEqual(self.run_loop(self.wallet.answer(STATUS_REQUEST)), [])
+        self.assertEqual(list(first.values()), sent[:10])
+        self.assertEqual(self.run_loop(self.acknowledge(*first)), [])
+        self.assertEqual(self.count(), 0)
+
+    def test_lost_delivery(self) -> None:
+        """What was handed out and never acknowledged comes again after a while, or once the wallet is live."""
+        for comes_back in (
+            lambda: self.in_memory.clock.advance(pickup.DELIVERY_SECONDS),
+            lambda: self.in_memory.clock.advance(-3600),
+            self.go_live,
+        ):
+            sent = self.forward("a", "b")
+            self.assertEqual(len(read_delivery(self.wallet.answer(DELIVERY_REQUEST, limit=10))), 2)
+            self.assertEqual(self.run_loop(self.wallet.answer(STATUS_REQUEST)), [])
+            comes_back()
+            self.assertEqual(self.run_loop(self.wallet.answer(STATUS_REQUEST)), sent)
+
+    def test_remembered_deliveries_are_bounded(self) -> None:
+        """The oldest are handed out again; those of other accounts are apart."""
+        self.patch(pickup, "MAX_DELIVERED_IDS", 2)
+        other = InMemoryV1Wallet(self.in_memory, "other").enrol()
+        self.forward("theirs", wallet=other)
+        sent = self.forward("a", "b")
+        (theirs,) = read_delivery(other.answer(DELIVERY_REQUEST, limit=10))
+        self.acknowledge(theirs)
+        self.assertEqual(other.answer(DELIVERY_REQUEST, limit=10).type.name, "status")
+        self.assertEqual(len(read_delivery(self.wallet.answer(DELIVERY_REQUEST, limit=10))), 2)
+        self.assertEqual(list(read_delivery(other.answer(DELIVERY_REQUEST, limit=10))), [theirs])
+        self.assertEqual(list(read_delivery(self.wallet.answer(DELIVERY_REQUEST, limit=10)).values()), sent[:1])
 
     def test_live(self) -> None:
         """Status by HTTP, live delivery by WebSocket, acknowledgements by HTTP."""

@@ -20,6 +20,7 @@ PRINTED = (
     r"",
     r"200 did:peer:2\.\S+\n",
     r"message-1 \{\"ciphertext\": \"\.\.\.\"\}\n",
+    r"\['did:key:(\S+)#\1'\]\nnot at a private address\n",
 )
 
 
@@ -45,7 +46,7 @@ def test_there_is_a_page_of_programs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "printed"), list(zip(PROGRAMS, PRINTED, strict=True)), ids=("tac", "config", "store")
+    ("program", "printed"), list(zip(PROGRAMS, PRINTED, strict=True)), ids=("tac", "config", "store", "did")
 )
 def test_programs_run(program: str, printed: str, tmp_path: Path) -> None:
     """Each prints what it is there to show, beside nothing but a configuration as `mediatord init` writes it."""

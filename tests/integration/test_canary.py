@@ -14,21 +14,30 @@ import json
 import socket
 import sqlite3
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+from twisted.internet.defer import Deferred
 from twisted.logger import ILogObserver, LogEvent, eventAsText, globalLogPublisher
 from twisted.trial.unittest import SynchronousTestCase
 
+from mediatord.didcomm.messages import MessageOrigin
 from mediatord.errors import StoreUnavailable
+from mediatord.identity.invitation import make_v1_invitation
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm import json_web_signature, jwe
 from mediatord.protocol.didcomm.did_document import DIDDocument
 from mediatord.protocol.didcomm.did_methods import resolve_local
 from mediatord.protocol.didcomm.forward import FORWARD
+from mediatord.protocol.didcomm_v1.envelope import pack_anoncrypt, pack_authcrypt
+from mediatord.protocol.didcomm_v1.keys import encode_base58_key
+from mediatord.ratelimit.admission import RequestReply
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import anoncrypt, authcrypt, build_forward, compose_message
+from mediatord.wallet.didcomm_v1_messages import V1Handshake, V1Invitation
+from tests.didcomm_v1.in_memory_wallet import InMemoryV1Wallet, compose, compose_forward, get_identity, make_key
 from tests.http.in_memory_site import (
     CLOSE,
     HTTPResponse,
@@ -40,7 +49,7 @@ from tests.http.in_memory_site import (
 )
 from tests.http.in_memory_site import PING as PING_FRAME
 from tests.http.test_websocket import HIGH_LIMITS
-from tests.in_memory_mediator import CM2, CM3, MP, PING, InMemoryWallet, from_header
+from tests.in_memory_mediator import CM2, CM3, MP, PEER, PING, FakeSocket, InMemoryWallet, from_header
 from tests.integration.daemon import Daemon
 from tests.integration.message_load import PATIENCE_SECONDS
 from tests.observability.counter_oracle import read_segments
@@ -238,6 +247,71 @@ class MarkedMessages:
         return anoncrypt(message, self._document)
 
 
+class MarkedV1Messages:
+    """Marked messages of DIDComm v1."""
+
+    def __init__(self, in_memory: InMemorySite, wallet: InMemoryV1Wallet) -> None:
+        self._in_memory = in_memory
+        self._wallet = wallet
+        self._identity = get_identity(in_memory)
+
+    def envelopes(self) -> Iterator[bytes]:
+        """Valid and invalid messages."""
+        all_: dict[str, Any] = {"~transport": {"return_route": "all"}, SECRET: SECRET}
+        for type_, members in (
+            ("trust_ping/1.0/ping", {"comment": SECRET}),
+            ("discover-features/1.0/query", {"query": SECRET}),
+            ("coordinate-mediation/1.0/mediate-request", {}),
+            ("coordinate-mediation/1.0/keylist-update", {"updates": [{"recipient_key": SECRET, "action": SECRET}]}),
+            ("coordinate-mediation/1.0/keylist-query", {"paginate": SECRET}),
+            ("messagepickup/2.0/status-request", {"recipient_key": SECRET}),
+            ("messagepickup/2.0/messages-received", {"message_id_list": [SECRET]}),
+            ("messagepickup/1.0/list-pickup", {"message_ids": [SECRET]}),
+            ("push-notifications-fcm/1.0/set-device-info", {"device_token": SECRET, "device_platform": SECRET}),
+            ("notification/1.0/problem-report", {"description": {"en": SECRET, "code": SECRET}}),
+            (f"{SECRET}/1.0/x", {}),
+            ("did-rotate/1.0/rotate", {"to_did": SECRET}),
+        ):
+            yield self._wallet.pack(compose(type_, **members, **all_))
+        replayed = self._wallet.pack(compose("messagepickup/2.0/status-request", **all_))
+        yield from (replayed, replayed)
+        yield from self._handshakes()
+        yield from self._forwards()
+        for plaintext in (SECRET.encode(), encoding.dumps({"@id": SECRET}), encoding.dumps({SECRET: SECRET})):
+            yield self._wallet.pack(plaintext)
+        envelope = json.loads(self._wallet.pack(b"{}"))
+        for name in ("iv", "ciphertext", "tag"):
+            yield encoding.dumps({**envelope, name: SECRET, SECRET: SECRET})
+
+    def _handshakes(self) -> Iterator[bytes]:
+        invitation = V1Invitation.from_url(
+            make_v1_invitation(
+                self._in_memory.config.public_url, self._in_memory.base.identity.now.root_secret, "mediatord"
+            ).url
+        )
+        for number, protocol in enumerate(("didexchange/1.1", "didexchange/1.0", "connections/1.0")):
+            key = make_key(f"{SECRET} {number}")
+            endpoint = f"https://wallet.example/{SECRET}"
+            handshake = V1Handshake(invitation, key, cast(Any, protocol), label=SECRET, endpoint=endpoint)
+            for changed in ({}, {"did": SECRET, "connection": {"DID": SECRET}}, {"~thread": {"pthid": SECRET}}):
+                message = {**handshake.make_request(), **changed, "goal": SECRET, "@id": f"handshake-{len(changed)}"}
+                yield pack_authcrypt(encoding.dumps(message), invitation.key, key)
+
+    def _forwards(self) -> Iterator[bytes]:
+        to, payload = self._wallet.recipient_base58, marked_envelope(STORED)
+        routing_key = self._identity.routing_key.did_key
+        for plaintext in (
+            compose_forward(to, payload, comment=SECRET),
+            compose("routing/1.0/forward", to=to, msg=SECRET),
+            compose("routing/1.0/forward", to=SECRET, msg=SECRET),
+            compose("routing/1.0/forward", to=to, msg={SECRET: SECRET}),
+            compose_forward(routing_key, marked_envelope(SECRET)),
+            compose_forward(f"did:example:{SECRET}", marked_envelope(SECRET)),
+        ):
+            yield pack_anoncrypt(plaintext, routing_key)
+            yield pack_authcrypt(plaintext, routing_key, self._wallet.key)
+
+
 MARKED_HEADERS = {
     "Authorization": f"Bearer {SECRET}",
     "Cookie": f"session={SECRET}",
@@ -355,6 +429,41 @@ class InProcessLeakTests(SynchronousTestCase):
             self.assertGreater(self.bob.count_queued(), 0)
             self.assert_no_leak(responses)
             self.lines.clear()
+
+    def test_messages_of_v1_do_not_leak(self) -> None:
+        """
+        Handshakes, requests and forwards of DIDComm v1, valid and invalid, by HTTP and by WebSocket; and with keyed
+        DIDs no key of a wallet either, in either spelling.
+        """
+        for dids in ("plain", "keyed"):
+            self.open_mediator(dids)
+            wallet = InMemoryV1Wallet(self.site_fixture).enrol()
+            statuses, responses = Counter[int](), []
+            for raw in MarkedV1Messages(self.site_fixture, wallet).envelopes():
+                for line in (None, self.site_fixture.socket()):
+                    reply = self.receive(raw, line)
+                    statuses[reply.status] += 1
+                    responses.append(reply.body)
+            self.assertEqual(set(statuses), {200, 202, 400, 404})
+            self.lines.append("-" * 10_000)  # there may be few
+            self.assert_no_leak(responses)
+            if dids == "keyed":
+                places = {"lines": "".join(self.lines).encode()}
+                places |= {
+                    path.name: path.read_bytes() for path in self.site_fixture.config.log.directory.glob("events*")
+                }
+                for key in (wallet.key, wallet.recipient, wallet.own_key):
+                    for text in (encode_base58_key(key.did_key), key.did_key.removeprefix("did:key:")):
+                        self.assertEqual(find_text(text, places), [])
+            self.lines.clear()
+
+    def receive(self, raw: bytes, socket: FakeSocket | None) -> RequestReply:
+        """The reply to a message; a forward to an unknown key waits for it."""
+        origin = MessageOrigin(PEER, socket)
+        receiving = Deferred.fromCoroutine(self.site_fixture.didcomm.receive(raw, origin, None))
+        if not receiving.called:
+            self.site_fixture.clock.pump([0.3] * 5)
+        return self.successResultOf(receiving)
 
     def test_malformed_http_and_websocket_input_does_not_leak(self) -> None:
         """Malformed requests, handshakes and frames."""

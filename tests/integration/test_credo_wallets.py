@@ -113,6 +113,21 @@ def test_mail(strategy: str, start: Start, daemon: Daemon) -> None:
     assert alice.await_texts(1 + len(MANY)) == ["from Bob", *MANY]
     assert CARRIERS[strategy] in alice.received_types()
     await_empty_queues(daemon)
+    assert alice.await_texts(0) == ["from Bob", *MANY]
+
+
+def test_overlapping_polls(start: Start, daemon: Daemon) -> None:
+    """A wallet that polls anew before it has worked off what it got gets each message once."""
+    alice, bob = start(POLLING), start(LIVE)
+    _, to_alice = alice.connect(bob)
+    alice.stop()
+    texts = [f"text {number}" for number in range(40)]
+    for text in texts:
+        bob.send(to_alice, text)
+    alice.start()
+    alice.await_texts(len(texts))
+    await_empty_queues(daemon)
+    assert sorted(alice.await_texts(0)) == sorted(texts)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
 from twisted.internet.defer import CancelledError, Deferred
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
 from mediatord.store.interfaces.messages import StoreLedger
-from mediatord.wallet.didcomm_client import DeliveredMessage, DIDCommWallet
-from mediatord.wallet.didcomm_socket import DIDCommSocket, SocketClosedError, connect_didcomm_socket
+from mediatord.wallet.didcomm_client import DeliveredMessage, open_http
+from mediatord.wallet.didcomm_socket import SocketClosedError, connect_didcomm_socket
+from mediatord.wallet.didcomm_v1_client import V1Wallet, fetch_v1_invitation
+from mediatord.wallet.didcomm_v1_socket import V1Socket, connect_v1_socket
 from tests.integration.cluster import make_mongo_storage
 from tests.integration.message_load import (
     MAX_DELIVERY,
@@ -37,6 +41,11 @@ ROUNDS = int(os.environ.get("DURABILITY_ROUNDS", "4"))
 MESSAGES = 200
 # Longer than the daemon takes for one message.
 WHOLE_MESSAGE_SECONDS = 0.02
+
+
+def read_any_marker(wallet: Any, message: DeliveredMessage) -> str:
+    """Marker of a message to a wallet of either version."""
+    return wallet.open(message).text if isinstance(wallet, V1Wallet) else read_marker(wallet, message)
 
 
 class ClientLedger:
@@ -64,14 +73,14 @@ class ClientLedger:
         self.sent.update(post.marker for post in senders.posts)
         self.accepted.update(senders.markers(202))
 
-    def record_deliveries(self, wallet: DIDCommWallet, batch: Iterable[DeliveredMessage]) -> None:
+    def record_deliveries(self, wallet: Any, batch: Iterable[DeliveredMessage]) -> None:
         """Record messages that were pushed or fetched."""
         for message in batch:
-            self.ids.setdefault(read_marker(wallet, message), set()).add(message.id)
+            self.ids.setdefault(read_any_marker(wallet, message), set()).add(message.id)
             if message.id in self.acknowledged:
                 self.returned.append(message.id)
 
-    async def acknowledge(self, client: DIDCommWallet | DIDCommSocket, batch: Iterable[DeliveredMessage]) -> None:
+    async def acknowledge(self, client: Any, batch: Iterable[DeliveredMessage]) -> None:
         """Acknowledge, and record the response if there is one."""
         ids = {message.id for message in batch}
         self.acknowledgements_sent |= ids
@@ -120,10 +129,10 @@ class KillTests(TestCase):
         Kills under load lose no message answered 202, and restore none that was acknowledged (reference 4.1 step 9,
         6.3 "store first, push second").
         """
-        bob = await enrol_wallet(self.daemon, reactor)
+        bob = await self.enrol()
         unanswered: list[PreparedForward] = []
         for number in range(self.rounds):
-            forwards = unanswered + prepare_forwards(bob, f"{number}", MESSAGES)
+            forwards = unanswered + self.prepare(bob, f"{number}")
             socket = await self.open_live_socket(bob) if number % 3 == 0 else None
             unanswered = await self.kill_under_load(forwards, bob, socket)
             self.daemon.start()
@@ -131,14 +140,21 @@ class KillTests(TestCase):
         await self.fetch_and_acknowledge(bob, everything=True)
         await self.reconcile_ledgers(bob)
 
-    async def open_live_socket(self, bob: DIDCommWallet) -> DIDCommSocket:
+    async def enrol(self) -> Any:
+        """The recipient."""
+        return await enrol_wallet(self.daemon, reactor)
+
+    def prepare(self, bob: Any, prefix: str) -> list[PreparedForward]:
+        """Forwards to the recipient."""
+        return prepare_forwards(bob, prefix, MESSAGES)
+
+    async def open_live_socket(self, bob: Any) -> Any:
+        """A socket of the recipient in live mode."""
         socket = await connect_didcomm_socket(reactor, bob)
         self.assertIs((await socket.live()).live_delivery, True)
         return socket
 
-    async def kill_under_load(
-        self, forwards: list[PreparedForward], bob: DIDCommWallet, socket: DIDCommSocket | None
-    ) -> list[PreparedForward]:
+    async def kill_under_load(self, forwards: list[PreparedForward], bob: Any, socket: Any) -> list[PreparedForward]:
         """Send until the daemon is killed; return the forwards that were not answered."""
         senders = LoadSenders(self.daemon.port, forwards)
         reading = Deferred.fromCoroutine(self.acknowledge_pushes(bob, socket))
@@ -157,7 +173,7 @@ class KillTests(TestCase):
         unanswered = set(senders.markers(None))
         return [forward for forward in forwards if forward.marker in unanswered]
 
-    async def acknowledge_pushes(self, bob: DIDCommWallet, socket: DIDCommSocket | None) -> None:
+    async def acknowledge_pushes(self, bob: Any, socket: Any) -> None:
         """Acknowledge pushes until the socket closes."""
         try:
             while socket is not None:
@@ -168,7 +184,7 @@ class KillTests(TestCase):
         except (CancelledError, SocketClosedError):
             pass
 
-    async def fetch_and_acknowledge(self, bob: DIDCommWallet, *, everything: bool) -> None:
+    async def fetch_and_acknowledge(self, bob: Any, *, everything: bool) -> None:
         """Fetch, and acknowledge some or all of it."""
         while batch := await bob.fetch(MAX_DELIVERY):
             self.ledger.record_deliveries(bob, batch)
@@ -177,7 +193,7 @@ class KillTests(TestCase):
             if not everything:
                 break
 
-    async def reconcile_ledgers(self, bob: DIDCommWallet) -> None:
+    async def reconcile_ledgers(self, bob: Any) -> None:
         ledger = self.ledger
         self.assertGreater(sum(ledger.accepted.values()), self.rounds)
         self.assertEqual(ledger.find_lost(), [])
@@ -200,3 +216,79 @@ class MongoDBKillTests(KillTests):
 
     def read_store_ledger(self) -> StoreLedger:
         return read_shared_mongo_ledger(self.daemon)
+
+
+@pytest.mark.exhaustive
+class V1KillTests(KillTests):
+    """The same with a wallet of DIDComm v1, and forwards of v1."""
+
+    async def enrol(self) -> V1Wallet:
+        http = open_http(reactor)
+        wallet = await V1Wallet.connect(await fetch_v1_invitation(http, self.daemon.url), http, reactor)
+        await wallet.enrol()
+        await wallet.add_key()
+        return wallet
+
+    def prepare(self, bob: V1Wallet, prefix: str) -> list[PreparedForward]:
+        _, key = bob.keys
+        markers = [f"{prefix}-{number}" for number in range(MESSAGES)]
+        return [PreparedForward(marker, bob.make_forward(key, marker)) for marker in markers]
+
+    async def open_live_socket(self, bob: V1Wallet) -> V1Socket:
+        socket = await connect_v1_socket(reactor, bob)
+        self.assertIs((await socket.live()).live_delivery, True)
+        return socket
+
+    async def test_pickup_without_acknowledgements(self) -> None:
+        """
+        A wallet of Pickup 1.0 and one of implicit pickup get every accepted message at least once, though the daemon
+        is killed while they fetch.
+        """
+        batch, implicit = await self.enrol(), await self.enrol()
+        found: dict[V1Wallet, set[str]] = {batch: set(), implicit: set()}
+        for number in range(2):
+            forwards = [one for wallet in found for one in self.prepare(wallet, f"{id(wallet)} {number}")]
+            self.random.shuffle(forwards)
+            socket = await connect_v1_socket(reactor, implicit)
+            socket.start_implicit_pickup()
+            fetching = [
+                Deferred.fromCoroutine(self.fetch_batches(batch, found[batch])),
+                Deferred.fromCoroutine(self.read_frames(implicit, socket, found[implicit])),
+            ]
+            await self.kill_under_load(forwards, implicit, None)
+            await socket.closed()
+            for one in fetching:
+                one.cancel()
+                await one
+            self.daemon.start()
+        socket = await connect_v1_socket(reactor, implicit)
+        socket.start_implicit_pickup()
+        while await batch.count() or await implicit.count():
+            found[batch] |= {batch.open(one).text for one in await batch.fetch_batch(MAX_DELIVERY)}
+        while socket.pushed.pending:
+            found[implicit].add(implicit.open(await socket.pushed.get()).text)
+        await socket.close()
+        accepted = set(self.ledger.accepted)
+        self.assertGreater(len(accepted), 20)
+        self.assertEqual(accepted - found[batch] - found[implicit], set())
+        ledger = (await deferToThread(self.read_store_ledger)).didcomm
+        self.assertEqual((ledger.difference, ledger.acknowledged), (0, ledger.accepted))
+
+    async def fetch_batches(self, wallet: V1Wallet, found: set[str]) -> None:
+        """Fetch until the daemon is killed."""
+        with contextlib.suppress(Exception, CancelledError):
+            while True:
+                found |= {wallet.open(one).text for one in await wallet.fetch_batch(5)}
+
+    async def read_frames(self, wallet: V1Wallet, socket: V1Socket, found: set[str]) -> None:
+        """Read bare messages until the socket closes."""
+        with contextlib.suppress(CancelledError):
+            while True:
+                found.add(wallet.open(await socket.pushed.get()).text)
+
+
+@pytest.mark.exhaustive
+class V1MongoDBKillTests(V1KillTests, MongoDBKillTests):
+    """The same with a MongoDB server, which keeps running."""
+
+    rounds = MongoDBKillTests.rounds
