@@ -25,9 +25,9 @@ from mediatord.didcomm.endpoint_delivery import (
 from mediatord.didcomm.messages import WrapError
 from mediatord.identity.v1_identity import V1Identity
 from mediatord.protocol import encoding
-from mediatord.protocol.didcomm.did_document import ServiceEndpoint
+from mediatord.protocol.didcomm.did_document import MAX_ROUTING_KEYS, ServiceEndpoint
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
-from mediatord.protocol.didcomm_v1.envelope import is_v1_envelope, pack_anoncrypt
+from mediatord.protocol.didcomm_v1.envelope import ENVELOPE_MEDIA_TYPE, is_v1_envelope, pack_anoncrypt
 from mediatord.protocol.didcomm_v1.keys import InvalidKey, encode_base58_key
 from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG
 from mediatord.ratelimit.registration import AccessList
@@ -40,8 +40,6 @@ from mediatord.store.interfaces.v1_connections import IV1ConnectionStore, V1Conn
 
 # Replies that may be under way for one address: many wallets of an organisation may share it.
 MAX_REPLIES_PER_PEER = 16
-# Routing keys that a message is wrapped for: each makes it a third longer.
-MAX_ROUTING_KEYS = 4
 MAX_WRAPPED_BYTES = 8_388_608
 
 # Seconds between two attempts for an account whose wallet sends requests.
@@ -59,7 +57,7 @@ SEARCH_INTERVAL = 3_600.0
 SEARCH_PAGE = 100
 _SEARCH_PAUSE = 0.01
 
-_ENVELOPE_MEDIA_TYPE = b"application/didcomm-envelope-enc"
+_ENVELOPE_MEDIA_TYPE = ENVELOPE_MEDIA_TYPE.encode("ascii")
 _V2_MEDIA_TYPE = ENCRYPTED_MEDIA_TYPE.encode("ascii")
 
 
@@ -104,9 +102,8 @@ class V1EndpointResolver:
 
     def resolve_connection(self, connection: V1Connection) -> list[ServiceEndpoint]:
         """The endpoint of a connection, if it has one that may be posted to."""
-        uri = connection.endpoint or ""
-        # Most wallets have none.
-        if not uri.lower().startswith(("http://", "https://")) or self._access.denies(connection.account):
+        uri = connection.endpoint
+        if uri is None or self._access.denies(connection.account):
             return []
         if is_listed_uri(uri, self._own_uris) or any(map(self._owns_key, connection.routing_keys)):
             return []

@@ -17,7 +17,6 @@ from mediatord.didcomm_v1.endpoint_delivery import (
     FIRST_RETRY,
     LAST_RETRY,
     MAX_REPLIES_PER_PEER,
-    MAX_ROUTING_KEYS,
     RETRIES_INTERVAL,
     SEARCH_INTERVAL,
     V1EndpointDelivery,
@@ -25,6 +24,7 @@ from mediatord.didcomm_v1.endpoint_delivery import (
 )
 from mediatord.errors import StoreUnavailable
 from mediatord.net.outbound_http import OutboundAddressError, OutboundRequestError
+from mediatord.protocol.didcomm.did_document import MAX_ROUTING_KEYS
 from mediatord.protocol.didcomm_v1.envelope import Envelope, open_envelope, pack_anoncrypt, parse_envelope
 from mediatord.protocol.didcomm_v1.keys import SigningKey, encode_base58_key
 from mediatord.protocol.didcomm_v1.message import parse_message
@@ -206,15 +206,13 @@ class DeliveryTests(V1EndpointTestCase):
         self.assertEqual((posted.body, posted.content_type), (payload, b"application/didcomm-encrypted+json"))
 
     def test_no_endpoint(self) -> None:
-        """Without an endpoint, with one that is ours or no http(s), or denied, the message just stays queued."""
+        """Without an endpoint, with one that is ours, or denied, the message just stays queued."""
         for endpoint in (
             None,
             f"{OWN_URL}/didcomm",
             f"{OWN_URL}/didcomm/",
             "HTTPS://Mediator.Example.:443//x/../%64idcomm?a#b",
             "http://mediator.example/didcomm",
-            "didcomm:transport/queue",
-            "ws://x.example",
         ):
             self.start()
             self.connections.put(replace(CONNECTION, endpoint=endpoint))

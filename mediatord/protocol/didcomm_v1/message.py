@@ -68,7 +68,7 @@ class V1Message:
     What a mediator uses of a message.
 
     :param members: all members, as parsed.
-    :param thid: of `~thread`, as are `pthid`; None if absent or malformed.
+    :param thid: of `~thread`, as is `pthid`; None if absent or malformed.
     :param return_route: of `~transport`, as is `return_route_thread`.
     :param expires_time: of `~timing`; seconds since the epoch.
     :param source: the serialised plaintext.
