@@ -19,6 +19,7 @@ from mediatord.didcomm.endpoint_delivery import (
     MAX_PENDING_BYTES,
     MAX_PENDING_BYTES_PER_ACCOUNT,
     MAX_PENDING_PER_ACCOUNT,
+    POST_TIMEOUT,
     EndpointDelivery,
     is_listed_uri,
 )
@@ -215,14 +216,15 @@ class V1EndpointDelivery(PeriodicTasks):
     def resume(self, connection: V1Connection) -> None:
         """The wallet has shown itself: deliver what is still queued for it, if it has an endpoint."""
         if self._delivers_mail and self.running and self._resolver.resolve_connection(connection):
-            self._resume(connection.account)
+            # What has just come may be under way in the process that took it.
+            self._resume(connection.account, POST_TIMEOUT)
 
-    def _resume(self, account: str) -> None:
+    def _resume(self, account: str, min_age: float = 0.0) -> None:
         backlog, now = self._find_backlog(account), self._clock.seconds()
         if 0 <= now - backlog.tried_at < CONTACT_PAUSE:
             backlog.retry_at = min(backlog.retry_at, backlog.tried_at + CONTACT_PAUSE)
             return
-        self._begin(self._read_queue(account))
+        self._begin(self._read_queue(account, min_age))
 
     def _find_backlog(self, account: str) -> _Backlog:
         backlog = self._backlogs.get(account)
@@ -264,8 +266,8 @@ class V1EndpointDelivery(PeriodicTasks):
         with outside_request():
             Deferred.fromCoroutine(run_logging_failures(work, self._what, self._warning))
 
-    async def _read_queue(self, account: str) -> None:
-        """Begin to deliver the oldest messages of an account."""
+    async def _read_queue(self, account: str, min_age: float = 0.0) -> None:
+        """Begin to deliver the oldest messages of an account, except younger ones than `min_age` seconds."""
         backlog, now = self._find_backlog(account), self._clock.seconds()
         backlog.tried_at, backlog.retry_at = now, now + backlog.pause
         backlog.pause = min(2 * backlog.pause, LAST_RETRY)
@@ -278,7 +280,7 @@ class V1EndpointDelivery(PeriodicTasks):
         if not messages:
             backlog.retry_at, backlog.pause = inf, FIRST_RETRY
         for message in messages:
-            if message.status == "pending":
+            if message.status == "pending" and not 0 <= now - message.received_at < min_age:
                 self._delivery.enqueue(message)
 
     async def _retry(self) -> None:

@@ -11,7 +11,12 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.app.protocol_services import list_own_uris
-from mediatord.didcomm.endpoint_delivery import MAX_CONCURRENT_POSTS_PER_V1_ACCOUNT, MAX_PENDING_PER_ACCOUNT
+from mediatord.didcomm.endpoint_delivery import (
+    MAX_CONCURRENT_POSTS_PER_V1_ACCOUNT,
+    MAX_PENDING_PER_ACCOUNT,
+    POST_TIMEOUT,
+    EndpointDelivery,
+)
 from mediatord.didcomm_v1.endpoint_delivery import (
     CONTACT_PAUSE,
     FIRST_RETRY,
@@ -455,3 +460,26 @@ class ReplyTests(V1EndpointTestCase):
         self.assertTrue(self.delivery.can_reply(CONNECTION, "192.0.2.99"))
         respond(self.poster.take_posts()[0], 200)
         self.assertTrue(self.delivery.can_reply(CONNECTION, PEER))
+
+
+class ProcessTests(V1EndpointTestCase):
+    """Several processes on one store."""
+
+    def test_new_mail_is_posted_by_one_process(self) -> None:
+        """A request that another process gets has it not post what has just come, but what has stayed queued."""
+        first = self.in_memory.didcomm.endpoints
+        second = EndpointDelivery(
+            self.in_memory.clock, self.store, first._targets, first._http_client, first._recorder
+        )
+        other = V1EndpointDelivery(
+            self.in_memory.clock, self.store, cast(Any, self.connections), self.resolver, second
+        )
+        other.startService()
+        self.addCleanup(other.stopService)
+        self.advance(3 * CONTACT_PAUSE)
+        self.forward()
+        other.resume(CONNECTION)
+        self.poster.take_post()
+        self.advance(POST_TIMEOUT)
+        other.resume(CONNECTION)
+        self.assertEqual(len(self.poster.take_posts()), 1)
