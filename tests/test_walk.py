@@ -20,7 +20,7 @@ BOUNDS: dict[str, tuple[int, ...]] = {
     "DIDComm v1 handshake": (40, 750, 336, 3),
     "DIDComm v1 forward": (38, 240, 125, 1),
     "DIDComm v1 forward and live push": (37, 280, 139, 1),
-    "DIDComm v1 acknowledgement": (39, 285, 159, 1),
+    "DIDComm v1 acknowledgement": (39, 287, 161, 1),
     "TWO_WAY_PRIVATE": (25, 110, 62, 1),
     "push across workers, sender's side": (25, 119, 61, 1),
     "push across workers, socket's side": (15, 53, 32, 0),

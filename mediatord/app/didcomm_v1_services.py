@@ -61,7 +61,6 @@ class DIDCommV1Services:
             connections=core.store.v1_connections,
             identity=lambda: core.identity.v1,
             public_url=config.public_url,
-            label=settings.label,
             max_pending=settings.max_pending_connections,
         )
         packer = V1Packer(context.identity, new_didcomm_message_id)
@@ -86,7 +85,7 @@ class DIDCommV1Services:
         mediation = V1Mediation(context)
         self.live = V1LiveDelivery(context, queue_pickup, packer.pack_to)
         pickup = V1Pickup(context, queue_pickup, self.live)
-        handlers = Handshake(context).handlers() | mediation.handlers()
+        handlers = Handshake(context, self.live.end_all).handlers() | mediation.handlers()
         handlers |= V1UtilityProtocols(context, self.live).handlers()
         account_handlers = mediation.account_handlers() | pickup.account_handlers()
         if common.devices is not None:

@@ -32,7 +32,7 @@ from mediatord.bench.results import (
     scenario,
 )
 from mediatord.bench.v1_wallets import V1LiveSocket, V1WalletGroup, fetch_invitation
-from mediatord.wallet.didcomm_v1_client import ENVELOPE_MEDIA_TYPE
+from mediatord.protocol.didcomm_v1.envelope import ENVELOPE_MEDIA_TYPE
 from mediatord.wallet.didcomm_v1_messages import V1Invitation
 
 _V2, _V1, _CREDO = "mediatord, v2", "mediatord, v1", "Credo, v1"

@@ -308,7 +308,7 @@ class LiveSocket:
 
     def enable_live_delivery(self) -> None:
         """
-        Turn live delivery on.
+        Switch live delivery on.
 
         :raise UnreadableMessage: it was not confirmed.
         """

@@ -40,7 +40,6 @@ class V1Context:
     :param connections: what is known of wallets that have connected.
     :param identity: returns the mediator's keys of v1.
     :param public_url: root of all public addresses, without trailing slash.
-    :param label: name of the mediator, for humans.
     :param max_pending: connections without an account at most.
     """
 
@@ -49,7 +48,6 @@ class V1Context:
     connections: IV1ConnectionStore
     identity: Callable[[], V1Identity]
     public_url: str
-    label: str
     max_pending: int
 
 

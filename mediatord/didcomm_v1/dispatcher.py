@@ -88,7 +88,6 @@ class V1Dispatcher:
     """
     Opens, charges and serves messages of all transports.
 
-    :param endpoints: None if nothing is posted to endpoints of wallets.
     :param handlers: of any connected wallet, and of handshakes, by type without prefix.
     :param account_handlers: of enrolled accounts.
     """
@@ -100,7 +99,7 @@ class V1Dispatcher:
         unpacker: V1Unpacker,
         packer: V1Packer,
         forward_router: V1ForwardRouter,
-        endpoints: V1Endpoints | None,
+        endpoints: V1Endpoints,
         handlers: Mapping[str, V1RequestHandler],
         account_handlers: Mapping[str, V1AccountRequestHandler],
     ) -> None:
@@ -286,8 +285,7 @@ class V1Dispatcher:
             await self._common.store.record_contact(account.did)
         if request.origin.session is not None:
             self._context.live.record_authenticated(request.origin.session, account.did, "didcomm_v1")
-        if self._endpoints is not None:
-            self._endpoints.resume(connection)
+        self._endpoints.resume(connection)
 
     async def _reply(self, request: V1Request, answer: V1Answer | None) -> RequestReply:
         """Send the answer to a request where it has to go; the reply for the connection that the request came on."""
@@ -299,7 +297,7 @@ class V1Dispatcher:
         connection, endpoints = request.received.connection, self._endpoints
         if connection is None and request.received.sender is not None:
             connection = await self._context.connections.get_connection(request.received.sender)
-        if endpoints is not None and connection is not None and endpoints.can_reply(connection, request.origin.peer):
+        if connection is not None and endpoints.can_reply(connection, request.origin.peer):
             endpoints.reply(connection, packed, request.origin.peer)
             return ACCEPTED
         return make_reply(request, packed)

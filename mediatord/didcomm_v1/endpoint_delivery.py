@@ -19,15 +19,16 @@ from mediatord.didcomm.endpoint_delivery import (
     MAX_PENDING_BYTES,
     MAX_PENDING_BYTES_PER_ACCOUNT,
     MAX_PENDING_PER_ACCOUNT,
+    POST_TIMEOUT,
     EndpointDelivery,
     is_listed_uri,
 )
 from mediatord.didcomm.messages import WrapError
 from mediatord.identity.v1_identity import V1Identity
 from mediatord.protocol import encoding
-from mediatord.protocol.didcomm.did_document import ServiceEndpoint
+from mediatord.protocol.didcomm.did_document import MAX_ROUTING_KEYS, ServiceEndpoint
 from mediatord.protocol.didcomm.jwe import ENCRYPTED_MEDIA_TYPE
-from mediatord.protocol.didcomm_v1.envelope import is_v1_envelope, pack_anoncrypt
+from mediatord.protocol.didcomm_v1.envelope import ENVELOPE_MEDIA_TYPE, is_v1_envelope, pack_anoncrypt
 from mediatord.protocol.didcomm_v1.keys import InvalidKey, encode_base58_key
 from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG
 from mediatord.ratelimit.registration import AccessList
@@ -40,8 +41,6 @@ from mediatord.store.interfaces.v1_connections import IV1ConnectionStore, V1Conn
 
 # Replies that may be under way for one address: many wallets of an organisation may share it.
 MAX_REPLIES_PER_PEER = 16
-# Routing keys that a message is wrapped for: each makes it a third longer.
-MAX_ROUTING_KEYS = 4
 MAX_WRAPPED_BYTES = 8_388_608
 
 # Seconds between two attempts for an account whose wallet sends requests.
@@ -59,7 +58,7 @@ SEARCH_INTERVAL = 3_600.0
 SEARCH_PAGE = 100
 _SEARCH_PAUSE = 0.01
 
-_ENVELOPE_MEDIA_TYPE = b"application/didcomm-envelope-enc"
+_ENVELOPE_MEDIA_TYPE = ENVELOPE_MEDIA_TYPE.encode("ascii")
 _V2_MEDIA_TYPE = ENCRYPTED_MEDIA_TYPE.encode("ascii")
 
 
@@ -104,9 +103,8 @@ class V1EndpointResolver:
 
     def resolve_connection(self, connection: V1Connection) -> list[ServiceEndpoint]:
         """The endpoint of a connection, if it has one that may be posted to."""
-        uri = connection.endpoint or ""
-        # Most wallets have none.
-        if not uri.lower().startswith(("http://", "https://")) or self._access.denies(connection.account):
+        uri = connection.endpoint
+        if uri is None or self._access.denies(connection.account):
             return []
         if is_listed_uri(uri, self._own_uris) or any(map(self._owns_key, connection.routing_keys)):
             return []
@@ -218,14 +216,15 @@ class V1EndpointDelivery(PeriodicTasks):
     def resume(self, connection: V1Connection) -> None:
         """The wallet has shown itself: deliver what is still queued for it, if it has an endpoint."""
         if self._delivers_mail and self.running and self._resolver.resolve_connection(connection):
-            self._resume(connection.account)
+            # What has just come may be under way in the process that took it.
+            self._resume(connection.account, POST_TIMEOUT)
 
-    def _resume(self, account: str) -> None:
+    def _resume(self, account: str, min_age: float = 0.0) -> None:
         backlog, now = self._find_backlog(account), self._clock.seconds()
         if 0 <= now - backlog.tried_at < CONTACT_PAUSE:
             backlog.retry_at = min(backlog.retry_at, backlog.tried_at + CONTACT_PAUSE)
             return
-        self._begin(self._read_queue(account))
+        self._begin(self._read_queue(account, min_age))
 
     def _find_backlog(self, account: str) -> _Backlog:
         backlog = self._backlogs.get(account)
@@ -267,8 +266,8 @@ class V1EndpointDelivery(PeriodicTasks):
         with outside_request():
             Deferred.fromCoroutine(run_logging_failures(work, self._what, self._warning))
 
-    async def _read_queue(self, account: str) -> None:
-        """Begin to deliver the oldest messages of an account."""
+    async def _read_queue(self, account: str, min_age: float = 0.0) -> None:
+        """Begin to deliver the oldest messages of an account, except younger ones than `min_age` seconds."""
         backlog, now = self._find_backlog(account), self._clock.seconds()
         backlog.tried_at, backlog.retry_at = now, now + backlog.pause
         backlog.pause = min(2 * backlog.pause, LAST_RETRY)
@@ -281,7 +280,7 @@ class V1EndpointDelivery(PeriodicTasks):
         if not messages:
             backlog.retry_at, backlog.pause = inf, FIRST_RETRY
         for message in messages:
-            if message.status == "pending":
+            if message.status == "pending" and not 0 <= now - message.received_at < min_age:
                 self._delivery.enqueue(message)
 
     async def _retry(self) -> None:

@@ -10,10 +10,18 @@ answer the invitation.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from mediatord.didcomm_v1.context import V1Context, V1Request, V1RequestHandler
-from mediatord.errors import InvalidBody, MediationNotGranted, MediatorError, MisaddressedMessage, SenderMismatch
+from mediatord.errors import (
+    InvalidBody,
+    MediationNotGranted,
+    MediatorError,
+    MisaddressedMessage,
+    SenderMismatch,
+    StoreUnavailable,
+)
 from mediatord.identity.mediator_identity import list_services
 from mediatord.protocol.didcomm_v1 import connections, did_exchange
 from mediatord.protocol.didcomm_v1.did_exchange import ConnectionRequest
@@ -21,15 +29,21 @@ from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG, V1Answer
 from mediatord.protocol.didcomm_v1.out_of_band import derive_invitation_id
 from mediatord.store.interfaces.v1_connections import MAX_CONNECTION_BYTES, V1Connection
 
-# Messages of an account that are removed at once.
+# Messages of an account that are removed at once, and attempts to remove it: forwards under way may still come.
 _PURGE_SIZE = 100
+_REMOVALS = 3
 
 
 class Handshake:
-    """Serves requests to connect and to disconnect, one method for each."""
+    """
+    Serves requests to connect and to disconnect, one method for each.
 
-    def __init__(self, context: V1Context) -> None:
+    :param end_pushes: have nothing more pushed to the sockets of an account.
+    """
+
+    def __init__(self, context: V1Context, end_pushes: Callable[[str], None]) -> None:
         self._context = context
+        self._end_pushes = end_pushes
         self._common = context.common
         self._endpoints = [uri for _, uri in list_services(context.public_url)]
         self._invitation_id = derive_invitation_id(context.public_url)
@@ -102,15 +116,27 @@ class Handshake:
         return V1Answer("did-rotate/1.0/problem-report", members)
 
     async def hang_up(self, request: V1Request) -> None:
-        """Remove the connection, and the account with what it has registered and what is queued for it."""
+        """
+        Remove the connection, and the account with what it has registered and what is queued for it.
+
+        The connection goes last, so that the wallet can repeat this if it fails.
+
+        :raise StoreUnavailable: likewise if messages keep coming.
+        """
         account = _require_connection(request).account
         administration = self._common.store.administration
         # First what is registered, so that nothing more comes.
         await administration.unregister_recipients(account)
-        for did in await administration.list_queued_dids(account):
-            await self._purge(did, account)
-        await self._context.connections.remove_connection(account)
-        await administration.remove_account(account)
+        self._end_pushes(account)
+        for _ in range(_REMOVALS):
+            for did in await administration.list_queued_dids(account):
+                await self._purge(did, account)
+            if await administration.remove_account(account):
+                return
+            if await self._common.store.get_account(account) is None:
+                await self._context.connections.remove_connection(account)
+                return
+        raise StoreUnavailable
 
     async def _admit(self, request: V1Request) -> str:
         """

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from sys import intern
 
-from twisted.internet.defer import DeferredSemaphore
+from twisted.internet.defer import Deferred, DeferredSemaphore
 
 from mediatord.delivery.connections import CompactMultiMap, TooManySubscriptions, WebSocketSession
 from mediatord.didcomm.pickup import QueuePickup
@@ -41,7 +41,7 @@ class V1LiveDelivery:
 
     async def begin_live(self, request: V1Request, account: Account, session: WebSocketSession) -> None:
         """
-        Push what comes from now on.
+        Push what comes from now on, unless another socket subscribes meanwhile.
 
         :raise LiveModeUnsupported: the socket has too many subscriptions.
         :raise StoreUnavailable: as for :meth:`mediatord.didcomm.pickup.LiveDelivery.subscribe`.
@@ -52,7 +52,8 @@ class V1LiveDelivery:
 
     async def begin_implicit(self, request: V1Request, account: Account) -> None:
         """
-        Push all that is queued, then all that comes; a ping over HTTP has no effect.
+        Push all that is queued, then all that comes, unless another socket subscribes meanwhile; a ping over HTTP has
+        no effect.
 
         :raise LiveModeUnsupported: as for :meth:`begin_live`, as is StoreUnavailable.
         """
@@ -76,8 +77,7 @@ class V1LiveDelivery:
             self._remember,
             self._recall,
         )
-        await self._subscribe(session, account.did, writer)
-        if self._common.connections.is_subscribed(session, account.did):
+        if await self._subscribe(session, account.did, writer):
             self._implicit[writer.account] = writer
             self._implicit_accounts.put(session, writer.account, None)
             writer.begin()
@@ -105,26 +105,40 @@ class V1LiveDelivery:
         if connection.implicit_pickup != "delivery":
             await self._remember(connection.account, "delivery")
 
-    def note_problem_report(self, account: Account) -> None:
+    def note_problem_report(self, request: V1Request, account: Account) -> None:
         """The wallet has reported a problem, perhaps with the first `delivery` that was pushed to it."""
         if account.did in self._implicit:
-            self._implicit[account.did].reject_delivery()
+            threads = request.message.thid, request.message.pthid
+            self._implicit[account.did].note_problem_report([id_ for id_ in threads if id_ is not None])
 
-    async def _subscribe(self, session: WebSocketSession, account: str, writer: LiveWriter) -> None:
-        connections, live = self._common.connections, self._context.live
+    async def _subscribe(self, session: WebSocketSession, account: str, writer: LiveWriter) -> bool:
+        """Whether no other subscription has followed meanwhile, and the socket is open."""
+        subscribing = Deferred.fromCoroutine(self._context.live.subscribe_recipient(session, account, writer))
+        # At once, so that of several the last one is left.
+        if self._is_writer(session, account, writer):
+            self._replace_others(session, account)
         try:
-            await live.subscribe_recipient(session, account, writer)
+            await subscribing
         except TooManySubscriptions:
             raise LiveModeUnsupported from None
         except StoreUnavailable:
-            self.end(session, account)
+            if self._is_writer(session, account, writer):
+                self.end(session, account)
             raise
+        return self._is_writer(session, account, writer)
+
+    def _is_writer(self, session: WebSocketSession, account: str, writer: LiveWriter) -> bool:
+        return (session, writer) in self._common.connections.subscribers(account)
+
+    def _replace_others(self, session: WebSocketSession, account: str) -> None:
+        """End all subscriptions of DIDComm v1 to an account but that of this socket."""
+        connections = self._common.connections
         if account in self._implicit:
             self._end_implicit(account)
         for other, recipient in connections.subscribers(account):
             if other is not session and isinstance(recipient, LiveWriter):
                 connections.unsubscribe(other, account)
-                live.requeue_pushes(other, account)
+                self._context.live.requeue_pushes(other, account)
 
     def _end_implicit(self, account: str) -> None:
         writer = self._implicit.pop(account)

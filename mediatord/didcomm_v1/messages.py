@@ -9,7 +9,7 @@ from mediatord.didcomm_v1.context import ReceivedV1Message, V1Request
 from mediatord.errors import DecryptionError, MediatorError, UnknownRecipient
 from mediatord.identity.v1_identity import V1Identity
 from mediatord.protocol.didcomm_v1 import envelope as v1_envelope
-from mediatord.protocol.didcomm_v1.envelope import Envelope, Recipient
+from mediatord.protocol.didcomm_v1.envelope import ENVELOPE_MEDIA_TYPE, Envelope, Recipient
 from mediatord.protocol.didcomm_v1.keys import SigningKey
 from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG, V1Answer, V1Message, parse_message, serialize_answer
 from mediatord.protocol.didcomm_v1.problem_report import (
@@ -24,7 +24,6 @@ from mediatord.runtime.request_time import measure_time
 from mediatord.store.interfaces.v1_connections import IV1ConnectionStore, V1Connection
 
 # RFC 0044, and what libraries sent before.
-ENVELOPE_MEDIA_TYPE = "application/didcomm-envelope-enc"
 OLD_MEDIA_TYPE = "application/ssi-agent-wire"
 # Recipients of an envelope that are looked up: a request to the mediator has one.
 _MAX_LOOKUPS = 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Set
 from dataclasses import replace
+from math import inf
 from typing import NamedTuple
 
 from mediatord.didcomm.pickup import DELIVERY_BYTES, QueuePickup
@@ -18,17 +19,20 @@ from mediatord.protocol.didcomm_v1.message_pickup import (
     BATCH,
     DELIVERY,
     LIST_RESPONSE,
+    MAX_DELIVERY,
     STATUS,
     STATUS_1,
     make_batch_members,
     make_delivery_members,
     make_status_members,
 )
-from mediatord.store.interfaces.messages import QueueStatus, StoredMessage
+from mediatord.store.interfaces.messages import ArrivalWindow, QueueStatus, StoredMessage
 from mediatord.store.interfaces.store import Account
 
 # Ids of messages in the last batches of all accounts; a forgotten batch is handed out again.
 MAX_BATCH_IDS = 100_000
+# Pushed messages that are looked through for others behind them.
+_MAX_SKIPPED = 100
 
 
 class _Batch(NamedTuple):
@@ -36,12 +40,12 @@ class _Batch(NamedTuple):
     What an account was handed out last.
 
     :param at: when.
-    :param is_repeated: whether it was handed out before, so that there is no third time.
+    :param repeated: those that were handed out before, so that there is no third time.
     """
 
     ids: tuple[str, ...]
     at: float
-    is_repeated: bool
+    repeated: frozenset[str]
 
 
 class _LastBatches:
@@ -200,13 +204,16 @@ class V1Pickup:
         """Number of the queued messages that the wallet has to ask for."""
         if self._live.is_implicit(account.did):
             return 0
-        left = max(0, queued - len(self._context.live.find_unacknowledged(account.did)))
-        if left and self._common.node:
-            # Others may have pushed some of them, which are marked.
-            limit = self._common.delivery_limit
-            reading = self._common.store.fetch_messages(account.did, None, limit=limit, max_bytes=DELIVERY_BYTES)
-            left = sum(message.status == "pending" for message in await reading)
-        return left
+        pushed = self._context.live.find_unacknowledged(account.did)
+        left = max(0, queued - len(pushed))
+        if not queued or (left and not self._common.node):
+            return left
+        # Some that were pushed here may be queued no longer; other nodes may have pushed others, which are marked.
+        store, limit = self._common.store, min(len(pushed), _MAX_SKIPPED) + MAX_DELIVERY
+        arrivals = await store.find_arrivals([account.did], ArrivalWindow(0.0, inf), limit=limit)
+        ids = [one.id for one in arrivals if one.id not in pushed][:MAX_DELIVERY]
+        messages = await store.find_messages(ids) if ids else []
+        return sum(not self._common.node or message.status == "pending" for message in messages)
 
     async def _live_delivery_change(self, request: V1Request, account: Account) -> V1Answer:
         """Switch pushing to this socket on or off; what is queued is fetched by delivery requests."""
@@ -228,18 +235,24 @@ class V1Pickup:
     async def _batch_pickup(self, request: V1Request, account: Account) -> V1Answer:
         """
         The oldest messages. They are removed by the next request, as there is no acknowledgement; if that comes late,
-        the answer to the last one may be lost, and they are handed out once more.
+        the answer to the last one may be lost, and they are handed out once more. A wallet that repeats a request at
+        once, as it has lost the answer, cannot be told from one that fetches more: it loses the batch.
         """
         size = message_pickup.parse_batch_size(request.message.members, self._common.delivery_limit)
         self._queue.note_poll(account)
         now, last = self._common.clock.seconds(), self._batches.get(account.did)
-        is_late = last is not None and not 0 <= now - last.at < self._common.push_timeout
-        if last is not None and (last.is_repeated or not is_late):
-            await self._queue.acknowledge(account.did, last.ids)
-            self._batches.discard(account.did)
-            is_late = False
+        repeated: frozenset[str] = frozenset()
+        if last is not None:
+            is_late = not 0 <= now - last.at < self._common.push_timeout
+            if done := last.repeated if is_late else last.ids:
+                await self._queue.acknowledge(account.did, tuple(done))
+            if is_late:
+                repeated = frozenset(last.ids)
+            else:
+                self._batches.discard(account.did)
         messages = await self._queue.fetch(account, None, size, request.record.session)
-        self._batches.put(account.did, _Batch(tuple(message.id for message in messages), now, is_late))
+        ids = tuple(message.id for message in messages)
+        self._batches.put(account.did, _Batch(ids, now, repeated.intersection(ids)))
         return V1Answer(BATCH, make_batch_members(list_payloads(messages)))
 
     async def _status_request_1(self, request: V1Request, account: Account) -> V1Answer:

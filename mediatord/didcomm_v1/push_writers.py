@@ -12,11 +12,11 @@ are not pushed, but read in their order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from twisted.internet.defer import Deferred, DeferredSemaphore
 from twisted.internet.interfaces import IDelayedCall
@@ -31,7 +31,7 @@ from mediatord.protocol.didcomm_v1.message import V1Answer
 from mediatord.protocol.didcomm_v1.message_pickup import DELIVERY, MAX_DELIVERY, make_delivery_members
 from mediatord.runtime.failure_logging import redact_failure
 from mediatord.runtime.request_time import outside_request
-from mediatord.store.interfaces.messages import ArrivalWindow, StoredMessage
+from mediatord.store.interfaces.messages import ArrivalWindow, StoredMessage, new_didcomm_message_id
 from mediatord.store.interfaces.v1_connections import ImplicitPickup
 
 _log = Logger()
@@ -78,10 +78,10 @@ class LiveWriter:
     def _send_delivery(self, session: WebSocketSession, messages: Sequence[StoredMessage]) -> bool:
         return session.send(self.make_delivery(messages))
 
-    def make_delivery(self, messages: Sequence[StoredMessage]) -> bytes:
-        """A packed `delivery` that answers no request."""
+    def make_delivery(self, messages: Sequence[StoredMessage], id_: str | None = None) -> bytes:
+        """A packed `delivery` that answers no request. :param id_: of it; None for a new one."""
         members = make_delivery_members([(message.id, message.payload) for message in messages])
-        return self._pack(V1Answer(DELIVERY, members, has_thread=False), self.account, self._prefix)
+        return self._pack(V1Answer(DELIVERY, members, has_thread=False, id=id_), self.account, self._prefix)
 
 
 def write_safely(session: WebSocketSession, write: Callable[[], bool]) -> bool:
@@ -96,6 +96,13 @@ def write_safely(session: WebSocketSession, write: Callable[[], bool]) -> bool:
         _log.failure("writing to a socket failed", redact_failure())
         close_ignoring_errors(session, 1011, "internal error")
         return False
+
+
+class _Probe(NamedTuple):
+    """A first `delivery` that is not acknowledged yet, and the message in it."""
+
+    delivery_id: str
+    message_id: str
 
 
 class ImplicitWriter(LiveWriter):
@@ -113,11 +120,11 @@ class ImplicitWriter(LiveWriter):
         "_how",
         "_is_behind",
         "_is_ended",
-        "_is_probing",
         "_is_pushing_page",
         "_is_reading",
         "_is_removing",
         "_live",
+        "_probe",
         "_probe_timer",
         "_queue",
         "_read_ids",
@@ -162,7 +169,7 @@ class ImplicitWriter(LiveWriter):
         self._is_pushing_page = False
         self._is_ended = False
         self._retry_timer: IDelayedCall | None = None
-        self._is_probing = False
+        self._probe: _Probe | None = None
         self._probe_timer: IDelayedCall | None = None
         # Of bare envelopes that the wallet has read.
         self._read_ids: list[str] = []
@@ -190,14 +197,23 @@ class ImplicitWriter(LiveWriter):
         if self._how != "delivery":
             self._how = "delivery"
             self._stop_probe()
+            self._schedule(0.0)
 
-    def reject_delivery(self) -> None:
-        """The wallet has reported a problem; with the first `delivery`, if that is not acknowledged yet."""
-        if not self._is_probing:
-            return
+    def note_problem_report(self, named: Collection[str]) -> None:
+        """
+        The wallet has reported a problem; with the first `delivery`, if that is not acknowledged yet.
+
+        :param named: the threads that the report names, if any.
+        """
+        if self._probe is not None and (not named or self._probe.delivery_id in named):
+            self._reject_delivery()
+
+    def _reject_delivery(self) -> None:
+        """The wallet does not speak Message Pickup 2.0."""
         self._how = "raw"
         self._is_behind = True
         self._stop_probe()
+        self._schedule(0.0)
         self._live.requeue_pushes(self.session, self.account)
         self._run(self._remember(self.account, "raw"))
 
@@ -212,7 +228,7 @@ class ImplicitWriter(LiveWriter):
         new = [message for message in messages if message.id not in self._unacknowledged]
         some = new[: self._count_free()]
         if self._how == "unknown":
-            taken = some[:1] if some and self._probe(some[0]) else []
+            taken = some[:1] if some and self._send_probe(some[0]) else []
         elif self._how == "delivery":
             taken = list(super().push(self.session, some))
         else:
@@ -230,7 +246,7 @@ class ImplicitWriter(LiveWriter):
     def _count_free(self) -> int:
         """Number of messages that may be pushed now."""
         if self._how == "unknown":
-            return 0 if self._is_probing else 1
+            return 0 if self._probe is not None else 1
         return max(0, (MAX_DELIVERED if self._how == "delivery" else MAX_BARE) - len(self._unacknowledged))
 
     def _write_bare(self, message: StoredMessage) -> bool:
@@ -253,44 +269,53 @@ class ImplicitWriter(LiveWriter):
         finally:
             self._is_removing = False
 
-    def _probe(self, message: StoredMessage) -> bool:
+    def _send_probe(self, message: StoredMessage) -> bool:
         """Write a single message as `delivery`, to find out whether the wallet acknowledges it."""
-        frame = self.make_delivery([message])
+        probe = _Probe(new_didcomm_message_id(), message.id)
+        frame = self.make_delivery([message], probe.delivery_id)
         if not write_safely(self.session, lambda: self.session.send_with_receipt(frame, self._probe_read)):
             return False
-        self._is_probing = True
+        self._probe = probe
         return True
 
     def _probe_read(self) -> None:
-        if self._is_probing and not self._is_ended:
+        if self._probe is not None and self._probe_timer is None and not self._is_ended:
             self._probe_timer = self._context.clock.callLater(PROBE_SECONDS, self._probe_overdue)
 
     def _probe_overdue(self) -> None:
         self._run(self._judge_probe(is_overdue=True))
 
     async def _judge_probe(self, *, is_overdue: bool) -> None:
-        """The wallet may have acknowledged elsewhere; if it has not, and had the time, it does not acknowledge."""
-        how = await self._recall(self.account)
-        if self._is_ended or not self._is_probing:
+        """
+        The wallet may have acknowledged elsewhere; if it has not, and had the time, it does not acknowledge. Else the
+        message was removed otherwise, which says nothing, and the next one is the probe.
+        """
+        probe, how = self._probe, await self._recall(self.account)
+        if self._is_ended or probe is None or self._probe is not probe:
             return
         if how == "delivery":
             self.accept_deliveries()
         elif is_overdue:
-            self.reject_delivery()
+            self._reject_delivery()
+        else:
+            self._stop_probe()
+            self._schedule(0.0)
 
     def _stop_probe(self) -> None:
-        self._is_probing = False
+        self._probe = None
         if self._probe_timer is not None and self._probe_timer.active():
             self._probe_timer.cancel()
         self._probe_timer = None
-        self._schedule(0.0)
 
     def _push_ended(self, id_: str, is_removed: bool) -> None:
-        """A message was removed, or is pending again."""
+        """A message was removed, or is pending again; if it was the probe, another one follows."""
         self._unacknowledged.discard(id_)
         self._is_behind = self._is_behind or not is_removed
-        if is_removed and self._is_probing:
-            self._run(self._judge_probe(is_overdue=False))
+        if self._probe is not None and self._probe.message_id == id_:
+            if is_removed:
+                self._run(self._judge_probe(is_overdue=False))
+            else:
+                self._stop_probe()
         self._schedule(0.0 if is_removed else RETRY_SECONDS)
 
     def _schedule(self, delay: float) -> None:

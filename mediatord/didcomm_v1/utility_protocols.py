@@ -12,9 +12,8 @@ from mediatord.didcomm.utility_protocols import list_push_features, match_featur
 from mediatord.didcomm_v1.context import V1Context, V1Request, V1RequestHandler
 from mediatord.didcomm_v1.live_delivery import V1LiveDelivery
 from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG, OLD_PREFIX, V1Answer
+from mediatord.protocol.didcomm_v1.out_of_band import GOAL_CODE
 
-# What wallets of the Aries Interop Profile know a mediator by.
-_GOAL_CODE = "aries.vc.mediate"
 _SUPPORTED_PROTOCOLS: dict[str, list[str]] = {
     "connections/1.0": ["inviter"],
     "coordinate-mediation/1.0": ["mediator"],
@@ -41,7 +40,7 @@ class V1UtilityProtocols:
         self._live = live
 
     def handlers(self) -> dict[str, V1RequestHandler]:
-        """By type without prefix. A problem report is never answered, as that could be answered in turn."""
+        """By type without prefix. A problem report is never answered, as the answer could be answered again."""
         return {
             "trust_ping/1.0/ping": self.ping,
             "trust_ping/1.0/ping_response": self.ignore,
@@ -66,7 +65,7 @@ class V1UtilityProtocols:
     async def problem_report(self, request: V1Request) -> V1Answer | None:
         """It may be about a message that was pushed."""
         if request.account is not None:
-            self._live.note_problem_report(request.account)
+            self._live.note_problem_report(request, request.account)
         return None
 
     async def query(self, request: V1Request) -> V1Answer:
@@ -108,7 +107,7 @@ def _list_features() -> list[dict[str, Any]]:
     for name, roles in _SUPPORTED_PROTOCOLS.items():
         feature: dict[str, Any] = {"feature-type": "protocol", "id": DIDCOMM_ORG + name}
         features.append({**feature, "roles": roles} if roles else feature)
-    return [*features, {"feature-type": "goal-code", "id": _GOAL_CODE}]
+    return [*features, {"feature-type": "goal-code", "id": GOAL_CODE}]
 
 
 def _change_prefix(text: str, old: str, new: str) -> str:

@@ -188,7 +188,7 @@ class DIDCommSocket(MediationRequests, WalletWebSocket):  # type: ignore[misc]  
             self._pending.pop(thread, None)
 
     async def live(self, on: bool = True) -> QueueStatus:
-        """Turn live delivery on or off."""
+        """Switch live delivery on or off."""
         return read_status(await self.request(f"{PICKUP}/live-delivery-change", {"live_delivery": on}))
 
     def frame_received(self, payload: bytes) -> None:

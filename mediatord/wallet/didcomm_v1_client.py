@@ -17,7 +17,7 @@ from twisted.web.http_headers import Headers
 
 from mediatord.protocol import encoding
 from mediatord.protocol.didcomm.push_notifications import PUSH_PROTOCOLS, PushServiceName
-from mediatord.protocol.didcomm_v1.envelope import pack_authcrypt
+from mediatord.protocol.didcomm_v1.envelope import ENVELOPE_MEDIA_TYPE, pack_authcrypt
 from mediatord.protocol.didcomm_v1.keys import InvalidKey, KeySpelling, SigningKey, parse_key, spell_key
 from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG, V1Message, parse_type
 from mediatord.wallet.didcomm_client import (
@@ -39,8 +39,6 @@ from mediatord.wallet.didcomm_v1_messages import (
     unpack_v1_message,
     wrap_in_v1_forwards,
 )
-
-ENVELOPE_MEDIA_TYPE = "application/didcomm-envelope-enc"
 
 COORDINATION = "coordinate-mediation/1.0"
 PICKUP_2 = "messagepickup/2.0"

@@ -285,7 +285,7 @@ class V1Handshake:
             raise UnreadableMessage("a response in another thread")
         try:
             did, document = self._read_document(message)
-            keys = parse_wallet_document(did, document).recipient_keys
+            keys = parse_wallet_document(did, document).keys
         except (MediatorError, ValueError) as error:
             raise UnreadableMessage(type(error).__name__) from error
         return V1Mediator(did, keys[0], *_read_endpoints(document))

@@ -72,7 +72,7 @@ class V1Socket(V1Requests, WalletWebSocket):  # type: ignore[misc]  # of Autobah
             self._pending.pop(thread, None)
 
     async def live(self, on: bool = True) -> V1QueueStatus:
-        """Turn live delivery on or off."""
+        """Switch live delivery on or off."""
         return read_v1_status(await self.request(f"{PICKUP_2}/live-delivery-change", {"live_delivery": on}))
 
     def start_implicit_pickup(self) -> None:

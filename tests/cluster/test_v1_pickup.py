@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mediatord.didcomm_v1.push_writers import MAX_BARE, MAX_DELIVERED, RETRY_SECONDS
+from mediatord.didcomm_v1.push_writers import MAX_BARE, MAX_DELIVERED, PROBE_SECONDS, RETRY_SECONDS
 from mediatord.store.interfaces.v1_connections import ImplicitPickup
 from tests.cluster.in_memory_cluster import InMemoryClusterTestCase, InMemoryNode
 from tests.didcomm_v1.in_memory_wallet import InMemoryV1Wallet, compose, pack_forward
@@ -81,6 +81,35 @@ class V1PickupTests(V1ClusterTestCase):
         self.forward(self.a, at_a, 3)
         first, *_ = read_delivery(at_b.answer(DELIVERY_REQUEST, limit=10))
         self.assertEqual(self.acknowledge(at_b, first), 2)
+
+    def test_stale_pushes(self) -> None:
+        """Pushes at one node that were acknowledged at another hide no message that no socket has taken."""
+        at_a, at_b = self.connect("delivery")
+        socket = self.a.socket()
+        at_a.answer(LIVE_DELIVERY_CHANGE, live_delivery=True, socket=socket)
+        self.forward(self.a, at_a, 1)
+        self.assertEqual(self.acknowledge(at_b, *self.take_pushes(at_a, socket)), 0)
+        socket.takes = False
+        self.forward(self.a, at_a, 1)
+        self.assertEqual(self.acknowledge(at_a, "none"), 1)
+
+    def test_probe_is_acknowledged_elsewhere(self) -> None:
+        """A first delivery at one node that is acknowledged at another was not ignored."""
+        at_a, at_b = self.connect("unknown")
+        sent = self.forward(self.a, at_a, 1)
+        socket = self.begin(at_a)
+        pushed = self.take_pushes(at_a, socket)
+        self.assertEqual(list(pushed.values()), sent)
+        socket.confirm()
+        self.acknowledge(at_b, *pushed)
+        self.clock.advance(PROBE_SECONDS)
+        self.settle()
+        getting = self.a.store.v1_connections.get_connection(at_a.key.did_key)
+        connection = self.successResultOf(getting)
+        assert connection is not None
+        self.assertEqual(connection.implicit_pickup, "delivery")
+        sent = self.forward(self.b, at_b, 1)
+        self.assertEqual(list(self.take_pushes(at_a, socket).values()), sent)
 
     def test_bare_envelopes(self) -> None:
         """A backlog, then messages that come to either node: each once."""

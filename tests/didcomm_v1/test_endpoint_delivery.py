@@ -11,13 +11,17 @@ from twisted.internet.defer import Deferred, fail, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.app.protocol_services import list_own_uris
-from mediatord.didcomm.endpoint_delivery import MAX_CONCURRENT_POSTS_PER_V1_ACCOUNT, MAX_PENDING_PER_ACCOUNT
+from mediatord.didcomm.endpoint_delivery import (
+    MAX_CONCURRENT_POSTS_PER_V1_ACCOUNT,
+    MAX_PENDING_PER_ACCOUNT,
+    POST_TIMEOUT,
+    EndpointDelivery,
+)
 from mediatord.didcomm_v1.endpoint_delivery import (
     CONTACT_PAUSE,
     FIRST_RETRY,
     LAST_RETRY,
     MAX_REPLIES_PER_PEER,
-    MAX_ROUTING_KEYS,
     RETRIES_INTERVAL,
     SEARCH_INTERVAL,
     V1EndpointDelivery,
@@ -25,6 +29,7 @@ from mediatord.didcomm_v1.endpoint_delivery import (
 )
 from mediatord.errors import StoreUnavailable
 from mediatord.net.outbound_http import OutboundAddressError, OutboundRequestError
+from mediatord.protocol.didcomm.did_document import MAX_ROUTING_KEYS
 from mediatord.protocol.didcomm_v1.envelope import Envelope, open_envelope, pack_anoncrypt, parse_envelope
 from mediatord.protocol.didcomm_v1.keys import SigningKey, encode_base58_key
 from mediatord.protocol.didcomm_v1.message import parse_message
@@ -206,15 +211,13 @@ class DeliveryTests(V1EndpointTestCase):
         self.assertEqual((posted.body, posted.content_type), (payload, b"application/didcomm-encrypted+json"))
 
     def test_no_endpoint(self) -> None:
-        """Without an endpoint, with one that is ours or no http(s), or denied, the message just stays queued."""
+        """Without an endpoint, with one that is ours, or denied, the message just stays queued."""
         for endpoint in (
             None,
             f"{OWN_URL}/didcomm",
             f"{OWN_URL}/didcomm/",
             "HTTPS://Mediator.Example.:443//x/../%64idcomm?a#b",
             "http://mediator.example/didcomm",
-            "didcomm:transport/queue",
-            "ws://x.example",
         ):
             self.start()
             self.connections.put(replace(CONNECTION, endpoint=endpoint))
@@ -457,3 +460,26 @@ class ReplyTests(V1EndpointTestCase):
         self.assertTrue(self.delivery.can_reply(CONNECTION, "192.0.2.99"))
         respond(self.poster.take_posts()[0], 200)
         self.assertTrue(self.delivery.can_reply(CONNECTION, PEER))
+
+
+class ProcessTests(V1EndpointTestCase):
+    """Several processes on one store."""
+
+    def test_new_mail_is_posted_by_one_process(self) -> None:
+        """A request that another process gets has it not post what has just come, but what has stayed queued."""
+        first = self.in_memory.didcomm.endpoints
+        second = EndpointDelivery(
+            self.in_memory.clock, self.store, first._targets, first._http_client, first._recorder
+        )
+        other = V1EndpointDelivery(
+            self.in_memory.clock, self.store, cast(Any, self.connections), self.resolver, second
+        )
+        other.startService()
+        self.addCleanup(other.stopService)
+        self.advance(3 * CONTACT_PAUSE)
+        self.forward()
+        other.resume(CONNECTION)
+        self.poster.take_post()
+        self.advance(POST_TIMEOUT)
+        other.resume(CONNECTION)
+        self.assertEqual(len(self.poster.take_posts()), 1)

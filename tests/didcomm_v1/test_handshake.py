@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import patch
 
-from twisted.internet.defer import fail
+from twisted.internet.defer import fail, succeed
 from twisted.trial.unittest import SynchronousTestCase
 
 from mediatord.errors import RegistrationCapacityExceeded, StoreUnavailable
@@ -451,6 +451,44 @@ class ConnectedTests(HandshakeTestCase):
         mediator = self.connect(self.start())
         self.assertNotEqual(mediator.key, self.mediator.key)
         self.assertEqual(self.ask(mediator, self.key, "messagepickup/2.0/status-request").status, 200)
+
+    def test_hangup_is_repeated(self) -> None:
+        """A hangup that the store fails in leaves the connection, so that the wallet can repeat it."""
+        message = compose_v1_message("did-rotate/1.0/hangup", return_route="all")
+        packed = pack_authcrypt(encoding.dumps(message), self.mediator.key, self.key)
+        self.forward()
+        administration = self.in_memory.store.administration
+        for operation in ("unregister_recipients", "list_queued_dids", "purge", "remove_account"):
+            with patch.object(administration, operation, lambda *args: fail(StoreUnavailable())):
+                self.assertEqual(self.in_memory.receive(packed).status, 503, operation)
+        self.assertEqual(self.in_memory.receive(packed).status, 202)
+        self.assertIsNone(self.find(self.key))
+        self.assertIsNone(self.successResultOf(self.in_memory.store.get_account(self.key.did_key)))
+
+    def test_hangup_while_mail_comes(self) -> None:
+        """A message that arrives after the others were removed is removed, too."""
+        administration, late = self.in_memory.store.administration, [self.recipient.did_key]
+        list_queued_dids = administration.list_queued_dids
+
+        def list_too_early(account: str) -> Any:
+            listed = list_queued_dids(account)
+            return succeed([]) if late and late.pop() else listed
+
+        self.forward()
+        with patch.object(administration, "list_queued_dids", list_too_early):
+            self.hang_up()
+        self.assertIsNone(self.find(self.key))
+        self.assertEqual(len(self.in_memory.events("msg.remove")), 1)
+
+    def test_hangup_ends_pushes(self) -> None:
+        """The sockets of the wallet are those of no account any more."""
+        socket, connections = self.in_memory.socket(), self.in_memory.base.connections
+        type_, members = "messagepickup/2.0/live-delivery-change", {"live_delivery": True}
+        message = compose_v1_message(type_, members, return_route="all")
+        self.in_memory.receive(pack_authcrypt(encoding.dumps(message), self.mediator.key, self.key), socket)
+        self.assertTrue(connections.is_subscribed(socket, self.key.did_key))
+        self.hang_up()
+        self.assertFalse(connections.is_subscribed(socket, self.key.did_key))
 
     def test_hangup_without_account(self) -> None:
         """A connection without an account is removed likewise."""

@@ -8,6 +8,7 @@ from typing import Any
 from twisted.internet.defer import Deferred
 
 from mediatord.delivery.connections import MAX_DIDS_PER_SOCKET
+from mediatord.didcomm.messages import MessageOrigin
 from mediatord.didcomm_v1.push_writers import MAX_BARE, MAX_DELIVERED, MAX_READERS, PAGE_SIZE, PROBE_SECONDS
 from mediatord.errors import StoreUnavailable
 from mediatord.protocol.didcomm_v1.message import OLD_PREFIX
@@ -15,7 +16,7 @@ from mediatord.store.interfaces.messages import AcknowledgementRequest
 from mediatord.store.interfaces.v1_connections import ImplicitPickup
 from tests.didcomm_v1.in_memory_wallet import InMemoryV1Wallet, compose
 from tests.didcomm_v1.test_pickup import LIVE_DELIVERY_CHANGE, STATUS_REQUEST, PickupTestCase
-from tests.in_memory_mediator import FakeSocket
+from tests.in_memory_mediator import PEER, FakeSocket
 
 PING = "trust_ping/1.0/ping"
 
@@ -126,6 +127,27 @@ class BareTests(ImplicitTestCase):
         self.assertEqual(self.count_stored(), 1)
         self.confirm(again)
         self.assertEqual(self.count_stored(), 0)
+
+    def test_two_sockets_at_once(self) -> None:
+        """The later one gets everything, once."""
+        waiting: list[Deferred[None]] = []
+
+        def record(session: Any, account: str) -> Deferred[None]:
+            waiting.append(Deferred())
+            return waiting[-1]
+
+        self.patch(self.in_memory.didcomm.live, "_record_backlog", record)
+        sent = self.forward("a")
+        first, second = self.in_memory.socket(), self.in_memory.socket()
+        route: dict[str, Any] = {"~transport": {"return_route": "all"}}
+        for socket in (first, second):
+            ping = self.wallet.pack(compose(PING, response_requested=False, **route))
+            Deferred.fromCoroutine(self.in_memory.didcomm.receive(ping, MessageOrigin(PEER, socket)))
+        for done in waiting:
+            done.callback(None)
+        self.in_memory.clock.advance(0)
+        sent += self.forward("b")
+        self.assertEqual((first.frames, self.take_bare(second)), ([], sent))
 
     def test_removed_account(self) -> None:
         """None of its sockets gets anything, whatever is unread and in whichever way they subscribed."""
@@ -452,6 +474,21 @@ class ProbeTests(ImplicitTestCase):
         self.in_memory.clock.advance(0)
         self.assert_bare(socket, sent)
 
+    def test_refused_by_thread(self) -> None:
+        """A report counts if it names the delivery, as thread or parent, but not if it names another message."""
+        for name in ("thid", "pthid"):
+            wallet = InMemoryV1Wallet(self.in_memory, name).enrol()
+            sent = self.forward("a", wallet=wallet)
+            socket = self.begin(wallet=wallet)
+            delivery = wallet.open(socket.frames.pop())
+            for thread in ("another", delivery.id):
+                self.in_memory.clock.advance(0)
+                self.assertEqual(socket.frames, [])
+                report: dict[str, Any] = {"description": {"code": "unsupported"}, "~thread": {name: thread}}
+                wallet.ask("notification/1.0/problem-report", socket=socket, **report)
+            self.in_memory.clock.advance(0)
+            self.assertEqual(self.take_bare(socket), sent)
+
     def test_other_problem_report(self) -> None:
         """One that comes when nothing is being found out changes nothing."""
         socket = self.begin()
@@ -481,6 +518,41 @@ class ProbeTests(ImplicitTestCase):
         self.in_memory.clock.advance(2 * PROBE_SECONDS)
         self.assertEqual(self.get_preference(), "unknown")
         self.assertEqual(list(self.take_pushes(self.begin()).values()), sent[:1])
+
+    def test_overdue(self) -> None:
+        """A delivery that the wallet has not read is sent again; it may be read then."""
+        socket, sent, _ = self.probe()
+        socket.receipts.clear()
+        self.pass_overdue()
+        self.assertEqual(list(self.take_pushes(socket).values()), sent[:1])
+        self.confirm(socket)
+        self.in_memory.clock.advance(PROBE_SECONDS)
+        self.in_memory.clock.advance(0)
+        self.assert_bare(socket, sent)
+
+    def test_removed(self) -> None:
+        """Nothing is concluded from a message that is gone; the next one is sent likewise."""
+        socket, sent, first = self.probe()
+        self.confirm(socket)
+        (id_,) = first
+        self.successResultOf(self.in_memory.store.acknowledge(self.wallet.key.did_key, [id_]))
+        self.in_memory.didcomm.live.resolve_push(id_)
+        self.in_memory.clock.advance(0)
+        self.assertEqual(list(self.take_pushes(socket).values()), sent[1:2])
+        self.in_memory.clock.advance(2 * PROBE_SECONDS)
+        self.assertEqual((socket.frames, self.get_preference()), ([], "unknown"))
+
+    def test_late_and_new_receipts(self) -> None:
+        """Those of a delivery and of its repetition are one sign that the wallet reads, not two."""
+        socket, sent, first = self.probe()
+        self.pass_overdue()
+        self.assertEqual(self.take_pushes(socket), first)
+        self.confirm(socket, 1)
+        self.confirm(socket, 1)
+        self.acknowledge(*first)
+        self.in_memory.clock.advance(2 * PROBE_SECONDS)
+        self.assertEqual(list(self.take_pushes(socket).values()), sent[1:])
+        self.assertEqual(self.get_preference(), "delivery")
 
     def test_first_message_is_live(self) -> None:
         """The same, if the queue was empty."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from twisted.internet.defer import Deferred
 from twisted.trial.unittest import SynchronousTestCase
 
+from mediatord.delivery import connections
+from mediatord.didcomm.messages import MessageOrigin
 from mediatord.didcomm_v1 import pickup
 from mediatord.errors import StoreUnavailable
 from mediatord.protocol import encoding
@@ -13,7 +16,7 @@ from mediatord.protocol.didcomm_v1.keys import encode_base58_key
 from mediatord.protocol.didcomm_v1.message import OLD_PREFIX, V1Message
 from mediatord.store.interfaces.v1_connections import ImplicitPickup
 from tests.didcomm_v1.in_memory_wallet import InMemoryV1Wallet, compose, make_key, pack_forward
-from tests.in_memory_mediator import NOW, FakeSocket, InMemoryMediator
+from tests.in_memory_mediator import NOW, PEER, FakeSocket, InMemoryMediator
 
 STATUS_REQUEST = "messagepickup/2.0/status-request"
 DELIVERY_REQUEST = "messagepickup/2.0/delivery-request"
@@ -384,6 +387,68 @@ class LiveTests(PickupTestCase):
         self.in_memory.didcomm.live.requeue_overdue_pushes()
         self.assertEqual(self.acknowledge(first).members["message_count"], 1)
 
+    def test_expired_push(self) -> None:
+        """It hides no other message that waits, which the socket has not taken."""
+        socket = self.go_live()
+        timing = {"expires_time": int(self.in_memory.clock.seconds()) + 5}
+        forward = pack_forward(
+            self.in_memory, self.wallet.recipient_base58, self.wallet.make_payload("brief"), **{"~timing": timing}
+        )
+        self.assertEqual(self.in_memory.receive(forward).status, 202)
+        self.assertEqual(len(self.take_pushes(socket)), 1)
+        self.in_memory.clock.advance(6)
+        self.assertEqual(self.acknowledge().members["message_count"], 0)
+        socket.takes = False
+        self.forward("a")
+        self.assertEqual(self.acknowledge().members["message_count"], 1)
+
+    def test_many_pushes(self) -> None:
+        """The status counts what waits behind more pushes than it looks through, once those are acknowledged."""
+        socket = self.go_live()
+        self.forward_many(3)
+        first, *others = self.take_pushes(socket)
+        # By another process, which does not tell.
+        store = self.in_memory.store
+        self.successResultOf(store.acknowledge(self.wallet.key.did_key, [first]))
+        socket.takes = False
+        self.forward("a")
+        self.patch(pickup, "_MAX_SKIPPED", 0)
+        self.patch(pickup, "MAX_DELIVERY", 1)
+        counts = [self.acknowledge(id_).members["message_count"] for id_ in others]
+        self.assertEqual(counts, [0, 1])
+
+    def test_two_sockets_at_once(self) -> None:
+        """The later one is subscribed, and the other one is told that it is not."""
+        waiting: list[Deferred[None]] = []
+
+        def record(session: Any, account: str) -> Deferred[None]:
+            waiting.append(Deferred())
+            return waiting[-1]
+
+        self.patch(self.in_memory.didcomm.live, "_record_backlog", record)
+        first, second = self.in_memory.socket(), self.in_memory.socket()
+        replies, route = [], dict[str, Any]({"~transport": {"return_route": "all"}})
+        for socket in (first, second):
+            change = self.wallet.pack(compose(LIVE_DELIVERY_CHANGE, live_delivery=True, **route))
+            replies.append(
+                Deferred.fromCoroutine(self.in_memory.didcomm.receive(change, MessageOrigin(PEER, socket)))
+            )
+        for done in waiting:
+            done.callback(None)
+        statuses = [self.wallet.open(self.successResultOf(reply).body) for reply in replies]
+        self.assertEqual([status.members["live_delivery"] for status in statuses], [False, True])
+        self.forward("a")
+        self.assertEqual((len(first.frames), len(second.frames)), (0, 1))
+
+    def test_refused_socket_replaces_none(self) -> None:
+        """One that has too many subscriptions leaves those of others."""
+        old, full = self.go_live(), self.in_memory.socket()
+        self.patch(connections, "MAX_DIDS_PER_SOCKET", 0)
+        report = self.wallet.answer(LIVE_DELIVERY_CHANGE, live_delivery=True, socket=full)
+        self.assertEqual(report.type.name, "problem-report")
+        self.forward("a")
+        self.assertEqual((len(old.frames), len(full.frames)), (1, 0))
+
     def test_several_wallets_on_one_socket(self) -> None:
         """Each gets its own, and the status of one leaves out nothing of the other."""
         socket, other = self.go_live(), InMemoryV1Wallet(self.in_memory, "other").enrol()
@@ -436,6 +501,19 @@ class BatchTests(PickupTestCase):
         self.assertEqual(self.batch(batch_size=1), first)
         self.in_memory.clock.advance(late)
         self.assertEqual(self.batch(batch_size=1), second)
+
+    def test_new_messages_in_repeated_batch(self) -> None:
+        """They have the same second chance as others."""
+        first = self.forward("a")
+        self.assertEqual(self.batch(), first)
+        late = self.in_memory.config.queue.delivered_timeout + 1
+        self.in_memory.clock.advance(late)
+        new = self.forward("b", "c")
+        self.assertEqual(self.batch(), first + new)
+        self.in_memory.clock.advance(late)
+        self.assertEqual(self.batch(), new)
+        self.in_memory.clock.advance(late)
+        self.assertEqual(self.batch(), [])
 
     def test_sizes(self) -> None:
         """Bounded by the configuration, which is the default."""

@@ -36,7 +36,7 @@ def parse_request(message: V1Message) -> ConnectionRequest:
     # Any text will do: the DID is a mere name of the document.
     if not isinstance(did, str) or not _DID.fullmatch(did) or not isinstance(document, dict):
         raise InvalidBody
-    return ConnectionRequest(_PROTOCOL, did, "nym", parse_wallet_document(did, document))
+    return ConnectionRequest(_PROTOCOL, "nym", parse_wallet_document(did, document))
 
 
 def make_response(

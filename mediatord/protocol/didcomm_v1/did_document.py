@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from mediatord.errors import UnresolvableDID, UnsupportedDIDMethod
@@ -36,8 +36,8 @@ DID_COMMUNICATION = "did-communication"
 _INDY_AGENT = "IndyAgent"
 _SERVICE_TYPES = (DID_COMMUNICATION, _INDY_AGENT)
 _DEFAULT_PRIORITY = 0
-# As `ServiceEndpoint`: absolute, printable, with a host.
-_HTTP_URL = re.compile(r"https?://[!-~]{1,2040}", re.IGNORECASE)
+# Absolute, printable, with a host.
+_HTTP_URL = re.compile(r"(https?)(://(?![/?#:@])[!-~]{1,2040})", re.IGNORECASE)
 _RELATIONSHIPS = ("authentication", "keyAgreement")
 _METHODS = ("verificationMethod", "publicKey")
 
@@ -47,13 +47,11 @@ class WalletDocument:
     """
     What a mediator needs of the DID document of a wallet.
 
-    :param recipient_keys: of the chosen service.
     :param keys: all Ed25519 keys by which the wallet may authenticate, those of the service first.
-    :param endpoint: http(s) URL that messages are posted to; None if it has none.
+    :param endpoint: http(s) URL that messages are posted to, with a lower-case scheme; None if it has none.
     :param routing_keys: for which these are wrapped, the last one outermost; empty without an endpoint.
     """
 
-    recipient_keys: tuple[str, ...]
     keys: tuple[str, ...]
     endpoint: str | None = field(default=None, repr=False)
     routing_keys: tuple[str, ...] = ()
@@ -98,8 +96,8 @@ def parse_wallet_document(did: str, document: Mapping[str, Any]) -> WalletDocume
     """
     Read the document of a wallet's DID.
 
-    :raise UnresolvableDID: the document of another DID, more keys or services than anyone has, an unreadable key in a
-        service, or no key at all.
+    :raise UnresolvableDID: the document of another DID, more keys or services than anyone has, no service with
+        readable keys although there are some of DIDComm v1, or no key at all.
     """
     if not is_same_peer(document.get("id", did), did):
         raise UnresolvableDID
@@ -109,11 +107,11 @@ def parse_wallet_document(did: str, document: Mapping[str, Any]) -> WalletDocume
     services = list(_iterate_services(document.get("service"), methods))
     chosen = next((one for one in services if one.endpoint is not None), services[0] if services else None)
     if chosen is None:
-        chosen = WalletDocument((), ())
-    keys = tuple(dict.fromkeys((*chosen.recipient_keys, *authentication)))
+        chosen = WalletDocument(())
+    keys = tuple(dict.fromkeys((*chosen.keys, *authentication)))
     if not keys:
         raise UnresolvableDID
-    return WalletDocument(chosen.recipient_keys, keys, chosen.endpoint, chosen.routing_keys)
+    return replace(chosen, keys=keys)
 
 
 def is_same_peer(id_: object, did: str) -> bool:
@@ -146,18 +144,33 @@ def _get_fragment(name: str) -> str:
 
 
 def _iterate_services(value: object, methods: Mapping[str, str]) -> Iterator[WalletDocument]:
-    """Services of DIDComm v1 with a recipient key, in order of their priority."""
+    """
+    Services of DIDComm v1 with a recipient key, in order of their priority; their keys are those of recipients.
+
+    :raise UnresolvableDID: those that there are have keys that cannot be read.
+    """
     services = [one for one in _read_list(value, MAX_SERVICES) if isinstance(one, dict)]
     usable = [one for one in services if one.get("type") in _SERVICE_TYPES]
+    found = unreadable = 0
     for service in sorted(usable, key=_get_priority):
-        endpoint = service.get("serviceEndpoint")
-        if not isinstance(endpoint, str) or not _HTTP_URL.fullmatch(endpoint):
-            endpoint = None
-        recipients = _read_keys(service.get("recipientKeys"), MAX_KEYS, methods)
-        # Without an endpoint, nothing is ever wrapped.
-        routing = () if endpoint is None else _read_keys(service.get("routingKeys"), MAX_ROUTING_KEYS, {})
+        endpoint = _read_http_url(service.get("serviceEndpoint"))
+        try:
+            recipients = _read_keys(service.get("recipientKeys"), MAX_KEYS, methods)
+            # Without an endpoint, nothing is ever wrapped.
+            routing = () if endpoint is None else _read_keys(service.get("routingKeys"), MAX_ROUTING_KEYS, {})
+        except InvalidKey:
+            unreadable += 1
+            continue
         if recipients:
-            yield WalletDocument(recipients, recipients, endpoint, routing)
+            found += 1
+            yield WalletDocument(recipients, endpoint, routing)
+    if unreadable and not found:
+        raise UnresolvableDID
+
+
+def _read_http_url(value: object) -> str | None:
+    match = _HTTP_URL.fullmatch(value) if isinstance(value, str) else None
+    return None if match is None else match[1].lower() + match[2]
 
 
 def _get_priority(service: Mapping[str, Any]) -> float:
@@ -166,14 +179,15 @@ def _get_priority(service: Mapping[str, Any]) -> float:
 
 
 def _read_keys(value: object, limit: int, methods: Mapping[str, str]) -> tuple[str, ...]:
-    """Keys in any spelling, or references to `methods`."""
+    """
+    Keys in any spelling, or references to `methods`.
+
+    :raise InvalidKey: neither.
+    """
     found = []
     for entry in _read_list(value, limit):
-        try:
-            key = methods.get(_get_fragment(entry)) if isinstance(entry, str) and "#" in entry else None
-            found.append(key or parse_key(entry))
-        except InvalidKey:
-            raise UnresolvableDID from None
+        key = methods.get(_get_fragment(entry)) if isinstance(entry, str) and "#" in entry else None
+        found.append(key or parse_key(entry))
     return tuple(dict.fromkeys(found))
 
 

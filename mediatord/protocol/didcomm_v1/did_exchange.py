@@ -50,7 +50,6 @@ class ConnectionRequest:
     """
 
     protocol: str
-    did: str
     form: DIDForm
     document: WalletDocument
 
@@ -69,7 +68,7 @@ def parse_request(message: V1Message) -> ConnectionRequest:
     form = find_did_form(did)
     protocol = f"{FAMILY}/1.{min(message.type.minor, _HIGHEST_MINOR)}"
     if form in ("did:peer:2", "did:peer:4"):
-        return ConnectionRequest(protocol, did, form, parse_wallet_did(did))
+        return ConnectionRequest(protocol, form, parse_wallet_did(did))
     content, signers = open_signed_attachment(message.members.get("did_doc~attach"))
     try:
         document = parse_wallet_document(did, loads_object(content))
@@ -77,7 +76,7 @@ def parse_request(message: V1Message) -> ConnectionRequest:
         raise InvalidBody from None
     if not any(key in document.keys for key in signers):
         raise UnresolvableDID
-    return ConnectionRequest(protocol, did, form, document)
+    return ConnectionRequest(protocol, form, document)
 
 
 def make_response(

@@ -42,6 +42,7 @@ from mediatord.protocol.encoding import (
 
 AUTHCRYPT = "Authcrypt"
 ANONCRYPT = "Anoncrypt"
+ENVELOPE_MEDIA_TYPE = "application/didcomm-envelope-enc"
 MAX_RECIPIENTS = 100
 
 _TYP = "JWM/1.0"

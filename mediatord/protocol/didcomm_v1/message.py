@@ -68,7 +68,7 @@ class V1Message:
     What a mediator uses of a message.
 
     :param members: all members, as parsed.
-    :param thid: of `~thread`, as are `pthid`; None if absent or malformed.
+    :param thid: of `~thread`, as is `pthid`; None if absent or malformed.
     :param return_route: of `~transport`, as is `return_route_thread`.
     :param expires_time: of `~timing`; seconds since the epoch.
     :param source: the serialised plaintext.
@@ -147,6 +147,7 @@ class V1Answer:
     :param thid: of `~thread`; None for that of the request.
     :param pthid: likewise; None for none.
     :param has_thread: whether it has a `~thread` at all.
+    :param id: of the message; None for a new one.
     """
 
     type: str
@@ -154,17 +155,19 @@ class V1Answer:
     thid: str | None = None
     pthid: str | None = None
     has_thread: bool = True
+    id: str | None = None
 
 
 def serialize_answer(answer: V1Answer, id_: str, prefix: str, thread: str | None) -> bytes:
     """
     Serialise a message.
 
+    :param id_: of the message, if the answer has none.
     :param prefix: of its type, unless that is a URI.
     :param thread: of the request, if the answer does not name another one; None if there is none.
     """
     uri = answer.type if ":" in answer.type else prefix + answer.type
-    value: dict[str, Any] = {"@type": uri, "@id": id_}
+    value: dict[str, Any] = {"@type": uri, "@id": answer.id or id_}
     if answer.has_thread:
         decorator = {"thid": answer.thid or thread, "pthid": answer.pthid}
         value["~thread"] = {name: text for name, text in decorator.items() if text is not None}

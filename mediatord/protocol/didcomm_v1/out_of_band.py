@@ -12,7 +12,7 @@ from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG
 from mediatord.protocol.encoding import dumps, encode_base64url
 
 # By this goal, wallets know a mediator.
-_GOAL_CODE = "aries.vc.mediate"
+GOAL_CODE = "aries.vc.mediate"
 _GOAL = "Mediate"
 _ACCEPTED_PROFILES = ["didcomm/aip2;env=rfc19", "didcomm/aip1"]
 _HANDSHAKE_PROTOCOLS = [f"{DIDCOMM_ORG}didexchange/1.1", f"{DIDCOMM_ORG}didexchange/1.0"]
@@ -51,7 +51,7 @@ def build_invitation(public_url: str, endpoint: str, key: str, label: str) -> JS
         "@type": f"{DIDCOMM_ORG}out-of-band/1.1/invitation",
         "@id": derive_invitation_id(public_url),
         "label": label,
-        "goal_code": _GOAL_CODE,
+        "goal_code": GOAL_CODE,
         "goal": _GOAL,
         "accept": _ACCEPTED_PROFILES,
         "handshake_protocols": _HANDSHAKE_PROTOCOLS,

@@ -103,10 +103,9 @@ class V1HandshakeTarget:
 
     def _check(self, document: Any) -> None:
         assert 1 <= len(document.keys) <= 2 * MAX_KEYS and len(document.routing_keys) <= MAX_ROUTING_KEYS
-        assert set(document.recipient_keys) <= set(document.keys)
         assert all(parse_key(key) == key for key in (*document.keys, *document.routing_keys))
         endpoint = document.endpoint
-        assert endpoint is None or (endpoint.lower().startswith(("http://", "https://")) and len(endpoint) <= 2_048)
+        assert endpoint is None or (endpoint.startswith(("http://", "https://")) and len(endpoint) <= 2_048)
         assert endpoint is not None or not document.routing_keys
 
     def seeds(self) -> Iterable[bytes]:

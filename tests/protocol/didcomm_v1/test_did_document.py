@@ -39,7 +39,7 @@ FORMS: tuple[DIDForm, ...] = ("did:peer:1", "did:peer:2", "did:peer:4", "nym")
 def test_peer_2_of_credo() -> None:
     """Key, endpoint and routing key of a published did:peer:2; the key is named by its number."""
     document = parse_wallet_did(CREDO_PEER_2)
-    assert document.recipient_keys == document.keys == (CREDO_PEER_2_KEY,)
+    assert document.keys == (CREDO_PEER_2_KEY,)
     assert document.endpoint == "https://example.com/endpoint"
     assert document.routing_keys == (CREDO_PEER_2_ROUTING_KEY,)
 
@@ -130,7 +130,6 @@ def test_service_with_endpoint_is_chosen() -> None:
     ]
     found = parse_wallet_document(NYM, document)
     assert found.endpoint == "https://second"
-    assert found.recipient_keys == (OTHER.did_key,)
     assert found.keys == (OTHER.did_key, KEY.did_key)
 
 
@@ -176,12 +175,46 @@ def test_unusable_document(changed: dict[str, Any]) -> None:
         parse_wallet_document(NYM, make_peer_document(KEY) | changed)
 
 
+def test_service_with_unreadable_key_is_skipped() -> None:
+    """A service with a key of another kind does not keep the wallet from using the others."""
+    document = make_peer_document(KEY)
+    (service,) = document["service"]
+    x25519 = "did:key:z6LSbysY2xFMRpGMhb7tFTLMpeuPRaqaWM1yECx2AtzE3KCc"
+    document["service"] = [
+        {**service, "priority": 0, "serviceEndpoint": "https://first", "recipientKeys": [x25519]},
+        {**service, "priority": 1, "serviceEndpoint": "https://second", "routingKeys": ["nonsense"]},
+        {**service, "priority": 2, "serviceEndpoint": "https://third"},
+    ]
+    found = parse_wallet_document(NYM, document)
+    assert (found.endpoint, found.keys) == ("https://third", (KEY.did_key,))
+
+
+@pytest.mark.parametrize(
+    ("uri", "endpoint"),
+    [
+        ("HTTPS://A.example/Path", "https://A.example/Path"),
+        ("http://[::1]:80/", "http://[::1]:80/"),
+        ("http://", None),
+        ("http:///path", None),
+        ("http://?query", None),
+        ("https://:443/", None),
+        ("ftp://a.example", None),
+        (["http://a.example"], None),
+    ],
+)
+def test_endpoint(uri: object, endpoint: str | None) -> None:
+    """An endpoint is an http(s) URL with a host; its scheme is stored in lower case."""
+    document = make_peer_document(KEY)
+    document["service"][0]["serviceEndpoint"] = uri
+    assert parse_wallet_document(NYM, document).endpoint == endpoint
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_own_document_reads_back(form: DIDForm) -> None:
     """Each form of our document has our key and the HTTP endpoint first; the same key makes the same DID."""
     own = make_own_document(form, KEY, ENDPOINTS)
     found = parse_wallet_did(own.did) if own.document is None else parse_wallet_document(own.did, own.document)
-    assert found.recipient_keys == found.keys == (KEY.did_key,)
+    assert found.keys == (KEY.did_key,)
     assert found.endpoint == ENDPOINTS[0]
     assert find_did_form(own.did) == form
     assert make_own_document(form, KEY, ENDPOINTS) == own
