@@ -384,15 +384,18 @@ class LiveDelivery:
         recorder.record_push(message, [session.name for session in accepted_by], "live", "didcomm")
         self._marks.add(id_)
 
-    def find_unacknowledged(self, account: str) -> set[str]:
+    def find_unacknowledged(self, account: str) -> dict[str, float]:
         """
-        Ids of the messages that were pushed to sockets that are subscribed to an account, and that are neither
-        acknowledged nor overdue.
+        Ids and times of arrival of the messages that were pushed to sockets that are subscribed to an account, and
+        that are neither acknowledged nor overdue.
         """
-        ids: set[str] = set()
+        found: dict[str, float] = {}
         for session, _ in self._connections.subscribers(account):
-            ids.update(id_ for id_, _ in self._by_session.lookup(session) if self._pushes[id_].account == account)
-        return ids
+            for id_, _ in self._by_session.lookup(session):
+                push = self._pushes[id_]
+                if push.account == account:
+                    found[id_] = push.received_at
+        return found
 
     def follow(self, account: str, callback: PushFollower) -> None:
         """Call back when pushes for an account are acknowledged, or pending again, for which nobody is woken then."""

@@ -174,7 +174,7 @@ class V1Pickup:
         named, recipient = await self._find_recipient(request, account)
         self._queue.note_poll(account, recipient)
         now = self._common.clock.seconds()
-        sent = self._delivered.find(account.did, now) | self._context.live.find_unacknowledged(account.did)
+        sent = self._delivered.find(account.did, now) | self._context.live.find_unacknowledged(account.did).keys()
         messages = await self._queue.fetch(account, recipient, limit, request.record.session, leave_out=sent)
         if not messages:
             # Credo asks again for what that counts.
@@ -197,16 +197,17 @@ class V1Pickup:
             status = (await self._queue.acknowledge(account.did, ids, with_status=True)).status
         if status is None:
             status = await self._common.store.get_queue_status(account.did, None)
-        left = await self._count_unpushed(account, status.message_count)
+        left = await self._count_unpushed(account, status)
         return self._make_status(request, account, replace(status, message_count=left) if left else QueueStatus(0, 0))
 
-    async def _count_unpushed(self, account: Account, queued: int) -> int:
+    async def _count_unpushed(self, account: Account, queued: QueueStatus) -> int:
         """Number of the queued messages that the wallet has to ask for."""
         if self._live.is_implicit(account.did):
             return 0
         pushed = self._context.live.find_unacknowledged(account.did)
-        left = max(0, queued - len(pushed))
-        if not queued or (left and not self._common.node):
+        left = max(0, queued.message_count - len(pushed))
+        is_pushed = {queued.oldest_received_time, queued.newest_received_time} <= set(pushed.values())
+        if not queued.message_count or (not self._common.node and (left or is_pushed)):
             return left
         # Some that were pushed here may be queued no longer; other nodes may have pushed others, which are marked.
         store, limit = self._common.store, min(len(pushed), _MAX_SKIPPED) + MAX_DELIVERY

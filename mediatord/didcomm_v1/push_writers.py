@@ -177,7 +177,7 @@ class ImplicitWriter(LiveWriter):
 
     def begin(self) -> None:
         """Push what is queued."""
-        self._unacknowledged |= self._live.find_unacknowledged(self.account)
+        self._unacknowledged.update(self._live.find_unacknowledged(self.account))
         self._live.follow(self.account, self._push_ended)
         self._schedule(0.0)
 
