@@ -281,7 +281,6 @@ class V1ConnectionRecord(_BaseRecord):
     wallet: str
     own_key: str
     request_id: str
-    protocol: str
     endpoint: str | None
     routing_keys: tuple[str, ...]
     has_base58_keys: bool

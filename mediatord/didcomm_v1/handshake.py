@@ -184,12 +184,11 @@ class Handshake:
     ) -> V1Connection:
         message, own_key = request.message, self._context.identity().connection_key(sender).did_key
         if former is None:
-            former = V1Connection(sender, own_key, "", "", has_base58_keys=wanted.form == "nym")
+            former = V1Connection(sender, own_key, "", has_base58_keys=wanted.form == "nym")
         return replace(
             former,
             own_key=own_key,
             request_id=message.id,
-            protocol=wanted.protocol,
             endpoint=wanted.document.endpoint,
             routing_keys=wanted.document.routing_keys,
         )

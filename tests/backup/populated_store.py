@@ -163,7 +163,7 @@ class StorePopulator:
         for number, wallet in enumerate(V1_WALLETS):
             if number % 3 == 0:
                 await self.store.grant(wallet)
-            connection = V1Connection(wallet, f"{wallet}Own", f"request {number}", "didexchange/1.1")
+            connection = V1Connection(wallet, f"{wallet}Own", f"request {number}")
             more: dict[str, Any] = (
                 {}
                 if number % 2

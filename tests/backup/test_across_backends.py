@@ -168,7 +168,7 @@ class AcrossBackendsTests(MongoTestCase):
         """Connections are known to have an account or not: those expire, and the others are removed with it."""
         connections = store.v1_connections
         with_account, pending = await connections.count_connections()
-        another = V1Connection("did:key:z6MkMore", "did:key:z6MkMoreOwn", "request", "connections/1.0")
+        another = V1Connection("did:key:z6MkMore", "did:key:z6MkMoreOwn", "request")
         await connections.put_connection(another, max_pending=pending)
         self.assertEqual(await connections.count_connections(), (with_account, pending))
         expired = 0

@@ -86,7 +86,6 @@ records = st.one_of(
         wallet=texts,
         own_key=texts,
         request_id=texts,
-        protocol=texts,
         endpoint=st.none() | texts,
         routing_keys=st.lists(texts).map(tuple),
         has_base58_keys=st.booleans(),

@@ -102,7 +102,7 @@ class RefusalTests(MongoTestCase):
         account, other = "did:key:z6MkAccount", "did:key:z6MkOther"
         for did in (account, other):
             await store.grant(did)
-            connection = V1Connection(did, f"{did}Own", "request", "didexchange/1.1")
+            connection = V1Connection(did, f"{did}Own", "request")
             await store.v1_connections.put_connection(connection, max_pending=0)
         self.documents["accounts"].delete_one({"did": other})
         self.assertEqual(await store.v1_connections.count_connections(), (2, 0))
@@ -118,7 +118,7 @@ class RefusalTests(MongoTestCase):
 
     async def test_refuses_key_of_two_connections(self) -> None:
         """An archive in which two connections have the same key is refused."""
-        fields: dict[str, Any] = dataclasses.asdict(V1Connection("", "did:key:z6MkOwn", "r", "p"))
+        fields: dict[str, Any] = dataclasses.asdict(V1Connection("", "did:key:z6MkOwn", "r"))
         del fields["account"]
         records = [V1ConnectionRecord(wallet=f"did:key:z6Mk{number}", **fields) for number in range(2)]
         self.archive.unlink()

@@ -190,7 +190,6 @@ def test_connections_of_one_key(tmp_path: Path) -> None:
     known: dict[str, Any] = {
         "own_key": "did:key:z6MkOwn",
         "request_id": "request",
-        "protocol": "didexchange/1.1",
         "endpoint": None,
         "routing_keys": (),
         "has_base58_keys": False,

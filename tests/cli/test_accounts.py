@@ -90,7 +90,7 @@ def test_shows_number_of_devices(configured_store: ConfiguredStore, capsys: Capt
 def test_shows_protocol(configured_store: ConfiguredStore, capsys: Capture) -> None:
     """Accounts of wallets that have connected with DIDComm v1 say so, and when; they are found by their key."""
     store, clock = configured_store.store, configured_store.clock
-    connection = V1Connection(V1_KEY, "own key", "request", "didexchange/1.1")
+    connection = V1Connection(V1_KEY, "own key", "request")
     result_of(store.v1_connections.put_connection(connection, max_pending=1))
     clock.advance(HOUR)
     result_of(store.grant(V1_KEY))
@@ -112,7 +112,7 @@ def test_shows_protocol(configured_store: ConfiguredStore, capsys: Capture) -> N
 def test_removes_connection_with_account(configured_store: ConfiguredStore, capsys: Capture) -> None:
     """The connection of DIDComm v1 is removed with the account, so that the wallet has to connect again."""
     store = configured_store.store
-    connection = V1Connection(V1_KEY, "own key", "request", "didexchange/1.1")
+    connection = V1Connection(V1_KEY, "own key", "request")
     result_of(store.v1_connections.put_connection(connection, max_pending=1))
     result_of(store.grant(V1_KEY))
     assert call(*make_arguments(configured_store, "remove", V1_BASE58)) == 0

@@ -221,7 +221,7 @@ class ConnectionExpiryTests(HousekeepingTestCase):
     def put_connections(self, number: int) -> None:
         for index in range(number):
             wallet = f"did:key:z6Mk{self.in_memory.clock.seconds():.0f}-{index}"
-            connection = V1Connection(wallet, f"own key of {wallet}", "request", "didexchange/1.1")
+            connection = V1Connection(wallet, f"own key of {wallet}", "request")
             self.successResultOf(self.in_memory.store.v1_connections.put_connection(connection, max_pending=9_999))
 
     def count(self) -> tuple[int, int]:

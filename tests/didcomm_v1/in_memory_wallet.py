@@ -70,7 +70,6 @@ class InMemoryV1Wallet:
             account=self.key.did_key,
             own_key=self.own_key.did_key,
             request_id=f"request of {name}",
-            protocol="didexchange/1.1",
             **connection,
         )
         in_memory.test.successResultOf(in_memory.store.v1_connections.put_connection(row, max_pending=1000))

@@ -56,7 +56,6 @@ CONNECTION = V1Connection(
     account=WALLET.did_key,
     own_key=make_key(9).did_key,
     request_id="request",
-    protocol="didexchange/1.1",
     endpoint=INBOX,
 )
 

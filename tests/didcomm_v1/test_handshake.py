@@ -112,7 +112,7 @@ class ConnectTests(HandshakeTestCase):
             self.assertEqual(mediator.key, own_key)
             stored = self.find(handshake.key)
             assert stored is not None
-            self.assertEqual((stored.own_key, stored.protocol), (own_key, protocol))
+            self.assertEqual(stored.own_key, own_key)
             self.assertEqual(stored.request_id, handshake.request_id)
             self.assertEqual((stored.endpoint, stored.routing_keys), (None, ()))
             completed = self.send(handshake.make_complete(), handshake.key, mediator.key)

@@ -19,7 +19,7 @@ from tests.docs.console_blocks import PROJECT, read_blocks
 
 PAGE = PROJECT / "docs/how-to/back-up-and-restore.md"
 ACCOUNTS = 1000
-CONNECTION = V1Connection("did:key:z6MkWallet", "did:key:z6MkOwn", "request", "didexchange/1.1")
+CONNECTION = V1Connection("did:key:z6MkWallet", "did:key:z6MkOwn", "request")
 PAGE_BYTES = 4096
 INTERIOR_PAGE = 5
 

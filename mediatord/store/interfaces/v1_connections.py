@@ -25,7 +25,6 @@ class V1Connection:
     :param account: key of the wallet, which is also the DID of its account once it has one.
     :param own_key: key of the mediator for this connection.
     :param request_id: id of the request that made it, which the response and later reports name as their thread.
-    :param protocol: of the handshake, with version, such as `didexchange/1.1`.
     :param endpoint: http(s) URL that messages to the wallet are posted to; None if it has none.
     :param routing_keys: for which these are wrapped, the last one outermost.
     :param has_base58_keys: whether the wallet spells keys in base58, and is answered in it.
@@ -36,7 +35,6 @@ class V1Connection:
     account: str
     own_key: str
     request_id: str
-    protocol: str
     endpoint: str | None = field(default=None, repr=False)
     routing_keys: tuple[str, ...] = ()
     has_base58_keys: bool = False

@@ -8,7 +8,6 @@ CREATE TABLE v1_connection (
     account TEXT NOT NULL UNIQUE,  -- key of the wallet, which is the DID of its account
     own_key TEXT NOT NULL UNIQUE,
     request_id TEXT NOT NULL,
-    protocol TEXT NOT NULL,
     endpoint TEXT,
     routing_keys TEXT NOT NULL,  -- as JSON
     has_base58_keys INTEGER NOT NULL,
@@ -16,8 +15,7 @@ CREATE TABLE v1_connection (
     created_at REAL NOT NULL,
     has_account INTEGER NOT NULL,  -- maintained by triggers
     size INTEGER NOT NULL GENERATED ALWAYS AS (
-        length(account) + length(own_key) + length(request_id) + length(protocol)
-        + coalesce(length(endpoint), 0) + length(routing_keys)
+        length(account) + length(own_key) + length(request_id) + coalesce(length(endpoint), 0) + length(routing_keys)
     ) VIRTUAL
 ) STRICT;
 

@@ -151,7 +151,7 @@ class AdministrationContract(DecentrlContract):
     async def test_shows_protocol_of_accounts(self) -> None:
         """An account shows whether its wallet has connected with DIDComm v1, and when."""
         wallet = "did:key:z6MkWallet"
-        connection = V1Connection(wallet, "did:key:z6MkOwn", "request", "didexchange/1.1")
+        connection = V1Connection(wallet, "did:key:z6MkOwn", "request")
         await self.store.v1_connections.put_connection(connection, max_pending=1)
         self.clock.advance(5.0)
         await self.store.grant(wallet)

@@ -19,7 +19,7 @@ MAX_PENDING = 20
 def make_connection(account: str = WALLET, own_key: str | None = None, **more: Any) -> V1Connection:
     """A connection whose key of the mediator follows from the account."""
     key = account.replace("z6Mk", "z6MkOwn") if own_key is None else own_key
-    return V1Connection(account, key, f"request of {account}", "didexchange/1.1", **more)
+    return V1Connection(account, key, f"request of {account}", **more)
 
 
 def name_wallet(number: int) -> str:

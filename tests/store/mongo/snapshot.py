@@ -45,7 +45,6 @@ CONNECTION = V1Connection(
     "did:key:z6MkWallet",
     "did:key:z6MkOwn",
     "request",
-    "didexchange/1.1",
     "https://wallet.example/",
     ("did:key:z6MkRouting",),
     has_base58_keys=True,

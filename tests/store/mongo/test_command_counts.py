@@ -130,7 +130,7 @@ class CommandCountTests(MongoTestCase):
         store = await self.prepare()
         connections = store.v1_connections
         keys = [f"did:key:z6MkOwn{number}" for number in range(TOGETHER)]
-        new = [V1Connection(f"did:key:z6Mk{number}", key, "r", "p") for number, key in enumerate(keys)]
+        new = [V1Connection(f"did:key:z6Mk{number}", key, "r") for number, key in enumerate(keys)]
         costs = {"find": 2, "aggregate": 1, "insert": 1, "delete": 1, "update": 1, "commitTransaction": 1}
         await self.assert_costs(4, [connections.put_connection(new[0], max_pending=TOGETHER)], **costs)
         for one in new[1:]:
@@ -143,7 +143,7 @@ class CommandCountTests(MongoTestCase):
     async def test_grant(self) -> None:
         """A grant takes three round trips, with or without a connection of DIDComm v1."""
         store = await self.prepare()
-        connection = V1Connection("did:key:z6Mk", "did:key:z6MkOwn", "r", "p")
+        connection = V1Connection("did:key:z6Mk", "did:key:z6MkOwn", "r")
         await store.v1_connections.put_connection(connection, max_pending=1)
         self.commands.clear()
         self.round_trips = 0

@@ -25,7 +25,7 @@ Ask = Callable[[], Deferred[Any]]
 
 
 def make_connection(number: int) -> V1Connection:
-    return V1Connection(f"did:key:z6MkWallet{number:02}", f"did:key:z6MkOwn{number:02}", "r", "didexchange/1.1")
+    return V1Connection(f"did:key:z6MkWallet{number:02}", f"did:key:z6MkOwn{number:02}", "r")
 
 
 def make_did(number: int) -> str:

@@ -20,9 +20,7 @@ ROUNDS = 20
 
 
 def make_connection(number: int, **more: Any) -> V1Connection:
-    return V1Connection(
-        f"did:key:z6MkWallet{number:03}", f"did:key:z6MkOwn{number:03}", "r", "didexchange/1.1", **more
-    )
+    return V1Connection(f"did:key:z6MkWallet{number:03}", f"did:key:z6MkOwn{number:03}", "r", **more)
 
 
 class V1ConnectionTestCase(MongoTestCase):

@@ -119,7 +119,7 @@ class ChurnWorker:
         await self._store.v1_connections.expire_connections(self._clock.seconds() - HOUR, 5)
 
     async def _put_connection(self, wallet: str) -> None:
-        connection = V1Connection(wallet, f"own key of {wallet}", "request", "didexchange/1.1")
+        connection = V1Connection(wallet, f"own key of {wallet}", "request")
         await self._store.v1_connections.put_connection(connection, max_pending=1_000_000)
 
     def _make_guard(self) -> CommandGuard:

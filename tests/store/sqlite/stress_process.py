@@ -159,7 +159,7 @@ class StressWorker:
 
         async def connect(number: int) -> None:
             wallet = f"did:key:z6Mk{self._name}{number}"
-            connection = V1Connection(wallet, f"own key of {wallet}", "request", "didexchange/1.1")
+            connection = V1Connection(wallet, f"own key of {wallet}", "request")
             granted = [self._store.grant(wallet)] if number % 3 == 0 else []
             await self._store.v1_connections.put_connection(connection, max_pending=MAX_PENDING_CONNECTIONS)
             await gatherResults(granted)

@@ -203,7 +203,7 @@ class OpeningTests(SynchronousTestCase):
         store = make_sqlite_store(ImmediateClock(), self.path)
         self.successResultOf(store.open())
         for wallet in (ALICE, BOB):
-            connection_of_wallet = V1Connection(wallet, f"own key of {wallet}", "request", "v1")
+            connection_of_wallet = V1Connection(wallet, f"own key of {wallet}", "request")
             self.successResultOf(store.v1_connections.put_connection(connection_of_wallet, max_pending=1))
         self.assertEqual(self.successResultOf(store.v1_connections.count_connections()), (1, 1))
         self.assertTrue(self.successResultOf(store.administration.remove_account(ALICE)))

@@ -19,7 +19,7 @@ MANY = 2_000
 
 
 def make_connection(number: int) -> V1Connection:
-    return V1Connection(f"did:key:z{number}", f"did:key:own{number}", "request", "didexchange/1.1")
+    return V1Connection(f"did:key:z{number}", f"did:key:own{number}", "request")
 
 
 class V1ConnectionCostTests(SynchronousTestCase):
