@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import replace
 from math import inf
 from typing import NamedTuple
@@ -86,19 +86,24 @@ MAX_DELIVERED_IDS = 100_000
 
 
 class _Delivered:
-    """Messages that were handed out in a `delivery` and are not acknowledged, for :data:`DELIVERY_SECONDS`."""
+    """
+    Messages that were handed out in a `delivery` of which nothing is acknowledged, for :data:`DELIVERY_SECONDS`.
+
+    Once a part is acknowledged, the wallet has worked off the delivery, and wants the rest again.
+    """
 
     def __init__(self) -> None:
-        self._messages: OrderedDict[tuple[str, str], float] = OrderedDict()
+        # Time, and the ids that were handed out together.
+        self._messages: OrderedDict[tuple[str, str], tuple[float, Sequence[str]]] = OrderedDict()
         self._by_account: dict[str, set[str]] = {}
 
     def __len__(self) -> int:
         return len(self._messages)
 
-    def add(self, account: str, ids: Iterable[str], now: float) -> None:
-        """Messages of an account are handed out."""
+    def add(self, account: str, ids: Sequence[str], now: float) -> None:
+        """Messages of an account are handed out together."""
         for id_ in ids:
-            self._messages[account, id_] = now
+            self._messages[account, id_] = now, ids
             self._messages.move_to_end((account, id_))
             self._by_account.setdefault(account, set()).add(id_)
         while len(self._messages) > MAX_DELIVERED_IDS:
@@ -106,21 +111,24 @@ class _Delivered:
 
     def find(self, account: str, now: float) -> Set[str]:
         """Ids of the messages of an account."""
-        while self._messages and not 0 <= now - next(iter(self._messages.values())) < DELIVERY_SECONDS:
+        while self._messages and not 0 <= now - next(iter(self._messages.values()))[0] < DELIVERY_SECONDS:
             self._discard_oldest()
         return self._by_account.get(account, frozenset())
 
     def discard(self, account: str, ids: Iterable[str]) -> None:
-        """Forget messages of an account."""
+        """Forget messages of an account, with those that were handed out together with them."""
         for id_ in ids:
-            if self._messages.pop((account, id_), None) is not None:
-                self._by_account[account].discard(id_)
-        if not self._by_account.get(account, True):
-            del self._by_account[account]
+            for one in self._messages.get((account, id_), (0.0, ()))[1]:
+                self._discard(account, one)
+
+    def _discard(self, account: str, id_: str) -> None:
+        if self._messages.pop((account, id_), None) is not None:
+            self._by_account[account].discard(id_)
+            if not self._by_account[account]:
+                del self._by_account[account]
 
     def _discard_oldest(self) -> None:
-        account, id_ = next(iter(self._messages))
-        self.discard(account, (id_,))
+        self._discard(*next(iter(self._messages)))
 
 
 class V1Pickup:
@@ -179,7 +187,7 @@ class V1Pickup:
         if not messages:
             # Credo asks again for what that counts.
             return self._make_status(request, account, QueueStatus(0, 0), named)
-        self._delivered.add(account.did, (message.id for message in messages), now)
+        self._delivered.add(account.did, tuple(message.id for message in messages), now)
         return V1Answer(DELIVERY, make_delivery_members(list_payloads(messages), named))
 
     async def _messages_received(self, request: V1Request, account: Account) -> V1Answer:

@@ -146,6 +146,17 @@ class DeliveryTests(PickupTestCase):
         self.assertEqual((status.type.name, status.members["message_count"]), ("status", 1))
         self.assertEqual(list(read_delivery(self.wallet.answer(DELIVERY_REQUEST, limit=9)).values()), payloads[2:])
 
+    def test_partly_acknowledged(self) -> None:
+        """What is not acknowledged is handed out again at once, if a part of its delivery was; else it waits."""
+        payloads = self.forward("a", "b", "c")
+        first = read_delivery(self.wallet.answer(DELIVERY_REQUEST, limit=2))
+        second = read_delivery(self.wallet.answer(DELIVERY_REQUEST, limit=2))
+        self.assertEqual([*first.values(), *second.values()], payloads)
+        self.assertEqual(self.wallet.answer(DELIVERY_REQUEST, limit=9).type.name, "status")
+        self.acknowledge(next(iter(first)))
+        again = self.wallet.answer(DELIVERY_REQUEST, limit=9)
+        self.assertEqual(list(read_delivery(again).values()), payloads[1:2])
+
     def test_nothing_there(self) -> None:
         """A status."""
         self.assertEqual(self.wallet.answer(DELIVERY_REQUEST, limit=10).members["message_count"], 0)

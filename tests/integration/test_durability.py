@@ -239,6 +239,13 @@ class V1KillTests(KillTests):
         self.assertIs((await socket.live()).live_delivery, True)
         return socket
 
+    async def fetch_and_acknowledge(self, bob: V1Wallet, *, everything: bool) -> None:
+        """A wallet that goes live is handed out anew what it has not acknowledged."""
+        if everything:
+            socket = await self.open_live_socket(bob)
+            await socket.close()
+        await super().fetch_and_acknowledge(bob, everything=everything)
+
     async def test_pickup_without_acknowledgements(self) -> None:
         """
         A wallet of Pickup 1.0 and one of implicit pickup get every accepted message at least once, though the daemon

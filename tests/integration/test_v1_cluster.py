@@ -167,7 +167,7 @@ class NodeTests(ClusterTestCase):
         fetched = [[message.id for message in await bob.fetch()] for bob in self.bobs]
         self.assertEqual(fetched, [fetched[0]] * NODES)
         self.assertEqual((await self.bobs[0].acknowledge(fetched[0][:2])).message_count, 1)
-        left = await self.bobs[1].fetch()
+        left = await self.bobs[0].fetch()
         self.assertEqual([self.read_text(message) for message in left], [f"wait {NODES - 1}"])
         self.assertEqual((await self.bobs[2].acknowledge(left)).message_count, 0)
 
