@@ -190,7 +190,7 @@ def list_next_steps(config: Config, path: Path) -> Iterator[SetupStep]:
     if is_local_https:
         inside, trusting = config.public_url, f" --ca {shlex.quote(str(path.with_name(certificate.name)))}"
     yield (
-        "show its status, and run a demo with two wallets" + ("" if system else ", in another terminal"),
+        "show its status, and run a demo with temporary wallets" + ("" if system else ", in another terminal"),
         (f"{program} status --url {inside}{trusting}", f"{program} demo --url {config.public_url}{trusting}"),
     )
 

@@ -53,7 +53,7 @@ from mediatord.observability.event_recorder import RequestRecord
 from mediatord.protocol.didcomm.push_notifications import PUSH_PROTOCOLS
 from mediatord.protocol.didcomm_v1.envelope import parse_envelope
 from mediatord.protocol.didcomm_v1.forward import FORWARD_KEY, FORWARD_NAME
-from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG, TypeKey, V1Answer, parse_type
+from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG, HANDSHAKE_REQUESTS, TypeKey, V1Answer, parse_type
 from mediatord.ratelimit.admission import RequestAdmission, RequestReply
 from mediatord.ratelimit.rate_limiter import compute_request_cost
 from mediatord.store.interfaces.store import FIRST_DAY_SECONDS, Account
@@ -77,7 +77,6 @@ _LASTING_CHANGES = frozenset(
         *(parse_type(protocol.type("set")).key for protocol in PUSH_PROTOCOLS.values()),
     )
 )
-_HANDSHAKE_REQUESTS = frozenset((("didexchange", 1, "request"), ("connections", 1, "request")))
 _PING: TypeKey = ("trust_ping", 1, "ping")
 
 # Families of messages to the key of the invitation, from wallets that have not connected yet.
@@ -216,7 +215,7 @@ class V1Dispatcher:
                 raise ReplayedMessage
             return False
         retention = ReplayRetention(now + REPLAY_WINDOW, ORDINARY_SHARE, needed=False)
-        if key in _HANDSHAKE_REQUESTS:
+        if key in HANDSHAKE_REQUESTS:
             retention = ReplayRetention(now + LONG_RETENTION, LONG_RETENTION_SHARE, fallback=retention)
         elif request.account is not None and (key in _LASTING_CHANGES or self._starts_pushing(request)):
             brief = ReplayRetention(now + REPLAY_WINDOW, FULL_SHARE)
@@ -232,7 +231,7 @@ class V1Dispatcher:
     async def _is_latest_handshake(self, request: V1Request) -> bool:
         """Whether a repeated request to connect is the last one of its wallet, which gets the same answer again."""
         received = request.received
-        if received.message.type.family not in HANDSHAKE_FAMILIES or received.sender is None:
+        if received.message.type.key not in HANDSHAKE_REQUESTS or received.sender is None:
             return False
         connection = await self._context.connections.get_connection(received.sender)
         return connection is not None and connection.request_id == received.message.id

@@ -11,10 +11,16 @@ from mediatord.identity.v1_identity import V1Identity
 from mediatord.protocol.didcomm_v1 import envelope as v1_envelope
 from mediatord.protocol.didcomm_v1.envelope import ENVELOPE_MEDIA_TYPE, Envelope, Recipient
 from mediatord.protocol.didcomm_v1.keys import SigningKey
-from mediatord.protocol.didcomm_v1.message import DIDCOMM_ORG, V1Answer, V1Message, parse_message, serialize_answer
+from mediatord.protocol.didcomm_v1.message import (
+    DIDCOMM_ORG,
+    HANDSHAKE_REQUESTS,
+    V1Answer,
+    V1Message,
+    parse_message,
+    serialize_answer,
+)
 from mediatord.protocol.didcomm_v1.problem_report import (
     find_report_family,
-    is_handshake_request,
     make_handshake_report,
     make_problem_report,
 )
@@ -131,7 +137,7 @@ class V1Packer:
         if received.own_key != self._identity().invitation_key.did_key or received.sender is None:
             return False
         is_reported = wire.retry_after is None or wire.encrypted_status is not None
-        return is_reported and is_handshake_request(message.type) and takes_reply(message)
+        return is_reported and message.type.key in HANDSHAKE_REQUESTS and takes_reply(message)
 
     def _find_key(self, received: ReceivedV1Message) -> SigningKey:
         identity = self._identity()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+import tracemalloc
 from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
@@ -19,6 +20,9 @@ from tests.in_memory_mediator import NOW, InMemoryMediator, InMemoryWallet, pack
 # Python functions called for one message: 93 when this was written, about 330 without the fast path.
 MOST_CALLS = 100
 FORWARD_COUNT = 16
+WARM_UP_ROUNDS, MEMORY_ROUNDS = 3, 10
+# Bytes of the smallest object of Python.
+SMALLEST_ALLOCATION = 16
 
 
 class ImmediateStore:
@@ -47,7 +51,11 @@ class ImmediateStore:
 
 class ForwardCostTests(SynchronousTestCase):
     def setUp(self) -> None:
-        self.in_memory = InMemoryMediator(self, limits={"ip_per_minute": 1_000}, listen=["tcp:0"])
+        self.start()
+
+    def start(self, **settings: Any) -> None:
+        """Start a mediator with a wallet, and connections to it."""
+        self.in_memory = InMemoryMediator(self, limits={"ip_per_minute": 1_000}, listen=["tcp:0"], **settings)
         self.bob = InMemoryWallet(self.in_memory).enrol()
         self.site = build_site(
             self.in_memory.base, self.in_memory.didcomm, self.in_memory.decentrl, self.in_memory.config
@@ -81,6 +89,19 @@ class ForwardCostTests(SynchronousTestCase):
         calls = count_calls(self.post)
         total = sum(calls.values()) / FORWARD_COUNT
         self.assertLess(total, MOST_CALLS, sorted(calls.items(), key=lambda one: -one[1])[:40])
+
+    def test_didcomm_v1_costs_nothing(self) -> None:
+        """A forward of v2 takes the same calls and the same memory, whether DIDComm v1 is served or not."""
+        costs = []
+        for is_enabled in (True, False):
+            self.start(didcomm_v1={"enabled": is_enabled})
+            for _ in range(WARM_UP_ROUNDS):
+                self.post()
+            costs.append((count_calls(self.post), min(measure_memory(self.post) for _ in range(MEMORY_ROUNDS))))
+        (calls, memory), (calls_without, memory_without) = costs
+        self.assertEqual(calls, calls_without)
+        # Numbers in the log have some digits more or less.
+        self.assertLess(abs(memory - memory_without), FORWARD_COUNT * SMALLEST_ALLOCATION)
 
     def test_two_log_lines_per_forward(self) -> None:
         """A forward writes two lines to the event log."""
@@ -120,3 +141,16 @@ def count_calls(work: Callable[[], object]) -> dict[str, int]:
         sys.setprofile(None)
         gc.unfreeze()
     return calls
+
+
+def measure_memory(work: Callable[[], object]) -> int:
+    """Bytes that were allocated at most at one time, beyond those before."""
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+        gc.enable()

@@ -52,6 +52,10 @@ class V1MessageType:
         object.__setattr__(self, "key", (self.family, self.major, self.name))
 
 
+# Requests to connect, of DID Exchange and of Connections.
+HANDSHAKE_REQUESTS: frozenset[TypeKey] = frozenset((("didexchange", 1, "request"), ("connections", 1, "request")))
+
+
 @lru_cache(256)
 def parse_type(uri: str) -> V1MessageType:
     """Parse a type URI. Never fails: an invalid URI becomes a type that no protocol has."""

@@ -43,11 +43,6 @@ def make_handshake_report(error: MediatorError, type_: V1MessageType, request_id
     return V1Answer(f"{type_.family}/1.{min(type_.minor, 1)}/{name}", members, thid=request_id)
 
 
-def is_handshake_request(type_: V1MessageType) -> bool:
-    """Whether a message is a request to connect."""
-    return type_.family in ("didexchange", "connections") and type_.major == 1 and type_.name == "request"
-
-
 def find_report_family(type_: V1MessageType) -> str | None:
     """The protocol whose problem report refuses a request of this type; None for the general one."""
     return f"{type_.family}/1.0" if type_.family in _REPORTING_FAMILIES and type_.major == 1 else None
