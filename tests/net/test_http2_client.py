@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from ipaddress import IPv4Network
 from pathlib import Path
@@ -446,12 +447,15 @@ class ConnectionTests(HTTP2TestCase):
 
     async def test_refused_connection(self) -> None:
         """Without a server all waiting requests fail, and the next one tries again."""
-        port = self.server.listen(_reactor, self.certificate)
-        number = port.getHost().port
-        await port.stopListening()
+        reserved = socket.socket()
+        self.addCleanup(reserved.close)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind(("127.0.0.1", 0))  # does not listen, and nobody else is given the port
+        number = reserved.getsockname()[1]
         self.client = HTTP2Client(self.outbound, f"https://{NAME}:{number}")
         for posted in [self.post(), self.post()]:
             await self.assert_fails(posted, "ConnectionRefusedError")
+        reserved.close()
         self.listen(self.server.listen(_reactor, self.certificate, port=number))
         self.assertEqual((await self.post()).status, 200)
 

@@ -34,7 +34,7 @@ class FakeStream(StringIO):
     def await_text(self, text: str) -> None:
         """Wait until this was written."""
         while text not in self.getvalue():
-            assert self.written.wait(10.0), self.getvalue()
+            assert self.written.wait(60.0), self.getvalue()
             self.written.clear()
 
 
