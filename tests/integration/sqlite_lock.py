@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def lock_database(database: Path) -> Iterator[None]:
-    """Hold the write lock; for less than the five seconds after which writers give up."""
+    """Hold the write lock; for less than the time after which writers give up (LOCK_TIMEOUT_SECONDS)."""
     with contextlib.closing(sqlite3.connect(database, isolation_level=None, timeout=60.0)) as connection:
         connection.execute("BEGIN IMMEDIATE")
         yield

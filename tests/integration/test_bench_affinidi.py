@@ -56,7 +56,9 @@ def test_measures_forwards_and_live_deliveries(tmp_path: Path, start_server: Sta
     assert bench.main([*TINY, "--target", url, "--json", str(results)], standalone_mode=False) == 0
     found = json.loads(results.read_text())["scenarios"]
     assert [scenario["failures"] for scenario in found] == [[]] * len(AFFINIDI_SCENARIOS)
-    assert all(row["msg/s"] > 0 for row in found[2]["rows"].values())
+    # A tenth of a second of an open loop may have no arrival, at the rate of a busy machine.
+    closed_loops = [row for name, row in found[2]["rows"].items() if "  at " not in name]
+    assert len(closed_loops) == 2 and all(row["msg/s"] > 0 for row in closed_loops)
     pushed = int(found[2]["notes"][2].split()[0])
     counts = read_counts(url)
     # The cycle has 64 wallets that are live, and others that are not.

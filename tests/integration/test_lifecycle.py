@@ -181,17 +181,22 @@ class StopTests(DaemonTestCase):
         half_request = socket.create_connection(("127.0.0.1", daemon.port))
         self.addCleanup(half_request.close)
         half_request.sendall(b"POST /didcomm HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-        connection = self.open_connection(daemon)
-        self.assertEqual(send_request_on(connection, "GET", "/health")[0], 200)
+        posting, asking = self.open_connection(daemon), self.open_connection(daemon)
+        for connection in (posting, asking):
+            self.assertEqual(send_request_on(connection, "GET", "/health")[0], 200)
         (forward,) = prepare_forwards(bob, "late", 1)
         os.kill(daemon.pid, signal.SIGTERM)
         self.assertEqual(await responsive.closed(), 1001)
-        # While the daemon waits for the unresponsive socket:
-        status, retry_after, _ = send_request_on(connection, "POST", "/didcomm", forward.body)
-        self.assertEqual((status, str(retry_after).isdigit()), (503, True))
-        status, _, body = send_request_on(connection, "GET", "/health")
-        self.assertEqual((status, json.loads(body)), (503, {"status": "error", "detail": "stopping"}))
+        # All at once: the daemon waits two seconds for the unresponsive socket.
+        posting.request("POST", "/didcomm", forward.body, {"Content-Type": ENCRYPTED_MEDIA_TYPE})
+        asking.request("GET", "/health")
         self.assertRaises(ConnectionRefusedError, socket.create_connection, ("127.0.0.1", daemon.port))
+        refused = posting.getresponse()
+        self.assertEqual((refused.status, str(refused.getheader("Retry-After")).isdigit()), (503, True))
+        unhealthy = asking.getresponse()
+        self.assertEqual(
+            (unhealthy.status, json.loads(unhealthy.read())), (503, {"status": "error", "detail": "stopping"})
+        )
         await self.stop(daemon)  # sends the second SIGTERM
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from itertools import cycle
@@ -12,6 +13,7 @@ from twisted.trial.unittest import SynchronousTestCase
 from mediatord.bench.raw_clients import WebSocketClient
 from mediatord.bench.wallet_group import build_inner_envelope, enrol_group
 from mediatord.protocol import encoding
+from mediatord.ratelimit.distributed_limiter import QUOTA_STORE_BACKOFF
 from mediatord.wallet.didcomm_client import PICKUP
 from mediatord.wallet.didcomm_identity import WalletIdentity
 from mediatord.wallet.didcomm_messages import authcrypt, build_forward
@@ -25,6 +27,8 @@ RATE_LIMITED = "e.m.req.rate-limited"
 # Messages sent beyond a limit.
 EXCESS = 3
 TRUSTED = "127.0.0.77"
+# On a machine whose store is slow at times, the shared limit is measured again, from another address.
+SLOW_STORE_WARNING, SLOW_STORE_ATTEMPTS = "the rate limit store does not respond", 8
 
 
 class ExactTests(SynchronousTestCase):
@@ -115,12 +119,21 @@ class WorkersTests(SynchronousTestCase):
         self.addCleanup(daemon.clean)
         daemon.start()
         await_workers(daemon, 2)
-        daemon_client, admitted = DaemonClient(daemon), 0
-        with ExitStack() as stack:
-            connections = [stack.enter_context(closing(daemon_client.connection("127.0.0.9"))) for _ in range(16)]
-            for connection, _ in zip(cycle(connections), range(2 * limit), strict=False):
-                response = send_request_on(
-                    connection, "POST", "/didcomm", b"no envelope", {"Content-Type": "text/plain"}
-                )
-                admitted += response.status != 429
+        for number in range(9, 9 + SLOW_STORE_ATTEMPTS):
+            written = len(daemon.output())
+            admitted = self.count_admitted(DaemonClient(daemon), f"127.0.0.{number}", 2 * limit)
+            await_workers(daemon, 2)  # their lines are written by now
+            if SLOW_STORE_WARNING not in daemon.output()[written:]:
+                break
+            time.sleep(2 * QUOTA_STORE_BACKOFF)  # each process enforces its share meanwhile
         self.assertTrue(0.95 * limit <= admitted <= 1.05 * limit, admitted)
+
+    def count_admitted(self, daemon_client: DaemonClient, source: str, count: int) -> int:
+        """How many of `count` requests from an address are admitted, over several connections."""
+        with ExitStack() as stack:
+            connections = [stack.enter_context(closing(daemon_client.connection(source))) for _ in range(16)]
+            return sum(
+                send_request_on(connection, "POST", "/didcomm", b"no envelope", {"Content-Type": "text/plain"}).status
+                != 429
+                for connection, _ in zip(cycle(connections), range(count), strict=False)
+            )

@@ -18,7 +18,8 @@ reactor: Any = _reactor
 
 # So long that a second wake-up within a test shows that tests do not wait for it.
 HOUR = {"min_interval": "1h"}
-SERVICE_FAILS = {"status": 503, "body": "{}", "headers": {"Retry-After": "7"}}
+# For longer than any test.
+SERVICE_FAILS = {"status": 503, "body": "{}", "headers": {"Retry-After": "3600"}}
 
 
 class PushCommandTests(PushTestCase):
@@ -70,7 +71,7 @@ class PushCommandTests(PushTestCase):
         result = await self.run_command(*arguments, "--json")
         self.assertEqual(result.returncode, 1)
         (shown,) = json.loads(result.stdout)["results"]
-        self.assertEqual((shown["outcome"], shown["status"], shown["retry_after"]), ("retry", 503, 7.0))
+        self.assertEqual((shown["outcome"], shown["status"], shown["retry_after"]), ("retry", 503, 3600.0))
 
         # The host is left alone as it asked for.
         result = await self.run_command(*arguments)

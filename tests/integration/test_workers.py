@@ -39,6 +39,7 @@ from tests.integration.message_load import (
     prepare_forwards,
     read_marker,
 )
+from tests.integration.sqlite_lock import lock_database
 from tests.integration.test_lifecycle import (
     DaemonTestCase,
     config_file,
@@ -87,6 +88,27 @@ def is_running(pid: int) -> bool:
         return threads > 1 or Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def suspend(pid: int) -> None:
+    """Suspend a process; return when all of its threads have stopped. Blocks."""
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while any(
+        path.read_text("ascii").rpartition(")")[2].split()[0] != "T"
+        for path in Path(f"/proc/{pid}/task").glob("*/stat")
+    ):
+        assert time.monotonic() < deadline, "it does not stop"
+        time.sleep(POLL_SECONDS)
+
+
+def await_no_unacknowledged_pushes(daemon: Daemon) -> None:
+    """Wait until no worker remembers a push that is not acknowledged; blocks."""
+    wanted = {'mediator_buffer_entries{buffer="live_pushes"} 0.0', "mediator_workers_answered 2.0"}
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not wanted <= set(send_request(daemon.port, "GET", "/metrics")[2].decode().splitlines()):
+        assert time.monotonic() < deadline, "a push is still remembered"
+        time.sleep(POLL_SECONDS)
 
 
 def count_listeners(port: int) -> int:
@@ -225,7 +247,8 @@ class WorkersTests(DaemonTestCase):
         alice_socket.send_frame(forward.body)
         delivered = await bob_socket.pushed.get().addTimeout(PATIENCE_SECONDS, reactor)
         await beside.acknowledge([delivered])
-        await bob_socket.ping()  # otherwise the worker may learn first that the socket is closed
+        # The other worker is told after the answer, and must not learn first that the socket is closed.
+        await deferToThread(await_no_unacknowledged_pushes, daemon)
         await bob_socket.close()
         self.assertEqual(await drain_queue(bob), {})
         await self.stop(daemon)
@@ -332,8 +355,10 @@ class WorkersTests(DaemonTestCase):
         (_, alice_socket), (stopping, bob_socket) = sockets.items()
         forwards = prepare_forwards(bob, "for later", 3)
         victim = pid_of(daemon, stopping)
-        os.kill(victim, signal.SIGSTOP)
         try:
+            # Not while it holds the lock of the database, for which the other one would wait in vain.
+            with lock_database(daemon.directory / "mediator.sqlite3"):
+                await deferToThread(suspend, victim)
             for forward in forwards:
                 alice_socket.send_frame(forward.body)
                 await alice_socket.live()

@@ -40,6 +40,8 @@ SILENT_MS = 60_000
 WAIT_TIMEOUT = 120.0
 # Time limit of operations elsewhere: the machine may be busy.
 TIME_LIMIT, SHORT_TIME_LIMIT = 10.0, 0.8
+# Of an operation that has to reach its commit on a busy machine too, but not to learn of its outcome.
+LOST_REPLY_TIME_LIMIT = 3.0
 # Time limits, of operations and of their parts.
 TIME_LIMIT_SETTINGS: tuple[tuple[Any, str], ...] = (
     (server_module, "REQUEST_TIME_LIMIT"),
@@ -131,9 +133,9 @@ class MongoTestCase(TestCase):
         return shared_replica_set()
 
     @contextmanager
-    def with_short_time_limit(self) -> Iterator[None]:
+    def with_short_time_limit(self, seconds: float = SHORT_TIME_LIMIT) -> Iterator[None]:
         """Operations have little time in this context."""
-        time_limit = self.patch(server_module, "REQUEST_TIME_LIMIT", SHORT_TIME_LIMIT)
+        time_limit = self.patch(server_module, "REQUEST_TIME_LIMIT", seconds)
         try:
             yield
         finally:

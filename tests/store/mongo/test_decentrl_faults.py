@@ -36,7 +36,13 @@ from mediatord.store.mongo.removal import UncertainRemovalReporter
 from mediatord.store.mongo.schema import PENDING_EVENTS
 from tests.store.builders import ALICE, BOB, NOON
 from tests.store.mongo.decentrl_test_case import MongoDecentrlTestCase
-from tests.store.mongo.mongo_test_case import wait_for_recovery, wait_until
+from tests.store.mongo.mongo_test_case import (
+    LOST_REPLY_TIME_LIMIT,
+    SHORT_TIME_LIMIT,
+    TIME_LIMIT,
+    wait_for_recovery,
+    wait_until,
+)
 
 ALL = PageRequest(0, 1000)
 TRANSIENT: dict[str, Any] = {"errorCode": 112, "errorLabels": ["TransientTransactionError"]}
@@ -55,11 +61,11 @@ class FaultTestCase(MongoDecentrlTestCase):
         self.before = self.list_all_documents()
 
     @contextmanager
-    def with_short_time_limit(self) -> Iterator[None]:
+    def with_short_time_limit(self, seconds: float = SHORT_TIME_LIMIT) -> Iterator[None]:
         """Operations have little time in this context, and the server is probed often."""
         interval = self.patch(client, "PROBE_INTERVAL", 0.05)
         try:
-            with super().with_short_time_limit():
+            with super().with_short_time_limit(seconds):
                 yield
         finally:
             interval.restore()
@@ -97,7 +103,7 @@ class UncertainCommitTests(FaultTestCase):
 
     async def run_without_reply(self, write: Write, guard: CommandGuard, **fault: Any) -> None:
         """Run a command whose commit gets no reply."""
-        with self.with_short_time_limit(), self.servers.failpoint("commitTransaction", **fault):
+        with self.with_short_time_limit(LOST_REPLY_TIME_LIMIT), self.servers.failpoint("commitTransaction", **fault):
             await self.assertFailure(write(guard), StoreUnavailable)
         await wait_for_recovery(self.clients[0])
 
@@ -137,7 +143,10 @@ class UncertainCommitTests(FaultTestCase):
         def acknowledge(guard: CommandGuard) -> Deferred[Any]:
             return decentrl.acknowledge_events(guard, ALICE, [ids[0], "unknown"])
 
-        with self.with_short_time_limit(), self.servers.failpoint("commitTransaction", **UNKNOWN_OUTCOME):
+        with (
+            self.with_short_time_limit(LOST_REPLY_TIME_LIMIT),
+            self.servers.failpoint("commitTransaction", **UNKNOWN_OUTCOME),
+        ):
             await self.assertFailure(acknowledge(guard), StoreUnavailable)
             # The undo releases the nonce, though its own outcome is not reported.
             await wait_until(lambda: any("undo of an uncertain commit" in line for line in self.log_lines))
@@ -194,7 +203,10 @@ class UncertainCommitTests(FaultTestCase):
             return await undo(guarded, transaction)
 
         self.patch(MongoGuardedCommand, "undo", later)
-        with self.with_short_time_limit(), self.servers.failpoint("commitTransaction", **UNKNOWN_OUTCOME):
+        with (
+            self.with_short_time_limit(LOST_REPLY_TIME_LIMIT),
+            self.servers.failpoint("commitTransaction", **UNKNOWN_OUTCOME),
+        ):
             await self.assertFailure(self.decentrl.enqueue_event(guard, event), StoreUnavailable)
         await self.assertFailure(self.decentrl.enqueue_event(guard, event), StoreUnavailable)
         undone.callback(None)
@@ -314,6 +326,7 @@ class SizeTests(FaultTestCase):
 
     async def test_stores_very_many_events(self) -> None:
         """Very many events are stored, and tagged anew, in one command."""
+        self.patch(client, "REQUEST_TIME_LIMIT", 6 * TIME_LIMIT)
         events = [self.make_stored_event(at=number, sender=ALICE) for number in range(5_001)]
         await self.decentrl.save_events(self.make_guard(), ALICE, events)
         self.assertEqual(

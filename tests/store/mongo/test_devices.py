@@ -13,7 +13,14 @@ from mediatord.store.interfaces.decentrl import CommandGuard, Contract, PendingE
 from mediatord.store.interfaces.devices import Device, FinishedWakeup, WakeupClaim, WakeupPolicy, WakeupRequest
 from mediatord.store.mongo.schema import DEVICES
 from mediatord.store.mongo.store import MongoStore
-from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX, MongoTestCase, ShiftedReactor
+from tests.store.mongo.mongo_test_case import (
+    ALICE,
+    CLOCK,
+    INBOX,
+    LOST_REPLY_TIME_LIMIT,
+    MongoTestCase,
+    ShiftedReactor,
+)
 
 POLICY = WakeupPolicy(min_interval=20.0, quiet_after_poll=0.0)
 ALWAYS = WakeupPolicy(min_interval=0.001, quiet_after_poll=0.0, without_devices=True)
@@ -106,7 +113,10 @@ class FaultTests(DeviceTestCase):
         store, other = await self.open_stores()
         await self.enqueue_ids(store, "m")
         error = {"code": 91, "errmsg": "shutting down"}
-        with self.with_short_time_limit(), self.servers.failpoint("update", writeConcernError=error):
+        with (
+            self.with_short_time_limit(LOST_REPLY_TIME_LIMIT),
+            self.servers.failpoint("update", writeConcernError=error),
+        ):
             await self.assertFailure(store.devices.claim_wakeups([WakeupRequest(ALICE)], ALWAYS), StoreUnavailable)
         (decision,) = await other.devices.claim_wakeups([WakeupRequest(ALICE)], ALWAYS)
         assert isinstance(decision, float)

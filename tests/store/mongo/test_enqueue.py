@@ -26,6 +26,7 @@ from tests.store.mongo.mongo_test_case import (
     ALICE,
     CLOCK,
     INBOX,
+    LOST_REPLY_TIME_LIMIT,
     MAX_OPERATION_SECONDS,
     SILENT_MS,
     TIME_LIMIT,
@@ -180,6 +181,7 @@ class NodesTests(MongoTestCase):
 
     async def test_full_queue_stays_within_limit(self) -> None:
         """A queue that all nodes fill never exceeds its limit; no message is lost or evicted twice."""
+        self.patch(server_module, "REQUEST_TIME_LIMIT", 6 * TIME_LIMIT)
         nodes = await self.open_nodes(QueueLimits(max_messages=self.LIMIT))
         evicted: list[str] = []
         most = 0
@@ -197,6 +199,7 @@ class NodesTests(MongoTestCase):
 
     async def test_counters_stay_right_in_conflicts(self) -> None:
         """Conflicting messages, acknowledgements and expiry leave the counters right."""
+        self.patch(server_module, "REQUEST_TIME_LIMIT", 6 * TIME_LIMIT)
         nodes = await self.open_nodes()
         dids = [f"did:key:{number}" for number in range(6)]
         await self.register(nodes[0], *dids)
@@ -367,7 +370,10 @@ class UncertainCommitTests(MongoTestCase):
     def lose_commit_replies(self) -> Iterator[None]:
         """Commits succeed, and operations do not learn of it in their time."""
         error = {"code": 64, "errmsg": "no"}
-        with self.servers.failpoint("commitTransaction", writeConcernError=error), self.with_short_time_limit():
+        with (
+            self.servers.failpoint("commitTransaction", writeConcernError=error),
+            self.with_short_time_limit(LOST_REPLY_TIME_LIMIT),
+        ):
             yield
 
     async def test_uncertain_messages_are_withdrawn(self) -> None:

@@ -18,7 +18,15 @@ from mediatord.store.mongo import store as store_module
 from mediatord.store.mongo.driver.errors import MongoCommandError
 from mediatord.store.mongo.store import MongoStore
 from tests.store.builders import BOB
-from tests.store.mongo.mongo_test_case import ALICE, CLOCK, INBOX, MongoTestCase, run_coroutine, wait_for_recovery
+from tests.store.mongo.mongo_test_case import (
+    ALICE,
+    CLOCK,
+    INBOX,
+    LOST_REPLY_TIME_LIMIT,
+    MongoTestCase,
+    run_coroutine,
+    wait_for_recovery,
+)
 
 NO_MAJORITY = {"code": 64, "errmsg": "no"}
 OTHER = "did:key:z6MkOther"
@@ -128,7 +136,10 @@ class UncertainCommitTests(LedgerTestCase):
     """Commits with an unknown outcome."""
 
     async def lose_commit_reply(self, deferred: Any) -> None:
-        with self.servers.failpoint("commitTransaction", writeConcernError=NO_MAJORITY), self.with_short_time_limit():
+        with (
+            self.servers.failpoint("commitTransaction", writeConcernError=NO_MAJORITY),
+            self.with_short_time_limit(LOST_REPLY_TIME_LIMIT),
+        ):
             with self.assertRaises(StoreUnavailable):
                 await deferred()
 

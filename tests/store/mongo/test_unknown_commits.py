@@ -28,6 +28,7 @@ from tests.store.mongo.mongo_test_case import (
     ALICE,
     CLOCK,
     INBOX,
+    LOST_REPLY_TIME_LIMIT,
     SHORT_TIME_LIMIT,
     TIME_LIMIT,
     MongoTestCase,
@@ -218,7 +219,10 @@ class LateOutcomeTests(MongoTestCase):
         return store
 
     async def lose_commit_reply(self, deferred: Any) -> None:
-        with self.servers.failpoint("commitTransaction", writeConcernError=NO_MAJORITY), self.with_short_time_limit():
+        with (
+            self.servers.failpoint("commitTransaction", writeConcernError=NO_MAJORITY),
+            self.with_short_time_limit(LOST_REPLY_TIME_LIMIT),
+        ):
             with self.assertRaises(StoreUnavailable):
                 await deferred()
 

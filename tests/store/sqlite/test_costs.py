@@ -325,6 +325,7 @@ class QueueCacheTests(CostTestCase):
         """Data read for an eviction is freed at once, without a garbage collection."""
         limits = QueueLimits(max_messages=1, share=0.5, reserved=0.1)
         self.commit(self.make_enqueues(len(DIDS)))
+        gc.collect()  # garbage of other tests
         gc.disable()
         self.addCleanup(gc.enable)
         self.commit(self.make_enqueues(len(DIDS), limits=limits))

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from threading import Event, current_thread, enumerate
-from time import monotonic
 from typing import Any
 from unittest.mock import Mock
 
@@ -17,7 +16,7 @@ import pytest
 from twisted.internet import reactor  # noqa: TID251  these tests make calls from real threads to it
 from twisted.internet.defer import Deferred, gatherResults
 from twisted.internet.interfaces import IReactorFromThreads, IReactorTime
-from twisted.internet.task import deferLater
+from twisted.internet.task import Clock, deferLater
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import SynchronousTestCase, TestCase
 
@@ -89,8 +88,9 @@ class ThreadTests(TestCase):
     async def test_health_does_not_wait_for_the_writer(self) -> None:
         """While the thread that writes is blocked, the health of the store is known without a wait."""
         await self.open_store()
+        clock = Clock()
         monitor = StoreHealthMonitor(
-            self.clock, self.store.ping, is_open=lambda: True, failure_count=lambda: 0, steady=monotonic
+            clock, self.store.ping, is_open=lambda: True, failure_count=lambda: 0, steady=clock.seconds
         )
         monitor.startService()
         self.addCleanup(monitor.stopService)

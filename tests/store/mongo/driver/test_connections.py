@@ -87,6 +87,7 @@ class GuardedTests(MongoTestCase):
     async def test_recovers_when_user_exists_again(self) -> None:
         """Operations fail at once while the user does not exist, and work again when it does."""
         self.patch(server_module, "PROBE_TIMEOUT", TIME_LIMIT)
+        self.patch(server_module, "REQUEST_TIME_LIMIT", TIME_LIMIT)
         create: dict[str, Any] = {
             "pwd": "p",
             "roles": [{"role": "readWrite", "db": self.database}],
@@ -114,6 +115,7 @@ class GuardedTests(MongoTestCase):
     async def test_unauthorized_command_affects_no_other(self) -> None:
         """A command that is not authorized affects no other command and no connection."""
         self.patch(server_module, "PROBE_TIMEOUT", TIME_LIMIT)
+        self.patch(server_module, "REQUEST_TIME_LIMIT", TIME_LIMIT)
         roles = [{"role": "readWrite", "db": self.database}]
         self.servers.client.admin.command("createUser", "limited", pwd="p", roles=roles, mechanisms=["SCRAM-SHA-1"])
         self.addCleanup(self.servers.client.admin.command, "dropUser", "limited")

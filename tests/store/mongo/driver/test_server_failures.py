@@ -27,6 +27,7 @@ from tests.store.mongo.mongo_test_case import (
     ALICE,
     CLOCK,
     INBOX,
+    LOST_REPLY_TIME_LIMIT,
     MAX_OPERATION_SECONDS,
     THINGS,
     TIME_LIMIT,
@@ -289,6 +290,7 @@ class TransactionTests(ServerTestCase):
 
     async def test_conflicting_transactions_all_succeed(self) -> None:
         """Conflicting transactions all succeed."""
+        self.patch(client, "REQUEST_TIME_LIMIT", 6 * TIME_LIMIT)
         counting = [run_coroutine(self.server.transact("count", self.increment)) for _ in range(30)]
         self.assertEqual(sorted([await one for one in counting]), list(range(30)))
         self.assertEqual(self.read_number(), 30)
@@ -347,7 +349,7 @@ class UncertainCommitTests(ServerTestCase):
     async def test_undoes_commit_that_succeeded(self) -> None:
         """The commit succeeded but was not acknowledged in time."""
         with self.servers.failpoint("commitTransaction", writeConcernError={"code": 64, "errmsg": "no"}):
-            with self.with_short_time_limit():
+            with self.with_short_time_limit(LOST_REPLY_TIME_LIMIT):
                 await self.assert_fails_in_time(self.server.transact("insert", self.insert, undo=self.undo))
             self.assertEqual(self.list_documents(), [1])
         await wait_until(lambda: not self.list_documents())
