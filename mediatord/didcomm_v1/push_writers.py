@@ -389,14 +389,19 @@ class ImplicitWriter(LiveWriter):
         window = ArrivalWindow(0.0, inf)
         while not self._is_ended:
             arrivals = await store.find_arrivals([self.account], window, limit=limit)
-            ids = [one.id for one in arrivals if one.id not in self._unacknowledged]
-            messages = await store.find_messages(ids[:PAGE_SIZE]) if ids else []
+            unpushed = [one for one in arrivals if one.id not in self._unacknowledged]
+            page = unpushed[:PAGE_SIZE]
+            messages = await store.find_messages([one.id for one in page]) if page else []
             if messages:
-                self._is_behind |= len(ids) > len(messages)
+                self._is_behind |= len(unpushed) > len(messages)
                 return messages
-            if len(arrivals) < limit:  # else those were expired
+            # All of the page have expired, or were removed meanwhile.
+            if len(unpushed) > PAGE_SIZE:
+                window = window.behind(page[-1])
+            elif len(arrivals) == limit:
+                window = window.behind(arrivals[-1])
+            else:
                 break
-            window = window.behind(arrivals[-1])
         return []
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:

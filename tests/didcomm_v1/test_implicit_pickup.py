@@ -247,6 +247,18 @@ class BareTests(ImplicitTestCase):
 
     def test_arrivals_while_reading(self) -> None:
         """A message that arrives while the queue is read comes once, in its order."""
+        sent = self.forward("a")
+        held = self.hold_arrivals()
+        socket = self.begin()
+        sent += self.forward("b")
+        self.assertEqual(self.take_bare(socket), [])
+        while held:
+            held.pop().callback(None)
+        self.in_memory.clock.advance(0)
+        self.assertEqual(self.take_bare(socket), sent)
+
+    def hold_arrivals(self) -> list[Deferred[Any]]:
+        """Let the store answer what has arrived as it was when it was asked, but only on a callback of these."""
         held: list[Deferred[Any]] = []
         store = self.in_memory.store
         find_arrivals = store.find_arrivals
@@ -258,15 +270,26 @@ class BareTests(ImplicitTestCase):
             done.addCallback(lambda _: found)
             return done
 
-        sent = self.forward("a")
         self.patch(store, "find_arrivals", hold)
-        socket = self.begin()
-        sent += self.forward("b")
-        self.assertEqual(self.take_bare(socket), [])
-        while held:
+        return held
+
+    def test_removed_while_reading(self) -> None:
+        """What the wallet takes while the queue is read hides nothing behind it, however much is left."""
+        held = self.hold_arrivals()
+        for left in (3, PAGE_SIZE + 3):
+            sent = self.forward_many(PAGE_SIZE + left)
+            socket = self.begin(self.in_memory.socket())
             held.pop().callback(None)
-        self.in_memory.clock.advance(0)
-        self.assertEqual(self.take_bare(socket), sent)
+            self.assertEqual(len(socket.frames), PAGE_SIZE)
+            taken = self.take_bare(socket)
+            self.confirm(socket)
+            self.assertEqual(self.count_stored(), left)
+            while held:
+                held.pop().callback(None)
+                self.in_memory.clock.advance(0)
+                taken += self.take_bare(socket)
+                self.confirm(socket)
+            self.assertEqual((taken, self.count_stored()), (sent, 0))
 
     def test_expired_messages(self) -> None:
         """Expired ones that are still stored do not hide others."""

@@ -23,6 +23,7 @@ from mediatord.wallet.didcomm_v1_socket import V1Socket, connect_v1_socket
 from tests.integration.cluster import make_mongo_storage
 from tests.integration.message_load import (
     MAX_DELIVERY,
+    PATIENCE_SECONDS,
     ROOMY,
     LoadSenders,
     PreparedForward,
@@ -270,7 +271,9 @@ class V1KillTests(KillTests):
             self.daemon.start()
         socket = await connect_v1_socket(reactor, implicit)
         socket.start_implicit_pickup()
+        deadline = reactor.seconds() + PATIENCE_SECONDS
         while await batch.count() or await implicit.count():
+            self.assertLess(reactor.seconds(), deadline, "messages are left that nobody is sent")
             found[batch] |= {batch.open(one).text for one in await batch.fetch_batch(MAX_DELIVERY)}
         while socket.pushed.pending:
             found[implicit].add(implicit.open(await socket.pushed.get()).text)
