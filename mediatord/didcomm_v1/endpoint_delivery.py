@@ -153,11 +153,13 @@ class _Backlog:
     :param tried_at: when it was read from the queue last.
     :param retry_at: when that is repeated, even if the wallet stays silent; infinite if nothing was left.
     :param pause: seconds from one retry to the next.
+    :param failures: number of messages that have stayed queued.
     """
 
     tried_at: float = -inf
     retry_at: float = inf
     pause: float = FIRST_RETRY
+    failures: int = 0
 
 
 class V1EndpointDelivery(PeriodicTasks):
@@ -240,6 +242,7 @@ class V1EndpointDelivery(PeriodicTasks):
             return
         if not is_delivered:
             backlog = self._find_backlog(account)
+            backlog.failures += 1
             backlog.retry_at = min(backlog.retry_at, self._clock.seconds() + backlog.pause)
             return
         self._record_contact(account)
@@ -272,12 +275,12 @@ class V1EndpointDelivery(PeriodicTasks):
         backlog.tried_at, backlog.retry_at = now, now + backlog.pause
         backlog.pause = min(2 * backlog.pause, LAST_RETRY)
         self._delivery.retry_now(account)
-        messages: list[StoredMessage] = []
+        failures, messages = backlog.failures, list[StoredMessage]()
         if await self._resolver.resolve_account(account):
             messages = await self._store.fetch_messages(
                 account, None, limit=MAX_PENDING_PER_ACCOUNT, max_bytes=MAX_PENDING_BYTES_PER_ACCOUNT
             )
-        if not messages:
+        if not messages and failures == backlog.failures:  # else one came meanwhile, and stays queued
             backlog.retry_at, backlog.pause = inf, FIRST_RETRY
         for message in messages:
             if message.status == "pending" and not 0 <= now - message.received_at < min_age:

@@ -189,7 +189,8 @@ class ImplicitWriter(LiveWriter):
             if timer is not None and timer.active():
                 timer.cancel()
         has_other = bool(self._context.connections.subscribers(self.account))
-        if self._context.wake is not None and not has_other and (self._is_behind or self._unacknowledged):
+        is_left = bool(self._is_behind or self._is_reading or self._unacknowledged)
+        if self._context.wake is not None and not has_other and is_left:
             self._context.wake(self.account)
 
     def accept_deliveries(self) -> None:
@@ -350,8 +351,10 @@ class ImplicitWriter(LiveWriter):
         try:
             while self._has_room() and await self._readers.run(self._begin_page):
                 pass
-        except StoreUnavailable:
+        except Exception as error:
             self._is_behind = True
+            if not isinstance(error, StoreUnavailable):
+                raise
         finally:
             self._is_reading = False
         self._schedule(RETRY_SECONDS)

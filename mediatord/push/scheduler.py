@@ -346,7 +346,8 @@ class WakeupScheduler(Service):
             self._arm(COLLECT_SECONDS)
 
     def _retry(self, owner: str, report: SendReport, attempts: int, seconds: float, arrived_at: float) -> None:
-        if owner not in self._noted:  # a newer message is for all devices
+        # A newer message is for all devices, unless the wake-up of some stands for that message too.
+        if report.is_partial or owner not in self._noted:
             self._retries[owner] = _Retry(report.owed, attempts, arrived_at)
             self._postpone(owner, min(seconds, MAX_RETRY_SECONDS), arrived_at)
 

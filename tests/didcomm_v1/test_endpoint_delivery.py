@@ -405,6 +405,20 @@ class BacklogTests(V1EndpointTestCase):
         self.advance(FIRST_RETRY + 2 * RETRIES_INTERVAL)
         self.assertEqual(self.poster.take_post().body, payload)
 
+    def test_message_that_stays_queued_while_the_queue_is_read(self) -> None:
+        """It is tried later, though the queue was empty when the store read it."""
+        self.advance(CONTACT_PAUSE + 2 * RETRIES_INTERVAL)  # after the search at the start
+        answer: Deferred[list[Any]] = Deferred()
+        fetching = self.patch(self.store, "fetch_messages", lambda *_, **options: answer)
+        self.delivery.resume(CONNECTION)
+        fetching.restore()
+        self.connections.is_unavailable = True
+        payload = self.forward()
+        self.connections.is_unavailable = False
+        answer.callback([])
+        self.advance(2 * (FIRST_RETRY + RETRIES_INTERVAL))
+        self.assertEqual(self.poster.take_post().body, payload)
+
     def test_forgets_accounts(self) -> None:
         """Accounts that have nothing queued are not remembered."""
         self.delivery.resume(CONNECTION)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from tests.didcomm_v1.in_memory_wallet import InMemoryV1Wallet, pack_forward
@@ -88,6 +89,19 @@ class WakeupTests(PollTestCase):
         self.pass_time(10)
         self.in_memory.base.connections.closed(socket)
         self.assertEqual(self.count_wakeups(), 1)
+
+    def test_lost_while_reading(self) -> None:
+        """The same, if what is queued was still being read, or could not be."""
+        for operation in ("find_arrivals", "find_messages"):
+            woken = len(self.fcm.requests)
+            self.deliver()
+            socket = self.begin()
+            close = partial(self.in_memory.base.connections.closed, socket)
+            with self.arriving_during(self.in_memory.store, operation, close):
+                self.pass_time()
+            self.assertEqual(self.count_wakeups(), woken + 1, operation)
+            self.wallet.answer(f"{MP}/status-request")
+            self.pass_time(60)
 
     def test_replaced_socket(self) -> None:
         """What it has not read comes on its new socket."""

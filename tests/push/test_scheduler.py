@@ -267,6 +267,20 @@ class FailureTests(SchedulerTestCase):
         self.assertEqual(self.apns.tokens, ["iphone"] * 2)
         self.assertEqual(self.fcm.tokens, ["android"] * 2)
 
+    def test_a_message_during_an_attempt_leaves_no_device_out(self) -> None:
+        """The wake-up of one device stands for the message too; the device that failed is woken for both."""
+        self.add_account(OTHER, FCMDevice("android", "android"), APNsDevice("iphone"))
+        self.fcm.script = None
+        self.deliver(OTHER)
+        self.pass_time(SOON)
+        self.deliver(OTHER)
+        self.fcm.held[0].callback(PushResult("retry", status=503))
+        self.fcm.script = lambda token: SENT
+        self.pass_time(120.0)
+        self.assertEqual(self.fcm.tokens, ["android"] * 2)
+        self.assertEqual(self.apns.tokens, ["iphone"])
+        self.assertEqual(self.scheduler.waiting, 0)
+
     def test_unavailable_store(self) -> None:
         """Nothing is lost while claims fail, or the end of one."""
         self.deliver()
