@@ -189,8 +189,8 @@ class ImplicitWriter(LiveWriter):
             if timer is not None and timer.active():
                 timer.cancel()
         has_other = bool(self._context.connections.subscribers(self.account))
-        is_left = bool(self._is_behind or self._is_reading or self._unacknowledged)
-        if self._context.wake is not None and not has_other and is_left:
+        has_unread_mail = bool(self._is_behind or self._is_reading or self._unacknowledged)
+        if self._context.wake is not None and not has_other and has_unread_mail:
             self._context.wake(self.account)
 
     def accept_deliveries(self) -> None:
