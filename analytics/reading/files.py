@@ -108,14 +108,26 @@ class FileSystem:
     def write(self, url: str, data: bytes) -> None:
         """Write a file atomically; an existing file is replaced."""
         system, path = self._resolve(url)
-        draft = self._hadoop.Path(path.getParent(), f"_{path.getName()}.draft")
+        with _errors_name_path(url), self._replace_with_draft(system, path) as draft:
+            _write_file(system, draft, data)
+
+    def download(self, url: str, target: Path) -> None:
+        """Copy a file to a local file, which is replaced; the data does not pass through Python."""
+        system, path = self._resolve(url)
         with _errors_name_path(url):
-            try:
-                _write_file(system, draft, data)
-                _replace_file(system, draft, path)
-            except BaseException:
-                system.delete(draft, False)
-                raise
+            if not system.getFileStatus(path).isFile():
+                raise AnalyticsError(f"{url}: is a directory")
+            # The raw local file system writes no checksum file.
+            system.copyToLocalFile(False, path, self._make_local_path(target), True)
+
+    def upload(self, source: Path, url: str) -> None:
+        """Copy a local file to a file, atomically; an existing file is replaced."""
+        system, path = self._resolve(url)
+        with _errors_name_path(str(source)):
+            # Java reports a source that is missing by the path of the target.
+            source.open("rb").close()
+        with _errors_name_path(url), self._replace_with_draft(system, path) as draft:
+            _copy_from_local_file(system, source, self._make_local_path(source), draft)
 
     def move(self, source: str, target: str) -> None:
         """Rename a file or directory, atomically where the file system can; `target` must not exist."""
@@ -163,6 +175,20 @@ class FileSystem:
                 else None
             )
 
+    @contextmanager
+    def _replace_with_draft(self, system: Any, path: Any) -> Iterator[Any]:
+        """Path of a file to write, which then replaces `path`; after an error it is deleted."""
+        draft = self._hadoop.Path(path.getParent(), f"_{path.getName()}.draft")
+        try:
+            yield draft
+            _replace_file(system, draft, path)
+        except BaseException:
+            system.delete(draft, False)
+            raise
+
+    def _make_local_path(self, path: Path) -> Any:
+        return self._hadoop.Path(path.absolute().as_uri())
+
     def _resolve(self, url: str) -> tuple[Any, Any]:
         """Return the file system of a path, and the qualified path."""
         with _errors_name_path(url, EXIT_USAGE):
@@ -185,6 +211,14 @@ def _write_file(system: Any, path: Any, data: bytes) -> None:
         stream.write(data)
     finally:
         stream.close()
+
+
+def _copy_from_local_file(system: Any, source: Path, source_path: Any, target: Any) -> None:
+    if _is_local_system(system):
+        os.makedirs(target.getParent().toUri().getPath(), exist_ok=True)
+        shutil.copyfile(source, target.toUri().getPath())
+    else:
+        system.copyFromLocalFile(False, True, source_path, target)
 
 
 def _replace_file(system: Any, source: Any, target: Any) -> None:
