@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any
 
+from analytics.database import Database, get_duckdb_type
 from analytics.job import Span
 from analytics.reading.files import FileSystem, append_parquet
 from analytics.schema import TABLES, Table, make_events_table
@@ -16,54 +17,55 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
-_WIDENING_CASTS = {
-    "bigint": {"tinyint", "smallint", "int"},
-    "int": {"tinyint", "smallint"},
-    "double": {"tinyint", "smallint", "int", "float"},
-}
-
-
 class TableMismatchError(TypeError):
     """A job returned columns or days other than declared: a programming error."""
 
 
-def conform_to_schema(frame: DataFrame, table: Table, job: str) -> DataFrame:
+def make_table_query(database: Database, table: Table, content: str | Iterable[Mapping[str, Any]], job: str) -> str:
     """
-    Select the declared columns in order, widening narrow numbers.
+    Query for the rows that a job made of a table: declared columns and types, in the order of its key.
 
-    :raise TableMismatchError: the frame differs otherwise.
+    :param content: a query, or rows.
+    :raise TableMismatchError: columns or types differ from the declaration.
     """
-    from pyspark.sql import functions as F
+    names = [column.name for column in table.columns]
+    if isinstance(content, str):
+        query, found = content, database.describe(content)
+    else:
+        rows = [dict(row) for row in content]
+        found = dict.fromkeys(rows[0] if rows else names, "")
+        query = f"SELECT * FROM {_ROWS_TABLE}"
+    for what, wrong in (("no", set(names) - set(found)), ("undeclared", set(found) - set(names))):
+        if wrong:
+            raise TableMismatchError(f"{job}: {table.name}: {what} column {', '.join(sorted(wrong))}")
+    if not isinstance(content, str):
+        declared = ", ".join(f'"{column.name}" {get_duckdb_type(column)}' for column in table.columns)
+        database.insert(_ROWS_TABLE, declared, ([row[name] for name in names] for row in rows))
+    for column in table.columns:
+        kind = found[column.name].partition("(")[0]
+        if kind and kind not in _COMPATIBLE_TYPES[column.type]:
+            raise TableMismatchError(
+                f"{job}: {table.name}: column {column.name} is {kind}, declared as {column.type}"
+            )
+    columns = ", ".join(
+        f'CAST("{column.name}" AS {get_duckdb_type(column)}) AS "{column.name}"' for column in table.columns
+    )
+    order = ", ".join(f'"{name}"' for name in table.key or names)
+    return f"SELECT {columns} FROM ({query}) ORDER BY {order}"
 
-    struct = table.struct()
-    there = {field.name: field.dataType for field in frame.schema.fields}
-    for what, names in (("no", set(struct.names) - set(there)), ("undeclared", set(there) - set(struct.names))):
-        if names:
-            raise TableMismatchError(f"{job}: {table.name}: {what} column {', '.join(sorted(names))}")
-    for field in struct.fields:
-        if not _is_compatible(there[field.name], field.dataType):
-            found, expected = there[field.name].simpleString(), field.dataType.simpleString()
-            raise TableMismatchError(f"{job}: {table.name}: column {field.name} is {found}, declared as {expected}")
-    return frame.select(*(F.col(field.name).cast(field.dataType) for field in struct.fields))
 
-
-def _is_compatible(found: DataType, expected: DataType) -> bool:
-    name = found.simpleString()
-    return name in {expected.simpleString(), "void"} or name in _WIDENING_CASTS.get(expected.simpleString(), ())
-
-
-def arrange_for_writing(frame: DataFrame, table: Table) -> DataFrame:
-    """
-    Sort by key, so that equal rows make equal files.
-
-    Aggregated tables are small: one file a day. Tables with a row for each message or recipient may be large: they
-    get as many files as needed.
-    """
-    from pyspark.sql import functions as F
-
-    frame = frame.hint("rebalance", F.col("dt")) if table.private else frame.coalesce(1)
-    return frame.sortWithinPartitions(*table.key)
-
+_ROWS_TABLE = "rows_of_job"
+_INTEGERS = {"TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT"}
+# An untyped null is an INTEGER.
+_COMPATIBLE_TYPES = {
+    "bigint": _INTEGERS,
+    "int": _INTEGERS - {"HUGEINT"},
+    "double": {*_INTEGERS, "FLOAT", "DOUBLE", "DECIMAL"},
+    "string": {"VARCHAR", "INTEGER"},
+    "boolean": {"BOOLEAN"},
+    "date": {"DATE", "INTEGER"},
+    "timestamp": {"TIMESTAMP", "INTEGER"},
+}
 
 TABLES_DIRECTORY = "tables"
 # Has a row for every computed day.

@@ -1,0 +1,113 @@
+"""
+Engines run scans: SQL over many lines, whose few rows become a table of the database.
+
+DuckDB reads Parquet in this process. Spark reads it on all processors of a machine or of a cluster. Both run the
+same statements (:mod:`analytics.sql_functions`) and give the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from analytics.database import Database, Row
+from analytics.schema import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from analytics.reading.files import FileSystem
+
+
+class Engine(Protocol):
+    """Runs scans."""
+
+    def read(self, table: Table, paths: Sequence[str]) -> None:
+        """Let scans read a table from Parquet files below directories `dt=<day>`."""
+
+    def scan(self, name: str, query: str, small: Sequence[str] = ()) -> None:
+        """
+        Run a query; its rows become a table of the database.
+
+        :param small: tables of the database that it reads, each at most some thousand rows.
+        """
+
+
+class DuckDBEngine:
+    """Runs scans in this process."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def read(self, table: Table, paths: Sequence[str]) -> None:
+        """As :class:`Engine`; paths are local."""
+        self._database.define_view(table.name, self._database.make_parquet_query(table, paths))
+
+    def scan(self, name: str, query: str, small: Sequence[str] = ()) -> None:
+        """As :class:`Engine`."""
+        self._database.define(name, query)
+
+
+class SparkEngine:
+    """
+    Runs scans with Spark.
+
+    :param workspace: directory that all executors can write, for results.
+    :param local: local directory for copies of them.
+    """
+
+    def __init__(
+        self, spark: SparkSession, files: FileSystem, database: Database, workspace: str, local: str
+    ) -> None:
+        self._spark, self._files, self._database = spark, files, database
+        self._workspace, self._local = workspace, local
+        self.plans: list[tuple[str, DataFrame]] = []
+
+    def read(self, table: Table, paths: Sequence[str]) -> None:
+        """As :class:`Engine`."""
+        struct = table.struct()
+        if paths:
+            base = paths[0].partition("/dt=")[0]
+            frame = self._spark.read.schema(struct).option("basePath", base).parquet(*paths).select(struct.names)
+        else:
+            frame = self._spark.createDataFrame([], struct)
+        frame.createOrReplaceTempView(table.name)
+
+    def scan(self, name: str, query: str, small: Sequence[str] = ()) -> None:
+        """As :class:`Engine`."""
+        for table in small:
+            self._share(table)
+        target = f"{self._workspace}/{name}"
+        frame = self._spark.sql(query)
+        self.plans.append((name, frame))
+        frame.write.mode("overwrite").parquet(target)
+        parts = self._files.localize(target, f"{self._local}/{name}")
+        listed = ", ".join(f"'{part}'" for part in parts if part.endswith(".parquet"))
+        times = [column for column, kind in frame.dtypes if kind == "timestamp"]
+        naive = ", ".join(f'CAST("{column}" AS TIMESTAMP) AS "{column}"' for column in times)
+        self._database.define_view(
+            name, f"SELECT *{f' REPLACE ({naive})' if times else ''} FROM read_parquet([{listed}])"
+        )
+
+    def _share(self, name: str) -> None:
+        """Let scans read a small table of the database."""
+        columns = self._database.describe(f'SELECT * FROM "{name}"')
+        rows: list[Row] = self._database.rows(f'SELECT * FROM "{name}"')
+        declared = ", ".join(f"`{column}` {_get_spark_type(kind)}" for column, kind in columns.items())
+        values: list[tuple[Any, ...]] = [tuple(row.values()) for row in rows]
+        self._spark.createDataFrame(values, declared).createOrReplaceTempView(name)
+
+
+_SPARK_TYPES: Mapping[str, str] = {
+    "VARCHAR": "string",
+    "BIGINT": "bigint",
+    "INTEGER": "int",
+    "DOUBLE": "double",
+    "BOOLEAN": "boolean",
+    "DATE": "date",
+}
+
+
+def _get_spark_type(kind: str) -> str:
+    """:raise KeyError: small tables have other types only by mistake."""
+    return _SPARK_TYPES[kind]
