@@ -32,6 +32,9 @@ def get_local_path(url: str) -> Path | None:
     return Path(re.sub(r"^//(?=/)", "", url[scheme.end() :])) if scheme[1].lower() == "file" else None
 
 
+# Their files appear whole when the output is closed; their renames copy, then delete.
+_OBJECT_STORE_SCHEMES = frozenset({"gs", "s3", "s3a"})
+_COPY_BUFFER_BYTES = 1 << 20
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -62,7 +65,10 @@ class FileSystem:
     """
 
     def __init__(self, spark: SparkSession) -> None:
-        self._hadoop: Any = spark._jvm.org.apache.hadoop.fs  # type: ignore[union-attr]  # classic sessions have it
+        gateway: Any = spark.sparkContext._gateway
+        self._gateway = gateway
+        self._java = gateway.jvm
+        self._hadoop: Any = self._java.org.apache.hadoop.fs
         self._configuration: Any = spark._jsc.hadoopConfiguration()
 
     def list(self, url: str, recursive: bool = True) -> FileList:
@@ -108,8 +114,8 @@ class FileSystem:
     def write(self, url: str, data: bytes) -> None:
         """Write a file atomically; an existing file is replaced."""
         system, path = self._resolve(url)
-        with _errors_name_path(url), self._replace_with_draft(system, path) as draft:
-            _write_file(system, draft, data)
+        with _errors_name_path(url), self._replace_file(system, path) as stream:
+            stream.write(data)
 
     def download(self, url: str, target: Path) -> None:
         """Copy a file to a local file, which is replaced; the data does not pass through Python."""
@@ -126,8 +132,12 @@ class FileSystem:
         with _errors_name_path(str(source)):
             # Java reports a source that is missing by the path of the target.
             source.open("rb").close()
-        with _errors_name_path(url), self._replace_with_draft(system, path) as draft:
-            _copy_from_local_file(system, source, self._make_local_path(source), draft)
+        with _errors_name_path(url), self._replace_file(system, path) as stream:
+            data = self._java.java.io.FileInputStream(str(source))
+            try:
+                self._java.org.apache.hadoop.io.IOUtils.copyBytes(data, stream, _COPY_BUFFER_BYTES, False)
+            finally:
+                data.close()
 
     def move(self, source: str, target: str) -> None:
         """Rename a file or directory, atomically where the file system can; `target` must not exist."""
@@ -176,15 +186,36 @@ class FileSystem:
             )
 
     @contextmanager
-    def _replace_with_draft(self, system: Any, path: Any) -> Iterator[Any]:
-        """Path of a file to write, which then replaces `path`; after an error it is deleted."""
+    def _replace_file(self, system: Any, path: Any) -> Iterator[Any]:
+        """
+        Output stream whose data replaces a file at the end, atomically; after an error nothing has changed.
+
+        An object store does so by itself, and has no rename that replaces.
+        """
+        if system.getUri().getScheme() in _OBJECT_STORE_SCHEMES:
+            with _create_file(system, path) as stream:
+                yield stream
+            return
         draft = self._hadoop.Path(path.getParent(), f"_{path.getName()}.draft")
         try:
-            yield draft
-            _replace_file(system, draft, path)
+            with _create_file(system, draft) as stream:
+                yield stream
+            self._rename_over(system, draft, path)
         except BaseException:
             system.delete(draft, False)
             raise
+
+    def _rename_over(self, system: Any, source: Any, target: Any) -> None:
+        """Rename a file, replacing another: one step, also on HDFS."""
+        if _is_local_system(system):
+            os.replace(source.toUri().getPath(), target.toUri().getPath())
+            return
+        context = self._hadoop.FileContext.getFileContext(system.getUri(), self._configuration)
+        rename = self._hadoop.Options.Rename
+        # Java's method takes any number of options, which is an array to Python.
+        options = self._gateway.new_array(rename, 1)
+        options[0] = rename.OVERWRITE
+        context.rename(source, target, options)
 
     def _make_local_path(self, path: Path) -> Any:
         return self._hadoop.Path(path.absolute().as_uri())
@@ -204,31 +235,21 @@ def _find_existing_ancestor(system: Any, path: Any) -> Any:
     return path
 
 
-def _write_file(system: Any, path: Any, data: bytes) -> None:
+@contextmanager
+def _create_file(system: Any, path: Any) -> Iterator[Any]:
+    """Output stream of a new file; after an error an object store has no file, others may have a part of it."""
     # Write no checksum file beside files that operators look at.
     stream = (system.getRawFileSystem() if _is_local_system(system) else system).create(path, True)
     try:
-        stream.write(data)
-    finally:
-        stream.close()
-
-
-def _copy_from_local_file(system: Any, source: Path, source_path: Any, target: Any) -> None:
-    if _is_local_system(system):
-        os.makedirs(target.getParent().toUri().getPath(), exist_ok=True)
-        shutil.copyfile(source, target.toUri().getPath())
-    else:
-        system.copyFromLocalFile(False, True, source_path, target)
-
-
-def _replace_file(system: Any, source: Any, target: Any) -> None:
-    """Rename a file over another; takes two steps on object stores and HDFS."""
-    if _is_local_system(system):
-        os.replace(source.toUri().getPath(), target.toUri().getPath())
-        return
-    system.delete(target, False)
-    if not system.rename(source, target):
-        raise AnalyticsError(f"{target.toString()}: cannot write")
+        yield stream
+    except BaseException:
+        # To close the stream would make the file appear.
+        if stream.hasCapability("fs.capability.outputstream.abortable"):
+            stream.abort()
+        else:
+            stream.close()
+        raise
+    stream.close()
 
 
 def _list_local_files(path: Any, recursive: bool) -> Iterator[FileInfo]:
