@@ -93,3 +93,31 @@ def scan_state_events(run: JobRun) -> str:
         """,
     )
     return "state_events"
+
+
+def scan_members(run: JobRun) -> str:
+    """
+    Table `member_counts`: messages by sender and by recipient, a row for each wallet and day.
+
+    Columns: `dt`, `side` (sender or rcpt), `member`, `epoch` (0 if unknown), `accepted`, `acked` (0 for senders),
+    `bytes` (of accepted messages), `first_at` and `last_at` (of these lines).
+    """
+    run.scan(
+        "member_counts",
+        f"""
+        SELECT dt, CASE WHEN grouping(sender) = 0 THEN 'sender' ELSE 'rcpt' END AS side,
+            coalesce(sender, rcpt) AS member, epoch,
+            count(*) FILTER (WHERE event = 'msg.accept') AS accepted,
+            count(*) FILTER (WHERE event = 'msg.ack') AS acked,
+            CAST(coalesce(sum(size) FILTER (WHERE event = 'msg.accept'), 0) AS BIGINT) AS bytes,
+            min(ts) AS first_at, max(ts) AS last_at
+        FROM (
+            SELECT dt, event, CASE WHEN event = 'msg.accept' THEN sender END AS sender, rcpt,
+                coalesce(epoch, 0) AS epoch, size, ts
+            FROM events
+            WHERE event IN ('msg.accept', 'msg.ack') AND dt BETWEEN {run.first} AND {run.last})
+        GROUP BY GROUPING SETS ((dt, sender, epoch), (dt, rcpt, epoch))
+        HAVING member IS NOT NULL
+        """,
+    )
+    return "member_counts"
