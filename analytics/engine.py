@@ -8,15 +8,42 @@ same statements (:mod:`analytics.sql_functions`) and give the same rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from analytics.database import Database, Row
 from analytics.schema import Table
+from analytics.sql_functions import create_spark_functions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from analytics.reading.files import FileSystem
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisSession:
+    """
+    What a run works with.
+
+    :param scratch: local directory for temporary files, deleted at the end.
+    :param spark: runs scans and ingest; None: DuckDB and processes of this machine do.
+    """
+
+    files: FileSystem
+    database: Database
+    scratch: str
+    spark: SparkSession | None = None
+
+    def make_engine(self, staging: str) -> Engine:
+        """:param staging: directory on the file system of the results."""
+        if self.spark is None:
+            return DuckDBEngine(self.database)
+        from analytics.spark_session import is_local_master
+
+        is_local = is_local_master(self.spark.sparkContext.master or "local")
+        workspace = f"file:{self.scratch}/scans" if is_local else f"{staging}/_scans"
+        return SparkEngine(self.spark, self.files, self.database, workspace, f"{self.scratch}/copies/_scans")
 
 
 class Engine(Protocol):
@@ -40,8 +67,7 @@ class DuckDBEngine:
         self._database = database
 
     def read(self, table: Table, paths: Sequence[str]) -> None:
-        """As :class:`Engine`; paths are local."""
-        self._database.define_view(table.name, self._database.make_parquet_query(table, paths))
+        """As :class:`Engine`: they read it from the database, as everybody does."""
 
     def scan(self, name: str, query: str, small: Sequence[str] = ()) -> None:
         """As :class:`Engine`."""
@@ -62,6 +88,9 @@ class SparkEngine:
         self._spark, self._files, self._database = spark, files, database
         self._workspace, self._local = workspace, local
         self.plans: list[tuple[str, DataFrame]] = []
+        create_spark_functions(spark)
+        # Both engines quote names alike.
+        spark.conf.set("spark.sql.ansi.doubleQuotedIdentifiers", "true")
 
     def read(self, table: Table, paths: Sequence[str]) -> None:
         """As :class:`Engine`."""

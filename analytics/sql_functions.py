@@ -174,9 +174,7 @@ def rank_per_day(query: str, count: int, order: str) -> str:
     )
 
 
-def compute_percentiles(
-    hist: str, by: Sequence[str], shares: Mapping[str, float], maximum: str | None = None
-) -> str:
+def compute_percentiles(hist: str, by: Sequence[str], shares: Mapping[str, float], maximum: str | None = None) -> str:
     """
     Query for the percentiles of each group, by nearest rank. For DuckDB only.
 
