@@ -80,9 +80,9 @@ _FUNCTIONS: Mapping[str, _Function] = {
     "micros": _Function({"ts": "TIMESTAMP"}, "BIGINT", "unix_micros(ts)", "epoch_us(ts)"),
     "day_micros": _Function({"d": "DATE"}, "BIGINT", "unix_micros(CAST(d AS TIMESTAMP))", "epoch_us(d)"),
     # The time and the day of microseconds.
-    "micros_time": _Function({"at": "BIGINT"}, "TIMESTAMP", "timestamp_micros(at)", "make_timestamp(at)"),
+    "micros_time": _Function({"us": "BIGINT"}, "TIMESTAMP", "timestamp_micros(us)", "make_timestamp(us)"),
     "micros_day": _Function(
-        {"at": "BIGINT"}, "DATE", "CAST(timestamp_micros(at) AS DATE)", "CAST(make_timestamp(at) AS DATE)"
+        {"us": "BIGINT"}, "DATE", "CAST(timestamp_micros(us) AS DATE)", "CAST(make_timestamp(us) AS DATE)"
     ),
     # Days from one to the other.
     "days_between": _Function({"a": "DATE", "b": "DATE"}, "INT", "datediff(b, a)", "CAST(b - a AS INTEGER)"),
