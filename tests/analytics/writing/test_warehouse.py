@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable
 from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,9 @@ from analytics.errors import AnalyticsError
 from analytics.job import Span
 from analytics.reading.files import FileSystem
 from analytics.schema import TABLES
-from analytics.writing.runs import DirectoryMove, commit_publication, recover_publication
+from analytics.writing.runs import commit_publication, recover_publication
 from analytics.writing.warehouse import TableMismatchError, Warehouse
+from tests.analytics.publication import MANIFEST, MOVES, NEW, OLD, STAGED, KilledFileSystem, KilledProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -138,91 +140,35 @@ def test_accepts_narrow_numbers_and_nulls(
     assert (row.node, row.n, row.bytes) == (None, 1, None)
 
 
-class KilledProcess(BaseException):
-    """The process is killed here."""
-
-
-class KilledFileSystem:
-    """Kills the process before its n-th change of a file."""
-
-    def __init__(self, files: FileSystem, changes_left: int) -> None:
-        self._files = files
-        self.changes_left = changes_left
-
-    def __getattr__(self, name: str) -> Any:
-        if name in {"write", "move", "delete", "make_directories"}:
-            self.changes_left -= 1
-            if self.changes_left < 0:
-                raise KilledProcess
-        return getattr(self._files, name)
-
-
 @pytest.fixture
-def published(tmp_path: Path) -> Iterator[tuple[Path, list[DirectoryMove]]]:
-    """A directory with two published partitions and a report, and moves that replace, remove and add some."""
-    for name, text in {
-        "tables/t/dt=1/a": "old",
-        "tables/t/dt=1/b": "old too",
-        "tables/t/dt=2/a": "old",
-        "report/2/index.html": "old",
-        "_staging/run/t/dt=1/c": "new",
-        "_staging/run/t/dt=3/a": "new",
-        "_staging/run/t/dt=3/b": "new too",
-        "_staging/run/report/2/index.html": "new",
-        "_staging/run/report/2/csv/t.csv": "new",
-    }.items():
+def published(tmp_path: Path) -> Path:
+    """A directory with published and staged files."""
+    for name, content in {**OLD, **STAGED}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    yield (
-        tmp_path,
-        [
-            DirectoryMove("tables/t/dt=1", "_staging/run/t/dt=1", 1),
-            DirectoryMove("tables/t/dt=2"),
-            DirectoryMove("tables/t/dt=3", "_staging/run/t/dt=3", 2),
-            DirectoryMove("report/2", "_staging/run/report/2", 2),
-        ],
-    )
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
 
 
-OLD = {
-    "tables/t/dt=1/a": b"old",
-    "tables/t/dt=1/b": b"old too",
-    "tables/t/dt=2/a": b"old",
-    "report/2/index.html": b"old",
-}
-NEW = {
-    "tables/t/dt=1/c": b"new",
-    "tables/t/dt=3/a": b"new",
-    "tables/t/dt=3/b": b"new too",
-    "report/2/index.html": b"new",
-    "report/2/csv/t.csv": b"new",
-    "runs/run.json": b"{}",
-}
-
-
-@pytest.mark.parametrize("changes", range(13))
-def test_publication_is_atomic_if_killed(
-    files: FileSystem, published: tuple[Path, list[DirectoryMove]], changes: int
-) -> None:
+@pytest.mark.parametrize("changes", range(14))
+def test_publication_is_atomic_if_killed(files: FileSystem, published: Path, changes: int) -> None:
     """Before the journal is written nothing has changed; afterwards recovery completes all of it."""
-    out, moves = published
+    out = published
     dying_files = KilledFileSystem(files, changes)
     is_finished = True
     try:
-        commit_publication(dying_files, str(out), moves, f"{out}/runs/run.json", b"{}")  # type: ignore[arg-type]
+        commit_publication(dying_files, str(out), MOVES, f"{out}/runs/run.json", MANIFEST)  # type: ignore[arg-type]
     except KilledProcess:
         is_finished = False
     assert is_finished == (dying_files.changes_left >= 0)
     recover_publication(files, str(out))
-    assert read_tree(out) == (NEW if changes else OLD)
+    # The journal is the second file.
+    assert read_tree(out) == (NEW if changes > 1 else OLD)
 
 
-def test_publication_completes_after_repeated_kills(
-    files: FileSystem, published: tuple[Path, list[DirectoryMove]]
-) -> None:
-    out, moves = published
+def test_publication_completes_after_repeated_kills(files: FileSystem, published: Path) -> None:
+    out = published
     with pytest.raises(KilledProcess):
-        commit_publication(KilledFileSystem(files, 2), str(out), moves, f"{out}/runs/run.json", b"{}")  # type: ignore[arg-type]
+        commit_publication(KilledFileSystem(files, 3), str(out), MOVES, f"{out}/runs/run.json", MANIFEST)  # type: ignore[arg-type]
     for changes_left in range(1, 20):
         try:
             recover_publication(KilledFileSystem(files, changes_left), str(out))  # type: ignore[arg-type]
@@ -232,11 +178,11 @@ def test_publication_completes_after_repeated_kills(
     assert read_tree(out) == NEW
 
 
-def test_completes_partial_move(files: FileSystem, published: tuple[Path, list[DirectoryMove]]) -> None:
+def test_completes_partial_move(files: FileSystem, published: Path) -> None:
     """Object stores move file by file; files no longer staged have arrived and are not deleted."""
-    out, moves = published
+    out = published
     with pytest.raises(KilledProcess):
-        commit_publication(KilledFileSystem(files, 1), str(out), moves, f"{out}/runs/run.json", b"{}")  # type: ignore[arg-type]
+        commit_publication(KilledFileSystem(files, 2), str(out), MOVES, f"{out}/runs/run.json", MANIFEST)  # type: ignore[arg-type]
     for name in ("report/2/csv/t.csv", "tables/t/dt=3/a"):
         source = out / "_staging/run" / name.removeprefix("tables/")
         (out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -245,13 +191,27 @@ def test_completes_partial_move(files: FileSystem, published: tuple[Path, list[D
     assert read_tree(out) == NEW
 
 
-def test_failed_publication_keeps_journal(files: FileSystem, published: tuple[Path, list[DirectoryMove]]) -> None:
+def test_failed_publication_keeps_journal(files: FileSystem, published: Path) -> None:
     """The next start completes it, once the cause is removed."""
-    out, moves = published
+    out = published
     (out / "runs").write_text("in the way")
     with pytest.raises(AnalyticsError, match="runs"):
-        commit_publication(files, str(out), moves, f"{out}/runs/run.json", b"{}")
+        commit_publication(files, str(out), MOVES, f"{out}/runs/run.json", MANIFEST)
     assert json.loads((out / "_journal.json").read_text())["manifest"] == "{}"
     (out / "runs").unlink()
     recover_publication(files, str(out))
     assert read_tree(out) == NEW
+
+
+def test_journal_without_staged_files_is_an_error(files: FileSystem, published: Path) -> None:
+    """Otherwise everything would count as moved. Nothing changes, until the journal is deleted, too."""
+    out = published
+    with pytest.raises(KilledProcess):
+        commit_publication(KilledFileSystem(files, 2), str(out), MOVES, f"{out}/runs/run.json", MANIFEST)  # type: ignore[arg-type]
+    shutil.rmtree(out / "_staging")
+    for _ in range(2):
+        with pytest.raises(AnalyticsError, match=rf"^{out}/_journal.json: .* deleted; .* {out}/runs/run.json again$"):
+            recover_publication(files, str(out))
+    (out / "_journal.json").unlink()
+    assert not recover_publication(files, str(out))
+    assert read_tree(out) == OLD
