@@ -139,7 +139,7 @@ class FileSystem:
             finally:
                 data.close()
 
-    def localize(self, url: str, target: str) -> list[str]:
+    def localize(self, url: str, target: str) -> Sequence[str]:
         """
         Local paths of all files below a directory, sorted; remote files are copied.
 
