@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from analytics.schema import Column, Table
 from analytics.sql_functions import create_duckdb_functions, quote_text
@@ -49,6 +49,12 @@ class Database:
         )
         self.connection.execute("SET enable_progress_bar = false")
         create_duckdb_functions(self.connection)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def execute(self, query: str) -> None:
         """Execute a statement."""

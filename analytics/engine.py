@@ -7,7 +7,9 @@ same statements (:mod:`analytics.sql_functions`) and give the same rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import io
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from analytics.reading.files import FileSystem
+
+
+ReportPlan = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +40,19 @@ class AnalysisSession:
     scratch: str
     spark: SparkSession | None = None
 
-    def make_engine(self, staging: str) -> Engine:
-        """:param staging: directory on the file system of the results."""
+    def make_engine(self, staging: str, report_plan: ReportPlan | None = None) -> Engine:
+        """
+        :param staging: directory on the file system of the results.
+        :param report_plan: receives the query plan of each scan.
+        """
         if self.spark is None:
-            return DuckDBEngine(self.database)
+            return DuckDBEngine(self.database, report_plan)
         from analytics.spark_session import is_local_master
 
         is_local = is_local_master(self.spark.sparkContext.master or "local")
         workspace = f"file:{self.scratch}/scans" if is_local else f"{staging}/_scans"
-        return SparkEngine(self.spark, self.files, self.database, workspace, f"{self.scratch}/copies/_scans")
+        local = f"{self.scratch}/copies/_scans"
+        return SparkEngine(self.spark, self.files, self.database, workspace, local, report_plan)
 
 
 class Engine(Protocol):
@@ -63,14 +72,18 @@ class Engine(Protocol):
 class DuckDBEngine:
     """Runs scans in this process."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, report_plan: ReportPlan | None = None) -> None:
         self._database = database
+        self._report_plan = report_plan
 
     def read(self, table: Table, paths: Sequence[str]) -> None:
         """As :class:`Engine`: they read it from the database, as everybody does."""
 
     def scan(self, name: str, query: str, small: Sequence[str] = ()) -> None:
         """As :class:`Engine`."""
+        if self._report_plan:
+            (plan,) = self._database.rows(f"EXPLAIN {query}")
+            self._report_plan(f"{name}\n{plan['explain_value']}")
         self._database.define(name, query)
 
 
@@ -83,11 +96,16 @@ class SparkEngine:
     """
 
     def __init__(
-        self, spark: SparkSession, files: FileSystem, database: Database, workspace: str, local: str
+        self,
+        spark: SparkSession,
+        files: FileSystem,
+        database: Database,
+        workspace: str,
+        local: str,
+        report_plan: ReportPlan | None = None,
     ) -> None:
         self._spark, self._files, self._database = spark, files, database
-        self._workspace, self._local = workspace, local
-        self.plans: list[tuple[str, DataFrame]] = []
+        self._workspace, self._local, self._report_plan = workspace, local, report_plan
         create_spark_functions(spark)
         # Both engines quote names alike.
         spark.conf.set("spark.sql.ansi.doubleQuotedIdentifiers", "true")
@@ -108,7 +126,8 @@ class SparkEngine:
             self._share(table)
         target = f"{self._workspace}/{name}"
         frame = self._spark.sql(query)
-        self.plans.append((name, frame))
+        if self._report_plan:
+            self._report_plan(f"{name}\n{_format_plan(frame)}")
         frame.write.mode("overwrite").parquet(target)
         parts = self._files.localize(target, f"{self._local}/{name}")
         listed = ", ".join(f"'{part}'" for part in parts if part.endswith(".parquet"))
@@ -125,6 +144,12 @@ class SparkEngine:
         declared = ", ".join(f"`{column}` {_get_spark_type(kind)}" for column, kind in columns.items())
         values: list[tuple[Any, ...]] = [tuple(row.values()) for row in rows]
         self._spark.createDataFrame(values, declared).createOrReplaceTempView(name)
+
+
+def _format_plan(frame: DataFrame) -> str:
+    with redirect_stdout(io.StringIO()) as output:
+        frame.explain("formatted")
+    return output.getvalue()
 
 
 _SPARK_TYPES: Mapping[str, str] = {

@@ -128,11 +128,11 @@ class NightlyRequest:
     :param logs: directories of log segments.
     :param out: directory of results.
     :param span: requested days.
-    :param scratch: directory that Spark spills to.
     :param keys: pseudonym key file.
     :param textfile: file for Prometheus; None: none.
     :param allow_empty: days without any input are not an error.
     :param keep_free: bytes that must stay free on disk.
+    :param explain: report the query plan of each scan.
     :param stop: tells whether a signal was received.
     """
 
@@ -140,11 +140,11 @@ class NightlyRequest:
     out: str
     span: Span
     settings: Settings
-    scratch: str
     keys: str
     textfile: str | None = None
     allow_empty: bool = False
     keep_free: int = 0
+    explain: bool = False
     stop: StopHandler = STOP_HANDLER
 
 
@@ -284,7 +284,11 @@ class _NightlyRun:
         request = self._request
         kept_bytes = self._warehouse.event_bytes(batch for batch, stems in todo.kept.items() if stems)
         check_disk_space(
-            self._files, estimate_disk_needs(todo.read, kept_bytes), request.out, request.scratch, request.keep_free
+            self._files,
+            estimate_disk_needs(todo.read, kept_bytes),
+            request.out,
+            self._session.scratch,
+            request.keep_free,
         )
         try:
             outcome, newest = self._write_results(todo)
@@ -329,7 +333,8 @@ class _NightlyRun:
         return self._publish(reports), not later
 
     def _run_jobs(self, span: Span) -> None:
-        engine = self._session.make_engine(self._warehouse.staging)
+        report_plan = self._progress if self._request.explain else None
+        engine = self._session.make_engine(self._warehouse.staging, report_plan)
         for name, days in (
             ("events", span.widen(before=EVENT_HISTORY_DAYS)),
             ("open", widen_by_history("open", span)),

@@ -186,9 +186,10 @@ def compute_percentiles(hist: str, by: Sequence[str], shares: Mapping[str, float
     """
     keys = ", ".join(by)
     # Rounded, because 0.07 * 100 exceeds 7 in binary.
+    ranks = {name: f"ceil(round(total * {share}, 6))" for name, share in shares.items()}
     columns = [
-        f"{_convert_bucket_to_ms(f'min(bucket) FILTER (WHERE upto >= ceil(round(total * {share}, 6))) + 0.5')} AS {name}"
-        for name, share in shares.items()
+        f"{_convert_bucket_to_ms(f'min(bucket) FILTER (WHERE upto >= {rank}) + 0.5')} AS {name}"
+        for name, rank in ranks.items()
     ]
     if maximum:
         columns.append(f"{_convert_bucket_to_ms('max(bucket) + 1')} AS {maximum}")

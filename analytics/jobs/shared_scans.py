@@ -12,7 +12,8 @@ def scan_traffic(run: JobRun) -> str:
     """
     Table `traffic_counts`: lines by hour.
 
-    Columns: `dt`, `hour`, `node`, `proto`, `event`, `refused` (of req.done; else false), `n`, `bytes` (sum of `size`).
+    Columns: `dt`, `hour`, `node`, `proto`, `event`, `refused` (of req.done; else false), `n`, `bytes` (sum of
+    `size`).
     Events: req.done, msg.*, conn.open, limit.hit, replay.drop, push.*.
     """
     run.scan(
@@ -35,8 +36,8 @@ def scan_requests(run: JobRun) -> str:
     """
     Table `request_counts`: requests by day, kind, outcome and duration.
 
-    Columns: `dt`, `node`, `proto`, `mtype`, `status` (0 if unknown), `code`, `refused`, `size_class`, `bucket` (null if
-    the duration is unknown), `n`, `dur_us`, `timed` (requests with a duration), `crypto_us`, `crypto_timed`.
+    Columns: `dt`, `node`, `proto`, `mtype`, `status` (0 if unknown), `code`, `refused`, `size_class`, `bucket` (null
+    if the duration is unknown), `n`, `dur_us`, `timed` (requests with a duration), `crypto_us`, `crypto_timed`.
     """
     run.scan(
         "request_counts",
@@ -70,11 +71,11 @@ _STATE_EVENTS = (
 
 def scan_state_events(run: JobRun) -> str:
     """
-    Table `state_events`: lines that a node writes about itself, each minute or when it starts, of the span and the day
-    before it. Also the first line of each start (seq 1), whatever its event.
+    Table `state_events`: lines that a node writes about itself, each minute or when it starts, of the span and the
+    day before it. Also the first line of each start (seq 1), whatever its event.
 
-    Columns: `dt`, `at` (microseconds, on its day), `ts`, `hour`, `node` (empty if unknown), `boot`, `seq`, `event`, and
-    all declared fields of these events.
+    Columns: `dt`, `at` (microseconds, on its day), `ts`, `hour`, `node` (empty if unknown), `boot`, `seq`, `event`,
+    and all declared fields of these events.
     """
     from analytics.sql_functions import EVENT_MICROS, list_texts, quote_day
     from mediatord.observability.event_schema import ENVELOPE, EVENTS
