@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+
 from analytics.job import Span
 from analytics.jobs.traffic_and_latency import LATENCY_JOB
 from tests.analytics.job_tables import at, day, event, run_job
