@@ -125,9 +125,7 @@ def test_reports_lost_lines_as_difference() -> None:
     clean.log(at(0, 4), "counters", **{**clean.counts, "evicted": None})
     clean.log(at(0, 5), "msg.accept")
 
-    result = run_job(
-        RECONCILIATION_JOB, Span(day(0), day(0)), [*clean.lines, *lossy.lines, *without_counters.lines]
-    )
+    result = run_job(RECONCILIATION_JOB, Span(day(0), day(0)), [*clean.lines, *lossy.lines, *without_counters.lines])
 
     found = {(row["node"], row["counter"]): tuple(row.values())[3:] for row in result["reconciliation_daily"]}
     assert found["clean", COUNTER_METRICS["forwarded"]] == (2, 2, 0)

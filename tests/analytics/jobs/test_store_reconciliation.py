@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from analytics.database import Database
+from analytics.engine import AnalysisSession
 from analytics.job import Span
 from analytics.jobs.reconciliation import ENTRY_EVENTS, STORE_ENTRIES, STORES_JOB, find_integrity_errors
 from analytics.schema import TABLES
@@ -22,7 +22,8 @@ def ledger(ts: datetime, *, waiting: int | None = 0, proto: str = "didcomm", sto
     entries = {name: fields.pop(name, 0) for name in NO_ENTRIES}
     difference = fields.pop("difference", None if waiting is None else 0)
     totals = {f"all_{name}": number for name, number in entries.items()}
-    return event("ledger", ts, boot="b", proto=proto, store=store, waiting=waiting, difference=difference, **totals, **fields)
+    fields = {"boot": "b", **totals, **fields}
+    return event("ledger", ts, proto=proto, store=store, waiting=waiting, difference=difference, **fields)
 
 
 def line(entry: str, ts: datetime, **fields: Any) -> Row:
@@ -132,7 +133,7 @@ def test_days_at_once_and_one_by_one_agree() -> None:
     assert accepted == [(20, 20, 20, 0, 0), (63, 20, 20, 0, 0), (64, 1, 1, 0, 0)]
 
 
-def test_difference_is_an_integrity_error(database: Database) -> None:
+def test_difference_is_an_integrity_error(session: AnalysisSession) -> None:
     """In either direction and any store; a gap or an unknown value is not."""
     entries = [("s", "difference", -2, None), ("t", "difference", 1, None), ("t", "accepted", 9, 5)]
     rows = [
@@ -141,11 +142,11 @@ def test_difference_is_an_integrity_error(database: Database) -> None:
     ]
     rows.append({"dt": day(0), "store": "u", "proto": "didcomm", "entry": "difference", "total": None})
     for name in ("ledger_daily", "reconciliation_daily", "boots_daily", "stores_daily"):
-        fill_table(database, TABLES[name], rows if name == "stores_daily" else ())
-    assert find_integrity_errors(database, Span(day(0), day(1))) == [
+        fill_table(session.database, TABLES[name], rows if name == "stores_daily" else ())
+    assert find_integrity_errors(session.database, Span(day(0), day(1))) == [
         f"{day(1)}: the ledgers of the stores have a difference of 3"
     ]
-    assert find_integrity_errors(database, Span(day(0), day(0))) == []
+    assert find_integrity_errors(session.database, Span(day(0), day(0))) == []
 
 
 def test_no_rows_without_ledger_events() -> None:
