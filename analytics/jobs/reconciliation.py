@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 
-from analytics.database import Database, Row
+from analytics.database import Row
 from analytics.job import Job, JobRun, Span
 from analytics.jobs.shared_scans import scan_state_events
 from analytics.sql_functions import EVENT_MICROS, SECOND_MICROS, list_texts, quote_day, quote_text
@@ -441,29 +441,3 @@ def _select_store_entry(entry: str) -> str:
 
 
 STORES_JOB = Job("stores", ("events",), ("stores_daily",), reconcile_stores)
-
-
-def find_integrity_errors(database: Database, span: Span) -> list[str]:
-    """
-    Describe integrity errors of a span, one sentence for each day and kind; exit status 4 if there are any.
-
-    An error means that messages or log lines are lost: a ledger that does not balance, endings without a logged
-    acceptance, vanished messages, a store ledger with a difference, counters that differ from log lines, gaps in
-    `seq`. Other findings, such as acceptances lost in a crash and duplicate or damaged lines, are only reported.
-    """
-    days = f"dt BETWEEN {quote_day(span.first)} AND {quote_day(span.last)}"
-    store_difference = f"CASE WHEN entry = '{_DIFFERENCE_ENTRY}' THEN abs(total) END"
-    errors = (
-        ("ledger_daily", "the message ledger has a difference of", "abs(difference)"),
-        ("ledger_daily", "messages that ended without a logged acceptance:", "orphans"),
-        ("ledger_daily", "messages that became overdue without a logged ending:", "vanished"),
-        ("reconciliation_daily", "counters and log lines differ by", "abs(difference)"),
-        ("stores_daily", "the ledgers of the stores have a difference of", store_difference),
-        ("boots_daily", "missing log lines:", "missing"),
-    )
-    sums = " UNION ALL ".join(
-        f"SELECT dt, {quote_text(text)} AS text, sum({count}) AS n FROM {table} WHERE {days} GROUP BY dt"
-        for table, text, count in errors
-    )
-    rows = database.rows(f"SELECT dt, text || ' ' || n AS text FROM ({sums}) WHERE n > 0 ORDER BY dt, text")
-    return [f"{row['dt']}: {row['text']}" for row in rows]

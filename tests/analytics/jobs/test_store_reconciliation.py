@@ -9,7 +9,8 @@ import pytest
 
 from analytics.engine import AnalysisSession
 from analytics.job import Span
-from analytics.jobs.reconciliation import ENTRY_EVENTS, STORE_ENTRIES, STORES_JOB, find_integrity_errors
+from analytics.jobs.reconciliation import ENTRY_EVENTS, STORE_ENTRIES, STORES_JOB
+from analytics.run_plan import find_integrity_errors
 from analytics.schema import TABLES
 from tests.analytics.job_tables import at, day, event, fill_table, run_job
 
