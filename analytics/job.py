@@ -1,10 +1,10 @@
 """
 Jobs, and the days that a run is about.
 
-A job makes tables in two steps. Its *scans* aggregate many lines to few rows: SQL that Spark and DuckDB both run, over
-`events` and other large tables (:mod:`analytics.sql_functions` says what they may use). Its *tables* are made from the
-results of scans, other tables and earlier days: SQL of DuckDB, or rows that Python computes. To add one, declare its
-table in `analytics/schema.py`, write the job in `analytics/jobs/`, and add it to `JOBS` in
+A job makes tables in two steps. Its *scans* aggregate many lines to few rows: SQL that Spark and DuckDB both run,
+over `events` and other large tables (:mod:`analytics.sql_functions` says what they may use). Its *tables* are made
+from the results of scans, other tables and earlier days: SQL of DuckDB, or rows that Python computes. To add one,
+declare its table in `analytics/schema.py`, write the job in `analytics/jobs/`, and add it to `JOBS` in
 `analytics/jobs/__init__.py`. This one counts the wallets that each node granted mediation, by day::
 
     from analytics.job import Job, JobRun
@@ -20,10 +20,10 @@ table in `analytics/schema.py`, write the job in `analytics/jobs/`, and add it t
 
     def count_grants(run: JobRun) -> dict[str, str]:
         '''`grants_daily`: distinct wallets, by node.'''
-        run.scan("grants", f"""
+        run.scan("grants", f'''
             SELECT dt, node, did FROM events
             WHERE event = 'acct.grant' AND dt >= {run.first} GROUP BY ALL
-        """)
+        ''')
         return {"grants_daily": "SELECT dt, node, count(did) AS n FROM grants GROUP BY ALL"}
 
 

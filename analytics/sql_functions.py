@@ -80,9 +80,9 @@ _FUNCTIONS: Mapping[str, _Function] = {
     "micros": _Function({"ts": "TIMESTAMP"}, "BIGINT", "unix_micros(ts)", "epoch_us(ts)"),
     "day_micros": _Function({"d": "DATE"}, "BIGINT", "unix_micros(CAST(d AS TIMESTAMP))", "epoch_us(d)"),
     # The time and the day of microseconds.
-    "micros_time": _Function({"at": "BIGINT"}, "TIMESTAMP", "timestamp_micros(at)", "make_timestamp(at)"),
+    "micros_time": _Function({"us": "BIGINT"}, "TIMESTAMP", "timestamp_micros(us)", "make_timestamp(us)"),
     "micros_day": _Function(
-        {"at": "BIGINT"}, "DATE", "CAST(timestamp_micros(at) AS DATE)", "CAST(make_timestamp(at) AS DATE)"
+        {"us": "BIGINT"}, "DATE", "CAST(timestamp_micros(us) AS DATE)", "CAST(make_timestamp(us) AS DATE)"
     ),
     # Days from one to the other.
     "days_between": _Function({"a": "DATE", "b": "DATE"}, "INT", "datediff(b, a)", "CAST(b - a AS INTEGER)"),
@@ -174,9 +174,7 @@ def rank_per_day(query: str, count: int, order: str) -> str:
     )
 
 
-def compute_percentiles(
-    hist: str, by: Sequence[str], shares: Mapping[str, float], maximum: str | None = None
-) -> str:
+def compute_percentiles(hist: str, by: Sequence[str], shares: Mapping[str, float], maximum: str | None = None) -> str:
     """
     Query for the percentiles of each group, by nearest rank. For DuckDB only.
 
@@ -188,9 +186,10 @@ def compute_percentiles(
     """
     keys = ", ".join(by)
     # Rounded, because 0.07 * 100 exceeds 7 in binary.
+    ranks = {name: f"ceil(round(total * {share}, 6))" for name, share in shares.items()}
     columns = [
-        f"{_convert_bucket_to_ms(f'min(bucket) FILTER (WHERE upto >= ceil(round(total * {share}, 6))) + 0.5')} AS {name}"
-        for name, share in shares.items()
+        f"{_convert_bucket_to_ms(f'min(bucket) FILTER (WHERE upto >= {rank}) + 0.5')} AS {name}"
+        for name, rank in ranks.items()
     ]
     if maximum:
         columns.append(f"{_convert_bucket_to_ms('max(bucket) + 1')} AS {maximum}")

@@ -139,6 +139,22 @@ class FileSystem:
             finally:
                 data.close()
 
+    def localize(self, url: str, target: str) -> Sequence[str]:
+        """
+        Local paths of all files below a directory, sorted; remote files are copied.
+
+        :param target: local directory for copies; it has the same files below it.
+        """
+        found = []
+        for file in self.list(url):
+            here = get_local_path(file.path)
+            if here is None:
+                here = Path(target + file.path.partition(url)[2])
+                here.parent.mkdir(parents=True, exist_ok=True)
+                self.download(file.path, here)
+            found.append(str(here))
+        return found
+
     def move(self, source: str, target: str) -> None:
         """Rename a file or directory, atomically where the file system can; `target` must not exist."""
         system, path = self._resolve(source)
@@ -251,7 +267,10 @@ def _create_file(system: Any, path: Any) -> Iterator[Any]:
 
 def _list_local_files(path: Any, recursive: bool) -> Iterator[FileInfo]:
     """As :func:`_list_remote_files`, but without six calls to Java per file."""
-    top = path.toUri().getPath()
+    yield from _list_files_below(path.toUri().getPath(), recursive)
+
+
+def _list_files_below(top: str, recursive: bool) -> Iterator[FileInfo]:
     if not os.path.isdir(top):
         yield _stat_local_file(top)
         return
@@ -295,10 +314,8 @@ def _errors_name_path(url: str, exit_status: int = EXIT_FAILED) -> Iterator[None
     from pyspark.errors import PySparkException
 
     try:
-        yield
-    except OSError as error:
-        status = EXIT_USAGE if isinstance(error, FileNotFoundError) else exit_status
-        raise AnalyticsError(f"{url}: {(error.strerror or str(error)).lower()}", status) from None
+        with _local_errors_name_path(url, exit_status):
+            yield
     except PySparkException as error:
         raise AnalyticsError(f"{url}: {' '.join(str(error).split())}", exit_status) from None
     except Py4JJavaError as error:
@@ -307,6 +324,121 @@ def _errors_name_path(url: str, exit_status: int = EXIT_FAILED) -> Iterator[None
             raise AnalyticsError(f"{url}: no such file or directory", EXIT_USAGE) from None
         text = str(error.java_exception.getMessage() or "").split("\n")[0]
         raise AnalyticsError(f"{url}: {text} ({kind})", exit_status) from None
+
+
+@contextmanager
+def _local_errors_name_path(url: str, exit_status: int = EXIT_FAILED) -> Iterator[None]:
+    """Convert errors of the operating system to one line that names the path."""
+    try:
+        yield
+    except OSError as error:
+        status = EXIT_USAGE if isinstance(error, FileNotFoundError) else exit_status
+        raise AnalyticsError(f"{url}: {(error.strerror or str(error)).lower()}", status) from None
+
+
+class LocalFileSystem(FileSystem):
+    """Files of this machine, without Java."""
+
+    def __init__(self) -> None:
+        pass
+
+    def list(self, url: str, recursive: bool = True) -> FileList:
+        """As :class:`FileSystem`."""
+        with _local_errors_name_path(url):
+            return sorted(_list_files_below(_get_path(url), recursive), key=lambda file: file.path)
+
+    def list_names(self, url: str) -> Sequence[str]:
+        """As :class:`FileSystem`."""
+        with _local_errors_name_path(url):
+            return sorted(os.listdir(_get_path(url)))
+
+    def exists(self, url: str) -> bool:
+        """As :class:`FileSystem`."""
+        return os.path.exists(_get_path(url))
+
+    def is_directory(self, url: str) -> bool:
+        """As :class:`FileSystem`."""
+        return os.path.isdir(_get_path(url))
+
+    def read(self, url: str, limit: int | None = None, offset: int = 0) -> bytes:
+        """As :class:`FileSystem`."""
+        with _local_errors_name_path(url), open(_get_path(url), "rb") as file:
+            file.seek(offset)
+            return file.read() if limit is None else file.read(limit)
+
+    def write(self, url: str, data: bytes) -> None:
+        """As :class:`FileSystem`; it is on disk when this returns."""
+        with _local_errors_name_path(url):
+            write_durably(Path(_get_path(url)), data)
+
+    def download(self, url: str, target: Path) -> None:
+        """As :class:`FileSystem`."""
+        with _local_errors_name_path(url):
+            shutil.copyfile(_get_path(url), target)
+
+    def upload(self, source: Path, url: str) -> None:
+        """As :class:`FileSystem`."""
+        self.write(url, source.read_bytes())
+
+    def move(self, source: str, target: str) -> None:
+        """As :class:`FileSystem`."""
+        path, goal = _get_path(source), _get_path(target)
+        with _local_errors_name_path(target):
+            os.makedirs(os.path.dirname(goal), exist_ok=True)
+            if os.path.lexists(goal):
+                raise AnalyticsError(f"{target}: already exists")
+        with _local_errors_name_path(source):
+            os.rename(path, goal)
+
+    def delete(self, url: str) -> None:
+        """As :class:`FileSystem`."""
+        path = _get_path(url)
+        with _local_errors_name_path(url), suppress(FileNotFoundError):
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            else:
+                os.remove(path)
+
+    def make_directories(self, url: str) -> None:
+        """As :class:`FileSystem`."""
+        with _local_errors_name_path(url):
+            os.makedirs(_get_path(url), exist_ok=True)
+
+    def get_free_bytes(self, url: str) -> int:
+        """As :class:`FileSystem`."""
+        return shutil.disk_usage(_find_existing_directory(_get_path(url))).free
+
+    def get_disk_id(self, url: str) -> int | None:
+        """As :class:`FileSystem`."""
+        return os.stat(_find_existing_directory(_get_path(url))).st_dev
+
+
+def _get_path(url: str) -> str:
+    path = get_local_path(url)
+    if path is None:
+        raise AnalyticsError(f"{url}: only local paths can be used without Spark", EXIT_USAGE)
+    return os.path.abspath(path)
+
+
+def _find_existing_directory(path: str) -> str:
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Replace a local file atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"_{path.name}.draft")
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 # Nearly unique values: building dictionaries for them takes a tenth of the time of writing.
