@@ -309,7 +309,9 @@ def demo(directory: Path | None, days: int, messages: int, seed: int, show: bool
     """Analyse generated logs with known incidents."""
     directory = prepare_demo_directory(directory)
     started = perf_counter()
-    truth = _generate_sample(directory / "logs", SampleSpec(days=days, messages_per_day=messages, seed=seed))
+    truth = _generate_sample(
+        directory / "logs", SampleSpec(days=days, messages_per_day=messages, seed=seed, gauge_s=300, segment_hours=3)
+    )
     lines = sum(day.lines for day in truth.days.values())
     with ProgressReporter() as progress:
         progress.print(

@@ -149,27 +149,27 @@ WHERE (event = 'req.done' AND dur_ms IS NOT NULL)
 
 -- Growth of each counter of a process from the last report of a day to that of the next, and of the lines it counts.
 CREATE TABLE counter_report AS
-WITH step AS (
-    SELECT *, event = 'req.done' AND coalesce(status, 0) >= 500 AS fails,
-        event = 'req.done' AND coalesce(status, 0) < 500 AS answers FROM event),
-so_far AS (
-    SELECT node, boot, day, seq, event,
-        {said: forwarded, logged: count(*) FILTER (event = 'msg.accept') OVER line} AS forwarded,
-        {said: stored, logged: count(*) FILTER (event = 'msg.accept' AND method = 'queue'
-            OR event = 'msg.push' AND NOT ok) OVER line} AS stored,
-        {said: delivered, logged: count(*) FILTER (event = 'msg.ack') OVER line} AS delivered,
-        {said: expired, logged: count(*) FILTER (event = 'msg.expire') OVER line} AS expired,
-        {said: evicted, logged: count(*) FILTER (event = 'msg.evict') OVER line} AS evicted,
-        {said: requests_accepted, logged: count(*) FILTER (answers AND code IS NULL) OVER line} AS requests_accepted,
-        {said: requests_rejected, logged: count(code) FILTER (answers) OVER line} AS requests_rejected,
-        {said: requests_failed, logged: count(*) FILTER (fails) OVER line} AS requests_failed,
-        {said: connections, logged: count(*) FILTER (event = 'conn.open') OVER line
-            - count(*) FILTER (event = 'conn.close') OVER line} AS connections
-    FROM step WINDOW line AS (PARTITION BY node, boot ORDER BY seq ROWS UNBOUNDED PRECEDING)),
-last AS (
-    SELECT * EXCLUDE (event, seq) FROM so_far WHERE event = 'counters'
-    QUALIFY row_number() OVER (PARTITION BY node, boot, day ORDER BY seq DESC) = 1),
-each AS (UNPIVOT last ON COLUMNS(* EXCLUDE (node, boot, day)) INTO NAME counter VALUE upto)
-SELECT day, node, counter, upto.said - coalesce(lag(upto.said) OVER process, 0) AS counted,
-    upto.logged - coalesce(lag(upto.logged) OVER process, 0) AS logged
-FROM each WINDOW process AS (PARTITION BY node, boot, counter ORDER BY day);
+WITH report AS (
+    SELECT node, boot, day, seq AS upto, forwarded, stored, delivered, expired, evicted, requests_accepted,
+        requests_rejected, requests_failed, connections
+    FROM event WHERE event = 'counters' QUALIFY row_number() OVER (PARTITION BY node, boot, day ORDER BY seq DESC) = 1),
+line AS (
+    SELECT node, boot, report.day,
+        count(*) FILTER (event = 'msg.accept') AS forwarded,
+        count(*) FILTER (event = 'msg.accept' AND method = 'queue' OR event = 'msg.push' AND NOT ok) AS stored,
+        count(*) FILTER (event = 'msg.ack') AS delivered,
+        count(*) FILTER (event = 'msg.expire') AS expired,
+        count(*) FILTER (event = 'msg.evict') AS evicted,
+        count(*) FILTER (event = 'req.done' AND status < 500 AND code IS NULL) AS requests_accepted,
+        count(*) FILTER (event = 'req.done' AND status < 500 AND code IS NOT NULL) AS requests_rejected,
+        count(*) FILTER (event = 'req.done' AND status >= 500) AS requests_failed,
+        count(*) FILTER (event = 'conn.open') - count(*) FILTER (event = 'conn.close') AS connections
+    FROM report JOIN event USING (node, boot) WHERE seq < upto GROUP BY ALL),
+said AS (
+    UNPIVOT (SELECT * EXCLUDE (upto) FROM report) ON COLUMNS(* EXCLUDE (node, boot, day))
+    INTO NAME counter VALUE said),
+logged AS (UNPIVOT line ON COLUMNS(* EXCLUDE (node, boot, day)) INTO NAME counter VALUE logged)
+SELECT day, node, counter, said - coalesce(lag(said) OVER process, 0) AS counted,
+    logged - coalesce(lag(logged) OVER process, 0) AS logged
+FROM said JOIN logged USING (node, boot, day, counter)
+WINDOW process AS (PARTITION BY node, boot, counter ORDER BY day);

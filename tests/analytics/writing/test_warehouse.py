@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from datetime import date, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from analytics.database import get_duckdb_type
+from analytics.engine import AnalysisSession
 from analytics.errors import AnalyticsError
 from analytics.job import Span
-from analytics.reading.files import FileSystem
+from analytics.reading.files import FileSystem, LocalFileSystem
 from analytics.schema import TABLES
 from analytics.writing.runs import commit_publication, recover_publication
 from analytics.writing.warehouse import TableMismatchError, Warehouse
 from tests.analytics.publication import MANIFEST, MOVES, NEW, OLD, STAGED, KilledFileSystem, KilledProcess
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 D = date(2026, 11, 20)
 BEFORE = D - timedelta(1)
@@ -29,24 +27,25 @@ Rows = list[tuple[Any, ...]]
 
 
 @pytest.fixture
-def files(spark: SparkSession) -> FileSystem:
-    return FileSystem(spark)
+def files() -> FileSystem:
+    return LocalFileSystem()
 
 
-@pytest.fixture
-def make_traffic(spark: SparkSession) -> Callable[[Rows], DataFrame]:
-    """Makes frames of traffic_daily from (day, event, n)."""
-
-    def make(rows: Rows) -> DataFrame:
-        tuples = [(day, "a", "didcomm", event, n, 10 * n) for day, event, n in rows]
-        return spark.createDataFrame(tuples, TABLES["traffic_daily"].struct())
-
-    return make
+def make_traffic(rows: Rows) -> list[dict[str, Any]]:
+    """Rows of traffic_daily from (day, event, n)."""
+    return [
+        {"dt": day, "node": "a", "proto": "didcomm", "event": event, "n": n, "bytes": 10 * n}
+        for day, event, n in rows
+    ]
 
 
-def list_rows(frame: DataFrame) -> list[tuple[date, str, int]]:
+def open_warehouse(session: AnalysisSession, out: str, run_id: str = "") -> Warehouse:
+    return Warehouse(session.database, session.files, out, run_id)
+
+
+def list_rows(warehouse: Warehouse, span: Span) -> Rows:
     """Rows in the form that `make_traffic` takes."""
-    return sorted((row.dt, row.event, row.n) for row in frame.collect())
+    return sorted((row["dt"], row["event"], row["n"]) for row in warehouse.rows("traffic_daily", span))
 
 
 def read_tree(folder: Path) -> dict[str, bytes]:
@@ -54,90 +53,87 @@ def read_tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_staged_days_overlay_published_ones(
-    spark: SparkSession, files: FileSystem, tmp_path: Path, make_traffic: Callable[[Rows], DataFrame]
-) -> None:
+def test_staged_days_overlay_published_ones(session: AnalysisSession, tmp_path: Path) -> None:
     """A run reads what it staged, all others what is published; an empty staged day removes the published one."""
     out = str(tmp_path)
-    first_run = Warehouse(spark, files, out, "first")
-    assert first_run.read("traffic_daily", BOTH).schema == TABLES["traffic_daily"].struct()
-    assert list_rows(first_run.read("traffic_daily", BOTH)) == []
+    first_run = open_warehouse(session, out, "first")
+    first_run.open_table("traffic_daily", BOTH)
+    assert session.database.describe("SELECT * FROM traffic_daily") == {
+        column.name: get_duckdb_type(column) for column in TABLES["traffic_daily"].columns
+    }
+    assert list_rows(first_run, BOTH) == []
     earlier, later = [(BEFORE, "msg.ack", 1), (BEFORE, "msg.accept", 2)], [(D, "msg.ack", 3)]
     assert first_run.stage("traffic_daily", make_traffic(earlier + later), BOTH) == 3
     first_run.publish(f"{out}/runs/first.json", b"{}\n", [])
 
-    second_run = Warehouse(spark, files, out, "second")
-    assert list_rows(second_run.read("traffic_daily", BOTH)) == sorted(earlier + later)
+    second_run = open_warehouse(session, out, "second")
+    assert list_rows(second_run, BOTH) == sorted(earlier + later)
     assert second_run.stage("traffic_daily", make_traffic([]), Span(D, D)) == 0
-    assert list_rows(second_run.read("traffic_daily", BOTH)) == sorted(earlier)
-    assert list_rows(Warehouse(spark, files, out).read("traffic_daily", Span(D, D))) == later
+    assert list_rows(second_run, BOTH) == sorted(earlier)
+    assert list_rows(open_warehouse(session, out), Span(D, D)) == later
     second_run.publish(f"{out}/runs/second.json", b"{}\n", [])
-    assert Warehouse(spark, files, out).days("traffic_daily") == [BEFORE]
+    assert open_warehouse(session, out).days("traffic_daily") == [BEFORE]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "tables"]
 
 
-def test_writes_one_sorted_file_per_day(
-    spark: SparkSession,
-    files: FileSystem,
-    tmp_path: Path,
-    make_traffic: Callable[[Rows], DataFrame],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The order and partitions of rows do not matter; a reader prunes partitions."""
-    rows = [(D, f"event {n % 50}", n) for n in range(50)] + [(BEFORE, "msg.ack", 1)]
+def test_writes_one_sorted_file_per_day(session: AnalysisSession, tmp_path: Path) -> None:
+    """The order of rows does not matter."""
+    rows: Rows = [(D, f"event {n % 50}", n) for n in range(50)] + [(BEFORE, "msg.ack", 1)]
     outs = [str(tmp_path / "a"), str(tmp_path / "b")]
-    for out, frame in zip(outs, (make_traffic(rows), make_traffic(rows[::-1]).repartition(4)), strict=True):
-        warehouse = Warehouse(spark, files, out, "run")
-        warehouse.stage("traffic_daily", frame, BOTH)
+    for out, ordered in zip(outs, (rows, rows[::-1]), strict=True):
+        warehouse = open_warehouse(session, out, "run")
+        warehouse.stage("traffic_daily", make_traffic(ordered), BOTH)
         warehouse.publish(f"{out}/runs/run.json", b"", [])
     parquet_files = [sorted(Path(out).rglob("*.parquet")) for out in outs]
     assert len(parquet_files[0]) == 2
     assert [path.read_bytes() for path in parquet_files[0]] == [path.read_bytes() for path in parquet_files[1]]
-    Warehouse(spark, files, outs[0]).read("traffic_daily", Span(D, D)).explain("formatted")
-    assert f">= {D})" in capsys.readouterr().out.partition("PartitionFilters: ")[2].splitlines()[0]
+    assert open_warehouse(session, outs[0]).list_files("traffic_daily", Span(D, D)) == [
+        f"file:{outs[0]}/tables/traffic_daily/dt={D}/part-0.parquet"
+    ]
+
+
+_SELECT = f"SELECT {{}} FROM (SELECT DATE '{D}' AS dt, 'a' AS node, '' AS proto, 'x' AS event, 1 AS n, 2 AS bytes)"
 
 
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (["dt", "node", "proto", "event", "n"], "traffic: traffic_daily: no column bytes"),
-        (["dt", "node", "proto", "event", "n", "bytes", "n as m"], "traffic: traffic_daily: undeclared column m"),
+        ("dt, node, proto, event, n", "traffic: traffic_daily: no column bytes"),
+        ("*, n AS m", "traffic: traffic_daily: undeclared column m"),
         (
-            ["dt", "node", "proto", "event", "n", "cast(bytes as string) as bytes"],
-            "traffic: traffic_daily: column bytes is string, declared as bigint",
+            "* REPLACE (bytes::VARCHAR AS bytes)",
+            "traffic: traffic_daily: column bytes is VARCHAR, declared as bigint",
         ),
         (
-            ["date_add(dt, 1) as dt", "node", "proto", "event", "n", "bytes"],
+            "* REPLACE (dt + 1 AS dt)",
             "traffic: traffic_daily: column dt has 2026-11-21, not of 2026-11-19 to 2026-11-20",
         ),
     ],
 )
 def test_rejects_undeclared_output_of_job(
-    spark: SparkSession,
-    files: FileSystem,
-    tmp_path: Path,
-    make_traffic: Callable[[Rows], DataFrame],
-    columns: list[str],
-    message: str,
+    session: AnalysisSession, tmp_path: Path, columns: str, message: str
 ) -> None:
     """By job, table and column."""
-    frame = make_traffic([(D, "msg.ack", 1)]).selectExpr(*columns)
     with pytest.raises(TableMismatchError) as caught:
-        Warehouse(spark, files, str(tmp_path), "run").stage("traffic_daily", frame, BOTH, "traffic")
+        open_warehouse(session, str(tmp_path), "run").stage("traffic_daily", _SELECT.format(columns), BOTH, "traffic")
     assert str(caught.value) == message
 
 
-def test_accepts_narrow_numbers_and_nulls(
-    spark: SparkSession, files: FileSystem, tmp_path: Path, make_traffic: Callable[[Rows], DataFrame]
-) -> None:
-    """As Spark functions return them."""
-    warehouse = Warehouse(spark, files, str(tmp_path), "run")
-    frame = make_traffic([(D, "x", 1)]).selectExpr(
-        "dt", "null as node", "proto", "event", "int(n) as n", "null as bytes"
-    )
-    warehouse.stage("traffic_daily", frame, BOTH)
-    [row] = warehouse.read("traffic_daily", BOTH).collect()
-    assert (row.node, row.n, row.bytes) == (None, 1, None)
+def test_accepts_other_integers_and_nulls(session: AnalysisSession, tmp_path: Path) -> None:
+    """As functions return them."""
+    warehouse = open_warehouse(session, str(tmp_path), "run")
+    warehouse.stage("traffic_daily", _SELECT.format("* REPLACE (NULL AS node, n::HUGEINT AS n, NULL AS bytes)"), BOTH)
+    [row] = warehouse.rows("traffic_daily", BOTH)
+    assert (row["node"], row["n"], row["bytes"]) == (None, 1, None)
+
+
+def test_reads_files_without_later_columns(session: AnalysisSession, tmp_path: Path) -> None:
+    """Earlier versions wrote fewer columns; all are there, and null."""
+    path = tmp_path / "tables" / "traffic_daily" / f"dt={D}" / "old.parquet"
+    path.parent.mkdir(parents=True)
+    session.database.execute(f"COPY (SELECT 'msg.ack' AS event, 3 AS n) TO '{path}'")
+    [row] = open_warehouse(session, str(tmp_path)).rows("traffic_daily", BOTH)
+    assert (row["dt"], row["event"], row["n"], row["node"]) == (D, "msg.ack", 3, None)
 
 
 @pytest.fixture
