@@ -143,7 +143,8 @@ class SparkEngine:
         rows: list[Row] = self._database.rows(f'SELECT * FROM "{name}"')
         declared = ", ".join(f"`{column}` {_get_spark_type(kind)}" for column, kind in columns.items())
         values: list[tuple[Any, ...]] = [tuple(row.values()) for row in rows]
-        self._spark.createDataFrame(values, declared).createOrReplaceTempView(name)
+        # Spark does not know that it is small, and would sort both sides of a join.
+        self._spark.createDataFrame(values, declared).hint("broadcast").createOrReplaceTempView(name)
 
 
 def _format_plan(frame: DataFrame) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analytics.database import Database, Row
 from analytics.engine import AnalysisSession
@@ -26,7 +26,7 @@ from analytics.errors import (
 )
 from analytics.job import EVENT_HISTORY_DAYS, Job, JobRun, Span
 from analytics.reading.files import FileSystem
-from analytics.reading.segments import VANISHED, ReadSegment, make_segment_warnings
+from analytics.reading.segments import ReadSegment, make_segment_warnings
 from analytics.run_plan import (
     RunPlan,
     check_disk_space,
@@ -91,9 +91,6 @@ def run_job(warehouse: Warehouse, run: JobRun, job: Job, pseudonymize: Pseudonym
                 query = make_table_query(run.database, table, content, job.name)
                 content = pseudonymize(table, run.database.rows(query))
             rows[name] = warehouse.stage(name, content, run.span, job.name)
-        # Only now: a job reads its own tables of earlier days only.
-        for name in job.writes:
-            warehouse.open_table(name, widen_by_history(name, run.span))
     except (AnalyticsError, TableMismatchError):
         raise
     except Exception as error:
@@ -105,15 +102,14 @@ def run_job(warehouse: Warehouse, run: JobRun, job: Job, pseudonymize: Pseudonym
 _SCANNED_TABLES = ("events", "open")
 
 
-def widen_by_history(name: str, span: Span) -> Span:
-    """The days of a table that jobs and reports of a span read."""
-    from analytics.jobs import JOBS
+def widen_by_history(name: str, span: Span, jobs: Sequence[Job]) -> Span:
+    """The days of a table that these jobs and the reports of a span read."""
     from analytics.report.content import REPORT_QUERIES
 
     if name == "events":
         return span.widen(before=EVENT_HISTORY_DAYS)
-    days = [job.history_days.get(name, 0) for job in JOBS]
     query = REPORT_QUERIES.get(name)
+    days = [job.history_days.get(name, 0) for job in jobs]
     return span.widen(before=max([*days, query.days_before if query else 0]))
 
 
@@ -334,19 +330,20 @@ class _NightlyRun:
     def _run_jobs(self, span: Span) -> None:
         report_plan = self._progress if self._request.explain else None
         engine = self._session.make_engine(self._warehouse.staging, report_plan)
-        for name, days in (
-            ("events", span.widen(before=EVENT_HISTORY_DAYS)),
-            ("open", widen_by_history("open", span)),
-        ):
-            engine.read(ALL_TABLES[name], self._warehouse.list_files(name, days))
-        for name in TABLES:
-            self._warehouse.open_table(name, widen_by_history(name, span))
+        days = {name: widen_by_history(name, span, self._steps.jobs) for name in ALL_TABLES}
+        for name in ALL_TABLES:
+            self._warehouse.open_table(name, days[name])
+        for name in _SCANNED_TABLES:
+            engine.read(ALL_TABLES[name], self._warehouse.list_files(name, days[name]))
         run = JobRun(self._session.database, engine, self._request.settings, span)
         pseudonymize = self._steps.pseudonymize(self._request)
         for job in self._steps.jobs:
             self._request.stop.check()
             self._report_status(self._format_step(self._count + 1, job.name))
             result = run_job(self._warehouse, run, job, pseudonymize)
+            # Only now: a job reads its own tables of earlier days only.
+            for name in job.writes:
+                self._warehouse.open_table(name, days[name])
             self._manifest.jobs.append(result)
             self._report_step(result.job, result.seconds)
 

@@ -1,8 +1,8 @@
 """
 What a run reads and computes, whether the disk has room for it, and whether its logs are complete.
 
-The window of a run is the requested days and the `look_back_days` before them. A segment is read if it is new, differs
-from when it was read, or was missing then; the others of its batch, the segments of one day by name, stay as they are.
+The window of a run is the requested days and the `look_back_days` before them. A segment is read if it is new, or
+differs from when it was read, or was missing then; the others of its batch, the day in its name, stay as they are.
 Days with events of segments that were read are computed again, and so are all days from the first of them to the last
 requested one, because the ledger carries open messages from day to day. A back-fill therefore makes the same rows as
 nightly runs do.
@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,12 +31,10 @@ from analytics.reading.segments import (
     has_segment_changed,
     parse_start,
 )
-from analytics.sql_functions import quote_text
+from analytics.sql_functions import quote_day, quote_text
 from analytics.writing.warehouse import Warehouse, parse_day, parse_stem
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
     from analytics.reading.segments import Segment
 
 
@@ -175,15 +173,13 @@ def stage_input(
 def _update_kept_rows(
     warehouse: Warehouse, batches: Sequence[date], read: Collection[str], shrunk: Iterable[Row]
 ) -> list[Row]:
-    """Loaded rows of `inputs` of these batches about segments that were not read, with what is new about their files."""
+    """Rows of `inputs` of these batches about segments that were not read, with what is new about their files."""
     if not batches:
         return []
     files = {row["stem"]: {name: row[name] for name in _FILE_COLUMNS} for row in shrunk}
     loaded = warehouse.rows("inputs", Span(batches[0], batches[-1]))
     return [
-        {**row, **files.get(row["stem"], {})}
-        for row in loaded
-        if row["dt"] in batches and row["stem"] not in read
+        {**row, **files.get(row["stem"], {})} for row in loaded if row["dt"] in batches and row["stem"] not in read
     ]
 
 
@@ -347,7 +343,7 @@ def check_disk_space(files: FileSystem, needed: DiskNeeds, out: str, scratch: st
             )
 
 
-def find_integrity_errors(warehouse: Warehouse, span: Span) -> list[str]:
+def find_integrity_errors(database: Database, span: Span) -> list[str]:
     """
     Describe integrity errors of a span, one sentence for each day and kind; exit status 4 if there are any.
 
@@ -355,21 +351,19 @@ def find_integrity_errors(warehouse: Warehouse, span: Span) -> list[str]:
     acceptance, vanished messages, a store ledger with a difference, counters that differ from log lines, gaps in
     `seq`. Other findings, such as acceptances lost in a crash and duplicate or damaged lines, are only reported.
     """
-    from pyspark.sql import functions as F
-
-    def sum_errors(table: str, text: str, count: Column) -> DataFrame:
-        """:param text: with %d for the sum."""
-        frame = warehouse.read(table, span).groupBy("dt").agg(F.sum(count).alias("n"))
-        return frame.where("n > 0").select("dt", F.format_string(text, F.col("n").cast("bigint")).alias("text"))
-
-    store_difference = F.when(F.col("entry") == "difference", F.col("total"))
+    days = f"dt BETWEEN {quote_day(span.first)} AND {quote_day(span.last)}"
+    store_difference = "CASE WHEN entry = 'difference' THEN abs(total) END"
     errors = (
-        sum_errors("ledger_daily", "the message ledger has a difference of %d", F.abs("difference")),
-        sum_errors("ledger_daily", "messages that ended without a logged acceptance: %d", F.col("orphans")),
-        sum_errors("ledger_daily", "messages that became overdue without a logged ending: %d", F.col("vanished")),
-        sum_errors("reconciliation_daily", "counters and log lines differ by %d", F.abs("difference")),
-        sum_errors("stores_daily", "the ledgers of the stores have a difference of %d", F.abs(store_difference)),
-        sum_errors("boots_daily", "missing log lines: %d", F.col("missing")),
+        ("ledger_daily", "the message ledger has a difference of", "abs(difference)"),
+        ("ledger_daily", "messages that ended without a logged acceptance:", "orphans"),
+        ("ledger_daily", "messages that became overdue without a logged ending:", "vanished"),
+        ("reconciliation_daily", "counters and log lines differ by", "abs(difference)"),
+        ("stores_daily", "the ledgers of the stores have a difference of", store_difference),
+        ("boots_daily", "missing log lines:", "missing"),
     )
-    rows = reduce(lambda one, other: one.unionAll(other), errors)
-    return [f"{row.dt}: {row.text}" for row in rows.orderBy("dt", "text").toLocalIterator()]
+    sums = " UNION ALL ".join(
+        f"SELECT dt, {quote_text(text)} AS text, sum({count}) AS n FROM {table} WHERE {days} GROUP BY dt"
+        for table, text, count in errors
+    )
+    rows = database.rows(f"SELECT dt, text || ' ' || n AS text FROM ({sums}) WHERE n > 0 ORDER BY dt, text")
+    return [f"{row['dt']}: {row['text']}" for row in rows]

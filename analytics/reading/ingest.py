@@ -1,17 +1,17 @@
 """
 Loads segments into the tables `events`, `quarantine` and `inputs`.
 
-Each segment is a task, in a pool of processes or on Spark's workers: it reads the file once, parses it in chunks
-(:mod:`analytics.reading.lines`) and writes `events/dt=<day>/batch=<day>/<stem>.parquet` for each day of its lines, and
-`quarantine/dt=<day>/<stem>.parquet`. So a segment that has not changed is never touched again. The bytes of these
-files depend on nothing but the lines.
+Each segment is a task, in a pool of processes or on workers of Spark. It reads the file once, parses it in chunks
+(:mod:`analytics.reading.lines`), and writes `events/dt=<day>/batch=<day>/<stem>.parquet` for each day of its lines
+and `quarantine/dt=<day>/<stem>.parquet`. So a segment that has not changed is never touched again. The bytes of
+these files depend on nothing but the lines.
 
 The row of a segment in `inputs` accounts for every line: `lines` is events, `corrupt`, `unfinished` and `doubled`.
 Findings that are not lines, such as a second file that differs, are in `remarks`.
 
-Each start of a node numbers its lines, so (node, boot, seq) identifies a line. Duplicates within a segment are omitted
-by its task. Between segments of a batch they are searched for only if ranges of numbers overlap: the line in the lowest
-stem stays.
+Each start of a node numbers its lines, so (node, boot, seq) identifies a line. Duplicates within a segment are
+omitted by its task. Between segments of a batch they are searched for only if ranges of numbers overlap; the line in
+the lowest stem stays.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """
 Parsing of log lines: bytes to columns, one Arrow record batch for each event.
 
-A chunk of whole lines is parsed at once, and each column of each event is checked as a whole. If anything in the chunk
-is not as declared, its lines are checked one by one: damaged ones are classified, the others become columns as before.
+A chunk of whole lines is parsed at once, and each column of each event is checked as a whole. If anything in a chunk
+is not as declared, its lines are checked one by one: damaged ones are classified, the others become columns as usual.
 So both ways accept the same lines.
 
-An event has the columns of the envelope and of its own fields; other fields are ignored. An event that is not declared
-has the columns of all fields.
+An event has the columns of the envelope and of its own fields; other fields are ignored. An event that is not
+declared has the columns of all fields.
 """
 
 from __future__ import annotations

@@ -303,7 +303,5 @@ def find_successor(files: FileSystem, segment: Segment) -> Segment | None:
             found = files.list(path)[0]
             suffix = path.rpartition(".jsonl")[2]
             packed = COMPRESSIONS.get(suffix, suffix[1:])
-            return replace(
-                segment, path=path, size=found.size, modified=found.modified, packed=packed, active=False
-            )
+            return replace(segment, path=path, size=found.size, modified=found.modified, packed=packed, active=False)
     return None

@@ -16,7 +16,7 @@ from analytics.writing.warehouse import Warehouse
 from mediatord.observability.event_schema import EVENTS
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row
+    from analytics.database import Row
 
 DAY_S = 86_400
 HOUR_S = 3_600
@@ -506,8 +506,8 @@ class _TableReader:
         :param after: days from the incident to the first day of the search.
         """
         first = min(incident.day + timedelta(after), self._last_day)
-        frame = self._warehouse.read(table, Span(first, min(first + timedelta(days - 1), self._last_day)))
-        return frame.where(where).orderBy("dt").limit(200).collect()
+        span = Span(first, min(first + timedelta(days - 1), self._last_day))
+        return self._warehouse.rows(table, span, where=where)
 
     def anomalies(self, incident: Incident, metric: str, **days: int) -> Sequence[Row]:
         """Anomalies of a metric."""
@@ -522,15 +522,15 @@ def _find_crash(tables: _TableReader, incident: Incident) -> str:
     if not (boots and sockets and crashed):
         return ""
     return (
-        f"{node}: {boots[0].missing} lines missing, {crashed[0].corrupt} damaged,"
-        f" {sockets[0].unclosed} sockets never closed"
+        f"{node}: {boots[0]['missing']} lines missing, {crashed[0]['corrupt']} damaged,"
+        f" {sockets[0]['unclosed']} sockets never closed"
     )
 
 
 def _find_vanished_message(tables: _TableReader, incident: Incident) -> str:
     before, *after = tables.rows("ledger_daily", incident, "true", after=2, days=3)
-    more = [row for row in after if row.overdue > before.overdue]
-    return f"{more[0].overdue - before.overdue} more overdue message from {more[0].dt} on" if more else ""
+    more = [row for row in after if row["overdue"] > before["overdue"]]
+    return f"{more[0]['overdue'] - before['overdue']} more overdue message from {more[0]['dt']} on" if more else ""
 
 
 def _find_expiry_wave(tables: _TableReader, incident: Incident) -> str:
@@ -546,8 +546,8 @@ def _find_eviction_storm(tables: _TableReader, incident: Incident) -> str:
 
 
 def _find_abuse_burst(tables: _TableReader, incident: Incident) -> str:
-    rows = tables.rows("limits_daily", incident, f"limit = '{incident.details['limit']}' AND bursts > 0")
-    return f"{rows[0].hits} refusals in {rows[0].bursts} bursts" if rows else ""
+    rows = tables.rows("limits_daily", incident, f"\"limit\" = '{incident.details['limit']}' AND bursts > 0")
+    return f"{rows[0]['hits']} refusals in {rows[0]['bursts']} bursts" if rows else ""
 
 
 def _find_replay_attack(tables: _TableReader, incident: Incident) -> str:
@@ -564,24 +564,27 @@ def _find_clock_skew(tables: _TableReader, incident: Incident) -> str:
 def _find_slow_node(tables: _TableReader, incident: Incident) -> str:
     node = incident.details["node"]
     rows = tables.rows("node_compare", incident, f"node = '{node}' AND flagged AND metric LIKE '%ms'")
-    return f"{node}: " + ", ".join(f"{row.metric} {row.ratio:.1f} times the median" for row in rows) if rows else ""
+    findings = [f"{row['metric']} {row['ratio']:.1f} times the median" for row in rows]
+    return f"{node}: {', '.join(findings)}" if rows else ""
 
 
 def _find_new_error(tables: _TableReader, incident: Incident) -> str:
     rows = tables.rows("errors_daily", incident, f"is_new AND code = '{incident.details['code']}'")
-    return f"{rows[0].code} is new, {_sum_column(rows, 'n')} times" if rows else ""
+    return f"{rows[0]['code']} is new, {_sum_column(rows, 'n')} times" if rows else ""
 
 
 def _find_disk_full(tables: _TableReader, incident: Incident) -> str:
     node = incident.details["node"]
     boots = tables.rows("boots_daily", incident, f"node = '{node}' AND missing > 0")
     counters = tables.rows("reconciliation_daily", incident, f"node = '{node}' AND difference <> 0")
-    return f"{node}: {boots[0].missing} lines dropped, {len(counters)} counters differ" if boots and counters else ""
+    if not (boots and counters):
+        return ""
+    return f"{node}: {boots[0]['missing']} lines dropped, {len(counters)} counters differ"
 
 
 def _find_traffic_drop(tables: _TableReader, incident: Incident) -> str:
     rows = [*tables.anomalies(incident, "messages_accepted"), *tables.anomalies(incident, "requests")]
-    hours = sorted({row.hour for row in rows if row.value < row.expected / 2})
+    hours = sorted({row["hour"] for row in rows if row["value"] < row["expected"] / 2})
     return "traffic less than half of the usual in the hours " + ", ".join(map(str, hours)) if hours else ""
 
 
@@ -589,7 +592,7 @@ def _find_late_segment(tables: _TableReader, incident: Incident) -> str:
     node = incident.details["node"]
     gone = tables.rows("boots_daily", incident, f"node = '{node}' AND missing > 0")
     return (
-        f"{node}: {gone[0].missing} lines missing until the segment arrives"
+        f"{node}: {gone[0]['missing']} lines missing until the segment arrives"
         if gone
         else f"{node}: the segment arrived, no lines missing"
     )

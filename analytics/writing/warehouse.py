@@ -197,7 +197,7 @@ class Warehouse:
         return str(here)
 
     def find_event_files(self, stems: Collection[str], batches: Iterable[date]) -> dict[str, list[str]]:
-        """Event files of segments of these batches, staged or kept, by stem: `events/dt=.../batch=.../<stem>.parquet`."""
+        """Event files of segments of these batches, staged or kept: `events/dt=.../batch=.../<stem>.parquet`."""
         inner = {f"batch={batch}" for batch in batches}
         found: dict[str, list[str]] = {stem: [] for stem in stems}
         for path in self._list_batch_files("events"):
@@ -228,7 +228,7 @@ class Warehouse:
         Stage another version of a file of segments.
 
         :param path: as in :meth:`find_event_files`.
-        :param rewrite: receives local paths of the file and of its replacement, and returns the number of rows; a file
+        :param rewrite: receives local paths of the file and of its replacement; returns the number of rows. A file
             without rows is deleted.
         """
         source = self._localize(f"{self._list_batch_files(path.partition('/')[0])[path]}/{path}")
@@ -278,9 +278,7 @@ class Warehouse:
     def _list_kept_partitions(self, name: str, span: Span) -> list[str]:
         """Published partitions of a span that are not replaced."""
         gone = self._get_replaced_days(name)
-        return [
-            f"{_get_published_path(name)}/dt={day}" for day in self.days(name) if day in span and day not in gone
-        ]
+        return [f"{_get_published_path(name)}/dt={day}" for day in self.days(name) if day in span and day not in gone]
 
     def _list_staged_partitions(self, name: str, span: Span) -> list[str]:
         """Staged partitions of a span."""
@@ -310,7 +308,11 @@ class Warehouse:
     def _list_staged(self, name: str) -> list[str]:
         """Staged files of a table: `<name>/dt=.../...`."""
         base = f"{self.staging}/{name}"
-        return _get_paths_in_table((file.path for file in self._files.list(base)), name) if self._files.exists(base) else []
+        return (
+            _get_paths_in_table((file.path for file in self._files.list(base)), name)
+            if self._files.exists(base)
+            else []
+        )
 
     def _make_table_moves(self) -> Iterator[tuple[str, str]]:
         """Published partitions and the staged ones that replace them; empty if without rows."""

@@ -60,6 +60,7 @@ SPEC = SampleSpec(
         "disk_full": (3, 16),
     },
 )
+ENGINES = ("spark", "duckdb")
 SETTINGS = f"k_anonymity: 1\nqueue_max_messages: {SPEC.queue_max_messages}\n"
 DAY_BEFORE_LATE = date.fromordinal(SPEC.last_day.toordinal() - 1)
 REPEATED_LINES = 5
@@ -168,77 +169,86 @@ def _get_origin(path: Path) -> tuple[date, str, str]:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Totals of some days. :ivar latency_errors: percentiles that differ too much."""
+class Night:
+    """
+    Totals of all days so far after a night.
+
+    :ivar days: by construction.
+    :ivar raw: of the raw lines.
+    :ivar published: engine to those of its tables.
+    :ivar latency_errors: percentiles that differ too much.
+    """
 
     days: Mapping[date, DayTruth]
     raw: Mapping[str, Rows]
-    published: Mapping[str, Rows]
+    published: dict[str, Mapping[str, Rows]]
     latency_errors: list[str]
 
 
 @dataclass(frozen=True)
 class Nights:
-    """:ivar before: without the late segment. :ivar after: of all days, with it."""
+    """:ivar before: without the late segment. :ivar after: of all days, with it. :ivar out: engine to its results."""
 
     files: LogFiles
-    before: Comparison
-    after: Comparison
+    before: Night
+    after: Night
+    out: Mapping[str, Path]
 
 
 @pytest.fixture(scope="module")
 def nights(tmp_path_factory: pytest.TempPathFactory) -> Nights:
-    """Two nights: a back-fill of four days, and the fifth day with the segment that arrived late."""
+    """Two nights of each engine: a back-fill of four days; the fifth day, with the segment that arrived late."""
     directory = tmp_path_factory.mktemp("nights")
-    files = LogFiles(generate_logs(directory / "logs", SPEC))
+    files, out = LogFiles(generate_logs(directory / "logs", SPEC)), {name: directory / name for name in ENGINES}
     files.damage()
     truth = files.truth
-    before = _analyze(directory, truth.days_before_late, SPEC.first_day, DAY_BEFORE_LATE)
+    before = _analyze(truth, truth.days_before_late, out, SPEC.first_day, DAY_BEFORE_LATE)
     truth.deliver_late_segments()
-    return Nights(files, before, _analyze(directory, truth.days, SPEC.last_day, SPEC.last_day))
+    return Nights(files, before, _analyze(truth, truth.days, out, SPEC.last_day, SPEC.last_day), out)
 
 
-def _analyze(directory: Path, days: Mapping[date, DayTruth], first: date, last: date) -> Comparison:
-    """Run a night over some days, and compare all days so far."""
-    logs, out, settings = directory / "logs", directory / "out", directory / "settings.yaml"
+def _analyze(
+    truth: SampleTruth, days: Mapping[date, DayTruth], outs: Mapping[str, Path], first: date, last: date
+) -> Night:
+    """Run a night of each engine over some days."""
+    span, raw = (SPEC.first_day, last), open_raw_log(truth.directory)
+    night = Night({day: one for day, one in days.items() if day <= last}, count_raw(raw, *span), {}, [])
+    for engine, out in outs.items():
+        _run_night(engine, truth.directory, out, first, last)
+        tables = open_published(out)
+        night.published[engine] = count_published(tables, *span)
+        night.latency_errors.extend(find_latency_errors(raw, tables, *span))
+    return night
+
+
+def _run_night(engine: str, logs: Path, out: Path, first: date, last: date) -> None:
+    settings = out.with_suffix(".yaml")
     settings.write_text(SETTINGS)
-    options = [
-        "--logs",
-        logs,
-        "--out",
-        out,
-        "--settings",
-        settings,
-        "--from",
-        first,
-        "--to",
-        last,
-        "--scratch",
-        directory,
-    ]
-    run = subprocess.run(
-        [sys.executable, "-m", "analytics", "nightly", *map(str, options)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    # Lines are missing on both occasions.
+    options = ["--engine", engine, "--logs", logs, "--out", out, "--from", first, "--to", last]
+    options += ["--settings", settings, "--scratch", out.parent]
+    command = [sys.executable, "-m", "analytics", "nightly", *map(str, options)]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    # Lines are missing in both nights.
     assert run.returncode == EXIT_INTEGRITY, run.stderr
-    raw, published, span = open_raw_log(logs), open_published(out), (SPEC.first_day, last)
-    return Comparison(
-        {day: truth for day, truth in days.items() if day <= last},
-        count_raw(raw, *span),
-        count_published(published, *span),
-        find_latency_errors(raw, published, *span),
-    )
 
 
 # --- raw lines and published tables ---------------------------------------------------------------------------------
 
 
-def test_published_tables_equal_raw_lines(nights: Nights) -> None:
-    for totals in (nights.before, nights.after):
-        assert describe_differences(totals.raw, totals.published) == []
+@pytest.mark.parametrize("engine", ENGINES)
+def test_published_tables_equal_raw_lines(nights: Nights, engine: str) -> None:
+    for night in (nights.before, nights.after):
+        assert describe_differences(night.raw, night.published[engine]) == []
+
+
+def test_engines_publish_equal_rows(nights: Nights) -> None:
+    """All tables, to the last digit."""
+    one, other = (open_published(nights.out[name]) for name in ENGINES)
+    names = [row[0] for row in one.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall()]
+    assert len(names) > len(TOTALS)
+    for name in names:
+        rows = [Counter(database.execute(f'SELECT * FROM "{name}"').fetchall()) for database in (one, other)]
+        assert rows[0] == rows[1], name
 
 
 @pytest.mark.parametrize("name", TOTALS)
@@ -254,7 +264,7 @@ def test_percentiles_are_within_error_of_histogram(nights: Nights) -> None:
 def test_late_segment_changes_totals(nights: Nights) -> None:
     late = nights.files.truth.incidents["late_segment"].day
     for name in ("events", "ledger", "missing", "traffic", "sockets"):
-        of_day = [[row for row in totals.raw[name] if row[0] == late] for totals in (nights.before, nights.after)]
+        of_day = [[row for row in night.raw[name] if row[0] == late] for night in (nights.before, nights.after)]
         assert of_day[0] != of_day[1], name
 
 
@@ -319,14 +329,14 @@ TRUTHS: list[tuple[str, tuple[int, ...], int, Callable[[DayTruth], Counts]]] = [
 def test_raw_lines_equal_truth(
     nights: Nights, name: str, key: tuple[int, ...], value: int, count: Callable[[DayTruth], Counts]
 ) -> None:
-    for totals in (nights.before, nights.after):
+    for night in (nights.before, nights.after):
         expected = {
             (day, *(name if isinstance(name, tuple) else (name,))): n
-            for day, truth in totals.days.items()
+            for day, truth in night.days.items()
             for name, n in count(truth).items()
             if n
         }
-        assert _sum_rows(totals.raw[name], key, value) == expected
+        assert _sum_rows(night.raw[name], key, value) == expected
 
 
 def _sum_rows(rows: Rows, key: tuple[int, ...], value: int) -> dict[tuple[Any, ...], int]:
