@@ -63,7 +63,7 @@ class Engine(Protocol):
 
     def scan(self, name: str, query: str, small: Sequence[str] = ()) -> None:
         """
-        Run a query; its rows become a table of the database.
+        Run a query; its rows become a table of the database, which later scans can read.
 
         :param small: tables of the database that it reads, each at most some thousand rows.
         """
@@ -129,6 +129,7 @@ class SparkEngine:
         if self._report_plan:
             self._report_plan(f"{name}\n{_format_plan(frame)}")
         frame.write.mode("overwrite").parquet(target)
+        self._spark.read.schema(frame.schema).parquet(target).createOrReplaceTempView(name)
         parts = self._files.localize(target, f"{self._local}/{name}")
         listed = ", ".join(f"'{part}'" for part in parts if part.endswith(".parquet"))
         times = [column for column, kind in frame.dtypes if kind == "timestamp"]

@@ -12,8 +12,8 @@ def scan_traffic(run: JobRun) -> str:
     """
     Table `traffic_counts`: lines by hour.
 
-    Columns: `dt`, `hour`, `node`, `proto`, `event`, `refused` (of req.done; else false), `n`, `bytes` (sum of
-    `size`).
+    Columns: `dt`, `hour`, `node`, `proto`, `event`, `refused` (of req.done; else false), `n`, `messages`
+    (lines with a message id), `bytes` (sum of `size`).
     Events: req.done, msg.*, conn.open, limit.hit, replay.drop, push.*.
     """
     run.scan(
@@ -21,7 +21,7 @@ def scan_traffic(run: JobRun) -> str:
         f"""
         SELECT dt, hour(ts) AS hour, coalesce(node, '') AS node, coalesce(proto, '') AS proto, event,
             event = 'req.done' AND {REFUSED} AS refused,
-            count(*) AS n, CAST(coalesce(sum(size), 0) AS BIGINT) AS bytes
+            count(*) AS n, count(msg) AS messages, CAST(coalesce(sum(size), 0) AS BIGINT) AS bytes
         FROM events
         WHERE dt BETWEEN {run.first} AND {run.last} AND (
             event IN ('req.done', 'conn.open', 'limit.hit', 'replay.drop')
