@@ -424,7 +424,7 @@ def _classify_orphans(
     )
     entry = F.coalesce("excuse", "entry", "crash", F.lit("orphans"))
     known = named.join(had_ended, "msg", "left").join(near_crash, "msg", "left").withColumn("entry", entry)
-    is_lost = F.col("state").isin(*_LOSS_EVENTS.values()) & (F.col("entry") != "again")
+    is_lost = F.col("state").isin("expired", "evicted") & (F.col("entry") != "again")
     entries = F.array_compact(F.array("entry", F.when(is_lost, F.lit("lost_unaccepted"))))
     return known.select("dt", F.explode(entries).alias("entry"), F.lit(1).alias("n"))
 

@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 
 from analytics.job import Job, Span
 from analytics.jobs.column_functions import SECOND_MICROS, get_event_micros, include_time_before
-from analytics.schema import TABLES
+from analytics.schema import OPERATOR_NODE_SUFFIX, TABLES
 from analytics.settings import Settings
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ ENTRY_EVENTS = {
 _PROBE_ENTRIES = ("accepted", "acknowledged", "expired", "evicted")
 _DIFFERENCE_ENTRY = "difference"
 STORE_ENTRIES = (*ENTRY_EVENTS, "withdrawn", "waiting", _DIFFERENCE_ENTRY)
-_OPERATOR_SUFFIX, _WORKER_SUFFIX = "-operator$", r"-\d+$"
+_OPERATOR_SUFFIX, _WORKER_SUFFIX = f"{OPERATOR_NODE_SUFFIX}$", r"-\d+$"
 _LEDGER_LOOK_BACK = timedelta(hours=2)
 _LEDGER_LOOK_BACK_MICROS = int(_LEDGER_LOOK_BACK.total_seconds()) * SECOND_MICROS
 _STORE_KEY = ("dt", "store", "proto")

@@ -127,7 +127,7 @@ def _measure_traffic(traffic: DataFrame) -> DataFrame:
     return traffic.groupBy(*_HOUR_KEY).agg(
         total("msg.accept").alias("messages_accepted"),
         total("msg.ack").alias("messages_acknowledged"),
-        total("msg.expire", "msg.evict", "msg.remove").alias("messages_lost"),
+        total("msg.expire", "msg.evict").alias("messages_lost"),
         total("msg.accept", of="bytes").alias("bytes_accepted"),
         total("req.done").alias("requests"),
     )
