@@ -156,7 +156,7 @@ def make_lost_section(data: ReportData) -> Section:
             "Removed by owner or operator",
             removed,
             format_count(removed),
-            "By mediatord queue purge or accounts remove, or as a v1 wallet hung up. Not lost: omitted here otherwise.",
+            "By mediatord queue purge or accounts remove, or as a v1 wallet hung up. Not lost, so omitted otherwise.",
             normal=make_ledger_normal(data, "removed"),
         ),
     ]
