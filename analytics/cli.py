@@ -37,7 +37,14 @@ from analytics.reading.files import get_local_path
 from analytics.sample import generate_logs
 from analytics.sample.ground_truth import SampleSpec, SampleTruth
 from analytics.settings import Settings, load_settings, render_default_settings
-from analytics.spark_session import SessionOptions, is_local_master, is_spark_submit, open_session
+from analytics.spark_session import (
+    SessionOptions,
+    get_default_memory,
+    is_local_master,
+    is_spark_submit,
+    make_scratch_directory,
+    open_session,
+)
 from mediatord import __version__
 from mediatord.config.value_syntax import parse_size
 from mediatord.runtime.progress_bar import is_terminal
@@ -45,6 +52,7 @@ from mediatord.runtime.progress_bar import is_terminal
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from analytics.engine import AnalysisSession
     from analytics.nightly import NightlyOutcome
     from analytics.privacy import PseudonymKeyFile
     from analytics.sample.ground_truth import Finding
@@ -248,7 +256,15 @@ def add_spark_options(command: Command) -> Command:
     return command
 
 
+_engine_option = click.option(
+    "--engine",
+    type=click.Choice(["spark", "duckdb"]),
+    default="spark",
+    show_default=True,
+    help="What reads the logs: Spark, on one machine or a cluster, or DuckDB, on one machine without Java.",
+)
 _SPARK_OPTIONS = (
+    _engine_option,
     click.option(
         "--master", metavar="URL", help="Spark master: local[N] or the URL of a cluster. Default: all local CPUs."
     ),
@@ -256,7 +272,7 @@ _SPARK_OPTIONS = (
         "--memory",
         metavar="SIZE",
         type=parse_heap_size,
-        help="Java heap size. Default: half of the memory, at most 4g.",
+        help="Java heap size, or memory of DuckDB. Default: a quarter of the memory, at most 1g.",
     ),
     click.option(
         "--scratch",
@@ -287,21 +303,22 @@ _DEMO_MARKER = ".mediatord-analytics-demo"
 @click.option("--messages", default=2500, show_default=True, type=click.IntRange(1), help="Messages per day.")
 @click.option("--seed", default=1, show_default=True, help="Random seed; equal seeds give equal logs.")
 @click.option("--open", "show", is_flag=True, help="Open the report in a browser.")
+@_engine_option
 @_json_option
-def demo(directory: Path | None, days: int, messages: int, seed: int, show: bool, as_json: bool) -> int:
+def demo(directory: Path | None, days: int, messages: int, seed: int, show: bool, engine: str, as_json: bool) -> int:
     """Analyse generated logs with known incidents."""
-    require_packages()
-    set_java_home(find_java())
     directory = prepare_demo_directory(directory)
     started = perf_counter()
-    truth = _generate_sample(directory / "logs", SampleSpec(days=days, messages_per_day=messages, seed=seed))
+    truth = _generate_sample(
+        directory / "logs", SampleSpec(days=days, messages_per_day=messages, seed=seed, gauge_s=300, segment_hours=3)
+    )
     lines = sum(day.lines for day in truth.days.values())
     with ProgressReporter() as progress:
         progress.print(
             f"generated {days} days, {lines} lines of {len(truth.spec.nodes)} nodes in"
             f" {perf_counter() - started:.0f} s"
         )
-        report, findings = _analyze_sample(directory, truth, progress)
+        report, findings = _analyze_sample(directory, truth, engine, progress)
     if as_json:
         print_json({"report": report, "incidents": [_describe_finding(one) for one in findings]})
     else:
@@ -345,16 +362,17 @@ def prepare_demo_directory(directory: Path | None) -> Path:
     return directory
 
 
-def _analyze_sample(directory: Path, truth: SampleTruth, progress: ProgressReporter) -> tuple[str, list[Finding]]:
+def _analyze_sample(
+    directory: Path, truth: SampleTruth, engine: str, progress: ProgressReporter
+) -> tuple[str, list[Finding]]:
     """Analyse all days, then the last one again with late segments; return the report's path and the findings."""
-    progress.set_status("starting Spark")
-    with open_session(SessionOptions()) as spark:
+    options = {"engine": engine, "conf": (), "master": None, "memory": None, "scratch": None, "ui": False}
+    with _open_analysis({**options, "debug": False}, progress, small=True) as session:
         from analytics.nightly import NightlyRequest, run_nightly
-        from analytics.reading.files import FileSystem
         from analytics.sample.ground_truth import find_incidents
         from analytics.writing.warehouse import Warehouse
 
-        files, out, last = FileSystem(spark), str(directory / "results"), truth.spec.last_day
+        out, last = str(directory / "results"), truth.spec.last_day
 
         def analyze(span: Span) -> NightlyOutcome:
             request = NightlyRequest(
@@ -362,10 +380,9 @@ def _analyze_sample(directory: Path, truth: SampleTruth, progress: ProgressRepor
                 out=out,
                 span=span,
                 settings=Settings(),
-                scratch=tempfile.gettempdir(),
                 keys=str(directory / "pseudonyms.keys"),
             )
-            return run_nightly(spark, files, request, progress.print, report_status=progress.set_status)
+            return run_nightly(session, request, progress.print, report_status=progress.set_status)
 
         outcome = analyze(Span(truth.spec.first_day, last))
         if truth.late:
@@ -373,15 +390,43 @@ def _analyze_sample(directory: Path, truth: SampleTruth, progress: ProgressRepor
             progress.print("a late segment arrived: analysing the last day again")
             outcome = analyze(Span(last, last))
         progress.set_status("looking up the incidents in the tables")
-        return outcome.report_path, find_incidents(Warehouse(spark, files, out), truth)
+        return outcome.report_path, find_incidents(Warehouse(session.database, session.files, out), truth)
+
+
+@contextmanager
+def _open_analysis(
+    options: Mapping[str, Any], progress: ProgressReporter, *, small: bool = False
+) -> Iterator[AnalysisSession]:
+    """
+    Open what a run works with, by the options of a command.
+
+    :raise AnalyticsError: it does not start.
+    """
+    from analytics.database import Database
+    from analytics.engine import AnalysisSession
+
+    threads = len(os.sched_getaffinity(0))
+    if options["engine"] == "duckdb":
+        from analytics.reading.files import LocalFileSystem
+
+        require_packages(("duckdb", "pyarrow"))
+        memory = parse_size(options["memory"] or get_default_memory())
+        with make_scratch_directory(options["scratch"]) as scratch, Database(scratch, memory, threads) as database:
+            yield AnalysisSession(LocalFileSystem(), database, scratch)
+        return
+    with _open_spark(options, progress, small=small) as (spark, scratch):
+        from analytics.reading.files import FileSystem
+
+        with Database(scratch, threads=threads) as database:
+            yield AnalysisSession(FileSystem(spark), database, scratch, spark)
 
 
 @contextmanager
 def _open_spark(
     options: Mapping[str, Any], progress: ProgressReporter, *, small: bool = False
-) -> Iterator[SparkSession]:
+) -> Iterator[tuple[SparkSession, str]]:
     """
-    Open a session with the options of a command.
+    Open a Spark session with the options of a command; also yield its scratch directory.
 
     :raise AnalyticsError: it does not start.
     """
@@ -393,19 +438,20 @@ def _open_spark(
             progress.print(f"warning: skipped Java of {warning}")
         progress.print(f"starting Spark on Java {found.version} ({found.source}) ...")
         set_java_home(found)
-    session_options = SessionOptions(
-        master=options["master"],
-        memory=options["memory"],
-        scratch=options["scratch"],
-        ui=options["ui"],
-        settings=settings,
-        small=small,
-        debug=options["debug"],
-    )
     progress.set_status("starting Spark")
-    with open_session(session_options) as spark:
-        progress.set_status("")
-        yield spark
+    with make_scratch_directory(options["scratch"]) as scratch:
+        session_options = SessionOptions(
+            master=options["master"],
+            memory=options["memory"],
+            scratch=scratch,
+            ui=options["ui"],
+            settings=settings,
+            small=small,
+            debug=options["debug"],
+        )
+        with open_session(session_options) as spark:
+            progress.set_status("")
+            yield spark, scratch
 
 
 _logs_option = click.option(
@@ -475,7 +521,7 @@ def _get_key_file(keys: Path | None, out: str) -> Path:
     show_default=True,
     help="Abort if less than SIZE would remain free on disk.",
 )
-@click.option("--explain", is_flag=True, help="Print the query plan of each table; runs one job at a time.")
+@click.option("--explain", is_flag=True, help="Print the query plan of each scan.")
 @click.option("--open", "show", is_flag=True, help="Open the report in a browser.")
 @add_spark_options
 @_json_option
@@ -493,23 +539,21 @@ def nightly(**options: Any) -> int:
     settings = load_settings(options["settings_path"])
     keys = _get_key_file(options["keys"], options["out"])
     small = is_small_input(options["logs"], span.widen(before=settings.look_back_days))
-    with ProgressReporter() as progress, _open_spark(options, progress, small=small) as spark:
+    with ProgressReporter() as progress, _open_analysis(options, progress, small=small) as session:
         from analytics.nightly import NightlyRequest, run_nightly
-        from analytics.reading.files import FileSystem
 
         request = NightlyRequest(
             logs=options["logs"],
             out=options["out"].rstrip("/"),
             span=span,
             settings=settings,
-            scratch=options["scratch"] or tempfile.gettempdir(),
             keys=str(keys),
             textfile=options["textfile"],
             allow_empty=options["allow_empty"],
             keep_free=options["keep_free"],
             explain=options["explain"],
         )
-        outcome = run_nightly(spark, FileSystem(spark), request, progress.print, report_status=progress.set_status)
+        outcome = run_nightly(session, request, progress.print, report_status=progress.set_status)
     return _report_outcome(outcome, options["show"], options["as_json"])
 
 
@@ -530,7 +574,7 @@ def _check_directories(options: Mapping[str, Any]) -> None:
 
 def _uses_local_paths(options: Mapping[str, Any]) -> bool:
     """Whether paths without a scheme are local."""
-    return not is_spark_submit() and is_local_master(options["master"] or "local")
+    return options["engine"] == "duckdb" or (not is_spark_submit() and is_local_master(options["master"] or "local"))
 
 
 def _report_outcome(outcome: NightlyOutcome, show: bool, as_json: bool) -> int:
@@ -590,16 +634,17 @@ def prune(**options: Any) -> None:
 def _find_and_delete(
     options: Mapping[str, Any], settings: Settings, report_item: Callable[[ExpiredItem], None]
 ) -> None:
-    with ProgressReporter() as progress, _open_spark(options, progress) as spark:
+    if _uses_local_paths(options):
+        options = {**options, "engine": "duckdb"}  # nothing of this needs Spark
+    with ProgressReporter() as progress, _open_analysis(options, progress) as session:
         from analytics.jobs import JOBS
-        from analytics.reading.files import FileSystem
         from analytics.reading.segments import discover_segments
         from analytics.run_plan import load_read_segments
         from analytics.writing.retention import prune_expired
         from analytics.writing.warehouse import Warehouse
 
-        files, out = FileSystem(spark), options["out"].rstrip("/")
-        warehouse = Warehouse(spark, files, out)
+        files, out = session.files, options["out"].rstrip("/")
+        warehouse = Warehouse(session.database, files, out, local=f"{session.scratch}/copies")
         progress.set_status("searching expired items")
         found = discover_segments(files, options["logs"]).segments if options["logs"] else []
         known = load_read_segments(warehouse, {segment.batch for segment in found})
@@ -675,9 +720,9 @@ def goals(scale: float, repeat: int, work: Path | None, quick: bool, as_json: bo
     """
     Benchmark the analysis against its targets.
 
-    Measures speed, memory and exactness. Takes half an hour on an otherwise idle machine. Requires the extra `dev`.
+    Measures speed, memory and exactness. Takes half an hour on an otherwise idle machine.
     """
-    require_packages("duckdb")
+    require_packages()
     from analytics.benchmark import run_benchmark
 
     directory = work or Path(tempfile.mkdtemp(prefix="mediatord-analytics-goals-"))
@@ -802,7 +847,7 @@ _PROGRAM_NAME = "mediatord-analytics"
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name=_PROGRAM_NAME, message="%(prog)s %(version)s")
 def cli() -> None:
-    """Analyse a mediator's event logs with Spark: write tables, a report, and metrics for Prometheus."""
+    """Analyse a mediator's event logs: write tables, a report, and metrics for Prometheus."""
 
 
 for command in COMMANDS:

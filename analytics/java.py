@@ -13,7 +13,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +23,8 @@ from analytics.errors import AnalyticsError
 MINIMUM_JAVA_VERSION = 17
 _PROBE_TIMEOUT_S = 30.0
 _VECTOR_MODULE = "jdk.incubator.vector"
-_REQUIRED_PACKAGES = ("pyspark", "jinja2", "matplotlib")
+_REPORT_PACKAGES = ("jinja2", "matplotlib")
+_REQUIRED_PACKAGES = ("pyspark", "duckdb", "pyarrow")
 
 # Spark always requests a module that only MLlib uses; a runtime without it refuses to start.
 _SHIM_SCRIPT = """\
@@ -66,16 +67,15 @@ class _UnusableJava(Exception):
     """Reason why a candidate is rejected."""
 
 
-def require_packages(*more: str) -> None:
+def require_packages(packages: Sequence[str] = _REQUIRED_PACKAGES) -> None:
     """
     Check that the extra `analytics` is installed, without importing it.
 
-    :param more: packages of the extra `dev`.
+    :param packages: those needed, besides the ones of every report.
     :raise AnalyticsError: a package is missing.
     """
-    for extra, packages in (("analytics", _REQUIRED_PACKAGES), ("analytics,dev", more)):
-        if missing := [name for name in packages if find_spec(name) is None]:
-            raise AnalyticsError(f"missing packages: {', '.join(missing)}; run: pip install 'mediatord[{extra}]'")
+    if missing := [name for name in (*_REPORT_PACKAGES, *packages) if find_spec(name) is None]:
+        raise AnalyticsError(f"missing packages: {', '.join(missing)}; run: pip install 'mediatord[analytics]'")
 
 
 def find_java(environ: Mapping[str, str] = os.environ, timeout_s: float = _PROBE_TIMEOUT_S) -> JavaRuntime:

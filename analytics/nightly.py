@@ -1,21 +1,19 @@
 """
 A nightly run: discover segments, plan, ingest, run all jobs, check integrity, write the report, publish atomically.
-
-Jobs run as soon as the tables that they read are staged, several at a time.
 """
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from analytics.database import Database, Row
+from analytics.engine import AnalysisSession
 from analytics.errors import (
     EXIT_FAILED,
     EXIT_INTEGRITY,
@@ -26,7 +24,7 @@ from analytics.errors import (
     StopHandler,
     find_root_cause,
 )
-from analytics.job import Job, Span
+from analytics.job import EVENT_HISTORY_DAYS, Job, JobRun, Span
 from analytics.reading.files import FileSystem
 from analytics.reading.segments import VANISHED, ReadSegment, make_segment_warnings
 from analytics.run_plan import (
@@ -55,102 +53,64 @@ from analytics.writing.runs import (
     make_run_id,
     recover_publication,
 )
-from analytics.writing.warehouse import COMPUTED_DAYS_TABLE, TableMismatchError, Warehouse
+from analytics.writing.warehouse import (
+    ALL_TABLES,
+    COMPUTED_DAYS_TABLE,
+    TableMismatchError,
+    Warehouse,
+    make_table_query,
+)
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
     from analytics.reading.segments import Discovery, Segment
 
-Pseudonymize = Callable[[Table, "DataFrame"], "DataFrame"]
+PseudonymizeRows = Callable[[Table, Sequence[Row]], Sequence[Row]]
 
 
 def _ignore(text: str) -> None:
     """Discard a status."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobRunner:
+def run_job(warehouse: Warehouse, run: JobRun, job: Job, pseudonymize: PseudonymizeRows) -> JobResult:
     """
-    :param pseudonymize: replaces identifiers in a table by pseudonyms.
-    :param report_plan: receives the query plan of each table; None: plans are not computed.
-    :param report_status: receives the names of the running jobs.
+    Stage the tables of a job, after those of the jobs whose tables it reads.
+
+    :param pseudonymize: replaces identifiers in the rows of a table by pseudonyms.
+    :raise AnalyticsError: the job failed.
+    :raise TableMismatchError: the job returned undeclared tables or columns.
     """
-
-    warehouse: Warehouse
-    settings: Settings
-    span: Span
-    pseudonymize: Pseudonymize
-    report_plan: Callable[[str], None] | None = None
-    report_status: Callable[[str], None] = _ignore
-
-    def run(self, jobs: Sequence[Job], at_a_time: int) -> Iterator[JobResult]:
-        """
-        Stage the tables of these jobs; yield results as jobs end. Jobs are ordered after those whose tables they
-        read.
-
-        :raise AnalyticsError: a job failed; running jobs have ended.
-        :raise TableMismatchError: a job returned undeclared tables or columns.
-        """
-        waiting, running = list(jobs), dict[Future[JobResult], Job]()
-        threads = ThreadPoolExecutor(at_a_time, "job")
-        try:
-            while waiting or running:
-                # Submit only as many as can start: an earlier job may become ready before the next one ends.
-                for job in _list_ready_jobs(waiting, list(running.values()))[: at_a_time - len(running)]:
-                    waiting.remove(job)
-                    running[threads.submit(self._run_job, job)] = job
-                self.report_status(", ".join(sorted(job.name for job in running.values())))
-                for done in wait(running, return_when=FIRST_COMPLETED).done:
-                    del running[done]
-                    yield done.result()
-        finally:
-            threads.shutdown(cancel_futures=True)
-
-    def _run_job(self, job: Job) -> JobResult:
-        started = perf_counter()
-        try:
-            results = job.transform(self._read_frames(job), self.settings, self.span)
-            if set(results) != set(job.writes):
-                raise TableMismatchError(f"{job.name}: returned {sorted(results)}, declared {sorted(job.writes)}")
-            rows = {name: self._stage_table(job, name, results[name]) for name in job.writes}
-        except (AnalyticsError, TableMismatchError):
-            raise
-        except Exception as error:
-            raise AnalyticsError(f"job {job.name}: {find_root_cause(error)}") from error
-        return JobResult(job.name, rows, round(perf_counter() - started, 3))
-
-    def _read_frames(self, job: Job) -> dict[str, DataFrame]:
-        first, last = self.span.first, self.span.last
-        spans = {name: self.span for name in job.reads}
-        for name, days in job.history_days.items():
-            before = Span(first, first).widen(before=days)
-            spans[name] = before.widen(after=-1) if name in job.writes else Span(before.first, last)
-        return {name: self.warehouse.read(name, span) for name, span in spans.items()}
-
-    def _stage_table(self, job: Job, name: str, frame: DataFrame) -> int:
-        table = TABLES[name]
-        if self.report_plan is not None:
-            self.report_plan(f"{job.name}: {name}\n{_format_query_plan(frame)}")
-        if table.pseudonyms:
-            frame = self.pseudonymize(table, frame)
-        return self.warehouse.stage(name, frame, self.span, job.name)
+    started = perf_counter()
+    try:
+        made = job.make_tables(run)
+        if set(made) != set(job.writes):
+            raise TableMismatchError(f"{job.name}: returned {sorted(made)}, declared {sorted(job.writes)}")
+        rows = {}
+        for name in job.writes:
+            table, content = TABLES[name], made[name]
+            if table.pseudonyms:
+                query = make_table_query(run.database, table, content, job.name)
+                content = pseudonymize(table, run.database.rows(query))
+            rows[name] = warehouse.stage(name, content, run.span, job.name)
+    except (AnalyticsError, TableMismatchError):
+        raise
+    except Exception as error:
+        raise AnalyticsError(f"job {job.name}: {find_root_cause(error)}") from error
+    return JobResult(job.name, rows, round(perf_counter() - started, 3))
 
 
-def _list_ready_jobs(waiting: Sequence[Job], running: Sequence[Job]) -> list[Job]:
-    """Jobs whose input tables are complete."""
-    ready, unwritten = [], {name for job in running for name in job.writes}
-    for job in waiting:
-        if unwritten.isdisjoint({*job.reads, *job.history_days}):
-            ready.append(job)
-        unwritten.update(job.writes)
-    return ready
+# Tables that scans read.
+_SCANNED_TABLES = ("events", "open")
 
 
-def _format_query_plan(frame: DataFrame) -> str:
-    with redirect_stdout(io.StringIO()) as output:
-        frame.explain("formatted")
-    return output.getvalue()
+def widen_by_history(name: str, span: Span, jobs: Sequence[Job]) -> Span:
+    """The days of a table that these jobs and the reports of a span read."""
+    from analytics.report.content import REPORT_QUERIES
+
+    if name == "events":
+        return span.widen(before=EVENT_HISTORY_DAYS)
+    query = REPORT_QUERIES.get(name)
+    days = [job.history_days.get(name, 0) for job in jobs]
+    return span.widen(before=max([*days, query.days_before if query else 0]))
 
 
 BACKFILL_COMMAND = "mediatord-analytics nightly"
@@ -164,13 +124,11 @@ class NightlyRequest:
     :param logs: directories of log segments.
     :param out: directory of results.
     :param span: requested days.
-    :param scratch: directory that Spark spills to.
     :param keys: pseudonym key file.
     :param textfile: file for Prometheus; None: none.
     :param allow_empty: days without any input are not an error.
     :param keep_free: bytes that must stay free on disk.
-    :param explain: report the query plan of each table.
-    :param max_parallel_jobs: maximum number of jobs that run at the same time.
+    :param explain: report the query plan of each scan.
     :param stop: tells whether a signal was received.
     """
 
@@ -178,13 +136,11 @@ class NightlyRequest:
     out: str
     span: Span
     settings: Settings
-    scratch: str
     keys: str
     textfile: str | None = None
     allow_empty: bool = False
     keep_free: int = 0
     explain: bool = False
-    max_parallel_jobs: int = 3
     stop: StopHandler = STOP_HANDLER
 
 
@@ -213,11 +169,11 @@ class NightlySteps:
     """
 
     discover: Callable[[FileSystem, Sequence[str]], Discovery]
-    ingest: Callable[[SparkSession, FileSystem, Sequence[Segment], str], object]
+    ingest: Callable[[AnalysisSession, Sequence[Segment], str], object]
     jobs: Sequence[Job]
-    pseudonymize: Callable[[NightlyRequest], Pseudonymize]
-    report: Callable[[FileSystem, Warehouse, str, date, Settings, RunInfo], str]
-    textfile: Callable[[Warehouse, date, str, RunInfo], object]
+    pseudonymize: Callable[[NightlyRequest], PseudonymizeRows]
+    report: Callable[[FileSystem, Database, str, date, Settings, RunInfo], str]
+    textfile: Callable[[Database, date, str, RunInfo], object]
 
 
 def make_default_steps() -> NightlySteps:
@@ -228,16 +184,15 @@ def make_default_steps() -> NightlySteps:
     from analytics.reading.segments import discover_segments
     from analytics.report.outputs import write_report, write_textfile
 
-    def pseudonymize(request: NightlyRequest) -> Pseudonymize:
+    def pseudonymize(request: NightlyRequest) -> PseudonymizeRows:
         pseudonyms = PseudonymKeyFile(Path(request.keys), request.settings.pseudonym_days)
-        return lambda table, frame: pseudonymize_table(table, frame, request.settings, pseudonyms)
+        return lambda table, rows: pseudonymize_table(table, rows, request.settings, pseudonyms)
 
     return NightlySteps(discover_segments, ingest_segments, JOBS, pseudonymize, write_report, write_textfile)
 
 
 def run_nightly(
-    spark: SparkSession,
-    files: FileSystem,
+    session: AnalysisSession,
     request: NightlyRequest,
     progress: ProgressCallback,
     steps: NightlySteps | None = None,
@@ -254,32 +209,29 @@ def run_nightly(
     :raise StoppedBySignal: a signal was received; nothing was published, or everything.
     """
     run_id = make_run_id(datetime.now(UTC))
-    with hold_run_lock(files, request.out, run_id):
-        if recover_publication(files, request.out):
+    with hold_run_lock(session.files, request.out, run_id):
+        if recover_publication(session.files, request.out):
             progress("completed an interrupted publication")
-        return _NightlyRun(
-            spark, files, request, progress, report_status, steps or make_default_steps(), run_id
-        ).execute()
+        return _NightlyRun(session, request, progress, report_status, steps or make_default_steps(), run_id).execute()
 
 
 class _NightlyRun:
     def __init__(
         self,
-        spark: SparkSession,
-        files: FileSystem,
+        session: AnalysisSession,
         request: NightlyRequest,
         progress: ProgressCallback,
         report_status: ProgressCallback,
         steps: NightlySteps,
         run_id: str,
     ) -> None:
-        self._spark = spark
-        self._files = files
+        self._session = session
+        self._files = session.files
         self._request = request
         self._progress = progress
         self._report_status = report_status
         self._steps = steps
-        self._warehouse = Warehouse(spark, files, request.out, run_id)
+        self._warehouse = Warehouse(session.database, session.files, request.out, run_id, f"{session.scratch}/copies")
         self._manifest = RunManifest(run_id, request.span, request.span, request.settings)
         self._known: Mapping[str, ReadSegment] = {}
         self._status = EXIT_OK
@@ -328,7 +280,11 @@ class _NightlyRun:
         request = self._request
         kept_bytes = self._warehouse.event_bytes(batch for batch, stems in todo.kept.items() if stems)
         check_disk_space(
-            self._files, estimate_disk_needs(todo.read, kept_bytes), request.out, request.scratch, request.keep_free
+            self._files,
+            estimate_disk_needs(todo.read, kept_bytes),
+            request.out,
+            self._session.scratch,
+            request.keep_free,
         )
         try:
             outcome, newest = self._write_results(todo)
@@ -338,7 +294,9 @@ class _NightlyRun:
         if request.textfile is not None and newest:
             # From here on only the textfile can fail.
             with self._step("textfile"):
-                self._steps.textfile(self._warehouse, request.span.last, request.textfile, self._make_run_info())
+                self._steps.textfile(
+                    self._session.database, request.span.last, request.textfile, self._make_run_info()
+                )
         return outcome
 
     def _make_plan(self, segments: Sequence[Segment]) -> RunPlan:
@@ -363,23 +321,32 @@ class _NightlyRun:
         )
         later = [day for day in self._warehouse.days(COMPUTED_DAYS_TABLE) if day > span.last]
         manifest.warnings += make_backfill_warnings(todo, span, affected, later, BACKFILL_COMMAND)
-        runner = JobRunner(
-            self._warehouse,
-            self._request.settings,
-            span,
-            self._steps.pseudonymize(self._request),
-            self._progress if self._request.explain else None,
-            lambda names: self._report_status(self._format_step(self._count + 1, names)),
-        )
-        for results in runner.run(self._steps.jobs, 1 if self._request.explain else self._request.max_parallel_jobs):
-            manifest.jobs.append(results)
-            self._report_step(results.job, results.seconds)
-        self._spark.catalog.clearCache()
+        self._run_jobs(span)
         with self._step("verdict"):
-            manifest.integrity_errors = find_integrity_errors(self._warehouse, span)
+            manifest.integrity_errors = find_integrity_errors(self._session.database, span)
         with self._step("report"):
             reports = self._write_reports()
         return self._publish(reports), not later
+
+    def _run_jobs(self, span: Span) -> None:
+        report_plan = self._progress if self._request.explain else None
+        engine = self._session.make_engine(self._warehouse.staging, report_plan)
+        days = {name: widen_by_history(name, span, self._steps.jobs) for name in ALL_TABLES}
+        for name in ALL_TABLES:
+            self._warehouse.open_table(name, days[name])
+        for name in _SCANNED_TABLES:
+            engine.read(ALL_TABLES[name], self._warehouse.list_files(name, days[name]))
+        run = JobRun(self._session.database, engine, self._request.settings, span)
+        pseudonymize = self._steps.pseudonymize(self._request)
+        for job in self._steps.jobs:
+            self._request.stop.check()
+            self._report_status(self._format_step(self._count + 1, job.name))
+            result = run_job(self._warehouse, run, job, pseudonymize)
+            # Only now: a job reads its own tables of earlier days only.
+            for name in job.writes:
+                self._warehouse.open_table(name, days[name])
+            self._manifest.jobs.append(result)
+            self._report_step(result.job, result.seconds)
 
     def _ingest(self, todo: RunPlan) -> set[date]:
         """:return: days with events of changed batches, before or after ingest."""
@@ -405,7 +372,7 @@ class _NightlyRun:
         """
         file_rows: list[dict[str, Any]] = []
         while todo.read:
-            self._steps.ingest(self._spark, self._files, todo.read, self._warehouse.staging)
+            self._steps.ingest(self._session, todo.read, self._warehouse.staging)
             rows = self._warehouse.read_inputs({segment.stem for segment in todo.read})
             shrunk = find_shrunk_segments(rows, self._known)
             if not shrunk:
@@ -424,7 +391,7 @@ class _NightlyRun:
         for day in days:
             self._steps.report(
                 self._files,
-                self._warehouse,
+                self._session.database,
                 self._warehouse.staging,
                 day,
                 self._request.settings,

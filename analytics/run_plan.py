@@ -12,19 +12,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analytics.database import Database
 from analytics.errors import AnalyticsError
 from analytics.job import Span
 from analytics.reading.files import FileSystem
 from analytics.reading.segments import SHRUNK, VANISHED, ReadSegment, differs_from_read, has_segment_changed
+from analytics.sql_functions import quote_day, quote_text
 from analytics.writing.warehouse import Warehouse
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
     from analytics.reading.segments import Segment
 
 
@@ -248,7 +247,7 @@ def check_disk_space(files: FileSystem, needed: DiskNeeds, out: str, scratch: st
             )
 
 
-def find_integrity_errors(warehouse: Warehouse, span: Span) -> list[str]:
+def find_integrity_errors(database: Database, span: Span) -> list[str]:
     """
     Describe integrity errors of a span, one sentence for each day and kind; exit status 4 if there are any.
 
@@ -256,21 +255,19 @@ def find_integrity_errors(warehouse: Warehouse, span: Span) -> list[str]:
     acceptance, vanished messages, a store ledger with a difference, counters that differ from log lines, gaps in
     `seq`. Other findings, such as acceptances lost in a crash and duplicate or damaged lines, are only reported.
     """
-    from pyspark.sql import functions as F
-
-    def sum_errors(table: str, text: str, count: Column) -> DataFrame:
-        """:param text: with %d for the sum."""
-        frame = warehouse.read(table, span).groupBy("dt").agg(F.sum(count).alias("n"))
-        return frame.where("n > 0").select("dt", F.format_string(text, F.col("n").cast("bigint")).alias("text"))
-
-    store_difference = F.when(F.col("entry") == "difference", F.col("total"))
+    days = f"dt BETWEEN {quote_day(span.first)} AND {quote_day(span.last)}"
+    store_difference = "CASE WHEN entry = 'difference' THEN abs(total) END"
     errors = (
-        sum_errors("ledger_daily", "the message ledger has a difference of %d", F.abs("difference")),
-        sum_errors("ledger_daily", "messages that ended without a logged acceptance: %d", F.col("orphans")),
-        sum_errors("ledger_daily", "messages that became overdue without a logged ending: %d", F.col("vanished")),
-        sum_errors("reconciliation_daily", "counters and log lines differ by %d", F.abs("difference")),
-        sum_errors("stores_daily", "the ledgers of the stores have a difference of %d", F.abs(store_difference)),
-        sum_errors("boots_daily", "missing log lines: %d", F.col("missing")),
+        ("ledger_daily", "the message ledger has a difference of", "abs(difference)"),
+        ("ledger_daily", "messages that ended without a logged acceptance:", "orphans"),
+        ("ledger_daily", "messages that became overdue without a logged ending:", "vanished"),
+        ("reconciliation_daily", "counters and log lines differ by", "abs(difference)"),
+        ("stores_daily", "the ledgers of the stores have a difference of", store_difference),
+        ("boots_daily", "missing log lines:", "missing"),
     )
-    rows = reduce(lambda one, other: one.unionAll(other), errors)
-    return [f"{row.dt}: {row.text}" for row in rows.orderBy("dt", "text").toLocalIterator()]
+    sums = " UNION ALL ".join(
+        f"SELECT dt, {quote_text(text)} AS text, sum({count}) AS n FROM {table} WHERE {days} GROUP BY dt"
+        for table, text, count in errors
+    )
+    rows = database.rows(f"SELECT dt, text || ' ' || n AS text FROM ({sums}) WHERE n > 0 ORDER BY dt, text")
+    return [f"{row['dt']}: {row['text']}" for row in rows]

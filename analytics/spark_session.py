@@ -109,7 +109,7 @@ class SessionOptions:
     Options of a session. `spark-submit` has its own: under it only `settings` apply.
 
     :param master: URL of a cluster, or `local[2]`; by default what Spark is configured for, else all processors.
-    :param memory: heap size of the driver, such as `1g`; by default half of the memory, at most 4g.
+    :param memory: heap size of the driver, such as `1g`; by default a quarter of the memory, at most 1g.
     :param scratch: directory for Spark's temporary files, deleted at the end of the session, or by the next one if it
         is killed; by default the system's.
     :param ui: serve Spark's web UI on loopback.
@@ -165,9 +165,9 @@ def open_session(options: SessionOptions, stop: StopHandler = STOP_HANDLER) -> I
 
 
 def get_default_memory() -> str:
-    """Half of the memory available to this process, at most 4g."""
+    """A quarter of the memory available to this process, at most 1g: neither engine holds lines in memory."""
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return f"{min([4096, installed // 2**21, *(limit // 2**21 for limit in _read_cgroup_limits())])}m"
+    return f"{min([1024, *(limit // 2**22 for limit in (installed, *_read_cgroup_limits()))])}m"
 
 
 def _read_cgroup_limits() -> Iterator[int]:

@@ -8,19 +8,14 @@ clocks step back, also over midnight. On the first day of a node the first start
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import reduce
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from analytics.job import Job, Span
-from analytics.reading.ingest import QUARANTINE_CAUSES, aggregate_seq_mask, make_block_column
+from analytics.job import Job, JobRun
+from analytics.reading.ingest import QUARANTINE_CAUSES
 from analytics.reading.segments import SEGMENT_REMARKS, SEGMENT_STATES, STEM_PATTERN
 from analytics.schema import TABLES, list_known_events
-from analytics.settings import Settings
+from analytics.sql_functions import list_texts, quote_day, quote_text
 from mediatord.observability.event_schema import SCHEMA_VERSION
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 # Days of silence after which a start is forgotten.
 _HISTORY_DAYS = 40
@@ -56,189 +51,148 @@ FINDING_KINDS: dict[str, str] = {
 }
 """Meaning of each `kind` in quality_daily. Kinds that do not occur have no row, except for the totals."""
 
-_BOOT_KEY = ("dt", "node", "boot")
 
-
-def assess_log_quality(tables: Mapping[str, DataFrame], settings: Settings, span: Span) -> Mapping[str, DataFrame]:
+def assess_log_quality(run: JobRun) -> dict[str, str]:
     """`boots_daily` and `quality_daily`."""
-    marks = _summarize_minutes(tables["events"]).persist()
-    inputs = tables["inputs"]
-    boots = _make_boots(marks, tables["boots_daily"], inputs).persist()
-    kinds = [
-        _count_event_kinds(marks),
-        _count_boot_kinds(boots),
-        _count_segment_kinds(inputs),
-        _count_causes(tables["quarantine"]),
-    ]
-    rows = reduce(_union_by_name, kinds).groupBy("dt", "node", "kind").agg(_sum_column("n"))
-    columns = TABLES["boots_daily"].struct().names
-    return {"boots_daily": boots.select(*columns), "quality_daily": _select_reported_kinds(rows)}
+    _scan_blocks(run)
+    _define_inputs(run)
+    _define_days(run)
+    _define_boots(run)
+    columns = ", ".join(column.name for column in TABLES["boots_daily"].columns)
+    return {"boots_daily": f"SELECT {columns} FROM boots", "quality_daily": _make_findings_query(run)}
 
 
-def _summarize_minutes(events: DataFrame) -> DataFrame:
-    """A row for each 64 numbers of each minute, with all that is needed of the events, in one pass."""
-    from pyspark.sql import functions as F
-
-    minute = F.date_trunc("minute", "ts").alias("minute")
-    return events.groupBy(*_BOOT_KEY, minute, make_block_column().alias("block")).agg(
-        F.count(F.lit(1)).alias("n"),
-        aggregate_seq_mask().alias("mask"),
-        F.min("seq").alias("seq_first"),
-        F.max("seq").alias("seq_last"),
-        F.max(F.when(F.col("dt") == F.to_date("ts"), F.col("ts"))).alias("last_at"),
-        F.max(F.col("event") == "proc.stop").alias("stopped"),
-        F.count_if(F.col("dt") != F.to_date("ts")).alias("misdated"),
-        F.count_if(~F.col("event").isin(list_known_events())).alias("unknown_event"),
-        F.count_if(F.col("v") != SCHEMA_VERSION).alias("unknown_version"),
-        F.sum(F.when(F.col("event") == "log.drop", F.col("dropped"))).alias("dropped"),
+def _scan_blocks(run: JobRun) -> None:
+    """`seq_blocks`: a row for each 64 numbers of each minute, with all that is needed of the events."""
+    run.scan(
+        "seq_blocks",
+        f"""
+        SELECT dt, node, boot, date_trunc('minute', ts) AS minute, seq_block(seq) AS block,
+            count(*) AS n, bit_or(seq_bit(seq)) AS mask, min(seq) AS seq_first, max(seq) AS seq_last,
+            max(CASE WHEN CAST(ts AS DATE) = dt THEN ts END) AS last_at, bool_or(event = 'proc.stop') AS stopped,
+            count(*) FILTER (WHERE CAST(ts AS DATE) <> dt) AS misdated,
+            count(*) FILTER (WHERE event NOT IN ({list_texts(list_known_events())})) AS unknown_event,
+            count(*) FILTER (WHERE v <> {SCHEMA_VERSION}) AS unknown_version,
+            CAST(sum(CASE WHEN event = 'log.drop' THEN dropped END) AS BIGINT) AS dropped
+        FROM events WHERE dt BETWEEN {run.first} AND {run.last} GROUP BY ALL
+        """,
     )
 
 
-def _make_boots(marks: DataFrame, history: DataFrame, inputs: DataFrame) -> DataFrame:
-    """`boots_daily`, and `distinct`: the count of distinct numbers."""
-    from pyspark.sql import functions as F
-
-    blocks = marks.groupBy(*_BOOT_KEY, "block").agg(F.bit_or("mask").alias("mask"), *_make_line_aggregates("minute"))
-    days = blocks.groupBy(*_BOOT_KEY).agg(
-        F.sum(F.bit_count("mask")).alias("distinct"), *_make_line_aggregates("begin")
-    )
-    days = _add_previous_seq(days, history)
-    rows = days
-    for part in (_count_found_numbers(blocks, days), _find_clock_steps(marks), _count_duplicates(inputs)):
-        rows = rows.join(part, list(_BOOT_KEY), "left")
-    rows = rows.fillna(0, ["found", "doubled"])
-    missing = F.greatest("seq_last", "start") - F.col("start") - F.col("found")
-    # Detect steps across midnight by the numbers of all earlier days, whose minutes may not be loaded.
-    over_midnight = F.when(F.col("low") < F.col("start"), 1).otherwise(0)
-    return rows.withColumns({"missing": missing, "stepped_back": F.col("back") + over_midnight})
-
-
-def _make_line_aggregates(begin: str) -> list[Column]:
-    """Aggregates: number of lines, first and last number, and their times."""
-    from pyspark.sql import functions as F
-
-    latest = (F.max(name).alias(name) for name in ("seq_last", "last_at", "stopped"))
-    return [_sum_column("n"), F.min("seq_first").alias("seq_first"), F.min(begin).alias("begin"), *latest]
-
-
-def _add_previous_seq(days: DataFrame, history: DataFrame) -> DataFrame:
-    """Add `start`: the highest number before those of the day."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-
-    before = history.groupBy("node", "boot").agg(F.max("seq_last").alias("seq_before"))
-    nodes = history.select("node", F.lit(True).alias("has_books")).distinct()
-    earlier = Window.partitionBy("node", "boot").orderBy("dt").rowsBetween(Window.unboundedPreceding, -1)
-    # In order of time; starts in the same minute by their numbers.
-    order = Window.partitionBy("node").orderBy("dt", "begin", "seq_first", "boot")
-    known = F.greatest(F.max("seq_last").over(earlier), F.col("seq_before"))
-    is_first = F.col("has_books").isNull() & (F.row_number().over(order) == 1)
-    start = F.coalesce(known, F.when(is_first, F.col("seq_first") - 1).otherwise(F.lit(0)))
-    return days.join(before, ["node", "boot"], "left").join(nodes, "node", "left").withColumn("start", start)
-
-
-def _count_found_numbers(blocks: DataFrame, days: DataFrame) -> DataFrame:
-    """By start and day: how many numbers from `start` + 1 to `seq_last` occur in events of any day."""
-    from pyspark.sql import functions as F
-
-    seen = blocks.groupBy("node", "boot", "block").agg(F.bit_or("mask").alias("mask"))
-    first = F.shiftleft("block", 6)
-    low = F.greatest(F.col("start") + 1 - first, F.lit(0)).cast("int")
-    high = F.least(F.col("seq_last") - first, F.lit(63)).cast("int")
-    rows = seen.join(F.broadcast(days.select(*_BOOT_KEY, "start", "seq_last")), ["node", "boot"]).where(low <= high)
-    # Mask the bits below, then those above.
-    bits = F.call_function("shiftleft", F.call_function("shiftrightunsigned", "mask", low), 63 - high + low)
-    return rows.groupBy(*_BOOT_KEY).agg(F.sum(F.bit_count(bits)).alias("found"))
-
-
-def _find_clock_steps(marks: DataFrame) -> DataFrame:
-    """By start and day: number of minutes that go `back`, and `low`, the lowest number of the first minute."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-
-    minutes = marks.groupBy(*_BOOT_KEY, "minute").agg(
-        F.min("seq_first").alias("low"), F.max("seq_last").alias("high")
-    )
-    before = F.lag("high").over(Window.partitionBy(*_BOOT_KEY).orderBy("minute"))
-    goes_back = minutes.withColumn("goes_back", F.col("low") < before)
-    return goes_back.groupBy(*_BOOT_KEY).agg(
-        F.count_if("goes_back").alias("back"), F.min_by("low", "minute").alias("low")
+def _define_inputs(run: JobRun) -> None:
+    """`named_inputs`: `inputs` of the span, with node, start, and number of lines that were lost."""
+    run.define(
+        "named_inputs",
+        f"""
+        SELECT *, {_extract_from_stem(2)} AS node, {_extract_from_stem(3)} AS boot,
+            greatest(lines_said - lines, 0) AS lines_lost
+        FROM inputs WHERE dt BETWEEN {run.first} AND {run.last}
+        """,
     )
 
 
-def _count_duplicates(inputs: DataFrame) -> DataFrame:
-    named = inputs.withColumns({"node": _extract_from_stem(2), "boot": _extract_from_stem(3)})
-    return named.groupBy(*_BOOT_KEY).agg(_sum_column("doubled"))
-
-
-def _count_event_kinds(marks: DataFrame) -> DataFrame:
-    sums = {"events": "n", **{kind: kind for kind in _EVENT_KINDS}}
-    return _unpivot_kinds(
-        marks.groupBy("dt", "node").agg(*(_sum_column(column, kind) for kind, column in sums.items())), sums
+def _define_days(run: JobRun) -> None:
+    """`boot_days`: a row for each start and day. `start` is the highest number before those of the day."""
+    history = quote_day(run.span.widen(before=_HISTORY_DAYS).first)
+    run.define(
+        "boot_days",
+        f"""
+        WITH days AS (
+            SELECT dt, node, boot, sum(n) AS n, min(seq_first) AS seq_first, max(seq_last) AS seq_last,
+                min(minute) AS begin, max(last_at) AS last_at, bool_or(stopped) AS stopped
+            FROM seq_blocks GROUP BY ALL),
+        blocks AS (SELECT dt, node, boot, block, bit_or(mask) AS mask FROM seq_blocks GROUP BY ALL),
+        numbers AS (SELECT dt, node, boot, sum(bit_count(mask)) AS numbers FROM blocks GROUP BY ALL),
+        history AS (
+            SELECT node, boot, max(seq_last) AS seq_before
+            FROM boots_daily WHERE dt >= {history} AND dt < {run.first} GROUP BY ALL)
+        SELECT days.*, numbers,
+            coalesce(
+                greatest(max(seq_last) OVER earlier, seq_before),
+                -- In order of time; starts in the same minute by their numbers.
+                CASE WHEN node NOT IN (SELECT node FROM history) AND row_number() OVER starts = 1
+                    THEN seq_first - 1 ELSE 0 END
+            ) AS start
+        FROM days JOIN numbers USING (dt, node, boot) LEFT JOIN history USING (node, boot)
+        WINDOW earlier AS (PARTITION BY node, boot ORDER BY dt ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING),
+            starts AS (PARTITION BY node ORDER BY dt, begin, seq_first, boot)
+        """,
     )
 
 
-def _count_boot_kinds(boots: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    left = boots.withColumns({"doubled_left": F.col("n") - F.col("distinct"), "seq_missing": F.col("missing")})
-    return _unpivot_kinds(left.groupBy("dt", "node").agg(*(_sum_column(kind) for kind in _BOOT_KINDS)), _BOOT_KINDS)
-
-
-def _count_segment_kinds(inputs: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    lost = F.greatest(F.col("lines_said") - F.col("lines"), F.lit(0))
-    named = inputs.withColumns({"node": _extract_from_stem(2), "lines_lost": lost})
-    sums = {"lines": None, **_SEGMENT_KINDS}
-    counts = _unpivot_kinds(named.groupBy("dt", "node").agg(*(_sum_column(kind) for kind in sums)), sums)
-    words = F.split(F.concat_ws(" ", "state", "remarks"), " ")
-    states = named.select("dt", "node", F.explode(words).alias("word"), F.lit(1).cast("bigint").alias("n"))
-    states = states.where(~F.col("word").isin("", "closed"))
-    return counts.unionByName(states.select("dt", "node", F.concat(F.lit("segments_"), "word").alias("kind"), "n"))
-
-
-def _count_causes(quarantine: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    rows = quarantine.groupBy("dt", _extract_from_stem(2).alias("node"), F.col("cause").alias("kind"))
-    return rows.agg(F.count(F.lit(1)).alias("n"))
-
-
-def _unpivot_kinds(frame: DataFrame, kinds: Mapping[str, object]) -> DataFrame:
-    return frame.unpivot(["dt", "node"], list(kinds), "kind", "n")
-
-
-def _select_reported_kinds(rows: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    n = F.coalesce("n", F.lit(0).cast("bigint"))
-    return rows.select("dt", "node", "kind", n.alias("n")).where(
-        (F.col("n") > 0) | F.col("kind").isin(list(_TOTAL_KINDS))
+def _define_boots(run: JobRun) -> None:
+    """`boots`: the columns of `boots_daily`, and `numbers`, how many distinct ones the events of the day have."""
+    run.define(
+        "boots",
+        """
+        WITH seen AS (SELECT node, boot, block, bit_or(mask) AS mask FROM seq_blocks GROUP BY ALL),
+        -- How many numbers from `start` + 1 to `seq_last` occur in events of any day.
+        found AS (
+            SELECT dt, node, boot,
+                sum(bit_count(mask::HUGEINT & ((1::HUGEINT << high + 1) - (1::HUGEINT << low)))) AS found
+            FROM (
+                SELECT dt, node, boot, mask, CAST(greatest(start + 1 - (block << 6), 0) AS INTEGER) AS low,
+                    CAST(least(seq_last - (block << 6), 63) AS INTEGER) AS high
+                FROM seen JOIN boot_days USING (node, boot)
+                WHERE block BETWEEN (start + 1) >> 6 AND seq_last >> 6)
+            WHERE low <= high GROUP BY ALL),
+        minutes AS (
+            SELECT dt, node, boot, minute, min(seq_first) AS low, max(seq_last) AS high
+            FROM seq_blocks GROUP BY ALL),
+        steps AS (
+            SELECT dt, node, boot, count(*) FILTER (WHERE low < before) AS back, arg_min(low, minute) AS low
+            FROM (
+                SELECT *, lag(high) OVER (PARTITION BY dt, node, boot ORDER BY minute) AS before FROM minutes)
+            GROUP BY ALL),
+        duplicates AS (SELECT dt, node, boot, sum(doubled) AS doubled FROM named_inputs GROUP BY ALL)
+        SELECT dt, node, boot, seq_first, seq_last, n, numbers, last_at, stopped,
+            greatest(seq_last, start) - start - coalesce(found, 0) AS missing, coalesce(doubled, 0) AS doubled,
+            -- Detect steps across midnight by the numbers of all earlier days, whose minutes may not be loaded.
+            back + CAST(low < start AS INTEGER) AS stepped_back
+        FROM boot_days JOIN steps USING (dt, node, boot) LEFT JOIN found USING (dt, node, boot)
+            LEFT JOIN duplicates USING (dt, node, boot)
+        """,
     )
 
 
-def _extract_from_stem(group: int) -> Column:
-    """Extract node (2) or start (3) from the name of a segment; group 1 is the time."""
-    from pyspark.sql import functions as F
-
-    return F.regexp_extract("stem", STEM_PATTERN, group)
-
-
-def _sum_column(column: str, name: str | None = None) -> Column:
-    from pyspark.sql import functions as F
-
-    return F.sum(column).alias(name or column)
+def _make_findings_query(run: JobRun) -> str:
+    """`quality_daily`."""
+    findings = " UNION ALL ".join(_list_findings(run))
+    return f"""
+        SELECT dt, node, kind, coalesce(sum(n), 0) AS n FROM ({findings}) GROUP BY dt, node, kind
+        HAVING sum(n) > 0 OR kind IN ({list_texts(_TOTAL_KINDS)})
+    """
 
 
-def _union_by_name(one: DataFrame, other: DataFrame) -> DataFrame:
-    return one.unionByName(other)
+def _list_findings(run: JobRun) -> Iterator[str]:
+    """Queries with the columns `dt`, `node`, `kind` and `n`."""
+    for table, sums in (
+        ("seq_blocks", {"events": "n", **{kind: kind for kind in _EVENT_KINDS}}),
+        ("boots", {"seq_missing": "missing", "doubled_left": "n - numbers", "stepped_back": "stepped_back"}),
+        ("named_inputs", {kind: kind for kind in ("lines", *_SEGMENT_KINDS)}),
+    ):
+        for kind, column in sums.items():
+            yield f"SELECT dt, node, {quote_text(kind)} AS kind, sum({column}) AS n FROM {table} GROUP BY ALL"
+    yield """
+        SELECT dt, node, 'segments_' || word AS kind, 1 AS n
+        FROM (SELECT dt, node, unnest(string_split(concat_ws(' ', state, remarks), ' ')) AS word FROM named_inputs)
+        WHERE word NOT IN ('', 'closed')
+    """
+    yield f"""
+        SELECT dt, {_extract_from_stem(2)} AS node, cause AS kind, count(*) AS n
+        FROM quarantine WHERE dt BETWEEN {run.first} AND {run.last} GROUP BY ALL
+    """
+
+
+def _extract_from_stem(group: int) -> str:
+    """Expression for the node (2) or the start (3) in the name of a segment; group 1 is the time."""
+    return f"regexp_extract(stem, {quote_text(STEM_PATTERN)}, {group})"
 
 
 QUALITY_JOB = Job(
     "quality",
     reads=("events", "inputs", "quarantine"),
     writes=("boots_daily", "quality_daily"),
-    transform=assess_log_quality,
+    make_tables=assess_log_quality,
     history_days={"boots_daily": _HISTORY_DAYS},
 )

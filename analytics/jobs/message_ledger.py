@@ -4,8 +4,10 @@ The message ledger.
 It balances each day: opening + accepted = acked + expired + evicted + removed + across_epochs + open. The opening
 comes from the snapshot of the day before; accepted is a count of lines that the other entries are not derived from.
 
-The rows of a span are grouped by message id once, together with the messages that were open before it. Only numbers
-are aggregated, because Spark hashes numbers but sorts strings. All times are microseconds.
+The lines of a span are grouped by message id once, together with the messages that were open before it
+(`message_outcomes`). Messages that were accepted and acknowledged on one day, once each, are then counted only; all
+others keep a row each, and a second scan collects further columns of these (`message_details`). All times are
+microseconds.
 
 A message's first acceptance and first ending count. Ids are unique and a message ends once; lines that contradict
 this count as `again` only. An ending without an acceptance is an orphan, unless
@@ -18,96 +20,21 @@ this count as `again` only. An ending without an acceptance is an orphan, unless
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import date, timedelta
-from functools import reduce
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
-from pyspark.sql import functions as F
-
-from analytics.job import Job, Span
-from analytics.jobs.column_functions import (
+from analytics.job import EVENT_HISTORY_DAYS, Job, JobRun
+from analytics.jobs.shared_scans import scan_state_events, scan_traffic
+from analytics.sql_functions import (
     DAY_MICROS,
+    EVENT_MICROS,
     SECOND_MICROS,
-    classify_age,
-    classify_pushes,
-    classify_size,
     day_to_micros,
-    get_event_micros,
-    include_time_before,
-    micros_to_day,
+    list_texts,
+    quote_day,
+    quote_text,
 )
-from analytics.settings import Settings
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
-# Longer than messages live, because only their ending shows that an acceptance was lost.
-CRASH_HISTORY_DAYS = 40
-# Distance from the last line of a killed start within which acceptances may be lost.
-_CRASH_WINDOW = 10 * SECOND_MICROS
-
-
-def find_accepted_near_crash(messages: DataFrame, boots: DataFrame) -> DataFrame:
-    """
-    Messages accepted just before any node was killed.
-
-    :param messages: msg; since: time of acceptance in microseconds; dt: day of the ending.
-    :param boots: `boots_daily` of all days to search. Only what was known by the end of `dt` counts.
-    :return: msg, distinct.
-    """
-    ends = _find_crashes(boots).withColumn(
-        "block", F.explode(F.sequence(*(_get_window_number("at") + n for n in (-1, 1))))
-    )
-    found = messages.withColumn("block", _get_window_number("since")).join(F.broadcast(ends), "block")
-    near = (F.abs(F.col("since") - F.col("at")) <= _CRASH_WINDOW) & (F.col("known_on") <= F.col("dt"))
-    return found.where(near).select("msg").distinct()
-
-
-def _get_window_number(time: str) -> Column:
-    return F.floor(F.col(time) / _CRASH_WINDOW)
-
-
-def _find_crashes(boots: DataFrame) -> DataFrame:
-    """
-    Starts without proc.stop that were followed by another start of the node.
-
-    :return: at: time of the last line, microseconds; known_on: the day on which the next one began.
-    """
-    starts = boots.groupBy("node", "boot").agg(
-        F.unix_micros(F.max("last_at")).alias("at"), F.max("stopped").alias("stopped"), F.min("dt").alias("began_on")
-    )
-    # One pass over the starts instead of a self-join.
-    in_order = F.sort_array(F.collect_list(F.struct("at", "stopped", "began_on"))).alias("starts")
-    nodes = starts.where(F.col("at").isNotNull()).groupBy("node").agg(in_order)
-    each = F.transform("starts", lambda start, index: F.struct(
-        start.at.alias("at"),
-        start.stopped.alias("stopped"),
-        F.get("starts", index + 1).began_on.alias("known_on"),
-    ))  # fmt: skip
-    killed = ~F.col("stopped") & F.col("known_on").isNotNull()
-    return nodes.select(F.inline(each)).where(killed).select("at", "known_on")
-
-
-_MIN_UPTIME = 3600 * SECOND_MICROS
-
-
-def find_last_lines(boots: DataFrame, events: DataFrame) -> DataFrame:
-    """
-    Last line on each day of any start that had run for an hour by then.
-
-    :param boots: `boots_daily`.
-    :param events: with the proc.start of these starts; a start without it counts from the beginning of its first day.
-    :return: dt; last: microseconds. Days without such a line are missing.
-    """
-    name = ["node", "boot"]
-    start_times = events.where(F.col("event") == "proc.start").groupBy(*name).agg(F.min("ts").alias("began"))
-    firsts = boots.groupBy(*name).agg(F.min("dt").cast("timestamp").alias("midnight")).join(start_times, name, "left")
-    last, since = F.unix_micros("last_at"), F.unix_micros(F.coalesce("began", "midnight"))
-    return boots.join(firsts, name).where(last - since >= _MIN_UPTIME).groupBy("dt").agg(F.max(last).alias("last"))
-
 
 # Lines of a message may be in any order across nodes, even an acknowledgement before its acceptance: clocks differ,
 # and an acceptance is logged after the response to a push.
@@ -115,182 +42,188 @@ CLOCK_TOLERANCE = 600 * SECOND_MICROS
 
 ENDING_EVENTS = {"msg.ack": "acked", "msg.expire": "expired", "msg.evict": "evicted", "msg.remove": "removed"}
 ENDED_STATES = tuple(ENDING_EVENTS.values())
-_MESSAGE_EVENTS = ("msg.accept", "msg.push", *ENDING_EVENTS)
-_PROTOS = ("", "didcomm", "decentrl")
-# Reserves the low bits of an ending's time for the number of its state.
-_STATE_FACTOR = 8
+_LOSS_EVENTS = tuple(ENDING_EVENTS)[1:]
+_LOSS_STATES = ENDED_STATES[1:]
+_PROTOS = ("didcomm", "decentrl")
+
+# Kinds of lines; those that end a message count from 1.
+_CARRIED, _PUSHED, _ACCEPTED = -2, -1, 0
+_KINDS = {"msg.push": _PUSHED, "msg.accept": _ACCEPTED} | {name: n for n, name in enumerate(ENDING_EVENTS, 1)}
+# Reserves the low bits of an ending's time for its kind.
+_KIND_BITS = 3
+_HAS_ACCEPTANCE = f"kind IN ({_CARRIED}, {_ACCEPTED})"
 
 
-def trace_messages(events: DataFrame, opening: DataFrame, span: Span) -> DataFrame:
+def scan_message_outcomes(run: JobRun, before: date | None) -> None:
     """
-    One row for each message that was open before the span or has a line in it.
+    Table `message_outcomes`: messages that were open before the span or have a line in it.
 
-    :param events: of the span and of the day before, as far as there is one.
-    :param opening: rows of `open`, one for each message.
-    :return: msg; accepted_at, null without a logged acceptance; accepted_on: the day, null if open before the span;
-        ended_at and ended_on, null if open; state; size; ttl_s; proto; epoch of acceptance and ending_epoch, null of
-        plain identifiers; since: time of acceptance according to the ending; pushes: array of the number of pushes by
-        the end of each day of the span; repeats and repeated_on: acceptances after the first; surplus and surplus_on:
-        endings after the first; past: accepted and ended before the span, and now once more.
+    Columns: `accepted_on`: day, null if open before the span or without an acceptance; `ended_on`: null if open;
+    `state`; `proto`; `epoch` (null of plain identifiers); `ended_age`, `ended_pushes`: classes; `n`; `bytes`. The
+    others are null where `n` messages were accepted and acknowledged on one day, once each: `msg`; `accepted_at`;
+    `size`; `ttl_s`; `since`: time of acceptance according to the ending; `ending_epoch`; `pushes_before`: pushes
+    before the span; `repeats`, `repeated_on`: acceptances after the first; `surplus`, `surplus_on`: endings after the
+    first; `past`: accepted and ended before the span, and now once more. `ended_pushes` is null where `msg` is not.
+
+    Only numbers and days are aggregated by message, because Spark hashes numbers but sorts strings.
+
+    :param before: last day with a ledger before the span.
     """
-    found = _select_message_lines(events, span).unionByName(_convert_open_messages(opening), allowMissingColumns=True)
-    accepting, ending = F.col("accepting"), F.col("state") > 0
-    recent = F.col("at") >= day_to_micros(span.first)
-    days = range(len(span.days))
-    grouped = found.groupBy("msg").agg(
-        F.max("carried").alias("carried"),
-        F.min(F.when(accepting | (F.col("carried") == 1), F.col("at"))).alias("accepted_at"),
-        F.count(F.when(accepting & recent, 1)).alias("accepts"),
-        F.max(F.when(accepting, F.col("at"))).alias("repeated_at"),
-        F.min(F.when(ending, F.col("at") * _STATE_FACTOR + F.col("state"))).alias("ending"),
-        F.count(F.when(ending, 1)).alias("endings"),
-        F.max(F.when(ending, F.col("at"))).alias("surplus_at"),
-        F.count(F.when(ending & recent, 1)).alias("recent_endings"),
-        F.max(F.when(ending, F.col("at") - F.col("age"))).alias("since"),
-        *(F.max(name).alias(name) for name in ("size", "ttl_s", "proto", "epoch", "ending_epoch")),
-        F.sum(F.when(F.col("push_on") < 0, F.col("pushes"))).alias("early"),
-        *(F.sum(F.when(F.col("push_on") <= day, F.col("pushes"))).alias(f"p{day}") for day in days),
-    )
-    return _resolve_messages(grouped, span).where(~F.col("past") | (F.col("repeats") + F.col("surplus") > 0))
-
-
-def _select_message_lines(events: DataFrame, span: Span) -> DataFrame:
-    """Lines of the span, and earlier ones that may belong to messages accepted in it."""
-    event, at, start = F.col("event"), get_event_micros(events), day_to_micros(span.first)
-    accepting, pushing = event == "msg.accept", event == "msg.push"
-    age = F.coalesce(F.col("latency_ms").cast("bigint"), F.col("age_ms"), F.lit(0)) * 1000
-    late = (accepting & (at >= start - 3 * CLOCK_TOLERANCE)) | (
-        ~accepting & (at >= start - CLOCK_TOLERANCE) & (age < CLOCK_TOLERANCE)
-    )
-    # Plain identifiers are the same under any key.
-    keyed = ~F.coalesce(F.col("rcpt").startswith("did:"), F.lit(False))
-    wanted = event.isin(*_MESSAGE_EVENTS) & F.col("msg").isNotNull() & (~pushing | F.coalesce("ok", F.lit(True)))
-    lines = include_time_before(events, span, timedelta(microseconds=3 * CLOCK_TOLERANCE))
-    return lines.where(wanted & ((F.col("dt") >= F.lit(span.first)) | late)).select(
-        "msg",
-        at.alias("at"),
-        accepting.alias("accepting"),
-        F.lit(0).alias("carried"),
-        _encode_name(event, tuple(ENDING_EVENTS)).alias("state"),
-        age.alias("age"),
-        F.when(accepting, F.col("size")).alias("size"),
-        F.when(accepting, F.col("ttl_s")).alias("ttl_s"),
-        _encode_name(F.col("proto"), _PROTOS[1:]).alias("proto"),
-        F.when(accepting & keyed, F.col("epoch")).alias("epoch"),
-        F.when(~accepting & ~pushing & keyed, F.col("epoch")).alias("ending_epoch"),
-        F.when(pushing, F.datediff("dt", F.lit(span.first))).alias("push_on"),
-        F.lit(1).cast("bigint").alias("pushes"),
-    )  # fmt: skip
-
-
-def _convert_open_messages(opening: DataFrame) -> DataFrame:
-    """Convert open messages to lines."""
-    return opening.select(
-        "msg",
-        F.unix_micros("accepted_at").alias("at"),
-        F.lit(False).alias("accepting"),
-        F.lit(1).alias("carried"),
-        F.lit(0).alias("state"),
-        "size",
-        "ttl_s",
-        _encode_name(F.col("proto"), _PROTOS[1:]).alias("proto"),
-        "epoch",
-        F.lit(0).alias("push_on"),
-        "pushes",
-    )
-
-
-def _encode_name(value: Column, names: tuple[str, ...]) -> Column:
-    """Position of the name, from 1; 0 if it is not listed."""
-    cases = F.when(value.isNull(), 0)
-    for number, name in enumerate(names, 1):
-        cases = cases.when(value == name, number)
-    return cases.otherwise(0)
-
-
-def _decode_name(number: Column, names: tuple[str, ...]) -> Column:
-    return F.element_at(F.array(*(F.lit(name) for name in names)), number)
-
-
-def _resolve_messages(grouped: DataFrame, span: Span) -> DataFrame:
-    """Derive the outcome of each message from its counts."""
-    carried, accepted_at, start = F.col("carried") == 1, F.col("accepted_at"), day_to_micros(span.first)
-    at = F.shiftright("ending", _STATE_FACTOR.bit_length() - 1)
-    past = F.coalesce(~carried & (accepted_at < start), F.lit(False))
-    # The snapshot of an open message includes the pushes of the day before.
-    early = F.when(carried, F.coalesce("early", F.lit(0))).otherwise(0)
-    pushes = [F.coalesce(f"p{day}", F.lit(0)) - early for day in range(len(span.days))]
+    start = day_to_micros(run.span.first)
+    states = _decode("ending & 7", ENDED_STATES)
+    ended_at = f"ending >> {_KIND_BITS}"
     # A missing acceptance may still follow just after midnight.
-    wait = F.when(accepted_at.isNull() & (at - F.col("since") < CLOCK_TOLERANCE), CLOCK_TOLERANCE).otherwise(0)
-    ended = at.isNotNull() & ~past
-    ended_at = F.when(ended, F.greatest(at + wait, accepted_at, F.lit(start)))
-    return grouped.select(
-        "msg",
-        "accepted_at",
-        past.alias("past"),
-        F.when(~carried, micros_to_day(accepted_at)).alias("accepted_on"),
-        ended_at.alias("ended_at"),
-        micros_to_day(ended_at).alias("ended_on"),
-        F.when(ended, _decode_name((F.col("ending") % _STATE_FACTOR).cast("int"), ENDED_STATES)).alias("state"),
-        F.coalesce("size", F.lit(0)).alias("size"),
-        "ttl_s",
-        _decode_name(F.col("proto") + 1, _PROTOS).alias("proto"),
-        F.coalesce("epoch", "ending_epoch").alias("epoch"),
-        "ending_epoch",
-        "since",
-        F.array(*pushes).alias("pushes"),
-        # Acceptances in the span beyond the first, which was earlier if the message was open or has ended.
-        F.greatest(F.col("accepts") - F.when(carried | past, 0).otherwise(1), F.lit(0)).alias("repeats"),
-        micros_to_day(F.col("repeated_at")).alias("repeated_on"),
-        F.when(past, F.col("recent_endings")).otherwise(F.greatest(F.col("endings") - 1, F.lit(0))).alias("surplus"),
-        micros_to_day(F.greatest("surplus_at", F.lit(start))).alias("surplus_on"),
-    )
-
-
-def summarize_messages(messages: DataFrame, span: Span) -> DataFrame:
-    """
-    Aggregate messages: those that need individual treatment have a row each, the others are counted.
-
-    :return: accepted_on, ended_on, state, proto, epoch, ended_age and ended_pushes (classes, null if open), n, bytes;
-        one: the rest of the message, null where n messages were accepted and acknowledged on one day, once each.
-    """
-    simple = (
-        (F.col("accepted_on") == F.col("ended_on"))
-        & (F.col("state") == ENDED_STATES[0])
-        & (F.col("repeats") == 0)
-        & (F.col("surplus") == 0)
-    )
-    one = F.struct(
-        *("msg", "accepted_at", "size", "ttl_s", "since", "ending_epoch", "pushes"),
+    may_follow = f"accepted_at IS NULL AND ({ended_at}) - since < {CLOCK_TOLERANCE}"
+    rest = (
+        *("msg", "accepted_at", "size", "ttl_s", "since", "ending_epoch", "pushes_before"),
         *("repeats", "repeated_on", "surplus", "surplus_on", "past"),
     )
-    pushes = get_pushes_on_day(F.col("pushes"), F.col("ended_on"), span)
-    age = F.floor((F.col("ended_at") - F.col("accepted_at")) / 1000)
-    ended = F.col("ended_on").isNotNull()
-    return messages.groupBy(
-        *("accepted_on", "ended_on", "state", "proto", "epoch"),
-        F.when(ended, classify_age(age)).alias("ended_age"),
-        F.when(ended, classify_pushes(pushes)).alias("ended_pushes"),
-        F.when(~F.coalesce(simple, F.lit(False)), one).alias("one"),
-    ).agg(F.count(F.lit(1)).alias("n"), F.sum("size").alias("bytes"))
+    run.scan(
+        "message_outcomes",
+        f"""
+        WITH lines AS ({" UNION ALL ".join(_select_message_lines(run, before))}),
+        grouped AS (
+            SELECT msg,
+                count(*) FILTER (WHERE kind = {_CARRIED}) > 0 AS carried,
+                min(line_at) FILTER (WHERE {_HAS_ACCEPTANCE}) AS accepted_at,
+                count(*) FILTER (WHERE kind = {_ACCEPTED} AND line_at >= {start}) AS accepts,
+                max(line_at) FILTER (WHERE kind = {_ACCEPTED}) AS repeated_at,
+                min(line_at * {2**_KIND_BITS} + kind) FILTER (WHERE kind > 0) AS ending,
+                count(*) FILTER (WHERE kind > 0) AS endings,
+                max(line_at) FILTER (WHERE kind > 0) AS surplus_at,
+                count(*) FILTER (WHERE kind > 0 AND line_at >= {start}) AS recent_endings,
+                max(line_at - age) FILTER (WHERE kind > 0) AS since,
+                max(size) AS size, max(ttl_s) AS ttl_s, max(proto) AS proto,
+                max(epoch) FILTER (WHERE {_HAS_ACCEPTANCE}) AS epoch,
+                max(epoch) FILTER (WHERE kind > 0) AS ending_epoch,
+                max(pushes) AS carried_pushes,
+                count(*) FILTER (WHERE kind = {_PUSHED} AND dt < {run.first}) AS early_pushes,
+                count(*) FILTER (WHERE kind = {_PUSHED} AND dt >= {run.first}) AS pushes,
+                max(dt) FILTER (WHERE kind = {_PUSHED}) AS pushed_on
+            FROM lines GROUP BY msg),
+        classified AS (
+            SELECT *, coalesce(NOT carried AND accepted_at < {start}, false) AS past FROM grouped),
+        resolved AS (
+            SELECT msg, accepted_at, past, ending, since, ttl_s, ending_epoch, pushes, pushed_on,
+                CASE WHEN NOT carried THEN micros_day(accepted_at) END AS accepted_on,
+                CASE WHEN ending IS NOT NULL AND NOT past
+                    THEN greatest(({ended_at}) + CASE WHEN {may_follow} THEN {CLOCK_TOLERANCE} ELSE 0 END,
+                        accepted_at, {start}) END AS ended_at,
+                coalesce(size, 0) AS size,
+                {_decode("proto", _PROTOS)} AS proto,
+                coalesce(epoch, ending_epoch) AS epoch,
+                -- The snapshot of an open message includes the pushes of the day before.
+                CASE WHEN carried THEN coalesce(carried_pushes, 0) ELSE early_pushes END AS pushes_before,
+                -- Acceptances in the span beyond the first, which was earlier if it was open or has ended.
+                greatest(accepts - CASE WHEN carried OR past THEN 0 ELSE 1 END, 0) AS repeats,
+                micros_day(repeated_at) AS repeated_on,
+                CASE WHEN past THEN recent_endings ELSE greatest(endings - 1, 0) END AS surplus,
+                micros_day(greatest(surplus_at, {start})) AS surplus_on
+            FROM classified),
+        outcomes AS (
+            SELECT *, micros_day(ended_at) AS ended_on, CASE WHEN ended_at IS NOT NULL THEN {states} END AS state
+            FROM resolved WHERE NOT past OR repeats + surplus > 0),
+        messages AS (
+            SELECT *, {_IS_SIMPLE} AND coalesce(pushed_on <= ended_on, true) AS counted FROM outcomes)
+        SELECT accepted_on, ended_on, state, proto, epoch,
+            CASE WHEN ended_at IS NOT NULL THEN age_class(divide(ended_at - accepted_at, 1000)) END AS ended_age,
+            CASE WHEN counted THEN pushes_class(pushes_before + pushes) END AS ended_pushes,
+            {", ".join(f"CASE WHEN NOT counted THEN {name} END AS {name}" for name in rest)},
+            count(*) AS n, CAST(sum(size) AS BIGINT) AS bytes
+        FROM messages GROUP BY ALL
+        """,
+    )
 
 
-def get_pushes_on_day(pushes: Column, day: Column, span: Span) -> Column:
-    """Number of pushes by the end of a day of the span."""
-    return F.try_element_at(pushes, F.datediff(day, F.lit(span.first)) + 1)
+# Accepted and acknowledged on one day, once each.
+_IS_SIMPLE = (
+    f"coalesce(accepted_on = ended_on AND state = '{ENDED_STATES[0]}' AND repeats = 0 AND surplus = 0, false)"
+)
+
+
+def _decode(number: str, names: tuple[str, ...]) -> str:
+    """Expression for a name by its number, from 1; empty for others."""
+    cases = " ".join(f"WHEN {n} THEN {quote_text(name)}" for n, name in enumerate(names, 1))
+    return f"CASE {number} {cases} ELSE '' END"
+
+
+def _select_message_lines(run: JobRun, before: date | None) -> Iterator[str]:
+    """Queries for lines of the span, earlier ones that may belong to messages accepted in it, and open messages."""
+    start = day_to_micros(run.span.first)
+    proto = "CASE proto " + " ".join(f"WHEN '{name}' THEN {n}" for n, name in enumerate(_PROTOS, 1)) + " ELSE 0 END"
+    kind = "CASE event " + " ".join(f"WHEN '{name}' THEN {n}" for name, n in _KINDS.items()) + " END"
+    age = "coalesce(CAST(floor(latency_ms) AS BIGINT), age_ms, 0) * 1000"
+    lines = f"""
+        SELECT msg, dt, {EVENT_MICROS} AS line_at, {kind} AS kind, {age} AS age,
+            CASE WHEN event = 'msg.accept' THEN size END AS size,
+            CASE WHEN event = 'msg.accept' THEN ttl_s END AS ttl_s,
+            {proto} AS proto,
+            -- Plain identifiers are the same under any key.
+            CASE WHEN NOT coalesce(rcpt LIKE 'did:%', false) THEN epoch END AS epoch,
+            CAST(NULL AS BIGINT) AS pushes
+        FROM events
+        WHERE event IN ({list_texts(_KINDS)}) AND msg IS NOT NULL AND (event <> 'msg.push' OR coalesce(ok, true))
+    """
+    yield f"{lines} AND dt BETWEEN {run.first} AND {run.last}"
+    yield f"""
+        {lines} AND {_is_late(run, 3 * CLOCK_TOLERANCE)}
+        AND (event = 'msg.accept' OR {EVENT_MICROS} >= {start - CLOCK_TOLERANCE} AND {age} < {CLOCK_TOLERANCE})
+    """
+    yield f"""
+        SELECT msg, dt, micros(accepted_at) AS line_at, {_CARRIED} AS kind, 0 AS age, size, ttl_s, {proto} AS proto,
+            epoch, pushes
+        FROM open WHERE dt = {quote_day(before) if before else "NULL"}
+    """
+
+
+def _is_late(run: JobRun, before: int) -> str:
+    """Condition for lines of the end of the day before the span, which reads little of that day."""
+    yesterday = run.span.widen(before=1).first
+    since = timedelta(days=1) - timedelta(microseconds=before)
+    return f"dt = {quote_day(yesterday)} AND CAST(ts AS DATE) = dt AND ts >= TIMESTAMP '{yesterday} {since}'"
+
+
+def scan_message_details(run: JobRun, has_orphans: bool) -> None:
+    """
+    Table `message_details`: lines of the messages that have a row in `message_outcomes`, those of one kind and day
+    counted.
+
+    Columns: `msg`, `dt`, `event`, `node` and `rcpt` (of msg.accept), `reason` (of losses), `n`.
+
+    :param has_orphans: look for acceptances on the days before the span.
+    """
+    accepting, losing = "event = 'msg.accept'", f"event IN ({list_texts(_LOSS_EVENTS)})"
+    earlier = f"{losing} AND {_is_late(run, CLOCK_TOLERANCE)}"
+    if has_orphans:
+        days = run.span.widen(before=EVENT_HISTORY_DAYS).first, run.span.widen(before=1).first
+        earlier = f"({accepting} OR {losing}) AND dt BETWEEN {quote_day(days[0])} AND {quote_day(days[1])}"
+    lines = f"""
+        SELECT msg, dt, event, CASE WHEN {accepting} THEN node END AS node,
+            CASE WHEN {accepting} THEN rcpt END AS rcpt, CASE WHEN {losing} THEN reason END AS reason
+        FROM events WHERE msg IS NOT NULL
+    """
+    run.scan(
+        "message_details",
+        f"""
+        WITH lines AS (
+            {lines} AND dt BETWEEN {run.first} AND {run.last}
+                AND ({accepting} OR {losing} OR event = 'msg.push' AND coalesce(ok, true))
+            UNION ALL {lines} AND {earlier}),
+        known AS (SELECT msg FROM message_outcomes WHERE msg IS NOT NULL)
+        SELECT msg, dt, event, node, rcpt, reason, count(*) AS n
+        FROM lines SEMI JOIN known USING (msg) GROUP BY ALL
+        """,
+    )
 
 
 # A day without logs leaves a gap; open messages are carried over gaps of up to this length.
 LEDGER_HISTORY_DAYS = 7
-# How far back acceptances of messages that end twice are searched.
-_ENDED_HISTORY_DAYS = 3
+# Longer than messages live, because only their ending shows that an acceptance was lost.
+CRASH_HISTORY_DAYS = 40
 _OVERDUE_AFTER = 3600 * SECOND_MICROS
 # When to write off messages without a time to live that were accepted under an earlier key.
 _WRITE_OFF_AFTER = 7 * DAY_MICROS
-_LOSS_EVENTS = dict(tuple(ENDING_EVENTS.items())[1:])
 _OUTGOING_ENTRIES = (*ENDED_STATES, "across_epochs", "open")
-_ENTRY_TYPE = "array<struct<dt: date, entry: string, n: bigint>>"
-_OPEN_DAY_TYPE = "array<struct<dt: date, state: string, age_class: string, pushes_class: string>>"
 _LEDGER_ENTRIES = (
     "opening",
     "accepted",
@@ -306,280 +239,292 @@ _LEDGER_ENTRIES = (
 )
 
 
-def make_ledger(tables: Mapping[str, DataFrame], settings: Settings, span: Span) -> dict[str, DataFrame]:
+def make_ledger(run: JobRun) -> dict[str, str]:
     """`ledger_daily`, `messages_daily`, `lost_daily` and `open`."""
-    events = tables["events"]
-    before, first_ledger_day = _find_previous_ledger(tables["ledger_daily"], events, span)
-    opening = tables["open"].where(F.col("dt") == F.lit(before))
-    small = summarize_messages(trace_messages(events, opening, span), span).persist()
-    epochs = _find_key_epochs(small, span)
-    message_rows = _track_messages(small, epochs, span)
-    entries = [
-        opening.select(F.lit(span.first).alias("dt"), F.lit("opening").alias("entry"), F.lit(1).alias("n")),
-        _count_accepted(events, span),
-        _make_message_entries(message_rows, _find_overdue_windows(tables, before, span), span),
-        _classify_orphans(small, tables, epochs, first_ledger_day, span),
-    ]
+    before, first_ledger_day = _find_previous_ledger(run)
+    scan_message_outcomes(run, before)
+    _define_boots(run)
+    _define_key_epochs(run)
+    _define_orphans(run, first_ledger_day)
+    scan_message_details(run, bool(run.rows("SELECT 1 FROM ledger_orphans WHERE excuse IS NULL LIMIT 1")))
+    _insert_days(run, before)
+    _define_messages(run)
     return {
-        "ledger_daily": _sum_entries(entries, first_ledger_day, span),
-        "messages_daily": _make_messages_daily(message_rows, span),
-        "lost_daily": _make_lost_daily(message_rows, events, span),
-        "open": _make_open_snapshot(message_rows, events, opening, span),
+        "ledger_daily": _make_ledger_daily(run, before, first_ledger_day),
+        "messages_daily": _MESSAGES_DAILY,
+        "lost_daily": _LOST_DAILY,
+        "open": _make_open_snapshot(run, before),
     }
 
 
-def _find_previous_ledger(ledger_daily: DataFrame, events: DataFrame, span: Span) -> tuple[date | None, date]:
+def _find_previous_ledger(run: JobRun) -> tuple[date | None, date]:
     """Last day before the span that has a ledger, or None, and the first day of the ledger."""
-    past = ledger_daily.where(F.col("dt") < F.lit(span.first))
-    row = past.agg(F.max("dt").alias("dt"), F.max_by("books", "dt").alias("books")).first()
-    assert row is not None
-    return row.dt, row.books or _find_first_event_day(events, span)
+    (row,) = run.rows(f"""
+        SELECT max(dt) AS dt, max_by(books, dt) AS books FROM ledger_daily
+        WHERE dt < {run.first} AND dt >= {quote_day(run.span.widen(before=LEDGER_HISTORY_DAYS).first)}
+    """)
+    return row["dt"], row["books"] or _find_first_event_day(run)
 
 
-def _find_first_event_day(events: DataFrame, span: Span) -> date:
+def _find_first_event_day(run: JobRun) -> date:
     """First day of the span that has events; the first day if none has."""
-    row = events.where(F.col("dt") >= F.lit(span.first)).agg(F.min("dt").alias("dt")).first()
-    return row.dt if row and row.dt else span.first
+    (row,) = run.rows(f"SELECT min(dt) AS dt FROM boots_daily WHERE dt BETWEEN {run.first} AND {run.last}")
+    day: date | None = row["dt"]
+    return day or run.span.first
 
 
-@dataclass(frozen=True, slots=True)
-class _KeyEpoch:
+def _define_boots(run: JobRun) -> None:
+    """Table `ledger_boots`: `boots_daily` of the days in which crashes are searched."""
+    since = quote_day(run.span.widen(before=CRASH_HISTORY_DAYS).first)
+    run.define("ledger_boots", f"SELECT * FROM boots_daily WHERE dt BETWEEN {since} AND {run.last}")
+
+
+def _define_key_epochs(run: JobRun) -> None:
     """
-    A key epoch.
+    Table `key_epochs`: key epochs in the ledger, a handful; none if identifiers are plain.
 
-    :param since: its first day.
-    :param latest: last acceptance of a message that was not acknowledged on the same day, microseconds.
+    Columns: `number`; `first_day`; `superseded`: the first day of the next one; `latest`: last acceptance of
+    a message that was not acknowledged on the same day, microseconds.
     """
-
-    number: int
-    since: date
-    latest: int
-
-
-def _find_key_epochs(small: DataFrame, span: Span) -> list[_KeyEpoch]:
-    """Key epochs in the ledger, a handful; none if identifiers are plain."""
-    carried = F.when(F.col("one.accepted_at").isNotNull(), F.lit(span.first))
-    found = (
-        small.where(F.col("epoch").isNotNull())
-        .groupBy("epoch")
-        .agg(F.min(F.coalesce("accepted_on", carried, "ended_on")), F.coalesce(F.max("one.accepted_at"), F.lit(0)))
-        .orderBy("epoch")
-    )
-    return [_KeyEpoch(*row) for row in found.collect()]
-
-
-def _track_messages(small: DataFrame, epochs: Sequence[_KeyEpoch], span: Span) -> DataFrame:
-    """
-    Messages in the ledger, and further lines of those that had ended.
-
-    :return: as :func:`summarize_messages`, and lapsed_at: when they become overdue, microseconds; lapsed: the day of
-        that; written_off: the day; open_on: the days at whose end they were open, null if there is none.
-    """
-    rows = small.select("*", "one.*").drop("one").withColumn("past", F.coalesce("past", F.lit(False)))
-    patience = F.coalesce(F.col("ttl_s") * SECOND_MICROS + _OVERDUE_AFTER, F.lit(_WRITE_OFF_AFTER))
-    superseded = _get_superseding_day(epochs)
-    given_up = F.greatest(micros_to_day(F.col("accepted_at") + patience), superseded, F.lit(span.first))
-    is_gone = superseded.isNotNull() & F.col("ended_on").isNull() & ~F.col("past") & (given_up <= F.lit(span.last))
-    first = F.coalesce("accepted_on", F.lit(span.first))
-    last = F.least(F.lit(span.last), F.date_sub(F.coalesce("ended_on", "written_off"), 1))
-    return (
-        rows.where(F.col("msg").isNull() | F.col("accepted_at").isNotNull())
-        .withColumn("lapsed_at", F.col("accepted_at") + F.col("ttl_s") * SECOND_MICROS + _OVERDUE_AFTER)
-        .withColumn("lapsed", micros_to_day(F.col("lapsed_at")))
-        .withColumn("written_off", F.when(is_gone, given_up))
-        .withColumn(
-            "open_on", F.when((first <= last) & F.col("msg").isNotNull() & ~F.col("past"), F.sequence(first, last))
-        )
+    run.define(
+        "key_epochs",
+        f"""
+        SELECT *, lead(first_day) OVER (ORDER BY number) AS superseded FROM (
+            SELECT epoch AS number,
+                min(coalesce(accepted_on, CASE WHEN accepted_at IS NOT NULL THEN {run.first} END, ended_on))
+                    AS first_day,
+                coalesce(max(accepted_at) FILTER (WHERE NOT {_IS_SIMPLE}), 0) AS latest
+            FROM message_outcomes WHERE epoch IS NOT NULL GROUP BY ALL)
+        """,
     )
 
 
-def _get_superseding_day(epochs: Sequence[_KeyEpoch]) -> Column:
-    """First day of the epoch after that of the message; null if there is none."""
-    later = F.lit(None).cast("date")
-    for this, after in pairwise(epochs):
-        later = F.when(F.col("epoch") == this.number, F.lit(after.since)).otherwise(later)
-    return later
+# Distance from the last line of a killed start within which acceptances may be lost.
+_CRASH_WINDOW = 10 * SECOND_MICROS
+# Starts without proc.stop that were followed by another start of the node. `killed_at`: time of the last line;
+# `known_on`: the day on which the next one began.
+_CRASHES = """
+    SELECT killed_at, known_on FROM (
+        SELECT *, lead(began_on) OVER (PARTITION BY node ORDER BY killed_at, stopped, began_on) AS known_on FROM (
+            SELECT node, boot, max(micros(last_at)) AS killed_at, bool_or(stopped) AS stopped, min(dt) AS began_on
+            FROM ledger_boots GROUP BY ALL)
+        WHERE killed_at IS NOT NULL)
+    WHERE NOT stopped AND known_on IS NOT NULL
+"""
 
 
-def _classify_orphans(
-    small: DataFrame, tables: Mapping[str, DataFrame], epochs: Sequence[_KeyEpoch], first_ledger_day: date, span: Span
-) -> DataFrame:
-    """Classify endings without an acceptance, as ledger entries."""
-    unaccepted = small.where(F.col("one").isNotNull()).select("ended_on", "state", "one.*")
-    unaccepted = unaccepted.where(F.col("accepted_at").isNull() & (F.col("ended_on") <= F.lit(span.last)))
-    earlier = F.lit(False)
-    for epoch in epochs:
-        fits = (F.col("ending_epoch") > epoch.number) & (F.col("since") <= epoch.latest + CLOCK_TOLERANCE)
-        earlier = earlier | F.coalesce(fits, F.lit(False))
-    explanation = F.when(F.col("since") < day_to_micros(first_ledger_day) + CLOCK_TOLERANCE, "before_books").when(
-        earlier, "ended_across_epochs"
-    )
-    named = unaccepted.select("msg", "since", "state", F.col("ended_on").alias("dt"), explanation.alias("excuse"))
-    candidates = named.where(F.col("excuse").isNull()).select("msg", "since", "dt")
-    events = tables["events"]
-    accepted = events.where((F.col("event") == "msg.accept") & (F.col("dt") < F.lit(span.first))).select("msg")
-    had_ended = accepted.join(candidates, "msg").select("msg").distinct().withColumn("entry", F.lit("again"))
-    near_crash = find_accepted_near_crash(candidates, tables["boots_daily"]).withColumn(
-        "crash", F.lit("around_crash")
-    )
-    entry = F.coalesce("excuse", "entry", "crash", F.lit("orphans"))
-    known = named.join(had_ended, "msg", "left").join(near_crash, "msg", "left").withColumn("entry", entry)
-    is_lost = F.col("state").isin("expired", "evicted") & (F.col("entry") != "again")
-    entries = F.array_compact(F.array("entry", F.when(is_lost, F.lit("lost_unaccepted"))))
-    return known.select("dt", F.explode(entries).alias("entry"), F.lit(1).alias("n"))
-
-
-def _count_accepted(events: DataFrame, span: Span) -> DataFrame:
-    """Count lines that accept a message."""
-    lines = events.where(
-        (F.col("event") == "msg.accept") & F.col("msg").isNotNull() & (F.col("dt") >= F.lit(span.first))
-    )
-    return lines.groupBy("dt").agg(F.lit("accepted").alias("entry"), F.count(F.lit(1)).alias("n"))
-
-
-def _find_overdue_windows(
-    tables: Mapping[str, DataFrame], before: date | None, span: Span
-) -> dict[date, tuple[int, int]]:
+def _define_orphans(run: JobRun, first_ledger_day: date) -> None:
     """
-    For each day, the range of times (microseconds) in which a message that became overdue counts as vanished on that
-    day.
+    Table `ledger_orphans`: endings without an acceptance.
+
+    Columns: `msg`, `dt`, `state`, `excuse`: ledger entry by its own age and key; null if there is none;
+    `around_crash`: accepted just before any node was killed, as far as that was known by the end of `dt`.
+    """
+    run.define(
+        "ledger_orphans",
+        f"""
+        WITH crashes AS ({_CRASHES})
+        SELECT msg, ended_on AS dt, state,
+            CASE WHEN since < {day_to_micros(first_ledger_day) + CLOCK_TOLERANCE} THEN 'before_books'
+                WHEN EXISTS (FROM key_epochs
+                    WHERE ending_epoch > number AND since <= latest + {CLOCK_TOLERANCE}) THEN 'ended_across_epochs'
+            END AS excuse,
+            EXISTS (FROM crashes
+                WHERE killed_at BETWEEN message.since - {_CRASH_WINDOW} AND message.since + {_CRASH_WINDOW}
+                    AND known_on <= ended_on) AS around_crash
+        FROM message_outcomes AS message
+        WHERE msg IS NOT NULL AND accepted_at IS NULL AND ended_on <= {run.last}
+        """,
+    )
+
+
+def _insert_days(run: JobRun, before: date | None) -> None:
+    """
+    Table `ledger_days`: days of the span, each with the range of times (microseconds) in which a message that became
+    overdue counts as vanished on that day: later than `after_at`, up to `until_at`.
 
     A daemon that is down cannot expire messages, so the bounds are last lines of starts that had run for an hour.
     """
-    lines = {row["dt"]: row["last"] for row in find_last_lines(tables["boots_daily"], tables["events"]).collect()}
-    known = [max((at for day, at in lines.items() if day <= last), default=0) for last in span.days]
+    lines = {row["dt"]: row["last"] for row in run.rows(_make_last_lines_query(run))}
+    known = [max((at for day, at in lines.items() if day <= last), default=0) for last in run.span.days]
     earlier = max((at for day, at in lines.items() if before is not None and day <= before), default=0)
-    return dict(zip(span.days, pairwise([earlier, *known]), strict=True))
+    bounds = zip(run.span.days, pairwise([earlier, *known]), strict=True)
+    run.insert("ledger_days", "dt DATE, after_at BIGINT, until_at BIGINT", ((day, *times) for day, times in bounds))
 
 
-def _make_message_entries(
-    message_rows: DataFrame, known_until: Mapping[date, tuple[int, int]], span: Span
-) -> DataFrame:
-    """Ledger entries of the messages."""
-    again = [
-        _make_entry("repeated_on", "accepted", -F.col("repeats")),
-        _make_entry("repeated_on", "again", F.col("repeats")),
-        _make_entry("surplus_on", "again", F.col("surplus")),
-    ]
-    ended = F.struct(F.col("ended_on").alias("dt"), F.col("state").alias("entry"), "n")
-    once = F.array(ended, _make_entry("written_off", "across_epochs", F.col("n")), *again)
-    daily = F.transform("open_on", lambda dt: F.array(
-        _make_entry(dt, "open", F.col("n")),
-        _make_entry(F.date_add(dt, 1), "opening", F.col("n")),
-        _make_entry(F.when(F.col("lapsed") <= dt, dt), "overdue", F.col("n")),
-        _make_entry(F.when(_has_vanished(dt, known_until), dt), "vanished", F.col("n")),
-    ))  # fmt: skip
-    every = F.concat(once, F.coalesce(F.flatten(daily), F.array().cast(_ENTRY_TYPE)))
-    return message_rows.select(F.inline(every)).where(F.col("dt").between(F.lit(span.first), F.lit(span.last)))
+_MIN_UPTIME = 3600 * SECOND_MICROS
 
 
-def _has_vanished(day: Column, known_until: Mapping[date, tuple[int, int]]) -> Column:
-    after, until = (
-        F.create_map(*(F.lit(one) for day, times in known_until.items() for one in (day, times[n]))) for n in (0, 1)
+def _make_last_lines_query(run: JobRun) -> str:
+    """
+    Query for the last line on each day of any start that had run for an hour by then.
+
+    A start without proc.start counts from the beginning of its first day.
+
+    Columns: `dt`, `last`: microseconds. Days without such a line are missing.
+    """
+    starts = f"SELECT node, boot, micros(ts) AS began FROM {scan_state_events(run)} WHERE event = 'proc.start'"
+    days = run.span.widen(before=EVENT_HISTORY_DAYS).first, run.span.widen(before=2).first
+    recent = f"BETWEEN {quote_day(days[0])} AND {quote_day(days[1])}"
+    if run.rows(f"SELECT 1 FROM ledger_boots GROUP BY node, boot HAVING min(dt) {recent} LIMIT 1"):
+        run.scan(
+            "earlier_starts",
+            f"""
+            SELECT coalesce(node, '') AS node, boot, micros(ts) AS began FROM events
+            WHERE event = 'proc.start' AND dt {recent}
+            """,
+        )
+        starts += " UNION ALL FROM earlier_starts"
+    return f"""
+        WITH starts AS (SELECT node, boot, min(began) AS began FROM ({starts}) GROUP BY ALL),
+        firsts AS (SELECT node, boot, day_micros(min(dt)) AS midnight FROM ledger_boots GROUP BY ALL)
+        SELECT dt, max(micros(last_at)) AS last
+        FROM ledger_boots JOIN firsts USING (node, boot) LEFT JOIN starts USING (node, boot)
+        WHERE micros(last_at) - coalesce(began, midnight) >= {_MIN_UPTIME} GROUP BY ALL
+    """
+
+
+def _define_messages(run: JobRun) -> None:
+    """
+    Table `ledger_messages`: messages in the ledger, and further lines of those that had ended. As `message_outcomes`,
+    with `ended_pushes` of all that ended, and `lapsed_at`: when they become overdue, microseconds; `written_off`: the
+    day; `open_first` and `open_last`: first and last day at whose end they were open, if not null and in this order.
+
+    Table `ledger_open`: of each of these days. Columns: `dt`, `msg`, `proto`, `accepted_at`, `size`, `ttl_s`,
+    `epoch`, `pushes` by the end of the day, `overdue`, `vanished`: whether it is, or became so on that day.
+    """
+    run.define(
+        "ledger_pushes",
+        """
+        SELECT msg, dt, sum(n) OVER (PARTITION BY msg ORDER BY dt) AS upto FROM message_details
+        WHERE event = 'msg.push'
+        """,
     )
-    return (F.col("lapsed_at") > after[day]) & (F.col("lapsed_at") <= until[day])
-
-
-def _make_entry(day: Column | str, entry: str, n: Column) -> Column:
-    day = F.col(day) if isinstance(day, str) else day
-    return F.struct(day.alias("dt"), F.lit(entry).alias("entry"), n.alias("n"))
-
-
-def _sum_entries(entries: Sequence[DataFrame], first_ledger_day: date, span: Span) -> DataFrame:
-    """`ledger_daily`: sum the entries; a row for each day of the span even without events."""
-    days = F.explode(F.sequence(F.lit(span.first), F.lit(span.last)))
-    none = entries[0].sparkSession.range(1).select(days.alias("dt"), F.lit("").alias("entry"), F.lit(0).alias("n"))
-    every = reduce(lambda one, other: one.unionByName(other), entries, none)
-    totals = [
-        F.coalesce(F.sum(F.when(F.col("entry") == name, F.col("n"))), F.lit(0)).alias(name)
-        for name in _LEDGER_ENTRIES
-    ]
-    into, out_of = F.col("opening") + F.col("accepted"), reduce(lambda a, b: a + b, map(F.col, _OUTGOING_ENTRIES))
-    return (
-        every.groupBy("dt")
-        .agg(*totals)
-        .withColumn("difference", into - out_of)
-        .withColumn("books", F.lit(first_ledger_day))
+    patience = f"coalesce(ttl_s * {SECOND_MICROS} + {_OVERDUE_AFTER}, {_WRITE_OFF_AFTER})"
+    run.define(
+        "ledger_messages",
+        f"""
+        WITH messages AS (
+            SELECT outcome.* REPLACE (coalesce(past, false) AS past), superseded,
+                accepted_at + ttl_s * {SECOND_MICROS} + {_OVERDUE_AFTER} AS lapsed_at,
+                greatest(micros_day(accepted_at + {patience}), superseded, {run.first}) AS given_up
+            FROM message_outcomes AS outcome LEFT JOIN key_epochs ON epoch = number
+            WHERE msg IS NULL OR accepted_at IS NOT NULL),
+        followed AS (
+            SELECT *, CASE WHEN superseded IS NOT NULL AND ended_on IS NULL AND NOT past AND given_up <= {run.last}
+                THEN given_up END AS written_off
+            FROM messages)
+        SELECT message.* REPLACE (CASE WHEN message.msg IS NULL THEN ended_pushes
+                WHEN ended_on IS NOT NULL THEN pushes_class(pushes_before + coalesce(upto, 0)) END AS ended_pushes),
+            CASE WHEN message.msg IS NOT NULL AND NOT past THEN coalesce(accepted_on, {run.first}) END AS open_first,
+            least({run.last}, coalesce(ended_on, written_off) - 1) AS open_last
+        FROM followed AS message
+        ASOF LEFT JOIN ledger_pushes AS pushed ON message.msg = pushed.msg AND message.ended_on >= pushed.dt
+        """,
     )
-
-
-def _make_messages_daily(message_rows: DataFrame, span: Span) -> DataFrame:
-    """`messages_daily`."""
-    ended = F.struct(
-        F.col("ended_on").alias("dt"),
-        "state",
-        F.col("ended_age").alias("age_class"),
-        F.col("ended_pushes").alias("pushes_class"),
-    )
-    still = F.transform("open_on", lambda dt: F.struct(
-        dt.alias("dt"),
-        F.lit("open").alias("state"),
-        classify_age((_get_end_of_day(dt) - F.col("accepted_at")) / 1000).alias("age_class"),
-        classify_pushes(get_pushes_on_day(F.col("pushes"), dt, span)).alias("pushes_class"),
-    ))  # fmt: skip
-    each = F.concat(F.array(ended), F.coalesce(still, F.array().cast(_OPEN_DAY_TYPE)))
-    return (
-        message_rows.select("proto", "n", "bytes", F.inline(each))
-        .where(F.col("dt").isNotNull())
-        .groupBy("dt", "proto", "state", "age_class", "pushes_class")
-        .agg(F.sum("n").alias("n"), F.sum("bytes").alias("bytes"))
-    )
-
-
-def _get_end_of_day(day: Column) -> Column:
-    return F.unix_micros(F.date_add(day, 1).cast("timestamp"))
-
-
-def _make_lost_daily(message_rows: DataFrame, events: DataFrame, span: Span) -> DataFrame:
-    """`lost_daily`."""
-    lost = message_rows.where(F.col("state").isin(*_LOSS_EVENTS.values()))
-    lines = events.where(
-        F.col("event").isin(*_LOSS_EVENTS) & (F.col("dt") >= F.lit(span.widen(before=1).first))
-    ).select("msg", "reason", _get_loss_state().alias("state"))
-    # Only of lost messages: aggregating strings is slow.
-    reasons = lost.join(lines, ["msg", "state"], "left").groupBy(
-        "msg", F.col("ended_on").alias("dt"), classify_size(F.col("size")).alias("size_class"),
-        F.col("ended_age").alias("age_class"), (F.col("ended_pushes") != "0").alias("pushed"), "bytes",
-    ).agg(F.coalesce(F.min("reason"), F.lit("")).alias("reason"))  # fmt: skip
-    return reasons.groupBy("dt", "reason", "size_class", "age_class", "pushed").agg(
-        F.count(F.lit(1)).alias("n"), F.sum("bytes").alias("bytes")
+    run.define(
+        "ledger_open",
+        """
+        WITH days AS (
+            FROM ledger_messages JOIN ledger_days ON ledger_days.dt BETWEEN open_first AND open_last
+            SELECT ledger_days.*, msg, proto, accepted_at, size, ttl_s, epoch, pushes_before, lapsed_at)
+        SELECT day.dt, day.msg, proto, accepted_at, size, ttl_s, epoch, pushes_before + coalesce(upto, 0) AS pushes,
+            coalesce(micros_day(lapsed_at) <= day.dt, false) AS overdue,
+            coalesce(lapsed_at > after_at AND lapsed_at <= until_at, false) AS vanished
+        FROM days AS day
+        ASOF LEFT JOIN ledger_pushes AS pushed ON day.msg = pushed.msg AND day.dt >= pushed.dt
+        """,
     )
 
 
-def _get_loss_state() -> Column:
-    return F.coalesce(*(F.when(F.col("event") == event, F.lit(state)) for event, state in _LOSS_EVENTS.items()))
+def _make_ledger_daily(run: JobRun, before: date | None, first_ledger_day: date) -> str:
+    """`ledger_daily`: sum of the entries; a row for each day of the span even without events."""
+    totals = ", ".join(
+        f"CAST(coalesce(sum(n) FILTER (WHERE entry = '{name}'), 0) AS BIGINT) AS {name}" for name in _LEDGER_ENTRIES
+    )
+    return f"""
+        WITH entries AS ({" UNION ALL ".join(_select_entries(run, before))}),
+        totals AS (SELECT dt, {totals} FROM ledger_days LEFT JOIN entries USING (dt) GROUP BY ALL)
+        SELECT *, opening + accepted - ({" + ".join(_OUTGOING_ENTRIES)}) AS difference,
+            {quote_day(first_ledger_day)} AS books
+        FROM totals
+    """
 
 
-def _make_open_snapshot(message_rows: DataFrame, events: DataFrame, opening: DataFrame, span: Span) -> DataFrame:
+def _select_entries(run: JobRun, before: date | None) -> Iterator[str]:
+    """Queries for ledger entries: `dt`, `entry`, `n`."""
+    opening = f"SELECT count(*) FROM open WHERE dt = {quote_day(before)}" if before else "0"
+    yield f"SELECT {run.first} AS dt, 'opening' AS entry, ({opening}) AS n"
+    yield f"SELECT dt, 'accepted', messages FROM {scan_traffic(run)} WHERE event = 'msg.accept'"
+    for day, entry, n in (
+        ("ended_on", "state", "n"),
+        ("written_off", "'across_epochs'", "n"),
+        ("repeated_on", "'accepted'", "-repeats"),
+        ("repeated_on", "'again'", "repeats"),
+        ("surplus_on", "'again'", "surplus"),
+    ):
+        yield f"SELECT {day}, {entry}, {n} FROM ledger_messages"
+    for day, entry, condition in (
+        ("dt", "open", "true"),
+        ("dt + 1", "opening", "true"),
+        ("dt", "overdue", "overdue"),
+        ("dt", "vanished", "vanished"),
+    ):
+        yield f"SELECT {day}, '{entry}', count(*) FROM ledger_open WHERE {condition} GROUP BY ALL"
+    orphans = f"""
+        SELECT dt, state, CASE WHEN excuse IS NOT NULL THEN excuse
+            WHEN msg IN (SELECT msg FROM message_details WHERE event = 'msg.accept' AND dt < {run.first}) THEN 'again'
+            WHEN around_crash THEN 'around_crash' ELSE 'orphans' END AS entry
+        FROM ledger_orphans
+    """
+    loss = "CASE WHEN state IN ('expired', 'evicted') AND entry <> 'again' THEN 'lost_unaccepted' END"
+    yield f"SELECT dt, unnest([entry, {loss}]), 1 FROM ({orphans})"
+
+
+_MESSAGES_DAILY = f"""
+    SELECT dt, proto, state, age_class, pushes_class, sum(n) AS n, sum(bytes) AS bytes FROM (
+        SELECT ended_on AS dt, proto, state, ended_age AS age_class, ended_pushes AS pushes_class, n, bytes
+        FROM ledger_messages WHERE ended_on IS NOT NULL
+        UNION ALL
+        SELECT dt, proto, 'open', age_class((day_micros(dt) + {DAY_MICROS} - accepted_at) / 1000),
+            pushes_class(pushes), 1, size
+        FROM ledger_open)
+    GROUP BY ALL
+"""
+
+_CASES = " ".join(f"WHEN '{event}' THEN '{state}'" for event, state in ENDING_EVENTS.items())
+_LOST_DAILY = f"""
+    WITH reasons AS (
+        SELECT msg, CASE event {_CASES} END AS state, min(reason) AS reason FROM message_details
+        WHERE event IN ({list_texts(_LOSS_EVENTS)}) GROUP BY ALL)
+    SELECT ended_on AS dt, coalesce(reason, '') AS reason, size_class(size) AS size_class, ended_age AS age_class,
+        ended_pushes <> '0' AS pushed, count(*) AS n, sum(bytes) AS bytes
+    FROM ledger_messages LEFT JOIN reasons USING (msg, state)
+    WHERE state IN ({list_texts(_LOSS_STATES)})
+    GROUP BY ALL
+"""
+
+
+def _make_open_snapshot(run: JobRun, before: date | None) -> str:
     """`open`."""
-    accepted = events.where((F.col("event") == "msg.accept") & (F.col("dt") >= F.lit(span.first)))
-    names = ("msg", "rcpt", "node")
-    known = accepted.select(*names).unionByName(opening.select(*names))
-    some = message_rows.where(F.col("open_on").isNotNull())
-    own = ("msg", "proto", "accepted_at", "size", "ttl_s", "pushes", "epoch", "open_on")
-    named = some.select(*own).join(known, "msg").groupBy(*own).agg(F.min(F.struct("node", "rcpt")).alias("first"))
-    return named.withColumn("dt", F.explode("open_on")).select(
-        "dt",
-        "msg",
-        "first.rcpt",
-        "proto",
-        "first.node",
-        F.timestamp_micros("accepted_at").alias("accepted_at"),
-        "size",
-        "ttl_s",
-        get_pushes_on_day(F.col("pushes"), F.col("dt"), span).alias("pushes"),
-        "epoch",
-    )
+    opening = f"UNION ALL SELECT msg, rcpt, node FROM open WHERE dt = {quote_day(before)}" if before else ""
+    return f"""
+        WITH names AS (
+            FROM (
+                SELECT msg, rcpt, node FROM message_details WHERE event = 'msg.accept' AND dt >= {run.first}
+                {opening})
+            QUALIFY row_number() OVER (PARTITION BY msg ORDER BY node NULLS FIRST, rcpt NULLS FIRST) = 1)
+        SELECT dt, msg, rcpt, proto, node, micros_time(accepted_at) AS accepted_at, size, ttl_s, pushes, epoch
+        FROM ledger_open JOIN names USING (msg)
+    """
 
 
 LEDGER_JOB = Job(
     "ledger",
-    reads=("events",),
-    # `open` comes last, when the others have narrowed down the messages.
+    reads=("events", "boots_daily"),
     writes=("ledger_daily", "messages_daily", "lost_daily", "open"),
-    transform=make_ledger,
+    make_tables=make_ledger,
     history_days={
-        "events": _ENDED_HISTORY_DAYS,
         "open": LEDGER_HISTORY_DAYS,
         "ledger_daily": LEDGER_HISTORY_DAYS,
         "boots_daily": CRASH_HISTORY_DAYS,

@@ -19,18 +19,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
-from typing import TYPE_CHECKING
+from datetime import date, datetime, time, timedelta
 
-from pyspark.sql import functions as F
-
-from analytics.job import Job, Span
-from analytics.jobs.column_functions import SECOND_MICROS, get_event_micros, include_time_before
-from analytics.schema import OPERATOR_NODE_SUFFIX, TABLES
-from analytics.settings import Settings
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row
+from analytics.database import Row
+from analytics.job import Job, JobRun, Span
+from analytics.jobs.shared_scans import scan_state_events
+from analytics.schema import OPERATOR_NODE_SUFFIX
+from analytics.sql_functions import EVENT_MICROS, SECOND_MICROS, list_texts, quote_day, quote_text
 
 # Field of the event to metric of the daemon.
 COUNTER_METRICS = {
@@ -46,8 +41,9 @@ COUNTER_METRICS = {
 }
 # Longest silence of a start, in days without logs.
 COUNTER_HISTORY_DAYS = 7
-# Counters are logged every minute: lines after the last ones belong to the last minutes of a day.
-_COUNTERS_LOOK_BACK = timedelta(hours=2)
+# Counters and ledgers are logged every minute: what follows the last ones is of the last minutes of a day.
+_LOOK_BACK = timedelta(hours=2)
+_LOOK_BACK_MICROS = int(_LOOK_BACK.total_seconds()) * SECOND_MICROS
 
 BootKey = tuple[str, str]
 
@@ -61,7 +57,7 @@ class _CounterSnapshot:
 
 
 def _make_snapshot(line: Row) -> _CounterSnapshot:
-    return _CounterSnapshot(line.seq, tuple(line[name] for name in COUNTER_METRICS))
+    return _CounterSnapshot(line["seq"], tuple(line[name] for name in COUNTER_METRICS))
 
 
 def _get_snapshot_seq(mark: _CounterSnapshot) -> int:
@@ -95,68 +91,74 @@ class _CounterHistory:
     stopped: Mapping[BootKey, date]
 
 
-def reconcile_counters(tables: Mapping[str, DataFrame], settings: Settings, span: Span) -> dict[str, DataFrame]:
+def reconcile_counters(run: JobRun) -> dict[str, Sequence[Row]]:
     """`reconciliation_daily` and `counters`."""
-    events, carried = tables["events"], tables["counters"]
-    known = _load_counter_history(events, carried, span)
+    known = _load_counter_history(run)
     return {
-        "reconciliation_daily": _compare_counters(events, list(_make_intervals(known, span)), span),
-        "counters": _make_frame(carried, "counters", _make_counter_rows(known, span)),
+        "reconciliation_daily": _compare_counters(run, list(_make_intervals(known, run.span))),
+        "counters": list(_make_counter_rows(known, run.span)),
     }
 
 
-def _load_counter_history(events: DataFrame, carried: DataFrame, span: Span) -> _CounterHistory:
-    marks = _load_previous_counters(carried, span)
+def _load_counter_history(run: JobRun) -> _CounterHistory:
+    scan_state_events(run)
+    marks = _load_previous_counters(run)
     starts = {boot: (date.min, 0) for boot in marks}
     stopped: dict[BootKey, date] = {}
     earliest = {boot: mark for boot, before in marks.items() for mark in before.values()}
-    whole = set()
-    for row in _summarize_boots(events, span).collect():
-        boot = row.node, row.boot
-        if row.whole:
-            whole.add(boot)
-        if row.dt < span.first:
-            continue
-        if row.mark is not None:
-            marks.setdefault(boot, {})[row.dt] = _make_snapshot(row.mark)
-            earliest[boot] = min(
-                earliest.get(boot, _make_snapshot(row.earliest)), _make_snapshot(row.earliest), key=_get_snapshot_seq
-            )
-        starts[boot] = min(starts.get(boot, (row.dt, row.first)), (row.dt, row.first))
-        if row.stopped:
-            stopped[boot] = min(stopped.get(boot, row.dt), row.dt)
-    earliest |= {boot: _CounterSnapshot(0, (0,) * len(COUNTER_METRICS)) for boot in whole}
+    for row in _load_snapshots(run):
+        boot, mark = (row["node"], row["boot"]), _make_snapshot(row)
+        # In order of seq: the last one of a day remains.
+        marks.setdefault(boot, {})[row["dt"]] = mark
+        earliest[boot] = min(earliest.get(boot, mark), mark, key=_get_snapshot_seq)
+    for row in _summarize_boots(run):
+        boot = row["node"], row["boot"]
+        if row["whole"]:
+            earliest[boot] = _CounterSnapshot(0, (0,) * len(COUNTER_METRICS))
+        if row["dt"] >= run.span.first:
+            first = row["dt"], row["first_at"]
+            starts[boot] = min(starts.get(boot, first), first)
+            if row["stopped"]:
+                stopped[boot] = min(stopped.get(boot, row["dt"]), row["dt"])
     return _CounterHistory(marks, earliest, starts, stopped)
 
 
-def _load_previous_counters(carried: DataFrame, span: Span) -> dict[BootKey, dict[date, _CounterSnapshot]]:
+def _load_previous_counters(run: JobRun) -> dict[BootKey, dict[date, _CounterSnapshot]]:
     """Last counters before the span."""
+    history = quote_day(run.span.widen(before=COUNTER_HISTORY_DAYS).first)
     found: dict[tuple[date, BootKey, int], dict[str, int]] = defaultdict(dict)
-    for row in carried.where(F.col("dt") < F.lit(span.first)).collect():
-        found[row.dt, (row.node, row.boot), row.seq][row.counter] = row.value
-    last = max((day for day, _, _ in found), default=None)
+    for row in run.rows(
+        f"SELECT * FROM counters WHERE dt >= {history} AND dt < {run.first} QUALIFY dt = max(dt) OVER ()"
+    ):
+        found[row["dt"], (row["node"], row["boot"]), row["seq"]][row["counter"]] = row["value"]
     return {
         boot: {day: _CounterSnapshot(seq, tuple(values.get(metric) for metric in COUNTER_METRICS.values()))}
         for (day, boot, seq), values in found.items()
-        if day == last
     }
 
 
-def _summarize_boots(events: DataFrame, span: Span) -> DataFrame:
-    """By start and day: last counters, time of its first line, and whether it began or ended."""
-    event, counters = F.col("event"), F.col("event") == "counters"
-    few = counters | event.isin("proc.start", "proc.stop") | (F.col("seq") == 1)
-    return (
-        events.where((F.col("dt") >= F.lit(span.widen(before=1).first)) & few & F.col("boot").isNotNull())
-        .groupBy("dt", F.coalesce("node", F.lit("")).alias("node"), "boot")
-        .agg(
-            F.max(F.when(counters, F.struct("seq", *COUNTER_METRICS))).alias("mark"),
-            F.min(F.when(counters, F.struct("seq", *COUNTER_METRICS))).alias("earliest"),
-            F.min(get_event_micros(events)).alias("first"),
-            F.max(event == "proc.stop").alias("stopped"),
-            F.max(F.col("seq") == 1).alias("whole"),
-        )
-    )
+def _load_snapshots(run: JobRun) -> list[Row]:
+    """First and last `counters` line of each start and day of the span, in order of seq."""
+    fields = ", ".join(COUNTER_METRICS)
+    upwards = ", ".join(f"{name} NULLS FIRST" for name in ("seq", *COUNTER_METRICS))
+    downwards = ", ".join(f"{name} DESC NULLS LAST" for name in ("seq", *COUNTER_METRICS))
+    return run.rows(f"""
+        SELECT dt, node, boot, seq, {fields} FROM state_events
+        WHERE event = 'counters' AND boot IS NOT NULL AND dt >= {run.first}
+        QUALIFY row_number() OVER (PARTITION BY dt, node, boot ORDER BY {upwards}) = 1
+            OR row_number() OVER (PARTITION BY dt, node, boot ORDER BY {downwards}) = 1
+        ORDER BY dt, node, boot, {upwards}
+    """)
+
+
+def _summarize_boots(run: JobRun) -> list[Row]:
+    """By start and day, also of the day before the span: time of its first line, and whether it began or ended."""
+    return run.rows("""
+        SELECT dt, node, boot, min(state_events.at) AS first_at, bool_or(event = 'proc.stop') AS stopped,
+            bool_or(seq = 1) AS whole
+        FROM state_events
+        WHERE (event IN ('counters', 'proc.start', 'proc.stop') OR seq = 1) AND boot IS NOT NULL GROUP BY ALL
+    """)
 
 
 def _make_intervals(known: _CounterHistory, span: Span) -> Iterator[_CounterInterval]:
@@ -170,7 +172,7 @@ def _make_intervals(known: _CounterHistory, span: Span) -> Iterator[_CounterInte
             begin = max(begin, mark, key=_get_snapshot_seq)
 
 
-def _make_counter_rows(known: _CounterHistory, span: Span) -> Iterator[tuple[object, ...]]:
+def _make_counter_rows(known: _CounterHistory, span: Span) -> Iterator[Row]:
     """
     Rows of `counters`: at the end of each day, for each node, the last ones of its latest start if that goes on.
     """
@@ -185,96 +187,109 @@ def _make_counter_rows(known: _CounterHistory, span: Span) -> Iterator[tuple[obj
                 mark = max(past, key=_get_snapshot_seq)
                 for name, value in zip(COUNTER_METRICS.values(), mark.values, strict=True):
                     if value is not None:
-                        yield (day, *boot, mark.seq, name, value)
+                        row = {"dt": day, "node": boot[0], "boot": boot[1], "seq": mark.seq}
+                        yield {**row, "counter": name, "value": value}
 
 
-def _compare_counters(events: DataFrame, stretches: Sequence[_CounterInterval], span: Span) -> DataFrame:
+def _compare_counters(run: JobRun, intervals: Sequence[_CounterInterval]) -> list[Row]:
     """`reconciliation_daily`."""
-    bounds = events.sparkSession.createDataFrame(
-        [(one.day, *one.boot, one.begin.seq, one.end.seq) for one in stretches],
-        "dt date, node string, boot string, begin bigint, end bigint",
-    )
-    growth = events.sparkSession.createDataFrame(
-        list(_sum_counter_growth(stretches)), "dt date, node string, counter string, counted bigint"
-    )
-    lines = _count_logged_lines(events, bounds, span)
-    return (
-        growth.join(F.broadcast(lines), ["dt", "node", "counter"], "left")
-        .withColumn("logged", F.coalesce("logged", F.lit(0)))
-        .withColumn("difference", F.col("counted") - F.col("logged"))
-    )
+    if not intervals:
+        return []
+    logged = _count_logged_lines(run, intervals)
+    return [
+        {
+            "dt": day,
+            "node": node,
+            "counter": COUNTER_METRICS[field],
+            "counted": counted,
+            "logged": logged.get((day, node, field), 0),
+            "difference": counted - logged.get((day, node, field), 0),
+        }
+        for (day, node, field), counted in _sum_counter_growth(intervals).items()
+    ]
 
 
-def _sum_counter_growth(stretches: Iterable[_CounterInterval]) -> Iterator[tuple[object, ...]]:
-    """Growth of the counters of each node and day."""
+def _sum_counter_growth(intervals: Iterable[_CounterInterval]) -> dict[tuple[date, str, str], int]:
+    """Growth of the counters of each day, node and field."""
     sums: dict[tuple[date, str, str], int] = defaultdict(int)
-    for one in stretches:
-        for name, before, after in zip(COUNTER_METRICS.values(), one.begin.values, one.end.values, strict=True):
+    for one in intervals:
+        for field, before, after in zip(COUNTER_METRICS, one.begin.values, one.end.values, strict=True):
             if before is not None and after is not None:
-                sums[one.day, one.boot[0], name] += after - before
-    return ((*key, value) for key, value in sorted(sums.items()))
+                sums[one.day, one.boot[0], field] += after - before
+    return sums
 
 
-def _count_logged_lines(events: DataFrame, bounds: DataFrame, span: Span) -> DataFrame:
-    """Logged lines by counter: dt, node, counter, logged."""
-    event = F.col("event")
-    counted = event.startswith("msg.") | event.isin("req.done", "conn.open", "conn.close")
-    lines = (
-        include_time_before(events, span, _COUNTERS_LOOK_BACK)
-        .where(counted)
-        .select(
-            F.coalesce("node", F.lit("")).alias("node"),
-            "boot",
-            "seq",
-            *(m.alias(n) for n, m in _make_counter_columns().items()),
-        )
+# Expressions for the lines that each counter counts.
+_FAILED = "coalesce(status >= 500, false)"
+_COUNTED_LINES = {
+    "forwarded": "event = 'msg.accept'",
+    "stored": "(event = 'msg.push' AND NOT coalesce(ok, true)) OR (event = 'msg.accept' AND method = 'queue')",
+    "delivered": "event = 'msg.ack'",
+    "expired": "event = 'msg.expire'",
+    "evicted": "event = 'msg.evict'",
+    "requests_accepted": f"event = 'req.done' AND NOT {_FAILED} AND code IS NULL",
+    "requests_rejected": f"event = 'req.done' AND NOT {_FAILED} AND code IS NOT NULL",
+    "requests_failed": f"event = 'req.done' AND {_FAILED}",
+    "connections": "event = 'conn.open'",
+}
+_UNCOUNTED_LINES = {"connections": "event = 'conn.close'"}
+_COUNTED_EVENTS = (
+    "msg.accept",
+    "msg.push",
+    "msg.ack",
+    "msg.expire",
+    "msg.evict",
+    "req.done",
+    "conn.open",
+    "conn.close",
+)
+
+
+def _count_logged_lines(run: JobRun, intervals: Sequence[_CounterInterval]) -> dict[tuple[date, str, str], int]:
+    """Logged lines within the intervals, by day, node and counter."""
+    run.insert(
+        "counter_intervals",
+        "dt DATE, node VARCHAR, boot VARCHAR, seq_before BIGINT, seq_after BIGINT",
+        ((one.day, *one.boot, one.begin.seq, one.end.seq) for one in intervals),
     )
-    sums = (
-        lines.join(F.broadcast(bounds), ["node", "boot"])
-        .where((F.col("seq") > F.col("begin")) & (F.col("seq") < F.col("end")))
-        .groupBy("dt", "node")
-        .agg(*(F.sum(name).alias(name) for name in COUNTER_METRICS))
+    sums = ", ".join(f"CAST({_sum_lines(field)} AS BIGINT) AS {field}" for field in COUNTER_METRICS)
+    run.scan(
+        "counted_lines",
+        f"""
+        SELECT /*+ BROADCAST(counter_intervals) */ dt, node, {sums}
+        FROM (
+            SELECT coalesce(node, '') AS node, boot, seq, event, ok, method, status, code
+            FROM events WHERE event IN ({list_texts(_COUNTED_EVENTS)}) AND {_include_time_before(run)}
+        ) AS lines
+        JOIN counter_intervals USING (node, boot)
+        WHERE seq > seq_before AND seq < seq_after GROUP BY ALL
+        """,
+        small=["counter_intervals"],
     )
-    return sums.unpivot(["dt", "node"], list(COUNTER_METRICS), "field", "logged").select(
-        "dt", "node", _get_metric_name().alias("counter"), "logged"
+    rows = run.rows("SELECT * FROM counted_lines")
+    return {(row["dt"], row["node"], field): row[field] for row in rows for field in COUNTER_METRICS}
+
+
+def _sum_lines(field: str) -> str:
+    counted = f"count(*) FILTER (WHERE {_COUNTED_LINES[field]})"
+    return f"{counted} - count(*) FILTER (WHERE {_UNCOUNTED_LINES[field]})" if field in _UNCOUNTED_LINES else counted
+
+
+def _include_time_before(run: JobRun) -> str:
+    """Condition for lines of the span and shortly before it; selects little of the previous day."""
+    since = datetime.combine(run.span.first, time()) - _LOOK_BACK
+    return (
+        f"dt BETWEEN {quote_day(run.span.widen(before=1).first)} AND {run.last}"
+        f" AND (dt >= {run.first} OR ts >= TIMESTAMP '{since}')"
     )
-
-
-def _get_metric_name() -> Column:
-    return F.coalesce(*(F.when(F.col("field") == name, F.lit(metric)) for name, metric in COUNTER_METRICS.items()))
-
-
-def _make_counter_columns() -> dict[str, Column]:
-    """Increment of each counter by each line."""
-    event = F.col("event")
-    fell_back = (event == "msg.push") & ~F.coalesce("ok", F.lit(True))
-    queued = (event == "msg.accept") & (F.coalesce("method", F.lit("")) == "queue")
-    request, failed, refused = event == "req.done", F.col("status") >= 500, F.col("code").isNotNull()
-    failed = F.coalesce(failed, F.lit(False))
-    cases = {
-        "forwarded": event == "msg.accept",
-        "stored": fell_back | queued,
-        "delivered": event == "msg.ack",
-        "expired": event == "msg.expire",
-        "evicted": event == "msg.evict",
-        "requests_accepted": request & ~failed & ~refused,
-        "requests_rejected": request & ~failed & refused,
-        "requests_failed": request & failed,
-    }
-    counted = {name: case.cast("int") for name, case in cases.items()}
-    return counted | {"connections": (event == "conn.open").cast("int") - (event == "conn.close").cast("int")}
-
-
-def _make_frame(like: DataFrame, table: str, rows: Iterable[tuple[object, ...]]) -> DataFrame:
-    return like.sparkSession.createDataFrame(list(rows), TABLES[table].struct())
 
 
 RECONCILIATION_JOB = Job(
     "reconciliation",
     reads=("events",),
     writes=("reconciliation_daily", "counters"),
-    transform=reconcile_counters,
-    history_days={"events": 1, "counters": COUNTER_HISTORY_DAYS},
+    make_tables=reconcile_counters,
+    history_days={"counters": COUNTER_HISTORY_DAYS},
 )
 
 
@@ -289,131 +304,141 @@ ENTRY_EVENTS = {
 _PROBE_ENTRIES = ("accepted", "acknowledged", "expired", "evicted")
 _DIFFERENCE_ENTRY = "difference"
 STORE_ENTRIES = (*ENTRY_EVENTS, "withdrawn", "waiting", _DIFFERENCE_ENTRY)
-_OPERATOR_SUFFIX, _WORKER_SUFFIX = f"{OPERATOR_NODE_SUFFIX}$", r"-\d+$"
-_LEDGER_LOOK_BACK = timedelta(hours=2)
-_LEDGER_LOOK_BACK_MICROS = int(_LEDGER_LOOK_BACK.total_seconds()) * SECOND_MICROS
-_STORE_KEY = ("dt", "store", "proto")
+_WORKER_SUFFIX = r"-\d+$"
 
 
-def reconcile_stores(tables: Mapping[str, DataFrame], settings: Settings, span: Span) -> dict[str, DataFrame]:
+def reconcile_stores(run: JobRun) -> dict[str, str | Sequence[Row]]:
     """`stores_daily`."""
-    events = include_time_before(tables["events"], span, _LEDGER_LOOK_BACK)
-    ledger_lines = _select_ledger_lines(events)
-    bounds = _find_ledger_bounds(ledger_lines, span)
-    counted = _select_within_bounds(_select_store_lines(events, ledger_lines), bounds).unionByName(
-        _select_within_bounds(_count_probe_messages(ledger_lines), bounds)
-    )
-    sums = counted.groupBy(*_STORE_KEY, "entry").agg(F.sum("logged").alias("logged"), F.sum("own").alias("own"))
-    return {"stores_daily": _compare_store_entries(bounds, sums)}
+    scan_state_events(run)
+    _define_ledgers(run)
+    _define_ledger_bounds(run)
+    if not run.rows("SELECT 1 FROM ledger_bounds LIMIT 1"):
+        return {"stores_daily": []}
+    _scan_store_lines(run)
+    return {"stores_daily": _make_stores_query()}
 
 
-def _select_ledger_lines(events: DataFrame) -> DataFrame:
-    """The `ledger` lines."""
-    lines = events.where((F.col("event") == "ledger") & F.col("store").isNotNull() & F.col("proto").isNotNull())
-    totals = (
-        *(
-            F.col(name if name in ("waiting", _DIFFERENCE_ENTRY) else f"all_{name}").alias(name)
-            for name in STORE_ENTRIES
-        ),
-    )
-    own = (f"own_{name}" for name in _PROBE_ENTRIES)
-    return lines.select(
-        *_STORE_KEY,
-        _make_node_column(),
-        "boot",
-        get_event_micros(events).alias("at"),
-        F.struct(*totals).alias("books"),
-        *own,
+def _define_ledgers(run: JobRun) -> None:
+    """`ledgers`: the `ledger` lines, with totals by the name of their entry."""
+    totals = ", ".join(f"{_get_ledger_field(entry)} AS {entry}" for entry in STORE_ENTRIES)
+    own = ", ".join(f"own_{entry}" for entry in _PROBE_ENTRIES)
+    run.define(
+        "ledgers",
+        f"""
+        SELECT dt, store, proto, node, boot, state_events.at AS logged_at, {totals}, {own} FROM state_events
+        WHERE event = 'ledger' AND store IS NOT NULL AND proto IS NOT NULL AND {_include_time_before(run)}
+        """,
     )
 
 
-def _make_node_column() -> Column:
-    return F.coalesce("node", F.lit("")).alias("node")
+def _get_ledger_field(entry: str) -> str:
+    return entry if entry in ("waiting", _DIFFERENCE_ENTRY) else f"all_{entry}"
 
 
-def _find_ledger_bounds(ledger_lines: DataFrame, span: Span) -> DataFrame:
-    """By day, store and protocol: the last ledger, the one to compare it with, and the times of both."""
-    daily = ledger_lines.groupBy(*_STORE_KEY).agg(
-        F.max(F.struct("at", "books")).alias("end"), F.min(F.struct("at", "books")).alias("first")
+def _define_ledger_bounds(run: JobRun) -> None:
+    """
+    `ledger_bounds`: by day, store and protocol, the last ledger and the one to compare it with: their times `until`
+    and `since`, and their entries, `end_...` and `begin_...`.
+    """
+    upwards = ", ".join(f"{name} NULLS FIRST" for name in ("logged_at", *STORE_ENTRIES))
+    downwards = ", ".join(f"{name} DESC NULLS LAST" for name in ("logged_at", *STORE_ENTRIES))
+    day = "PARTITION BY dt, store, proto"
+    entries = ", ".join(
+        f"ends.{entry} AS end_{entry},"
+        f" CASE WHEN before.dt IS NULL THEN first.{entry} ELSE before.{entry} END AS begin_{entry}"
+        for entry in STORE_ENTRIES
     )
-    before = daily.select(F.date_add("dt", 1).alias("dt"), "store", "proto", F.col("end").alias("before"))
-    recent = before.where(
-        F.col("before.at") >= F.unix_micros(F.col("dt").cast("timestamp")) - _LEDGER_LOOK_BACK_MICROS
+    run.define(
+        "ledger_bounds",
+        f"""
+        WITH firsts AS (
+            SELECT * FROM ledgers QUALIFY row_number() OVER ({day} ORDER BY {upwards}) = 1),
+        lasts AS (
+            SELECT * FROM ledgers QUALIFY row_number() OVER ({day} ORDER BY {downwards}) = 1)
+        SELECT dt, store, proto, coalesce(before.logged_at, first.logged_at) AS since,
+            ends.logged_at AS until, {entries}
+        FROM lasts AS ends
+        JOIN firsts AS first USING (dt, store, proto)
+        LEFT JOIN lasts AS before ON before.dt = ends.dt - 1 AND before.store = ends.store
+            AND before.proto = ends.proto AND before.logged_at >= day_micros(ends.dt) - {_LOOK_BACK_MICROS}
+        WHERE ends.dt >= {run.first}
+        """,
     )
-    return (
-        daily.where(F.col("dt") >= F.lit(span.first))
-        .join(recent, list(_STORE_KEY), "left")
-        .select(*_STORE_KEY, "end", F.coalesce("before", "first").alias("begin"))
-    )
-
-
-def _select_store_lines(events: DataFrame, ledger_lines: DataFrame) -> DataFrame:
-    """Lines that the ledger should have counted, with their store."""
-    entry = F.coalesce(*(F.when(F.col("event") == event, F.lit(entry)) for entry, event in ENTRY_EVENTS.items()))
-    lines = events.where(F.col("event").isin(*ENTRY_EVENTS.values()) & F.col("proto").isNotNull()).select(
-        "dt", "proto", _make_node_column(), "boot", get_event_micros(events).alias("at"), entry.alias("entry")
-    )
-    members = ledger_lines.select("node", "boot", "store").distinct()
-    names = members.select(
-        F.explode(F.array("node", F.regexp_replace("node", _WORKER_SUFFIX, ""))).alias("node"), "store"
-    )
-    theirs = lines.where(F.col("node").rlike(_OPERATOR_SUFFIX)).withColumn(
-        "node", F.regexp_replace("node", _OPERATOR_SUFFIX, "")
-    )
-    own = lines.join(F.broadcast(members), ["node", "boot"])
-    return (
-        own.unionByName(theirs.join(F.broadcast(names.distinct()), "node"))
-        .drop("node", "boot")
-        .withColumns({"logged": F.lit(1), "own": F.lit(0)})
-    )
-
-
-def _count_probe_messages(ledger_lines: DataFrame) -> DataFrame:
-    """Probe messages of each process since its line before."""
-    each = F.array(
-        *(F.struct(F.lit(name).alias("entry"), F.col(f"own_{name}").alias("own")) for name in _PROBE_ENTRIES)
-    )
-    rows = ledger_lines.select(*_STORE_KEY, "at", F.inline(each)).where(F.col("own").isNotNull())
-    return rows.withColumn("logged", F.lit(0))
-
-
-def _select_within_bounds(lines: DataFrame, bounds: DataFrame) -> DataFrame:
-    """Lines after the first ledger of a day and not after the last; late lines may belong to the next day."""
-    midnight = F.unix_micros(F.date_add("dt", 1).cast("timestamp"))
-    both = F.array(F.col("dt"), F.date_add("dt", 1))
-    days = F.when(F.col("at") >= midnight - _LEDGER_LOOK_BACK_MICROS, both).otherwise(F.array(F.col("dt")))
-    times = bounds.select(*_STORE_KEY, F.col("begin.at").alias("since"), F.col("end.at").alias("until"))
-    return (
-        lines.withColumn("dt", F.explode(days))
-        .join(F.broadcast(times), list(_STORE_KEY))
-        .where((F.col("at") > F.col("since")) & (F.col("at") <= F.col("until")))
-        .select(*_STORE_KEY, "entry", F.col("logged").cast("bigint"), F.col("own").cast("bigint"))
+    # Lines of the last hours of a day may belong to the next one: `day` is that of the line.
+    run.define(
+        "ledger_periods",
+        f"""
+        SELECT dt AS day, dt, store, proto, since, until FROM ledger_bounds
+        UNION ALL
+        SELECT CAST(dt - 1 AS DATE), dt, store, proto,
+            greatest(since, day_micros(dt) - {_LOOK_BACK_MICROS + 1}), until FROM ledger_bounds
+        """,
     )
 
 
-def _compare_store_entries(bounds: DataFrame, sums: DataFrame) -> DataFrame:
+def _scan_store_lines(run: JobRun) -> None:
+    """`store_lines`: lines that the ledgers should have counted, by day, store, protocol and event."""
+    run.define(
+        "store_members",
+        f"""
+        SELECT node, {_get_member_boot()} AS boot, store FROM ledgers WHERE boot IS NOT NULL
+        UNION
+        SELECT unnest([node, regexp_replace(node, '{_WORKER_SUFFIX}', '')]) || '{OPERATOR_NODE_SUFFIX}', '', store
+        FROM ledgers
+        """,
+    )
+    run.scan(
+        "store_lines",
+        f"""
+        SELECT /*+ BROADCAST(store_members, ledger_periods) */ dt, store, proto, event, count(*) AS n
+        FROM (
+            SELECT dt AS day, coalesce(node, '') AS node, proto, event, {EVENT_MICROS} AS logged_at,
+                {_get_member_boot()} AS boot
+            FROM events WHERE event IN ({list_texts(ENTRY_EVENTS.values())}) AND {_include_time_before(run)}
+        ) AS lines
+        JOIN store_members USING (node, boot) JOIN ledger_periods USING (day, store, proto)
+        WHERE logged_at > since AND logged_at <= until GROUP BY ALL
+        """,
+        small=["store_members", "ledger_periods"],
+    )
+
+
+def _get_member_boot() -> str:
+    """Expression for the start that is a member of a store; of an operator any start, because no ledger names it."""
+    return f"CASE WHEN node LIKE '%{OPERATOR_NODE_SUFFIX}' THEN '' ELSE boot END"
+
+
+def _make_stores_query() -> str:
     """`stores_daily`."""
-    each = F.array(*(_make_store_entry(name) for name in STORE_ENTRIES))
-    has_lines = F.col("entry").isin(*ENTRY_EVENTS)
-    joined = bounds.select(*_STORE_KEY, F.inline(each)).join(sums, [*_STORE_KEY, "entry"], "left")
-    counted = {name: F.when(has_lines, F.coalesce(name, F.lit(0))) for name in ("logged", "own")}
-    gap = F.col("change") - F.col("unseen") - F.col("logged") - F.col("own")
-    return joined.withColumns(counted).withColumn("gap", gap).drop("unseen")
+    entries = " UNION ALL ".join(map(_select_store_entry, STORE_ENTRIES))
+    events = " ".join(f"WHEN {quote_text(event)} THEN {quote_text(entry)}" for entry, event in ENTRY_EVENTS.items())
+    own = ", ".join(f"CAST(sum(own_{entry}) AS BIGINT) AS {entry}" for entry in _PROBE_ENTRIES)
+    return f"""
+        WITH entries AS ({entries}),
+        logged AS (SELECT dt, store, proto, CASE event {events} END AS entry, n AS logged FROM store_lines),
+        probes AS (
+            SELECT ledger_periods.dt, store, proto, {own}
+            FROM ledgers JOIN ledger_periods USING (store, proto)
+            WHERE day = ledgers.dt AND logged_at > since AND logged_at <= until GROUP BY ALL),
+        own AS (UNPIVOT probes ON {", ".join(_PROBE_ENTRIES)} INTO NAME entry VALUE own),
+        counted AS (
+            SELECT dt, store, proto, entry, total, change, unseen,
+                CASE WHEN entry IN ({list_texts(ENTRY_EVENTS)}) THEN coalesce(logged, 0) END AS logged,
+                CASE WHEN entry IN ({list_texts(ENTRY_EVENTS)}) THEN coalesce(own, 0) END AS own
+            FROM entries LEFT JOIN logged USING (dt, store, proto, entry)
+                LEFT JOIN own USING (dt, store, proto, entry))
+        SELECT * EXCLUDE (unseen), change - unseen - logged - own AS gap FROM counted
+    """
 
 
-def _make_store_entry(name: str) -> Column:
-    """:return: entry, total, change; unseen: part of the change without lines, because the sender was refused."""
-    change = F.lit(None).cast("bigint") if name == _DIFFERENCE_ENTRY else _get_entry_growth(name)
-    return F.struct(
-        F.lit(name).alias("entry"),
-        F.col(f"end.books.{name}").alias("total"),
-        change.alias("change"),
-        (_get_entry_growth("withdrawn") if name == "accepted" else F.lit(0).cast("bigint")).alias("unseen"),
+def _select_store_entry(entry: str) -> str:
+    """Query for the total and change of an entry; `unseen`: change without lines, because the sender was refused."""
+    change = "NULL" if entry == _DIFFERENCE_ENTRY else f"end_{entry} - begin_{entry}"
+    unseen = "end_withdrawn - begin_withdrawn" if entry == "accepted" else "0"
+    return (
+        f"SELECT dt, store, proto, {quote_text(entry)} AS entry, end_{entry} AS total, {change} AS change,"
+        f" {unseen} AS unseen FROM ledger_bounds"
     )
 
 
-def _get_entry_growth(name: str) -> Column:
-    return F.col(f"end.books.{name}") - F.col(f"begin.books.{name}")
-
-
-STORES_JOB = Job("stores", ("events",), ("stores_daily",), reconcile_stores, history_days={"events": 1})
+STORES_JOB = Job("stores", ("events",), ("stores_daily",), reconcile_stores)

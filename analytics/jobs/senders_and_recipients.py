@@ -8,187 +8,141 @@ one or together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import reduce
-from typing import TYPE_CHECKING
-
-from pyspark.sql import DataFrame, Window
-from pyspark.sql import functions as F
-
-from analytics.job import Job, Span
-from analytics.jobs.column_functions import select_top_per_day
-from analytics.privacy import suppress_small_group
-from analytics.settings import Settings
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
-# Side of a message to the column of the other side.
-PARTNER_COLUMNS = {"sender": "rcpt", "rcpt": "sender"}
+from analytics.job import Job, JobRun
+from analytics.jobs.shared_scans import scan_members
+from analytics.sql_functions import suppress_small_group
 
 
-def count_member_messages(events: DataFrame) -> DataFrame:
-    """Accepted messages by sender and by recipient: `dt`, `side` (sender or rcpt), `member`, `n`, `bytes`."""
-    return (
-        _split_sender_and_recipient(events)
-        .groupBy("dt", "side", "member")
-        .agg(F.count("*").alias("n"), F.coalesce(F.sum("size"), F.lit(0)).alias("bytes"))
+def rank_members(run: JobRun) -> dict[str, str]:
+    """`top_senders`, `top_recipients` and `concentration_daily`."""
+    run.define(
+        "member_messages",
+        f"""
+        SELECT dt, side, member, CAST(sum(accepted) AS BIGINT) AS n, CAST(sum(bytes) AS BIGINT) AS bytes
+        FROM {scan_members(run)} WHERE accepted > 0 GROUP BY ALL
+        """,
     )
-
-
-def rank_members(events: DataFrame, each: DataFrame, count: int) -> DataFrame:
-    """
-    The `count` members of each side and day with most messages, with `rank` and `partners`.
-
-    :param each: result of :func:`count_member_messages`.
-    """
-    order = (F.desc("n"), F.desc("bytes"), F.asc("member"))
-    first = reduce(
-        DataFrame.union,
-        (select_top_per_day(each.where(F.col("side") == side), count, *order) for side in PARTNER_COLUMNS),
+    run.define(
+        "top_members",
+        f"""
+        SELECT *, row_number() OVER (PARTITION BY dt, side ORDER BY n DESC, bytes DESC, member) AS rank
+        FROM member_messages QUALIFY rank <= {run.settings.top}
+        """,
     )
-    key = ["dt", "side", "member"]
-    # Only of the selected members: the pairs of all are nearly as many as the messages.
-    partners = _split_sender_and_recipient(events).join(F.broadcast(first.select(*key)), key)
-    return first.join(partners.groupBy(*key).agg(F.count_distinct("partner").alias("partners")), key)
+    _scan_partners(run)
 
+    def select_side(side: str) -> str:
+        return f"""
+            SELECT dt, rank, member AS {side}, n, bytes, partners
+            FROM top_members JOIN partner_counts USING (dt, side, member) WHERE side = '{side}'
+        """
 
-def _select_side(side: str, tops: DataFrame) -> DataFrame:
-    """`top_senders` or `top_recipients`."""
-    return tops.where(F.col("side") == side).drop("side").withColumnRenamed("member", side)
-
-
-def measure_concentration(each: DataFrame, k: int) -> DataFrame:
-    """
-    `concentration_daily`, exact, from the number of members by number of messages, which is a small table.
-
-    Messages of unknown senders are excluded on the side of the senders.
-
-    :param each: result of :func:`count_member_messages`.
-    :param k: minimum of members for their distribution to be shown.
-    """
-    spread = each.groupBy("dt", "side", F.col("n").alias("each")).agg(F.count("*").alias("members"))
-    figures = _compute_gini(spread)
-    few = {name: suppress_small_group(F.col("members"), k, F.col(name)) for name in ("top_share", "gini")}
-    return figures.withColumns(few)
-
-
-def _compute_gini(spread: DataFrame) -> DataFrame:
-    """
-    Gini coefficient, and share of the largest 1 % of members, rounded up.
-
-    :param spread: number of `members` with `each` messages, by `dt` and `side`.
-    """
-    group = Window.partitionBy("dt", "side")
-    upwards = group.orderBy("each").rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    messages = F.col("members") * F.col("each")
-    summed = spread.withColumns(
-        {
-            "messages": messages,
-            "upto": F.sum(messages).over(upwards),
-            "members_upto": F.sum("members").over(upwards),
-            "all_members": F.sum("members").over(group),
-        }
-    )
-    above = F.col("all_members") - F.col("members_upto")
-    largest_of_all = F.ceil(F.col("all_members") / 100)
-    top_members = F.greatest(F.lit(0), F.least(F.col("members"), largest_of_all - above))
-    # Twice the area under the Lorenz curve, times members and messages.
-    area = F.col("members") * (2 * F.col("upto") - F.col("messages"))
-    totals = summed.groupBy("dt", "side").agg(
-        F.sum("members").alias("members"),
-        F.sum("messages").alias("n"),
-        F.sum(top_members * F.col("each")).alias("taken"),
-        F.sum(area).alias("area"),
-    )
-    return totals.select(
-        "dt",
-        "side",
-        "members",
-        "n",
-        (F.col("taken") / F.col("n")).alias("top_share"),
-        (1 - F.col("area") / (F.col("members") * F.col("n"))).alias("gini"),
-    )
-
-
-def _split_sender_and_recipient(events: DataFrame) -> DataFrame:
-    """Emit each accepted message for its sender and for its recipient: the `member`, and the `partner`."""
-    ends = (
-        F.struct(F.lit(side).alias("side"), F.col(side).alias("member"), F.col(partner).alias("partner"))
-        for side, partner in PARTNER_COLUMNS.items()
-    )
-    accepted = events.where(F.col("event") == "msg.accept").select(
-        "dt", "size", F.explode(F.array(*ends)).alias("end")
-    )
-    return accepted.select("dt", "size", "end.*").where(F.col("member").isNotNull())
-
-
-def _make_rankings(frames: Mapping[str, DataFrame], settings: Settings, span: Span) -> Mapping[str, DataFrame]:
-    events = frames["events"]
-    each = count_member_messages(events).persist()
-    tops = rank_members(events, each, settings.top).persist()
     return {
-        "top_senders": _select_side("sender", tops),
-        "top_recipients": _select_side("rcpt", tops),
-        "concentration_daily": measure_concentration(each, settings.k_anonymity),
+        "top_senders": select_side("sender"),
+        "top_recipients": select_side("rcpt"),
+        "concentration_daily": _measure_concentration(run.settings.k_anonymity),
     }
 
 
-TALKERS_JOB = Job("talkers", ("events",), ("top_senders", "top_recipients", "concentration_daily"), _make_rankings)
+def _scan_partners(run: JobRun) -> None:
+    """
+    Table `partner_counts`: distinct partners of the top members.
+
+    Pairs are grouped before they are counted, so one task does not get all messages of a large account.
+    """
+    run.scan(
+        "partner_counts",
+        f"""
+        SELECT dt, side, member, count(partner) AS partners
+        FROM (
+            SELECT dt, side, member, partner
+            FROM (
+                SELECT dt, side, CASE WHEN side = 'sender' THEN sender ELSE rcpt END AS member,
+                    CASE WHEN side = 'sender' THEN rcpt ELSE sender END AS partner
+                FROM events CROSS JOIN (VALUES ('sender'), ('rcpt')) AS sides(side)
+                WHERE event = 'msg.accept' AND dt BETWEEN {run.first} AND {run.last})
+            SEMI JOIN top_members USING (dt, side, member)
+            GROUP BY ALL)
+        GROUP BY ALL
+        """,
+        small=["top_members"],
+    )
+
+
+def _measure_concentration(k: int) -> str:
+    """
+    Gini coefficient, and share of the largest 1 % of members, rounded up; messages of unknown senders are excluded on
+    the side of the senders.
+
+    :param k: minimum of members for their distribution to be shown.
+    """
+    top_share = "CAST(taken AS DOUBLE) / CAST(n AS DOUBLE)"
+    gini = "1 - CAST(area AS DOUBLE) / CAST(members * n AS DOUBLE)"
+    return f"""
+        WITH spread AS (
+            SELECT dt, side, n AS each, count(*) AS members, sum(n) AS messages FROM member_messages GROUP BY ALL),
+        summed AS (
+            SELECT *, sum(messages) OVER upwards AS upto, sum(members) OVER upwards AS members_upto,
+                sum(members) OVER (PARTITION BY dt, side) AS all_members
+            FROM spread WINDOW upwards AS (PARTITION BY dt, side ORDER BY each)),
+        totals AS (
+            SELECT dt, side, sum(members) AS members, sum(messages) AS n,
+                sum(each * greatest(0, least(members, (all_members + 99) // 100 - (all_members - members_upto))))
+                    AS taken,
+                -- Twice the area under the Lorenz curve, times members and messages.
+                sum(members * (2 * upto - messages)) AS area
+            FROM summed GROUP BY ALL)
+        SELECT dt, side, members, n, {suppress_small_group("members", k, top_share)} AS top_share,
+            {suppress_small_group("members", k, gini)} AS gini
+        FROM totals
+    """
+
+
+TALKERS_JOB = Job("talkers", ("events",), ("top_senders", "top_recipients", "concentration_daily"), rank_members)
 
 
 RECIPIENT_HISTORY_DAYS = 35
 """Days of history of recipients; prune keeps as many by default."""
 
-RECIPIENT_KEY = ("rcpt", "epoch")
 
-
-def make_recipients_daily(events: DataFrame, history: DataFrame, span: Span) -> DataFrame:
+def make_recipients_daily(run: JobRun) -> dict[str, str]:
+    """`recipients_daily`, of recipients of accepted messages and those that acknowledged."""
+    query = f"""
+        WITH seen AS (
+            SELECT dt, member AS rcpt, epoch, accepted, acked, first_at, last_at, dt AS since,
+                CASE WHEN acked > 0 THEN dt END AS acked_on
+            FROM {scan_members(run)} WHERE side = 'rcpt'
+            UNION ALL BY NAME {_select_latest_rows(run)}),
+        in_order AS (
+            SELECT *, coalesce(dt - lag(dt) OVER (PARTITION BY rcpt, epoch ORDER BY dt), {RECIPIENT_HISTORY_DAYS + 1})
+                > {RECIPIENT_HISTORY_DAYS} AS anew
+            FROM seen),
+        activity_periods AS (
+            SELECT *, count(*) FILTER (WHERE anew) OVER (PARTITION BY rcpt, epoch ORDER BY dt) AS period
+            FROM in_order)
+        SELECT dt, rcpt, epoch, accepted, acked, first_at, last_at,
+            min(since) OVER so_far AS since, max(acked_on) OVER so_far AS acked_on
+        FROM activity_periods
+        WINDOW so_far AS (PARTITION BY rcpt, epoch, period ORDER BY dt)
+        QUALIFY dt >= {run.first}
     """
-    `recipients_daily`, of recipients of accepted messages and those that acknowledged.
+    return {"recipients_daily": query}
 
-    :param history: the same, of :data:`RECIPIENT_HISTORY_DAYS` days before the span.
+
+def _select_latest_rows(run: JobRun) -> str:
+    """Last day before the span of each recipient and epoch, with `since` and `acked_on`: the state that matters."""
+    return f"""
+        SELECT max(dt) AS dt, rcpt, epoch, arg_max(since, dt) AS since, arg_max_null(acked_on, dt) AS acked_on
+        FROM recipients_daily WHERE dt BETWEEN {run.first} - {RECIPIENT_HISTORY_DAYS} AND {run.first} - 1
+        GROUP BY rcpt, epoch
     """
-    days = (
-        events.where(F.col("event").isin("msg.accept", "msg.ack") & F.col("rcpt").isNotNull())
-        .withColumn("epoch", F.coalesce("epoch", F.lit(0)))
-        .groupBy("dt", *RECIPIENT_KEY)
-        .agg(
-            F.count(F.when(F.col("event") == "msg.accept", 1)).alias("accepted"),
-            F.count(F.when(F.col("event") == "msg.ack", 1)).alias("acked"),
-            F.min("ts").alias("first_at"),
-            F.max("ts").alias("last_at"),
-        )
-        .withColumns({"since": F.col("dt"), "acked_on": F.when(F.col("acked") > 0, F.col("dt"))})
-    )
-    in_order = Window.partitionBy(*RECIPIENT_KEY).orderBy("dt")
-    every = days.unionByName(select_latest_rows(history), allowMissingColumns=True)
-    goes_on = F.date_diff("dt", F.lag("dt").over(in_order)) <= RECIPIENT_HISTORY_DAYS
-    activity_periods = every.withColumn("anew", F.when(goes_on, 0).otherwise(1)).withColumn(
-        "life", F.sum("anew").over(in_order)
-    )
-    so_far = Window.partitionBy(*RECIPIENT_KEY, "life").orderBy("dt")
-    known = activity_periods.withColumns(
-        {"since": F.min("since").over(so_far), "acked_on": F.max("acked_on").over(so_far)}
-    )
-    return known.where(F.col("dt").between(span.first, span.last)).drop("anew", "life")
-
-
-def select_latest_rows(history: DataFrame) -> DataFrame:
-    """Last day of each recipient and epoch, with `since` and `acked_on`: the state that matters."""
-    last = F.max(F.struct("dt", "since", "acked_on"))
-    return history.groupBy(*RECIPIENT_KEY).agg(last.alias("last")).select(*RECIPIENT_KEY, "last.*")
-
-
-def _make_recipients(frames: Mapping[str, DataFrame], settings: Settings, span: Span) -> Mapping[str, DataFrame]:
-    return {"recipients_daily": make_recipients_daily(frames["events"], frames["recipients_daily"], span)}
 
 
 RECIPIENTS_JOB = Job(
     "recipients",
     ("events",),
     ("recipients_daily",),
-    _make_recipients,
+    make_recipients_daily,
     history_days={"recipients_daily": RECIPIENT_HISTORY_DAYS},
 )
 
@@ -196,115 +150,87 @@ RECIPIENTS_JOB = Job(
 _COHORT_WEEKS = 5
 
 
-def count_dormant_recipients(recipients: DataFrame, waiting: DataFrame, quiet_days: int, span: Span) -> DataFrame:
+def make_retention(run: JobRun) -> dict[str, str]:
+    """`dormant_daily` and `retention_weekly`."""
+    days = f"SELECT CAST(unnest(generate_series({run.first}, {run.last}, INTERVAL 1 DAY)) AS DATE) AS dt"
+    run.define("days_of_span", days)
+    return {"dormant_daily": _count_dormant_recipients(run), "retention_weekly": _compute_retention(run)}
+
+
+def _count_dormant_recipients(run: JobRun) -> str:
     """
-    `dormant_daily`: a row for each day of the span.
+    A row for each day of the span: recipients in the state that they have at its end, if they were seen or have open
+    messages.
 
-    Key epochs are ignored: identifiers that are no pseudonyms are the same in all of them.
-
-    :param recipients: `recipients_daily` of the span and of :data:`RECIPIENT_HISTORY_DAYS` days before it.
-    :param waiting: `open`.
-    :param quiet_days: days without an acknowledgement, and known for as long, that make a recipient dormant.
+    Key epochs are ignored: identifiers that are no pseudonyms are the same in all of them. Dormant are recipients
+    known, and without an acknowledgement, for `dormant_days`.
     """
-    known = _summarize_recipients(recipients, waiting, span)
-    limit = F.date_sub("dt", quiet_days)
-    quiet = (
-        F.col("waiting").isNotNull()
-        & (F.least("since", "oldest") <= limit)
-        & (F.col("acked_on").isNull() | (F.col("acked_on") <= limit))
-    )
-    counts = known.groupBy("dt").agg(
-        F.count(F.when(quiet, 1)).alias("dormant"),
-        F.sum(F.when(quiet, F.col("waiting"))).alias("waiting"),
-        F.sum(F.when(quiet, F.col("bytes"))).alias("bytes"),
-        F.count(F.when(F.col("acked_on") == F.col("dt"), 1)).alias("active"),
-        F.count(F.when(F.col("seen") & (F.col("since") == F.col("dt")), 1)).alias("fresh"),
-    )
-    every_day = F.sequence(F.lit(span.first), F.lit(span.last))
-    grid = recipients.sparkSession.range(1).select(F.explode(every_day).alias("dt"))
-    return grid.join(counts, "dt", "left").fillna(0)
-
-
-def _summarize_recipients(recipients: DataFrame, waiting: DataFrame, span: Span) -> DataFrame:
+    return f"""
+        WITH seen AS (
+            SELECT dt, rcpt, min(since) AS since, max(acked_on) AS acked_on
+            FROM (
+                SELECT dt, rcpt, since, acked_on FROM recipients_daily WHERE dt BETWEEN {run.first} AND {run.last}
+                UNION ALL BY NAME SELECT * EXCLUDE (epoch) FROM ({_select_latest_rows(run)}))
+            GROUP BY dt, rcpt),
+        queues AS (
+            SELECT dt, rcpt, count(*) AS waiting, coalesce(sum(size), 0) AS bytes,
+                CAST(min(accepted_at) AS DATE) AS oldest
+            FROM "open" WHERE rcpt IS NOT NULL AND dt BETWEEN {run.first} AND {run.last} GROUP BY dt, rcpt),
+        states AS (
+            SELECT dt, waiting, bytes, oldest, seen.since AS since_of_day,
+                min(seen.since) OVER of_late AS since, max(seen.acked_on) OVER of_late AS acked_on
+            FROM seen FULL JOIN queues USING (dt, rcpt)
+            WINDOW of_late AS (PARTITION BY rcpt ORDER BY dt
+                RANGE BETWEEN INTERVAL {RECIPIENT_HISTORY_DAYS} DAYS PRECEDING AND CURRENT ROW)),
+        known AS (
+            SELECT *, waiting IS NOT NULL AND least(since, oldest) <= dt - {run.settings.dormant_days}
+                AND coalesce(acked_on <= dt - {run.settings.dormant_days}, true) AS quiet
+            FROM states)
+        SELECT dt, count(*) FILTER (WHERE quiet) AS dormant,
+            coalesce(sum(waiting) FILTER (WHERE quiet), 0) AS waiting,
+            coalesce(sum(bytes) FILTER (WHERE quiet), 0) AS bytes,
+            count(*) FILTER (WHERE acked_on = dt) AS active,
+            count(*) FILTER (WHERE since_of_day IS NOT NULL AND since = dt) AS fresh
+        FROM days_of_span LEFT JOIN known USING (dt)
+        GROUP BY dt
     """
-    The state of each recipient at the end of each day on which it was seen or has open messages.
 
-    :return: `dt`, `rcpt`, `since`, `acked_on`, `seen`; and of its open messages `waiting`, `bytes` and `oldest`, the
-        day that the oldest was accepted on.
+
+def _compute_retention(run: JobRun) -> str:
+    """As of each day of the span: the week that the day is in, and its four weeks' cohorts before."""
+    k = run.settings.k_anonymity
+    monday = "CAST(date_trunc('week', {}) AS DATE)".format
+    earliest = f"{run.first} - {RECIPIENT_HISTORY_DAYS}"
+    return f"""
+        WITH recipients AS (
+            SELECT dt, rcpt, epoch, {monday("since")} AS cohort, {monday("dt")} AS monday, since, acked_on
+            FROM recipients_daily WHERE dt BETWEEN {earliest} AND {run.last}),
+        joined AS (
+            SELECT epoch, cohort, dt, count(*) AS n FROM recipients WHERE since = dt GROUP BY ALL),
+        sizes AS (
+            SELECT days.dt, epoch, cohort, sum(n) AS members
+            FROM joined JOIN days_of_span days ON days.dt BETWEEN joined.dt AND cohort + {7 * _COHORT_WEEKS - 1}
+            GROUP BY ALL),
+        first_acked AS (
+            SELECT rcpt, epoch, cohort, monday, min(dt) AS dt
+            FROM recipients WHERE acked_on = dt AND dt >= {monday(run.first)} GROUP BY ALL),
+        acked AS (
+            SELECT epoch, cohort, monday, dt, count(*) AS n FROM first_acked GROUP BY ALL),
+        returned AS (
+            SELECT days.dt, epoch, cohort, sum(n) AS active
+            FROM acked JOIN days_of_span days ON days.dt BETWEEN acked.dt AND monday + 6
+            GROUP BY ALL)
+        SELECT dt, epoch, cohort, ({monday("dt")} - cohort) // 7 AS week,
+            {suppress_small_group("members", k)} AS members,
+            {suppress_small_group("members", k, suppress_small_group("coalesce(active, 0)", k))} AS active
+        FROM sizes LEFT JOIN returned USING (dt, epoch, cohort)
     """
-    past = select_latest_rows(recipients.where(F.col("dt") < F.lit(span.first)))
-    rows = recipients.where(F.col("dt") >= F.lit(span.first)).unionByName(past, allowMissingColumns=True)
-    queues = (
-        waiting.where(F.col("rcpt").isNotNull())
-        .groupBy("dt", "rcpt")
-        .agg(
-            F.count("*").alias("waiting"),
-            F.coalesce(F.sum("size"), F.lit(0)).alias("bytes"),
-            F.min(F.to_date("accepted_at")).alias("oldest"),
-        )
-    )
-    seen = rows.groupBy("dt", "rcpt").agg(F.min("since").alias("since"), F.max("acked_on").alias("acked_on"))
-    both = seen.withColumn("seen", F.lit(True)).join(queues, ["dt", "rcpt"], "full")
-    of_late = (
-        Window.partitionBy("rcpt").orderBy(F.unix_date("dt")).rangeBetween(-RECIPIENT_HISTORY_DAYS, Window.currentRow)
-    )
-    return both.withColumns({"since": F.min("since").over(of_late), "acked_on": F.max("acked_on").over(of_late)})
-
-
-def compute_retention(recipients: DataFrame, k: int, span: Span) -> DataFrame:
-    """
-    `retention_weekly`, as of each day of the span: the week that the day is in, and its four weeks' cohorts before.
-
-    :param recipients: `recipients_daily` of the span and of :data:`RECIPIENT_HISTORY_DAYS` days before it.
-    :param k: minimum of recipients for their number to be shown.
-    """
-    rows = recipients.withColumn("cohort", _get_monday(F.col("since")))
-    members = (
-        rows.where(F.col("since") == F.col("dt")).groupBy("epoch", "cohort", "dt").agg(F.count("*").alias("members"))
-    )
-    last = F.date_add("cohort", 7 * _COHORT_WEEKS - 1)
-    sizes = _repeat_until(members, last, span).groupBy("dt", "epoch", "cohort").agg(F.sum("members").alias("members"))
-    this_week = (
-        rows.where(F.col("acked_on") == F.col("dt"))
-        .groupBy(*RECIPIENT_KEY, "cohort", _get_monday(F.col("dt")).alias("monday"))
-        .agg(F.min("dt").alias("dt"))
-        .groupBy("epoch", "cohort", "monday", "dt")
-        .agg(F.count("*").alias("active"))
-    )
-    active = (
-        _repeat_until(this_week, F.date_add("monday", 6), span)
-        .groupBy("dt", "epoch", "cohort")
-        .agg(F.sum("active").alias("active"))
-    )
-    weeks = (F.date_diff(_get_monday(F.col("dt")), "cohort") / 7).cast("int")
-    both = sizes.join(active, ["dt", "epoch", "cohort"], "left").fillna(0, "active")
-    returned = suppress_small_group(F.col("members"), k, suppress_small_group(F.col("active"), k))
-    return both.withColumns({"week": weeks, "active": returned, "members": suppress_small_group(F.col("members"), k)})
-
-
-def _repeat_until(counts: DataFrame, last: Column, span: Span) -> DataFrame:
-    """Each row of a `dt` once for every day of the span from that to `last`."""
-    first = F.greatest(F.col("dt"), F.lit(span.first))
-    end = F.least(last, F.lit(span.last))
-    return counts.where(first <= end).withColumn("dt", F.explode(F.sequence(first, end)))
-
-
-def _get_monday(day: Column) -> Column:
-    return F.trunc(day, "week")
-
-
-def _make_retention(frames: Mapping[str, DataFrame], settings: Settings, span: Span) -> Mapping[str, DataFrame]:
-    recipients = frames["recipients_daily"]
-    return {
-        "dormant_daily": count_dormant_recipients(recipients, frames["open"], settings.dormant_days, span),
-        "retention_weekly": compute_retention(recipients, settings.k_anonymity, span),
-    }
 
 
 RETENTION_JOB = Job(
     "retention",
     ("open",),
     ("dormant_daily", "retention_weekly"),
-    _make_retention,
+    make_retention,
     history_days={"recipients_daily": RECIPIENT_HISTORY_DAYS},
 )

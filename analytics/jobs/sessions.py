@@ -4,9 +4,9 @@ Sockets, their durations and close codes, and the number of concurrent ones.
 A node has one start at a time: sockets that a start left open are gone when it stops, or when the next one begins.
 They count as `unclosed` on that day, the sign of a crash or of lost lines.
 
-Peak concurrency is computed in two levels: within each ten minutes, in parallel, then over the sums of those. It
-starts from the sockets open at the end of the day before. Where that is unknown, it starts from the minimum that must
-have been open: sockets that closed and are older than the span, and enough for the count never to be negative.
+Peak concurrency is computed in two levels: within each ten minutes, by a scan, then over the sums of those. It starts
+from the sockets open at the end of the day before. Where that is unknown, it starts from the minimum that must have
+been open: sockets that closed and are older than the span, and enough for the count never to be negative.
 """
 
 from __future__ import annotations
@@ -14,25 +14,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING
 
-from pyspark.sql import Window
-from pyspark.sql import functions as F
-
-from analytics.job import Job, Span
-from analytics.jobs.column_functions import (
+from analytics.database import Row
+from analytics.job import Job, JobRun
+from analytics.sql_functions import (
     DAY_MICROS,
+    EVENT_MICROS,
     SECOND_MICROS,
     compute_percentiles,
     day_to_micros,
-    get_event_micros,
-    make_bucket_column,
-    micros_to_day,
+    quote_day,
 )
-from analytics.settings import Settings
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row
 
 _TEN_MINUTES = 600 * SECOND_MICROS
 _MINUTES_PER_DAY = 1440
@@ -43,200 +35,228 @@ _SESSION_KEY = ("dt", "node", "proto", "ws_code", "reason")
 _SUMMED_COLUMNS = ("n_in", "n_out", "bytes_in", "bytes_out")
 
 
-def make_sessions(tables: Mapping[str, DataFrame], settings: Settings, span: Span) -> dict[str, DataFrame]:
+def make_sessions(run: JobRun) -> dict[str, str]:
     """`sessions_daily`, `sockets_daily` and `concurrency_10m`."""
-    events = tables["events"].where(F.col("dt") >= F.lit(span.first))
-    before = tables["concurrency_10m"].where(F.col("dt") == F.lit(span.widen(before=1).first))
-    opening = {row.node: row.n for row in before.groupBy("node").agg(F.max_by("at_end", "at").alias("n")).collect()}
-    starts = _summarize_boots(events, span).collect()
+    _scan_closed_sockets(run)
+    _scan_socket_minutes(run)
+    opening = _find_opening(run)
+    starts = _find_starts(run)
     older = Counter[str]()
     for row in starts:
-        older[row.node] += 0 if row.began or row.node in opening else row.older
-    left = list(_find_unclosed_sockets(starts, {**older, **opening}))
-    tens = _compute_concurrency(events, left, opening, older, span).persist()
+        older[row["node"]] += 0 if row["began"] or row["node"] in opening else row["older"]
+    run.insert(
+        "unclosed_sockets",
+        "node VARCHAR, gone_at BIGINT, n BIGINT",
+        _find_unclosed_sockets(starts, {**older, **opening}),
+    )
+    levels = [*((node, n, 0) for node, n in opening.items()), *((node, None, n) for node, n in older.items() if n)]
+    run.insert("opening_sockets", "node VARCHAR, opening BIGINT, older BIGINT", levels)
+    _scan_socket_changes(run)
+    _define_concurrency(run)
     return {
-        "sessions_daily": _summarize_closed_sockets(events),
-        "sockets_daily": _summarize_sockets(events, left, tens),
-        "concurrency_10m": tens,
+        "sessions_daily": _SESSIONS_DAILY,
+        "concurrency_10m": "FROM socket_levels",
+        "sockets_daily": _SOCKETS_DAILY,
     }
 
 
-def _make_node_column() -> Column:
-    return F.coalesce("node", F.lit("")).alias("node")
-
-
-def _summarize_closed_sockets(events: DataFrame) -> DataFrame:
-    """`sessions_daily`."""
-    closed = events.where(F.col("event") == "conn.close").select(
-        "dt",
-        _make_node_column(),
-        F.coalesce("proto", F.lit("")).alias("proto"),
-        F.coalesce("ws_code", F.lit(0)).alias("ws_code"),
-        F.coalesce("reason", F.lit("")).alias("reason"),
-        make_bucket_column(F.col("dur_ms")).alias("bucket"),
-        *_SUMMED_COLUMNS,
+def _scan_closed_sockets(run: JobRun) -> None:
+    """`closed_sockets`: closed sockets by close code and bucket of their duration."""
+    sums = ", ".join(f"CAST(coalesce(sum({name}), 0) AS BIGINT) AS {name}" for name in _SUMMED_COLUMNS)
+    run.scan(
+        "closed_sockets",
+        f"""
+        SELECT dt, coalesce(node, '') AS node, coalesce(proto, '') AS proto, coalesce(ws_code, 0) AS ws_code,
+            coalesce(reason, '') AS reason, latency_bucket(dur_ms) AS bucket, count(*) AS n, {sums}
+        FROM events
+        WHERE event = 'conn.close' AND dt BETWEEN {run.first} AND {run.last}
+        GROUP BY ALL
+        """,
     )
-    counted = closed.groupBy(*_SESSION_KEY, "bucket").agg(
-        F.count(F.lit(1)).alias("n"), *(F.sum(name).alias(name) for name in _SUMMED_COLUMNS)
-    )
-    durations = compute_percentiles(
-        counted.where(F.col("bucket").isNotNull()), _SESSION_KEY, {"dur_p50_ms": 0.5, "dur_p95_ms": 0.95}
-    ).drop("n")
-    totals = counted.groupBy(*_SESSION_KEY).agg(
-        F.sum("n").alias("n"), *(F.coalesce(F.sum(name), F.lit(0)).alias(name) for name in _SUMMED_COLUMNS)
-    )
-    return totals.join(durations, list(_SESSION_KEY), "left")
 
 
-def _summarize_boots(events: DataFrame, span: Span) -> DataFrame:
+def _scan_socket_minutes(run: JobRun) -> None:
     """
-    By start of a node: first and last line, sockets left open, whether it stopped, and sockets older than the span
-    that closed.
+    `socket_minutes`: by node, start and minute.
+
+    Columns: `dt`, `node`, `boot`, `minute`, `lines` (about sockets), `opened`, `authenticated`, `closed`, `first` and
+    `last` (microseconds) of lines except conn.auth, `older`: closed sockets older than the span, `began` and
+    `stopped`: whether the start did.
     """
-    event, at = F.col("event"), get_event_micros(events)
-    opened = at - (F.col("dur_ms") * 1000).cast("bigint")
-    few = event.isin("conn.open", "conn.close", "proc.start", "proc.stop") | (F.col("seq") == 1)
-    return (
-        events.where(few & F.col("boot").isNotNull())
-        .groupBy(_make_node_column(), "boot")
-        .agg(
-            F.min(at).alias("first"),
-            F.max(at).alias("last"),
-            F.sum(_get_socket_delta()).alias("net"),
-            F.count_if((event == "conn.close") & (opened < day_to_micros(span.first))).alias("older"),
-            F.max(event == "proc.stop").alias("stopped"),
-            F.max((F.col("seq") == 1) | (event == "proc.start")).alias("began"),
-        )
+    is_first = "coalesce(seq = 1, false)"
+    opened_at = f"{EVENT_MICROS} - duration_micros(dur_ms)"
+    run.scan(
+        "socket_minutes",
+        f"""
+        SELECT dt, coalesce(node, '') AS node, boot, date_trunc('minute', ts) AS minute,
+            count(*) FILTER (WHERE event LIKE 'conn.%') AS lines,
+            count(*) FILTER (WHERE event = 'conn.open') AS opened,
+            count(*) FILTER (WHERE event = 'conn.auth' AND code IS NULL) AS authenticated,
+            count(*) FILTER (WHERE event = 'conn.close') AS closed,
+            min({EVENT_MICROS}) FILTER (WHERE event <> 'conn.auth' OR {is_first}) AS first_at,
+            max({EVENT_MICROS}) FILTER (WHERE event <> 'conn.auth' OR {is_first}) AS last_at,
+            count(*) FILTER (WHERE event = 'conn.close' AND {opened_at} < {day_to_micros(run.span.first)}) AS older,
+            count(*) FILTER (WHERE event = 'proc.start' OR {is_first}) > 0 AS began,
+            count(*) FILTER (WHERE event = 'proc.stop') > 0 AS stopped
+        FROM events
+        WHERE dt BETWEEN {run.first} AND {run.last}
+            AND (event IN ('conn.open', 'conn.auth', 'conn.close', 'proc.start', 'proc.stop') OR seq = 1)
+        GROUP BY ALL
+        """,
     )
 
 
-def _get_socket_delta() -> Column:
-    return F.when(F.col("event") == "conn.open", 1).when(F.col("event") == "conn.close", -1).otherwise(0)
+def _find_opening(run: JobRun) -> dict[str, int]:
+    """Sockets open before the span by node, where known."""
+    rows = run.rows(f"""
+        SELECT node, max_by(at_end, "at") AS n FROM concurrency_10m
+        WHERE dt = {quote_day(run.span.widen(before=1).first)} GROUP BY ALL
+    """)
+    return {row["node"]: row["n"] for row in rows}
+
+
+def _find_starts(run: JobRun) -> list[Row]:
+    """
+    Starts of nodes in order: first and last line, sockets left open (`net`), whether it stopped, and sockets older
+    than the span that closed.
+    """
+    return run.rows("""
+        SELECT node, boot, min(first_at) AS first_at, max(last_at) AS last_at,
+            CAST(sum(opened) - sum(closed) AS BIGINT) AS net, CAST(sum(older) AS BIGINT) AS older,
+            bool_or(stopped) AS stopped, bool_or(began) AS began
+        FROM socket_minutes WHERE boot IS NOT NULL
+        GROUP BY ALL HAVING min(first_at) IS NOT NULL ORDER BY node, first_at, boot
+    """)
 
 
 def _find_unclosed_sockets(starts: Iterable[Row], opening: Mapping[str, int]) -> Iterator[tuple[str, int, int]]:
     """
     Sockets left open by starts that ended.
 
-    :param starts: rows of :func:`_summarize_boots`.
+    :param starts: rows of :func:`_find_starts`.
     :return: node, when they were gone (microseconds), number.
     """
-    for node, own in groupby(sorted(starts, key=lambda row: (row.node, row.first, row.boot)), lambda row: row.node):
+    for node, own in groupby(starts, lambda row: row["node"]):
         rows = list(own)
         carried = opening.get(node, 0)
-        if rows[0].began and carried > 0:
-            yield node, rows[0].first, carried
+        if rows[0]["began"] and carried > 0:
+            yield node, rows[0]["first_at"], carried
             carried = 0
         for row, after in pairwise([*rows, None]):
             assert row is not None
-            net, carried = row.net + carried, 0
-            ended = row.last if row.stopped else after.first if after else None
+            net, carried = row["net"] + carried, 0
+            ended = row["last_at"] if row["stopped"] else after["first_at"] if after else None
             if net > 0 and ended is not None:
                 yield node, ended, net
 
 
-def _compute_concurrency(
-    events: DataFrame,
-    left: list[tuple[str, int, int]],
-    opening: Mapping[str, int],
-    older: Mapping[str, int],
-    span: Span,
-) -> DataFrame:
+def _scan_socket_changes(run: JobRun) -> None:
     """
-    `concurrency_10m`, of each node and day with a line about a socket, or an open socket.
-
-    :param opening: node to sockets open before the span, where known.
-    :param older: node to the minimum of sockets open then, for other nodes.
+    `socket_changes`: by node and ten minutes (`begin_at`, microseconds) the net change of the number of open sockets,
+    and its maximum (`rise`) and minimum (`fall`) above the number at their start.
     """
-    lines = events.where(F.col("event").isin("conn.open", "conn.close")).select(
-        _make_node_column(),
-        get_event_micros(events).alias("at"),
-        "seq",
-        _get_socket_delta().cast("bigint").alias("delta"),
-    )
-    spark = events.sparkSession
-    gone = spark.createDataFrame([(node, at, -n) for node, at, n in left], "node string, at bigint, delta bigint")
-    levels = [*((node, n, 0) for node, n in opening.items()), *((node, None, n) for node, n in older.items() if n)]
-    known = spark.createDataFrame(levels, "node string, opening bigint, older bigint")
-    changes = lines.unionByName(gone.withColumn("seq", F.lit(None).cast("bigint")))
-    return _compute_levels(_sum_changes(changes), known, span)
-
-
-def _sum_changes(changes: DataFrame) -> DataFrame:
-    """By node and ten minutes: net change, and maximum above the level at their start."""
-    changes = changes.withColumn("begin", F.col("at") - F.pmod("at", F.lit(_TEN_MINUTES)))
+    begin = f"line_at - line_at % {_TEN_MINUTES}"
     # Sockets that end with their start are counted last.
-    order = Window.partitionBy("node", "begin").orderBy("at", F.col("seq").asc_nulls_last(), "delta")
-    running = F.sum("delta").over(order.rowsBetween(Window.unboundedPreceding, Window.currentRow))
-    return (
-        changes.withColumn("running", running)
-        .groupBy("node", "begin")
-        .agg(F.sum("delta").alias("net"), F.max("running").alias("rise"), F.min("running").alias("fall"))
+    running = f"""
+        sum(delta) OVER (PARTITION BY node, {begin} ORDER BY line_at, seq NULLS LAST, delta
+            ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)
+    """
+    run.scan(
+        "socket_changes",
+        f"""
+        WITH changes AS (
+            SELECT coalesce(node, '') AS node, {EVENT_MICROS} AS line_at, seq,
+                CAST(CASE event WHEN 'conn.open' THEN 1 ELSE -1 END AS BIGINT) AS delta
+            FROM events
+            WHERE event IN ('conn.open', 'conn.close') AND dt BETWEEN {run.first} AND {run.last}
+            UNION ALL
+            SELECT node, gone_at, CAST(NULL AS BIGINT) AS seq, -n AS delta FROM unclosed_sockets),
+        levels AS (SELECT node, {begin} AS begin_at, delta, {running} AS level FROM changes)
+        SELECT node, begin_at, CAST(sum(delta) AS BIGINT) AS net, CAST(max(level) AS BIGINT) AS rise,
+            CAST(min(level) AS BIGINT) AS fall
+        FROM levels GROUP BY ALL
+        """,
+        small=["unclosed_sockets"],
     )
 
 
-def _compute_levels(buckets: DataFrame, known: DataFrame, span: Span) -> DataFrame:
-    """Levels for every ten minutes of a day. Windows cover 144 rows a day per node."""
-    first, last = day_to_micros(span.first), day_to_micros(span.last) + DAY_MICROS - _TEN_MINUTES
-    every = F.explode(F.sequence(F.lit(first), F.lit(last), F.lit(_TEN_MINUTES)))
-    nodes = buckets.select("node").union(known.where("opening > 0").select("node")).distinct()
-    grid = nodes.select("node", every.alias("begin")).join(buckets, ["node", "begin"], "left")
-    upto = Window.partitionBy("node").orderBy("begin").rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    node, day = Window.partitionBy("node"), Window.partitionBy("node", "dt")
-    change, net = F.sum(F.coalesce("net", F.lit(0))).over(upto), F.coalesce("net", F.lit(0))
-    lowest = F.min(F.col("before") + F.coalesce("fall", F.lit(0))).over(node)
-    start = F.coalesce("opening", F.greatest(-F.col("lowest"), "older", F.lit(0)))
-    return (
-        grid.withColumn("before", change - net)
-        .withColumn("lowest", lowest)
-        .join(F.broadcast(known), "node", "left")
-        .withColumn("start", start + F.col("before"))
-        .withColumn("peak", F.greatest(F.col("start") + F.greatest("rise", F.lit(0)), F.lit(0)))
-        .withColumn("at_end", F.greatest(F.col("start") + net, F.lit(0)))
-        .withColumn("dt", micros_to_day(F.col("begin")))
-        .withColumn("seen", F.max(F.col("net").isNotNull() | (F.col("peak") > 0)).over(day))
-        .where("seen")
-        .select("dt", "node", F.timestamp_micros("begin").alias("at"), "peak", "at_end")
+def _define_concurrency(run: JobRun) -> None:
+    """Table `socket_levels`: `concurrency_10m`, for nodes and days with a line about a socket, or an open one."""
+    first, last = day_to_micros(run.span.first), day_to_micros(run.span.last) + DAY_MICROS - _TEN_MINUTES
+    run.define(
+        "socket_levels",
+        f"""
+        WITH nodes AS (
+            SELECT node FROM socket_changes UNION SELECT node FROM opening_sockets WHERE opening > 0),
+        grid AS (
+            SELECT node, begin_at, net, coalesce(net, 0) AS change, greatest(rise, 0) AS rise,
+                coalesce(fall, 0) AS fall
+            FROM (FROM nodes, range({first}, {last + 1}, {_TEN_MINUTES}) AS times(begin_at))
+            LEFT JOIN socket_changes USING (node, begin_at)),
+        summed AS (
+            SELECT *, coalesce(sum(change) OVER (PARTITION BY node ORDER BY begin_at
+                ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0) AS before
+            FROM grid),
+        lowest AS (SELECT node, min(before + fall) AS lowest FROM summed GROUP BY ALL),
+        levels AS (
+            SELECT *, coalesce(opening, greatest(-lowest, older, 0)) + before AS level
+            FROM summed JOIN lowest USING (node) LEFT JOIN opening_sockets USING (node)),
+        tens AS (
+            SELECT micros_day(begin_at) AS dt, node, micros_time(begin_at) AS "at", net,
+                CAST(greatest(level + rise, 0) AS BIGINT) AS peak,
+                CAST(greatest(level + change, 0) AS BIGINT) AS at_end
+            FROM levels)
+        SELECT dt, node, "at", peak, at_end FROM tens
+        QUALIFY bool_or(net IS NOT NULL OR peak > 0) OVER (PARTITION BY node, dt)
+        """,
     )
 
 
-def _summarize_sockets(events: DataFrame, left: list[tuple[str, int, int]], tens: DataFrame) -> DataFrame:
-    """`sockets_daily`."""
-    event, key = F.col("event"), ["dt", "node"]
-    minutes = (
-        events.where(event.isin("conn.open", "conn.auth", "conn.close"))
-        .groupBy("dt", _make_node_column(), F.date_trunc("minute", "ts").alias("minute"))
-        .agg(
-            F.count(F.when(event == "conn.open", 1)).alias("opened"),
-            F.count(F.when((event == "conn.auth") & F.col("code").isNull(), 1)).alias("authenticated"),
-            F.count(F.when(event == "conn.close", 1)).alias("closed"),
-        )
+_SESSIONS_DAILY = f"""
+    WITH durations AS ({
+    compute_percentiles(
+        "SELECT * FROM closed_sockets WHERE bucket IS NOT NULL",
+        _SESSION_KEY,
+        {"dur_p50_ms": 0.5, "dur_p95_ms": 0.95},
     )
-    opened = F.sort_array(F.collect_list(minutes["opened"]))
-    # Minutes without a line would be first; they are not in the list.
-    middle = F.size(opened) - _MINUTES_PER_DAY // 2
-    median = F.when(middle > 0, F.get(opened, middle - 1)).otherwise(0)
-    bound = F.greatest(median * _STORM_FACTOR, F.lit(_STORM_MINIMUM))
-    counts = minutes.groupBy(*key).agg(
-        *(F.sum(name).alias(name) for name in ("opened", "authenticated", "closed")),
-        F.size(F.filter(opened, lambda n: n > bound)).cast("bigint").alias("storm_minutes"),
+}),
+    totals AS (
+        SELECT {", ".join(_SESSION_KEY)}, {", ".join(f"sum({name}) AS {name}" for name in ("n", *_SUMMED_COLUMNS))}
+        FROM closed_sockets GROUP BY ALL)
+    SELECT totals.*, dur_p50_ms, dur_p95_ms FROM totals LEFT JOIN durations USING ({", ".join(_SESSION_KEY)})
+"""
+
+# Minutes without a line count as minutes without an opened socket.
+_SOCKETS_DAILY = f"""
+    WITH minutes AS (
+        SELECT dt, node, minute, sum(opened) AS opened, sum(authenticated) AS authenticated, sum(closed) AS closed
+        FROM socket_minutes WHERE lines > 0 GROUP BY ALL),
+    ranked AS (
+        SELECT *, row_number() OVER (PARTITION BY dt, node ORDER BY opened DESC) AS place FROM minutes),
+    medians AS (
+        SELECT dt, node, coalesce(max(opened) FILTER (WHERE place > {_MINUTES_PER_DAY // 2}), 0) AS median
+        FROM ranked GROUP BY ALL),
+    counts AS (
+        SELECT dt, node, sum(opened) AS opened, sum(authenticated) AS authenticated, sum(closed) AS closed,
+            count(*) FILTER (WHERE opened > greatest(median * {_STORM_FACTOR}, {_STORM_MINIMUM})) AS storm_minutes
+        FROM minutes JOIN medians USING (dt, node) GROUP BY ALL),
+    gone AS (SELECT micros_day(gone_at) AS dt, node, sum(n) AS unclosed FROM unclosed_sockets GROUP BY ALL),
+    peaks AS (SELECT dt, node, max(peak) AS peak FROM socket_levels GROUP BY ALL)
+    SELECT dt, node,
+        {
+    ", ".join(
+        f"coalesce({name}, 0) AS {name}"
+        for name in ("opened", "authenticated", "closed", "unclosed", "storm_minutes", "peak")
     )
-    unclosed = (
-        events.sparkSession.createDataFrame(left, "node string, at bigint, n bigint")
-        .groupBy(micros_to_day(F.col("at")).alias("dt"), "node")
-        .agg(F.sum("n").alias("unclosed"))
-    )
-    rows = tens.groupBy(*key).agg(F.max("peak").alias("peak"))
-    for part in (counts, unclosed):
-        rows = rows.join(part, key, "full")
-    numbers = ("opened", "authenticated", "closed", "unclosed", "storm_minutes", "peak")
-    return rows.select(*key, *(F.coalesce(name, F.lit(0)).alias(name) for name in numbers))
+}
+    FROM peaks FULL JOIN counts USING (dt, node) FULL JOIN gone USING (dt, node)
+"""
 
 
 SESSIONS_JOB = Job(
     "sessions",
     reads=("events",),
     writes=("sessions_daily", "concurrency_10m", "sockets_daily"),
-    transform=make_sessions,
+    make_tables=make_sessions,
     history_days={"concurrency_10m": 1},
 )

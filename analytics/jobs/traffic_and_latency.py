@@ -3,139 +3,84 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from pyspark.sql import Window
-from pyspark.sql import functions as F
+from analytics.job import Job, JobRun
+from analytics.jobs.shared_scans import scan_requests, scan_state_events, scan_traffic
+from analytics.sql_functions import compute_percentiles, rank_per_day
 
-from analytics.job import Job, Span
-from analytics.jobs.column_functions import (
-    classify_size,
-    compute_percentiles,
-    make_bucket_column,
-    select_top_per_day,
-)
-from analytics.settings import Settings
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-
-_TRAFFIC_KEY = ("node", "proto", "event")
+_TRAFFIC_EVENTS = "(event = 'req.done' OR event LIKE 'msg.%')"
 
 
-def make_traffic(tables: Mapping[str, DataFrame], settings: Settings, span: Span) -> dict[str, DataFrame]:
-    """`traffic_hourly` and `traffic_daily`."""
-    hourly = count_traffic_by_hour(tables["events"]).persist()
-    return {"traffic_hourly": hourly, "traffic_daily": sum_traffic_by_day(hourly)}
+def count_traffic(run: JobRun) -> Mapping[str, str]:
+    """`traffic_hourly` and `traffic_daily`: requests and message events, and bytes where there is a size."""
+    counts = scan_traffic(run)
+    sums = f"sum(n) AS n, sum(bytes) AS bytes FROM {counts} WHERE {_TRAFFIC_EVENTS}"
+    return {
+        "traffic_hourly": f"SELECT dt, hour, node, proto, event, {sums} GROUP BY ALL",
+        "traffic_daily": f"SELECT dt, node, proto, event, {sums} GROUP BY ALL",
+    }
 
 
-def count_traffic_by_hour(events: DataFrame) -> DataFrame:
-    """Number of requests and of each message event, and bytes where there is a size."""
-    return (
-        events.where((F.col("event") == "req.done") | F.col("event").startswith("msg."))
-        .groupBy(
-            "dt",
-            F.hour("ts").alias("hour"),
-            F.coalesce("node", F.lit("")).alias("node"),
-            F.coalesce("proto", F.lit("")).alias("proto"),
-            "event",
-        )
-        .agg(F.count(F.lit(1)).alias("n"), F.coalesce(F.sum("size"), F.lit(0)).alias("bytes"))
-    )
-
-
-def sum_traffic_by_day(hourly: DataFrame) -> DataFrame:
-    """Sum the hours of `traffic_hourly`."""
-    return hourly.groupBy("dt", *_TRAFFIC_KEY).agg(F.sum("n").alias("n"), F.sum("bytes").alias("bytes"))
-
-
-TRAFFIC_JOB = Job("traffic", reads=("events",), writes=("traffic_hourly", "traffic_daily"), transform=make_traffic)
+TRAFFIC_JOB = Job("traffic", reads=("events",), writes=("traffic_hourly", "traffic_daily"), make_tables=count_traffic)
 
 
 _DAY_SECONDS = 86_400
 
 
-def summarize_queues_by_hour(events: DataFrame) -> DataFrame:
-    """`queue_hourly`, from the gauges of each hour and node."""
-    gauges = events.where(F.col("event") == "gauge")
-    return gauges.groupBy("dt", F.hour("ts").alias("hour"), "node").agg(
-        F.max("depth").alias("depth_max"),
-        F.round(F.mean("depth"), 3).alias("depth_mean"),
-        F.max("bytes").alias("bytes_max"),
-        F.max("rcpts").alias("rcpts_max"),
-        F.max("oldest_ms").alias("oldest_ms_max"),
-        F.max("conns").alias("conns_max"),
-        F.max("rss").alias("rss_max"),
-        F.max("fds").alias("fds_max"),
-        F.max("lag_ms").alias("lag_ms_max"),
-    )
-
-
-def rank_queues_at_risk(waiting: DataFrame, ledger: DataFrame, capacity: int, count: int, span: Span) -> DataFrame:
-    """
-    `queue_risk`: the `count` queues of each day at greatest risk.
-
-    The growth of a queue is the difference of open messages between two days, which counts every message once.
-    Without a ledger of the day before it is unknown, and only expiring messages are at risk.
-
-    :param waiting: `open`, of the span and the day before it.
-    :param ledger: `ledger_daily` of the same days.
-    :param capacity: maximum of messages in a queue.
-    """
-    after_books = ledger.where(F.col("books") <= F.col("dt")).select(
-        F.date_add("dt", 1).alias("dt"), F.lit(True).alias("has_slope")
-    )
-    queues = _summarize_queues(waiting).where((F.col("waiting") > 0) & F.col("dt").between(span.first, span.last))
-    grown = queues.join(F.broadcast(after_books), "dt", "left").withColumn(
-        "per_day", F.when(F.col("has_slope"), F.col("waiting") - F.coalesce("before", F.lit(0)))
-    )
-    # The greatest of 0 and null is 0.
-    queues_at_risk = grown.withColumn(
-        "at_risk", F.col("expiring") + F.greatest(F.lit(0), F.col("waiting") + F.col("per_day") - capacity)
-    ).withColumns({"days_to_cap": _compute_days_to_cap(capacity), "per_day": F.col("per_day").cast("double")})
-    order = (F.desc("at_risk"), F.desc("waiting"), F.desc("bytes"), F.asc("rcpt"))
-    return select_top_per_day(queues_at_risk, count, *order).drop("before", "expiring", "has_slope")
-
-
-def _summarize_queues(waiting: DataFrame) -> DataFrame:
-    """By queue and day: `waiting`, `bytes`, `expiring`, and `before` (waiting on the day before)."""
-    midnight = F.unix_seconds(F.date_add("dt", 1).cast("timestamp"))
-    left_s = F.unix_seconds("accepted_at") + F.col("ttl_s") - midnight
-    today = waiting.where(F.col("rcpt").isNotNull()).select(
-        "dt", "rcpt", "size", left_s.alias("left_s"), F.lit(1).alias("here")
-    )
-    # Each message counts on its day, and as `before` on the next.
-    next_day = today.select(F.date_add("dt", 1).alias("dt"), "rcpt", F.lit(0).alias("here"))
-    both = (
-        today.unionByName(next_day, allowMissingColumns=True)
-        .groupBy("dt", "rcpt")
-        .agg(
-            F.sum("here").alias("waiting"),
-            F.sum(1 - F.col("here")).alias("before"),
-            F.coalesce(F.sum("size"), F.lit(0)).alias("bytes"),
-            F.count(F.when(F.col("left_s") < _DAY_SECONDS, 1)).alias("expiring"),
-            F.min(F.when(F.col("left_s") < 0, 0).otherwise(F.col("left_s"))).alias("least_s"),
-        )
-    )
-    return both.withColumn("days_to_ttl", F.round(F.col("least_s") / _DAY_SECONDS, 3)).drop("least_s")
-
-
-def _compute_days_to_cap(capacity: int) -> Column:
-    room = F.greatest(F.lit(0), F.lit(capacity) - F.col("waiting"))
-    return F.when(F.col("per_day") > 0, F.round(room / F.col("per_day"), 3))
-
-
-def _make_queues(frames: Mapping[str, DataFrame], settings: Settings, span: Span) -> Mapping[str, DataFrame]:
+def summarize_queues(run: JobRun) -> Mapping[str, str]:
+    """`queue_hourly`, from the gauges of each hour and node, and `queue_risk`."""
     return {
-        "queue_hourly": summarize_queues_by_hour(frames["events"]),
-        "queue_risk": rank_queues_at_risk(
-            frames["open"], frames["ledger_daily"], settings.queue_max_messages, settings.top, span
-        ),
+        "queue_hourly": f"""
+            SELECT dt, hour, node, max(depth) AS depth_max, round(avg(depth), 3) AS depth_mean,
+                max(bytes) AS bytes_max, max(rcpts) AS rcpts_max, max(oldest_ms) AS oldest_ms_max,
+                max(conns) AS conns_max, max(rss) AS rss_max, max(fds) AS fds_max, max(lag_ms) AS lag_ms_max
+            FROM {scan_state_events(run)}
+            WHERE event = 'gauge' AND dt >= {run.first}
+            GROUP BY ALL
+        """,
+        "queue_risk": _rank_queues_at_risk(run),
     }
 
 
+def _rank_queues_at_risk(run: JobRun) -> str:
+    """
+    Query for the queues of each day at greatest risk.
+
+    The growth of a queue is the difference of open messages between two days, which counts every message once.
+    Without a ledger of the day before it is unknown, and only expiring messages are at risk.
+    """
+    capacity = run.settings.queue_max_messages
+    queues = f"""
+        WITH waiting AS (
+            SELECT dt, rcpt, size, epoch_us(accepted_at) // 1000000 + ttl_s - epoch_us(dt + 1) // 1000000 AS left_s
+            FROM "open"
+            WHERE rcpt IS NOT NULL AND dt BETWEEN {run.first} - 1 AND {run.last}),
+        queues AS (
+            SELECT dt, rcpt, count(*) AS waiting, coalesce(sum(size), 0) AS bytes,
+                count(*) FILTER (WHERE left_s < {_DAY_SECONDS}) AS expiring,
+                round(min(CASE WHEN left_s < 0 THEN 0 ELSE left_s END) / {_DAY_SECONDS}, 3) AS days_to_ttl
+            FROM waiting GROUP BY ALL),
+        after_books AS (SELECT dt + 1 AS dt, true AS has_slope FROM ledger_daily WHERE books <= dt),
+        grown AS (
+            SELECT dt, rcpt, queues.* EXCLUDE (dt, rcpt),
+                CASE WHEN has_slope THEN queues.waiting - coalesce(before.waiting, 0) END AS per_day
+            FROM queues LEFT JOIN after_books USING (dt)
+            LEFT JOIN (SELECT dt + 1 AS dt, rcpt, waiting FROM queues) AS before USING (dt, rcpt)
+            WHERE dt >= {run.first})
+        SELECT dt, rcpt, waiting, bytes, days_to_ttl, CAST(per_day AS DOUBLE) AS per_day,
+            expiring + greatest(0, waiting + per_day - {capacity}) AS at_risk,
+            CASE WHEN per_day > 0 THEN round(greatest(0, {capacity} - waiting) / per_day, 3) END AS days_to_cap
+        FROM grown
+    """
+    return rank_per_day(queues, run.settings.top, "at_risk DESC, waiting DESC, bytes DESC, rcpt")
+
+
 QUEUES_JOB = Job(
-    "queues", ("events",), ("queue_hourly", "queue_risk"), _make_queues, history_days={"open": 1, "ledger_daily": 1}
+    "queues",
+    reads=("events", "open", "ledger_daily"),
+    writes=("queue_hourly", "queue_risk"),
+    make_tables=summarize_queues,
+    history_days={"open": 1, "ledger_daily": 1},
 )
 
 
@@ -143,86 +88,59 @@ LATENCY_QUANTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p95_ms": 0.95, "p99_ms": 0.9
 ALL_VALUES = "*"
 
 
-def make_latency(tables: Mapping[str, DataFrame], settings: Settings, span: Span) -> dict[str, DataFrame]:
-    """`latency_hist` and `latency_daily`."""
-    hist = make_latency_histogram(tables["events"]).persist()
-    return {"latency_hist": hist, "latency_daily": compute_latency_percentiles(hist)}
-
-
-def make_latency_histogram(events: DataFrame) -> DataFrame:
-    """`latency_hist`, of successful pushes, acknowledgements, and requests of any status."""
-    event, pushed = F.col("event"), F.col("event") == "msg.push"
-    metric = F.when(pushed, "push").when(event == "msg.ack", "ack").otherwise("request")
-    request = metric == "request"
-    ms = F.when(request, F.col("dur_ms")).otherwise(F.col("latency_ms"))
-    return (
-        events.where(event.isin("msg.push", "msg.ack", "req.done") & (~pushed | F.coalesce("ok", F.lit(True))))
-        .where(ms.isNotNull())
-        .groupBy(
-            "dt",
-            F.hour("ts").alias("hour"),
-            F.coalesce("node", F.lit("")).alias("node"),
-            metric.alias("metric"),
-            F.coalesce(F.when(request, F.col("proto")).otherwise(F.col("path")), F.lit("")).alias("path"),
-            make_bucket_column(ms).alias("bucket"),
-        )
-        .agg(F.count(F.lit(1)).alias("n"))
+def measure_latency(run: JobRun) -> Mapping[str, str]:
+    """
+    `latency_hist`, of successful pushes, acknowledgements, and requests of any status; `latency_daily`, of each node
+    and path, of all nodes, of all paths, and of both.
+    """
+    run.scan(
+        "latency_counts",
+        f"""
+        SELECT dt, hour(ts) AS hour, coalesce(node, '') AS node,
+            CASE event WHEN 'msg.push' THEN 'push' WHEN 'msg.ack' THEN 'ack' ELSE 'request' END AS metric,
+            coalesce(CASE WHEN event = 'req.done' THEN proto ELSE path END, '') AS path,
+            latency_bucket(CASE WHEN event = 'req.done' THEN dur_ms ELSE latency_ms END) AS bucket, count(*) AS n
+        FROM events
+        WHERE dt BETWEEN {run.first} AND {run.last} AND (
+            (event = 'req.done' AND dur_ms IS NOT NULL)
+            OR (event = 'msg.ack' AND latency_ms IS NOT NULL)
+            OR (event = 'msg.push' AND latency_ms IS NOT NULL AND coalesce(ok, true)))
+        GROUP BY ALL
+        """,
     )
+    rolled = f"""
+        SELECT dt, unnest([node, '{ALL_VALUES}']) AS node, metric, path, bucket, n
+        FROM (SELECT dt, node, metric, unnest([path, '{ALL_VALUES}']) AS path, bucket, n FROM latency_counts)
+    """
+    return {
+        "latency_hist": "SELECT * FROM latency_counts",
+        "latency_daily": compute_percentiles(rolled, ("dt", "node", "metric", "path"), LATENCY_QUANTILES, "max_ms"),
+    }
 
 
-def compute_latency_percentiles(hist: DataFrame) -> DataFrame:
-    """`latency_daily`: of each node and path, of all nodes, of all paths, and of both."""
-    slim = hist.groupBy("dt", "node", "metric", "path", "bucket").agg(F.sum("n").alias("n"))
-    rolled = slim.withColumn("node", F.explode(F.array(F.col("node"), F.lit(ALL_VALUES)))).withColumn(
-        "path", F.explode(F.array(F.col("path"), F.lit(ALL_VALUES)))
-    )
-    return compute_percentiles(rolled, ("dt", "node", "metric", "path"), LATENCY_QUANTILES, "max_ms")
-
-
-LATENCY_JOB = Job("latency", reads=("events",), writes=("latency_hist", "latency_daily"), transform=make_latency)
+LATENCY_JOB = Job("latency", reads=("events",), writes=("latency_hist", "latency_daily"), make_tables=measure_latency)
 
 
 _COST_KEY = ("dt", "proto", "mtype", "size_class")
-_COST_TOTALS = ("n", "dur_us", "crypto_us")
 
 
-def sum_request_cost(events: DataFrame) -> DataFrame:
-    """`cost_daily`. Times are summed as whole microseconds: sums of integers do not depend on order."""
-    hist = (
-        events.where(F.col("event") == "req.done")
-        .groupBy(
-            "dt",
-            *(F.coalesce(name, F.lit("")).alias(name) for name in ("proto", "mtype")),
-            classify_size(F.col("size")).alias("size_class"),
-            make_bucket_column(F.col("dur_ms")).alias("bucket"),
-        )
-        .agg(
-            F.count("*").alias("n"),
-            _sum_microseconds("dur_ms").alias("dur_us"),
-            _sum_microseconds("crypto_ms").alias("crypto_us"),
-        )
+def sum_request_cost(run: JobRun) -> Mapping[str, str]:
+    """`cost_daily`. Requests of unknown duration count, and have no percentiles."""
+    counts, key = scan_requests(run), ", ".join(_COST_KEY)
+    percentiles = compute_percentiles(
+        f"SELECT {key}, bucket, n FROM {counts} WHERE bucket IS NOT NULL",
+        _COST_KEY,
+        {"dur_p50_ms": 0.5, "dur_p95_ms": 0.95},
     )
-    group = Window.partitionBy(*_COST_KEY)
-    totals = {f"all_{name}": F.sum(name).over(group) for name in _COST_TOTALS}
-    # Requests of unknown duration are excluded from percentiles, unless a group has no others.
-    summed = hist.withColumns({**totals, "highest": F.max("bucket").over(group)})
-    summed = summed.where(F.col("bucket").isNotNull() | F.col("highest").isNull())
-    return compute_percentiles(summed, (*_COST_KEY, *totals), {"dur_p50_ms": 0.5, "dur_p95_ms": 0.95}).select(
-        *_COST_KEY,
-        F.col("all_n").alias("n"),
-        (F.col("all_dur_us") / 1000).alias("dur_ms"),
-        (F.col("all_crypto_us") / 1000).alias("crypto_ms"),
-        "dur_p50_ms",
-        "dur_p95_ms",
-    )
+    return {
+        "cost_daily": f"""
+            SELECT {key}, totals.n, dur_us / 1000 AS dur_ms, crypto_us / 1000 AS crypto_ms, dur_p50_ms, dur_p95_ms
+            FROM (
+                SELECT {key}, sum(n) AS n, sum(dur_us) AS dur_us, sum(crypto_us) AS crypto_us
+                FROM {counts} GROUP BY ALL) AS totals
+            LEFT JOIN ({percentiles}) AS percentiles USING ({key})
+        """
+    }
 
 
-def _sum_microseconds(column: str) -> Column:
-    return F.sum(F.round(F.col(column) * 1000).cast("bigint"))
-
-
-def _make_cost(frames: Mapping[str, DataFrame], settings: Settings, span: Span) -> Mapping[str, DataFrame]:
-    return {"cost_daily": sum_request_cost(frames["events"])}
-
-
-COST_JOB = Job("cost", ("events",), ("cost_daily",), _make_cost)
+COST_JOB = Job("cost", reads=("events",), writes=("cost_daily",), make_tables=sum_request_cost)

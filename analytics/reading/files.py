@@ -32,6 +32,9 @@ def get_local_path(url: str) -> Path | None:
     return Path(re.sub(r"^//(?=/)", "", url[scheme.end() :])) if scheme[1].lower() == "file" else None
 
 
+# Their files appear whole when the output is closed; their renames copy, then delete.
+_OBJECT_STORE_SCHEMES = frozenset({"gs", "s3", "s3a"})
+_COPY_BUFFER_BYTES = 1 << 20
 _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -62,7 +65,10 @@ class FileSystem:
     """
 
     def __init__(self, spark: SparkSession) -> None:
-        self._hadoop: Any = spark._jvm.org.apache.hadoop.fs  # type: ignore[union-attr]  # classic sessions have it
+        gateway: Any = spark.sparkContext._gateway
+        self._gateway = gateway
+        self._java = gateway.jvm
+        self._hadoop: Any = self._java.org.apache.hadoop.fs
         self._configuration: Any = spark._jsc.hadoopConfiguration()
 
     def list(self, url: str, recursive: bool = True) -> FileList:
@@ -108,14 +114,46 @@ class FileSystem:
     def write(self, url: str, data: bytes) -> None:
         """Write a file atomically; an existing file is replaced."""
         system, path = self._resolve(url)
-        draft = self._hadoop.Path(path.getParent(), f"_{path.getName()}.draft")
+        with _errors_name_path(url), self._replace_file(system, path) as stream:
+            stream.write(data)
+
+    def download(self, url: str, target: Path) -> None:
+        """Copy a file to a local file, which is replaced; the data does not pass through Python."""
+        system, path = self._resolve(url)
         with _errors_name_path(url):
+            if not system.getFileStatus(path).isFile():
+                raise AnalyticsError(f"{url}: is a directory")
+            # The raw local file system writes no checksum file.
+            system.copyToLocalFile(False, path, self._hadoop.Path(f"file://{target.absolute()}"), True)
+
+    def upload(self, source: Path, url: str) -> None:
+        """Copy a local file to a file, atomically; an existing file is replaced."""
+        system, path = self._resolve(url)
+        with _errors_name_path(str(source)):
+            # Java reports a source that is missing by the path of the target.
+            source.open("rb").close()
+        with _errors_name_path(url), self._replace_file(system, path) as stream:
+            data = self._java.java.io.FileInputStream(str(source))
             try:
-                _write_file(system, draft, data)
-                _replace_file(system, draft, path)
-            except BaseException:
-                system.delete(draft, False)
-                raise
+                self._java.org.apache.hadoop.io.IOUtils.copyBytes(data, stream, _COPY_BUFFER_BYTES, False)
+            finally:
+                data.close()
+
+    def localize(self, url: str, target: str) -> Sequence[str]:
+        """
+        Local paths of all files below a directory, sorted; remote files are copied.
+
+        :param target: local directory for copies; it has the same files below it.
+        """
+        found = []
+        for file in self.list(url):
+            here = get_local_path(file.path)
+            if here is None:
+                here = Path(target + file.path.partition(url)[2])
+                here.parent.mkdir(parents=True, exist_ok=True)
+                self.download(file.path, here)
+            found.append(str(here))
+        return found
 
     def move(self, source: str, target: str) -> None:
         """Rename a file or directory, atomically where the file system can; `target` must not exist."""
@@ -163,6 +201,38 @@ class FileSystem:
                 else None
             )
 
+    @contextmanager
+    def _replace_file(self, system: Any, path: Any) -> Iterator[Any]:
+        """
+        Output stream whose data replaces a file at the end, atomically; after an error nothing has changed.
+
+        An object store does so by itself, and has no rename that replaces.
+        """
+        if system.getUri().getScheme() in _OBJECT_STORE_SCHEMES:
+            with _create_file(system, path) as stream:
+                yield stream
+            return
+        draft = self._hadoop.Path(path.getParent(), f"_{path.getName()}.draft")
+        try:
+            with _create_file(system, draft) as stream:
+                yield stream
+            self._rename_over(system, draft, path)
+        except BaseException:
+            system.delete(draft, False)
+            raise
+
+    def _rename_over(self, system: Any, source: Any, target: Any) -> None:
+        """Rename a file, replacing another: one step, also on HDFS."""
+        if _is_local_system(system):
+            os.replace(source.toUri().getPath(), target.toUri().getPath())
+            return
+        context = self._hadoop.FileContext.getFileContext(system.getUri(), self._configuration)
+        rename = self._hadoop.Options.Rename
+        # Java's method takes any number of options, which is an array to Python.
+        options = self._gateway.new_array(rename, 1)
+        options[0] = rename.OVERWRITE
+        context.rename(source, target, options)
+
     def _resolve(self, url: str) -> tuple[Any, Any]:
         """Return the file system of a path, and the qualified path."""
         with _errors_name_path(url, EXIT_USAGE):
@@ -178,28 +248,29 @@ def _find_existing_ancestor(system: Any, path: Any) -> Any:
     return path
 
 
-def _write_file(system: Any, path: Any, data: bytes) -> None:
+@contextmanager
+def _create_file(system: Any, path: Any) -> Iterator[Any]:
+    """Output stream of a new file; after an error an object store has no file, others may have a part of it."""
     # Write no checksum file beside files that operators look at.
     stream = (system.getRawFileSystem() if _is_local_system(system) else system).create(path, True)
     try:
-        stream.write(data)
-    finally:
-        stream.close()
-
-
-def _replace_file(system: Any, source: Any, target: Any) -> None:
-    """Rename a file over another; takes two steps on object stores and HDFS."""
-    if _is_local_system(system):
-        os.replace(source.toUri().getPath(), target.toUri().getPath())
-        return
-    system.delete(target, False)
-    if not system.rename(source, target):
-        raise AnalyticsError(f"{target.toString()}: cannot write")
+        yield stream
+    except BaseException:
+        # To close the stream would make the file appear.
+        if stream.hasCapability("fs.capability.outputstream.abortable"):
+            stream.abort()
+        else:
+            stream.close()
+        raise
+    stream.close()
 
 
 def _list_local_files(path: Any, recursive: bool) -> Iterator[FileInfo]:
     """As :func:`_list_remote_files`, but without six calls to Java per file."""
-    top = path.toUri().getPath()
+    yield from _list_files_below(path.toUri().getPath(), recursive)
+
+
+def _list_files_below(top: str, recursive: bool) -> Iterator[FileInfo]:
     if not os.path.isdir(top):
         yield _stat_local_file(top)
         return
@@ -243,10 +314,8 @@ def _errors_name_path(url: str, exit_status: int = EXIT_FAILED) -> Iterator[None
     from pyspark.errors import PySparkException
 
     try:
-        yield
-    except OSError as error:
-        status = EXIT_USAGE if isinstance(error, FileNotFoundError) else exit_status
-        raise AnalyticsError(f"{url}: {(error.strerror or str(error)).lower()}", status) from None
+        with _local_errors_name_path(url, exit_status):
+            yield
     except PySparkException as error:
         raise AnalyticsError(f"{url}: {' '.join(str(error).split())}", exit_status) from None
     except Py4JJavaError as error:
@@ -255,6 +324,121 @@ def _errors_name_path(url: str, exit_status: int = EXIT_FAILED) -> Iterator[None
             raise AnalyticsError(f"{url}: no such file or directory", EXIT_USAGE) from None
         text = str(error.java_exception.getMessage() or "").split("\n")[0]
         raise AnalyticsError(f"{url}: {text} ({kind})", exit_status) from None
+
+
+@contextmanager
+def _local_errors_name_path(url: str, exit_status: int = EXIT_FAILED) -> Iterator[None]:
+    """Convert errors of the operating system to one line that names the path."""
+    try:
+        yield
+    except OSError as error:
+        status = EXIT_USAGE if isinstance(error, FileNotFoundError) else exit_status
+        raise AnalyticsError(f"{url}: {(error.strerror or str(error)).lower()}", status) from None
+
+
+class LocalFileSystem(FileSystem):
+    """Files of this machine, without Java."""
+
+    def __init__(self) -> None:
+        pass
+
+    def list(self, url: str, recursive: bool = True) -> FileList:
+        """As :class:`FileSystem`."""
+        with _local_errors_name_path(url):
+            return sorted(_list_files_below(_get_path(url), recursive), key=lambda file: file.path)
+
+    def list_names(self, url: str) -> Sequence[str]:
+        """As :class:`FileSystem`."""
+        with _local_errors_name_path(url):
+            return sorted(os.listdir(_get_path(url)))
+
+    def exists(self, url: str) -> bool:
+        """As :class:`FileSystem`."""
+        return os.path.exists(_get_path(url))
+
+    def is_directory(self, url: str) -> bool:
+        """As :class:`FileSystem`."""
+        return os.path.isdir(_get_path(url))
+
+    def read(self, url: str, limit: int | None = None, offset: int = 0) -> bytes:
+        """As :class:`FileSystem`."""
+        with _local_errors_name_path(url), open(_get_path(url), "rb") as file:
+            file.seek(offset)
+            return file.read() if limit is None else file.read(limit)
+
+    def write(self, url: str, data: bytes) -> None:
+        """As :class:`FileSystem`; it is on disk when this returns."""
+        with _local_errors_name_path(url):
+            write_durably(Path(_get_path(url)), data)
+
+    def download(self, url: str, target: Path) -> None:
+        """As :class:`FileSystem`."""
+        with _local_errors_name_path(url):
+            shutil.copyfile(_get_path(url), target)
+
+    def upload(self, source: Path, url: str) -> None:
+        """As :class:`FileSystem`."""
+        self.write(url, source.read_bytes())
+
+    def move(self, source: str, target: str) -> None:
+        """As :class:`FileSystem`."""
+        path, goal = _get_path(source), _get_path(target)
+        with _local_errors_name_path(target):
+            os.makedirs(os.path.dirname(goal), exist_ok=True)
+            if os.path.lexists(goal):
+                raise AnalyticsError(f"{target}: already exists")
+        with _local_errors_name_path(source):
+            os.rename(path, goal)
+
+    def delete(self, url: str) -> None:
+        """As :class:`FileSystem`."""
+        path = _get_path(url)
+        with _local_errors_name_path(url), suppress(FileNotFoundError):
+            if os.path.isdir(path) and not os.path.islink(path):
+                shutil.rmtree(path)
+            else:
+                os.remove(path)
+
+    def make_directories(self, url: str) -> None:
+        """As :class:`FileSystem`."""
+        with _local_errors_name_path(url):
+            os.makedirs(_get_path(url), exist_ok=True)
+
+    def get_free_bytes(self, url: str) -> int:
+        """As :class:`FileSystem`."""
+        return shutil.disk_usage(_find_existing_directory(_get_path(url))).free
+
+    def get_disk_id(self, url: str) -> int | None:
+        """As :class:`FileSystem`."""
+        return os.stat(_find_existing_directory(_get_path(url))).st_dev
+
+
+def _get_path(url: str) -> str:
+    path = get_local_path(url)
+    if path is None:
+        raise AnalyticsError(f"{url}: only local paths can be used without Spark", EXIT_USAGE)
+    return os.path.abspath(path)
+
+
+def _find_existing_directory(path: str) -> str:
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Replace a local file atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"_{path.name}.draft")
+    try:
+        with draft.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
 
 
 # Nearly unique values: building dictionaries for them takes a tenth of the time of writing.

@@ -25,7 +25,7 @@ from mediatord.observability.segments import ACTIVE_SEGMENT_FILE, MARKER_DIRECTO
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Also used in regular expressions of Java, by analytics.jobs.log_quality.
+# Also used by DuckDB, in analytics.jobs.log_quality.
 STEM_PATTERN = r"events-(\d{8}T\d{6}Z)-([A-Za-z0-9._-]+)-([A-Za-z0-9._]+)-\d{6,}(?:-\d+)?"
 COMPRESSIONS = {"": "plain", ".gz": "gzip", ".zst": "zstd"}
 

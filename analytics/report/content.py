@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from math import isfinite
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from analytics.database import Database
 from analytics.job import Span
 from analytics.schema import OPERATOR_NODE_SUFFIX, TABLES
 from analytics.settings import Settings
+from analytics.sql_functions import list_texts, quote_day
 from analytics.writing.runs import RunInfo
-from analytics.writing.warehouse import Warehouse
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 FEW_LABEL = "few"
 NO_VALUE = "\N{EN DASH}"
@@ -288,41 +285,8 @@ def limit_rows(rows: Sequence[Row], most: int, source: str) -> tuple[Sequence[Ro
     return rows[:most], f"{left:,} more in {source}.csv." if left > 0 else ""
 
 
-_READ_THREADS = 4
 MAX_ROWS = 1000
 _MAX_SERIES_ROWS = 50_000
-
-
-def _keep_frame(frame: DataFrame) -> DataFrame:
-    return frame
-
-
-def _sum_distribution(hist: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    pushes = hist.where("metric in ('push', 'ack')")
-    return pushes.groupBy("dt", "metric", "path", "bucket").agg(F.sum("n").alias("n"))
-
-
-def _sum_segments(inputs: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    totals = (F.sum(name).alias(name) for name in ("bytes", "lines", "corrupt"))
-    return inputs.groupBy("dt", "state", "packed").agg(F.count("*").alias("segments"), *totals)
-
-
-def _sum_sockets(concurrency: DataFrame) -> DataFrame:
-    """Compute the hour in Spark: a timestamp would arrive in the time zone of this process."""
-    from pyspark.sql import functions as F
-
-    at = (F.hour("at") + F.minute("at") / 60).alias("at_hour")
-    return concurrency.groupBy("dt", at).agg(F.sum("peak").alias("peak"))
-
-
-def _select_charted(series: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as F
-
-    return series.where(F.col("metric").isin(*CHARTED_METRICS))
 
 
 CHARTED_METRICS = (
@@ -336,15 +300,27 @@ class TableQuery:
     """
     :param days_before: days before the day of the report.
     :param order: columns whose largest rows are read if there are too many.
-    :param transform: applied to the table before reading.
+    :param query: SQL for the rows, of those of the days, which are called `rows`.
     """
 
     days_before: int = 0
     order: Sequence[str] = ("n",)
     max_rows: int = MAX_ROWS
-    transform: Callable[[DataFrame], DataFrame] = _keep_frame
+    query: str = "SELECT * FROM rows"
 
 
+_SUM_SEGMENTS = """
+    SELECT dt, state, packed, count(*) AS segments, sum(bytes)::BIGINT AS bytes, sum(lines)::BIGINT AS lines,
+        sum(corrupt)::BIGINT AS corrupt
+    FROM rows GROUP BY ALL
+"""
+_SUM_DISTRIBUTION = """
+    SELECT dt, metric, path, bucket, sum(n)::BIGINT AS n FROM rows WHERE metric IN ('push', 'ack') GROUP BY ALL
+"""
+_SUM_SOCKETS = """
+    SELECT dt, hour(at) + minute(at) / 60 AS at_hour, sum(peak)::BIGINT AS peak FROM rows GROUP BY ALL
+"""
+_SELECT_CHARTED = f"SELECT * FROM rows WHERE metric IN ({list_texts(CHARTED_METRICS)})"
 _RANKED_QUERY = TableQuery(order=("-rank",))
 # For normal values.
 _HISTORY_QUERY = TableQuery(days_before=NORMAL_NIGHTS, max_rows=20_000)
@@ -353,7 +329,7 @@ _SERIES_KEY = ("dt", "metric")
 REPORT_QUERIES: dict[str, TableQuery] = {
     "quality_daily": _HISTORY_QUERY,
     "boots_daily": TableQuery(order=("missing", "doubled", "n")),
-    "inputs": TableQuery(days_before=NORMAL_NIGHTS, order=("segments",), transform=_sum_segments),
+    "inputs": TableQuery(days_before=NORMAL_NIGHTS, order=("segments",), query=_SUM_SEGMENTS),
     "ledger_daily": TableQuery(days_before=28, order=("dt",)),
     "reconciliation_daily": replace(_HISTORY_QUERY, order=("difference", "counted")),
     "stores_daily": replace(_HISTORY_QUERY, order=("total",)),
@@ -361,7 +337,7 @@ REPORT_QUERIES: dict[str, TableQuery] = {
     "lost_daily": TableQuery(),
     "traffic_daily": TableQuery(),
     "latency_daily": TableQuery(),
-    "latency_hist": TableQuery(order=("bucket",), max_rows=_MAX_SERIES_ROWS, transform=_sum_distribution),
+    "latency_hist": TableQuery(order=("bucket",), max_rows=_MAX_SERIES_ROWS, query=_SUM_DISTRIBUTION),
     "queue_hourly": TableQuery(order=("depth_max",), max_rows=5000),
     "queue_risk": replace(_HISTORY_QUERY, order=("-rank",)),
     "errors_daily": TableQuery(order=("is_new", "n")),
@@ -376,14 +352,12 @@ REPORT_QUERIES: dict[str, TableQuery] = {
     "retention_weekly": TableQuery(order=("cohort", "week")),
     "sessions_daily": TableQuery(),
     "sockets_daily": TableQuery(order=("opened",)),
-    "concurrency_10m": TableQuery(order=("at_hour",), transform=_sum_sockets),
+    "concurrency_10m": TableQuery(order=("at_hour",), query=_SUM_SOCKETS),
     "push_daily": _HISTORY_QUERY,
     "wakeups_daily": _HISTORY_QUERY,
     "wakeups_missed_top": _RANKED_QUERY,
     "node_compare": TableQuery(order=("flagged", "ratio")),
-    "series_hourly": TableQuery(
-        days_before=28, order=_SERIES_KEY, max_rows=_MAX_SERIES_ROWS, transform=_select_charted
-    ),
+    "series_hourly": TableQuery(days_before=28, order=_SERIES_KEY, max_rows=_MAX_SERIES_ROWS, query=_SELECT_CHARTED),
     "series_daily": TableQuery(days_before=56, order=_SERIES_KEY, max_rows=_MAX_SERIES_ROWS),
     "anomalies": replace(_HISTORY_QUERY, order=("z",)),
     "forecast": TableQuery(order=("metric", "day")),
@@ -442,24 +416,25 @@ class ReportData:
 
 
 def load_report_data(
-    warehouse: Warehouse, day: date, settings: Settings, facts: RunInfo, names: Iterable[str] = REPORT_QUERIES
+    database: Database, day: date, settings: Settings, facts: RunInfo, names: Iterable[str] = REPORT_QUERIES
 ) -> ReportData:
-    """Load these tables."""
-    with ThreadPoolExecutor(_READ_THREADS, "read") as threads:
-        found = dict(zip(names, threads.map(lambda name: _load_rows(warehouse, name, day), names), strict=True))
+    """Load these tables, which the database has."""
+    found = {name: _load_rows(database, name, day) for name in names}
     cut = frozenset(name for name, rows in found.items() if len(rows) > REPORT_QUERIES[name].max_rows)
     return ReportData(
         day, settings, facts, {name: rows[: REPORT_QUERIES[name].max_rows] for name, rows in found.items()}, cut
     )
 
 
-def _load_rows(warehouse: Warehouse, name: str, day: date) -> list[Row]:
+def _load_rows(database: Database, name: str, day: date) -> list[Row]:
     """Load at most one row more than the limit."""
-    from pyspark.sql import functions as F
-
     query = REPORT_QUERIES[name]
-    frame = query.transform(warehouse.read(name, Span(day, day).widen(before=query.days_before)))
-    keys = [key for key in TABLES[name].key if key in frame.columns and key not in query.order]
-    order = [F.asc(key[1:]) if key.startswith("-") else F.desc_nulls_last(key) for key in query.order]
-    rows = frame.orderBy(*order, *map(F.asc, keys)).limit(query.max_rows + 1).collect()
-    return [row.asDict() for row in rows]
+    first = Span(day, day).widen(before=query.days_before).first
+    rows = (
+        f"WITH rows AS (SELECT * FROM {name} WHERE dt BETWEEN {quote_day(first)} AND {quote_day(day)}) {query.query}"
+    )
+    columns = database.describe(rows)
+    keys = [key for key in TABLES[name].key if key in columns and key not in query.order]
+    order = [f'"{key[1:]}" ASC' if key.startswith("-") else f'"{key}" DESC NULLS LAST' for key in query.order]
+    ordered = ", ".join([*order, *(f'"{key}" ASC' for key in keys)])
+    return database.rows(f"SELECT * FROM ({rows}) ORDER BY {ordered} LIMIT {query.max_rows + 1}")

@@ -26,6 +26,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 from markupsafe import Markup
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
+from analytics.database import Database
 from analytics.jobs.time_series import METRICS
 from analytics.reading.files import FileSystem
 from analytics.report.content import REPORT_QUERIES, ReportData, Row, Section, load_report_data
@@ -61,7 +62,6 @@ from analytics.report.overview_sections import (
 from analytics.schema import TABLES
 from analytics.settings import Settings
 from analytics.writing.runs import RunInfo
-from analytics.writing.warehouse import Warehouse
 
 _TEMPLATE_DIRECTORY = Path(__file__).with_name("templates")
 # Read as sums only.
@@ -70,7 +70,7 @@ _FORMULA_PREFIXES = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_report(
-    files: FileSystem, warehouse: Warehouse, out: str, day: date, settings: Settings, facts: RunInfo
+    files: FileSystem, database: Database, out: str, day: date, settings: Settings, facts: RunInfo
 ) -> str:
     """
     Write the report of a day into `OUT/report/<day>/`.
@@ -79,7 +79,7 @@ def write_report(
     """
     folder = f"{out}/report/{day}"
     files.make_directories(folder)
-    for name, content in render_report(load_report_data(warehouse, day, settings, facts)).items():
+    for name, content in render_report(load_report_data(database, day, settings, facts)).items():
         files.write(f"{folder}/{name}", content)
     return f"{folder}/index.html"
 
@@ -257,7 +257,7 @@ _MESSAGE_STATES = ("opening", "accepted", "acked", "expired", "evicted", "remove
 _FORECAST_DAYS = 30
 
 
-def write_textfile(warehouse: Warehouse, day: date, path: str, facts: RunInfo) -> None:
+def write_textfile(database: Database, day: date, path: str, facts: RunInfo) -> None:
     """
     Replace the file.
 
@@ -266,7 +266,7 @@ def write_textfile(warehouse: Warehouse, day: date, path: str, facts: RunInfo) -
     """
     replace_textfile(
         Path(path),
-        generate_latest(make_registry(load_report_data(warehouse, day, Settings(), facts, _TEXTFILE_TABLES))),
+        generate_latest(make_registry(load_report_data(database, day, Settings(), facts, _TEXTFILE_TABLES))),
     )
 
 

@@ -48,17 +48,26 @@ _SOCKET_SHARE = 0.1
 _REFUSED_SHARE = sum(fault[4] for fault in COMMON_FAULTS)
 
 
+def _name_account(number: int) -> str:
+    return f"{Random(number).getrandbits(128):032x}"
+
+
+# The account with most messages.
+BUSIEST_ACCOUNT = _name_account(0)
+
+
 class EventStream:
     """
     Random events of one node.
 
     :param rate: messages per second.
     :param begin: seconds since the epoch.
+    :param skew: share of all choices of an account that fall on :data:`BUSIEST_ACCOUNT`, besides its own.
     """
 
-    def __init__(self, rng: Random, rate: float, begin: float) -> None:
-        self._rng, self._rate, self._now, self._begin = rng, rate, begin, begin
-        self._users = [f"{Random(number).getrandbits(128):032x}" for number in range(USER_COUNT)]
+    def __init__(self, rng: Random, rate: float, begin: float, skew: float = 0.0) -> None:
+        self._rng, self._rate, self._now, self._begin, self._skew = rng, rate, begin, begin, skew
+        self._users = [_name_account(number) for number in range(USER_COUNT)]
         self._sums = list(accumulate(1 / rank for rank in range(1, USER_COUNT + 1)))
         self._calendar: list[tuple[float, int, str, Mapping[str, Any]]] = []
         self._entries = self._requests = self._sockets = 0
@@ -83,6 +92,8 @@ class EventStream:
         heapq.heappush(self._calendar, (at, self._entries, event, fields))
 
     def _user(self) -> str:
+        if self._skew and self._rng.random() < self._skew:
+            return BUSIEST_ACCOUNT
         return self._users[bisect_left(self._sums, self._rng.random() * self._sums[-1])]
 
     def _message(self) -> None:
@@ -253,6 +264,7 @@ class BulkTruth:
     :ivar open: messages that have not ended.
     :ivar orphans: messages that ended and whose `msg.accept` line is damaged.
     :ivar drift: counter to the excess of counted over logged events, summed over nodes.
+    :ivar busiest: messages accepted for :data:`BUSIEST_ACCOUNT`.
     """
 
     lines: int = 0
@@ -265,6 +277,7 @@ class BulkTruth:
     open: int = 0
     orphans: int = 0
     drift: Counter[str] = field(default_factory=Counter)
+    busiest: int = 0
 
     def __add__(self, other: BulkTruth) -> BulkTruth:
         return BulkTruth(**{name: value + getattr(other, name) for name, value in self.as_dict().items()})
@@ -274,15 +287,18 @@ class BulkTruth:
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
 
-def generate_bulk_logs(directory: Path, scale: int | float, *, seed: int = 1, processes: int = 4) -> BulkTruth:
+def generate_bulk_logs(
+    directory: Path, scale: int | float, *, seed: int = 1, skew: float = 0.0, processes: int = 4
+) -> BulkTruth:
     """
     Write 8 files of one day with `scale` times 600 000 lines, unless they exist.
 
     :param directory: for the files and their ground truth, which are kept.
-    :raise ValueError: it has files of another scale or seed.
+    :param skew: as in :class:`EventStream`; 0.5 gives one account half of all senders, recipients and sockets.
+    :raise ValueError: it has files of another scale, seed or skew.
     """
     truth_file = directory / _TRUTH_FILE
-    specification = {"scale": scale, "seed": seed}
+    specification = {"scale": scale, "seed": seed, **({"skew": skew} if skew else {})}
     if truth_file.exists():
         found: dict[str, Any] = json.loads(truth_file.read_text())
         if found.pop("of") != specification:
@@ -292,20 +308,20 @@ def generate_bulk_logs(directory: Path, scale: int | float, *, seed: int = 1, pr
     lines = int(BASE_LINES * scale) // _NODE_COUNT
     # Processes with threads, such as one with a JVM, must not fork.
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        parts = list(pool.map(partial(_write_node, directory, lines, seed), range(_NODE_COUNT)))
+        parts = list(pool.map(partial(_write_node, directory, lines, seed, skew), range(_NODE_COUNT)))
     truth = sum(parts, BulkTruth())
     truth_file.write_text(json.dumps({"of": specification, **truth.as_dict()}))
     return truth
 
 
-def _write_node(directory: Path, lines: int, seed: int, number: int) -> BulkTruth:
-    return _NodeWriter(directory / f"node-{number + 1}", lines, Random(f"{seed} {number}")).write()
+def _write_node(directory: Path, lines: int, seed: int, skew: float, number: int) -> BulkTruth:
+    return _NodeWriter(directory / f"node-{number + 1}", lines, Random(f"{seed} {number}"), skew).write()
 
 
 class _NodeWriter:
     """Writes the day of one node. Messages stay on their node."""
 
-    def __init__(self, directory: Path, lines: int, rng: Random) -> None:
+    def __init__(self, directory: Path, lines: int, rng: Random, skew: float) -> None:
         self._directory, self._lines = directory, lines
         self._boot = f"{rng.getrandbits(48):012x}"
         name = directory.name
@@ -314,7 +330,7 @@ class _NodeWriter:
             for event, about in EVENTS.items()
         }
         self._begin = datetime(BULK_DAY.year, BULK_DAY.month, BULK_DAY.day, tzinfo=UTC).timestamp()
-        self._life = EventStream(rng, lines / _LINES_PER_MESSAGE / _DAY_SECONDS, self._begin)
+        self._life = EventStream(rng, lines / _LINES_PER_MESSAGE / _DAY_SECONDS, self._begin, skew)
         self._rng = rng
         self._seq = self._last_seen = 0
         self._second, self._prefix = -1, b""
@@ -384,6 +400,7 @@ class _NodeWriter:
             truth.drift = Counter({name: value - self._logged[name] for name, value in fields.items()})
         elif event == "msg.accept":
             truth.accepted += 1
+            truth.busiest += fields["rcpt"] == BUSIEST_ACCOUNT
             self._open.add(fields["msg"])
         elif event in _ENDED_STATES:
             self._end(event, fields["msg"])

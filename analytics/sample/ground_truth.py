@@ -16,13 +16,13 @@ from analytics.writing.warehouse import Warehouse
 from mediatord.observability.event_schema import EVENTS
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row
+    from analytics.database import Row
 
 DAY_S = 86_400
 HOUR_S = 3_600
 
 # Incident to its day, from 0, and hour in UTC.
-INCIDENT_SCHEDULE: dict[str, tuple[int, int]] = {
+INCIDENT_SCHEDULE: Mapping[str, tuple[int, int]] = {
     "crash": (8, 14),
     "vanished_message": (11, 9),
     "expiry_wave": (12, 6),
@@ -48,7 +48,8 @@ class SampleSpec:
     :param wallets: number of wallets, besides an eighth more on phones, which are woken by push notifications.
     :param messages_per_day: accepted on a weekday of the first week, summed over nodes; phones get an eighth more.
     :param growth: growth of traffic per day; 0.01 is 1 %.
-    :param incidents: True for all of :data:`INCIDENT_SCHEDULE` that fall into the days, or their names.
+    :param incidents: True for all of the schedule that fall into the days, or their names.
+    :param schedule: day, from 0, and hour of each incident.
     :param queue_max_messages: as in the configuration of the daemon.
     :param ttl_s: lifetime of a DIDComm message in seconds; Decentrl events do not expire.
     :param gauge_s: seconds between gauges, and between counters.
@@ -65,6 +66,7 @@ class SampleSpec:
     messages_per_day: int = 1500
     growth: float = 0.006
     incidents: bool | frozenset[str] = True
+    schedule: Mapping[str, tuple[int, int]] = field(default_factory=lambda: INCIDENT_SCHEDULE)
     queue_max_messages: int = 1000
     ttl_s: int = 259_200
     gauge_s: int = 60
@@ -95,10 +97,9 @@ class SampleSpec:
 
     def list_incidents(self) -> dict[str, float]:
         """Incidents and their start times, seconds since the epoch, in order."""
-        names = INCIDENT_SCHEDULE if self.incidents is True else self.incidents or ()
+        names = self.schedule if self.incidents is True else self.incidents or ()
         begins = {
-            name: self.begin + INCIDENT_SCHEDULE[name][0] * DAY_S + INCIDENT_SCHEDULE[name][1] * HOUR_S
-            for name in names
+            name: self.begin + self.schedule[name][0] * DAY_S + self.schedule[name][1] * HOUR_S for name in names
         }
         return dict(sorted(((name, at) for name, at in begins.items() if at < self.end), key=lambda one: one[1]))
 
@@ -186,6 +187,7 @@ class DayTruth:
     :ivar lost: reason to messages that were not delivered.
     :ivar sockets: node to opened, authenticated, closed.
     :ivar unclosed: node to sockets left open by processes that ended on this day.
+    :ivar peaks: node to the maximum of concurrent sockets.
     :ivar limits: limit to hits.
     :ivar replays: code to refusals.
     :ivar errors: (proto, mtype, status, code) to requests.
@@ -205,6 +207,7 @@ class DayTruth:
     lost: Counter[str] = field(default_factory=Counter)
     sockets: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     unclosed: Counter[str] = field(default_factory=Counter)
+    peaks: Counter[str] = field(default_factory=Counter)
     limits: Counter[str] = field(default_factory=Counter)
     replays: Counter[str] = field(default_factory=Counter)
     errors: Counter[tuple[str, str, int, str]] = field(default_factory=Counter)
@@ -395,6 +398,7 @@ class TruthRecorder:
 
     def _opened(self, node: str, boot: str, fields: Mapping[str, Any]) -> None:
         self._day.sockets[node]["opened"] += 1
+        self._count_sockets(node, boot, 1)
 
     def _authenticated(self, node: str, boot: str, fields: Mapping[str, Any]) -> None:
         if "code" not in fields:
@@ -402,6 +406,12 @@ class TruthRecorder:
 
     def _closed(self, node: str, boot: str, fields: Mapping[str, Any]) -> None:
         self._day.sockets[node]["closed"] += 1
+        self._count_sockets(node, boot, -1)
+
+    def _count_sockets(self, node: str, boot: str, step: int) -> None:
+        level = self._logged[node, boot, CONNECTIONS_COUNTER]
+        # The level before the first line of a day is that of the day before.
+        self._day.peaks[node] = max(self._day.peaks[node], level, level - step)
 
     def _request(self, node: str, boot: str, fields: Mapping[str, Any]) -> None:
         if "code" in fields or fields["status"] >= 400:
@@ -496,8 +506,8 @@ class _TableReader:
         :param after: days from the incident to the first day of the search.
         """
         first = min(incident.day + timedelta(after), self._last_day)
-        frame = self._warehouse.read(table, Span(first, min(first + timedelta(days - 1), self._last_day)))
-        return frame.where(where).orderBy("dt").limit(200).collect()
+        span = Span(first, min(first + timedelta(days - 1), self._last_day))
+        return self._warehouse.rows(table, span, where=where)
 
     def anomalies(self, incident: Incident, metric: str, **days: int) -> Sequence[Row]:
         """Anomalies of a metric."""
@@ -512,15 +522,15 @@ def _find_crash(tables: _TableReader, incident: Incident) -> str:
     if not (boots and sockets and crashed):
         return ""
     return (
-        f"{node}: {boots[0].missing} lines missing, {crashed[0].corrupt} damaged,"
-        f" {sockets[0].unclosed} sockets never closed"
+        f"{node}: {boots[0]['missing']} lines missing, {crashed[0]['corrupt']} damaged,"
+        f" {sockets[0]['unclosed']} sockets never closed"
     )
 
 
 def _find_vanished_message(tables: _TableReader, incident: Incident) -> str:
     before, *after = tables.rows("ledger_daily", incident, "true", after=2, days=3)
-    more = [row for row in after if row.overdue > before.overdue]
-    return f"{more[0].overdue - before.overdue} more overdue message from {more[0].dt} on" if more else ""
+    more = [row for row in after if row["overdue"] > before["overdue"]]
+    return f"{more[0]['overdue'] - before['overdue']} more overdue message from {more[0]['dt']} on" if more else ""
 
 
 def _find_expiry_wave(tables: _TableReader, incident: Incident) -> str:
@@ -536,8 +546,8 @@ def _find_eviction_storm(tables: _TableReader, incident: Incident) -> str:
 
 
 def _find_abuse_burst(tables: _TableReader, incident: Incident) -> str:
-    rows = tables.rows("limits_daily", incident, f"limit = '{incident.details['limit']}' AND bursts > 0")
-    return f"{rows[0].hits} refusals in {rows[0].bursts} bursts" if rows else ""
+    rows = tables.rows("limits_daily", incident, f"\"limit\" = '{incident.details['limit']}' AND bursts > 0")
+    return f"{rows[0]['hits']} refusals in {rows[0]['bursts']} bursts" if rows else ""
 
 
 def _find_replay_attack(tables: _TableReader, incident: Incident) -> str:
@@ -554,24 +564,27 @@ def _find_clock_skew(tables: _TableReader, incident: Incident) -> str:
 def _find_slow_node(tables: _TableReader, incident: Incident) -> str:
     node = incident.details["node"]
     rows = tables.rows("node_compare", incident, f"node = '{node}' AND flagged AND metric LIKE '%ms'")
-    return f"{node}: " + ", ".join(f"{row.metric} {row.ratio:.1f} times the median" for row in rows) if rows else ""
+    findings = [f"{row['metric']} {row['ratio']:.1f} times the median" for row in rows]
+    return f"{node}: {', '.join(findings)}" if rows else ""
 
 
 def _find_new_error(tables: _TableReader, incident: Incident) -> str:
     rows = tables.rows("errors_daily", incident, f"is_new AND code = '{incident.details['code']}'")
-    return f"{rows[0].code} is new, {_sum_column(rows, 'n')} times" if rows else ""
+    return f"{rows[0]['code']} is new, {_sum_column(rows, 'n')} times" if rows else ""
 
 
 def _find_disk_full(tables: _TableReader, incident: Incident) -> str:
     node = incident.details["node"]
     boots = tables.rows("boots_daily", incident, f"node = '{node}' AND missing > 0")
     counters = tables.rows("reconciliation_daily", incident, f"node = '{node}' AND difference <> 0")
-    return f"{node}: {boots[0].missing} lines dropped, {len(counters)} counters differ" if boots and counters else ""
+    if not (boots and counters):
+        return ""
+    return f"{node}: {boots[0]['missing']} lines dropped, {len(counters)} counters differ"
 
 
 def _find_traffic_drop(tables: _TableReader, incident: Incident) -> str:
     rows = [*tables.anomalies(incident, "messages_accepted"), *tables.anomalies(incident, "requests")]
-    hours = sorted({row.hour for row in rows if row.value < row.expected / 2})
+    hours = sorted({row["hour"] for row in rows if row["value"] < row["expected"] / 2})
     return "traffic less than half of the usual in the hours " + ", ".join(map(str, hours)) if hours else ""
 
 
@@ -579,7 +592,7 @@ def _find_late_segment(tables: _TableReader, incident: Incident) -> str:
     node = incident.details["node"]
     gone = tables.rows("boots_daily", incident, f"node = '{node}' AND missing > 0")
     return (
-        f"{node}: {gone[0].missing} lines missing until the segment arrives"
+        f"{node}: {gone[0]['missing']} lines missing until the segment arrives"
         if gone
         else f"{node}: the segment arrived, no lines missing"
     )

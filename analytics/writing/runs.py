@@ -2,7 +2,8 @@
 A run in the results directory: its lock, the atomic publication of what it staged, and its manifest.
 
 Publication writes a journal first; from then on the moves are decided. Each move can be repeated from where it
-stopped, so the next run completes a publication that was killed.
+stopped, so the next run completes a publication that was killed. No step relies on a rename of several files being
+atomic, which it is not on an object store. It relies on reads and listings that show every earlier write.
 """
 
 from __future__ import annotations
@@ -119,6 +120,8 @@ def _get_process_identity(pid: int) -> str | None:
 
 JOURNAL_FILE = "_journal.json"
 STAGING_DIRECTORY = "_staging"
+# Names the manifest of the publication that is staged, from before its journal is written until after it is deleted.
+_PREPARED_FILE = f"{STAGING_DIRECTORY}/_prepared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +148,9 @@ def commit_publication(
         "manifest_path": manifest_path,
         "manifest": manifest.decode(),
     }
+    files.write(f"{out}/{_PREPARED_FILE}", manifest_path.encode())
     files.write(f"{out}/{JOURNAL_FILE}", json.dumps(content).encode())
-    recover_publication(files, out)
+    _complete_publication(files, out, content)
 
 
 def has_journal(files: FileSystem, out: str) -> bool:
@@ -159,16 +163,38 @@ def recover_publication(files: FileSystem, out: str) -> bool:
     Complete a decided publication, and delete other staged files. Requires the lock.
 
     :return: whether there was a journal.
+    :raise AnalyticsError: its staged files were deleted; nothing has changed.
     """
     decided = has_journal(files, out)
     if decided:
         content = json.loads(files.read(f"{out}/{JOURNAL_FILE}"))
-        for move in content["moves"]:
-            _replace_directory(files, out, DirectoryMove(**move))
-        files.write(content["manifest_path"], content["manifest"].encode())
-        files.delete(f"{out}/{JOURNAL_FILE}")
-    files.delete(f"{out}/{STAGING_DIRECTORY}")
+        _check_still_staged(files, out, content["manifest_path"])
+        _complete_publication(files, out, content)
+    else:
+        files.delete(f"{out}/{STAGING_DIRECTORY}")
     return decided
+
+
+def _check_still_staged(files: FileSystem, out: str, manifest_path: str) -> None:
+    """
+    Check that nobody has deleted the staging directory, since files that are not staged count as moved.
+
+    A store may also write the journal of a failed run after that run has given up and cleaned up.
+    """
+    path = f"{out}/{_PREPARED_FILE}"
+    if not files.exists(path) or files.read(path).decode() != manifest_path:
+        raise AnalyticsError(
+            f"{out}/{JOURNAL_FILE}: the staged files of this publication were deleted; delete this file, too, and"
+            f" analyse the days of {manifest_path} again"
+        )
+
+
+def _complete_publication(files: FileSystem, out: str, content: Mapping[str, Any]) -> None:
+    for move in content["moves"]:
+        _replace_directory(files, out, DirectoryMove(**move))
+    files.write(content["manifest_path"], content["manifest"].encode())
+    files.delete(f"{out}/{JOURNAL_FILE}")
+    files.delete(f"{out}/{STAGING_DIRECTORY}")
 
 
 def _replace_directory(files: FileSystem, out: str, move: DirectoryMove) -> None:

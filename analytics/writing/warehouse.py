@@ -5,65 +5,69 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date, timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from analytics.database import Database, get_duckdb_type
 from analytics.job import Span
-from analytics.reading.files import FileSystem, append_parquet
-from analytics.schema import TABLES, Table, make_events_table
+from analytics.reading.files import FileSystem, get_local_path
+from analytics.schema import TABLES, Column, Table, make_events_table
+from analytics.sql_functions import quote_day, quote_text
 from analytics.writing.runs import STAGING_DIRECTORY, DirectoryMove, commit_publication, has_journal
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import DataType, StructType
-
-_WIDENING_CASTS = {
-    "bigint": {"tinyint", "smallint", "int"},
-    "int": {"tinyint", "smallint"},
-    "double": {"tinyint", "smallint", "int", "float"},
-}
 
 
 class TableMismatchError(TypeError):
     """A job returned columns or days other than declared: a programming error."""
 
 
-def conform_to_schema(frame: DataFrame, table: Table, job: str) -> DataFrame:
+def make_table_query(database: Database, table: Table, content: str | Iterable[Mapping[str, Any]], job: str) -> str:
     """
-    Select the declared columns in order, widening narrow numbers.
+    Query for the rows that a job made of a table: declared columns and types, in the order of its key.
 
-    :raise TableMismatchError: the frame differs otherwise.
+    :param content: a query, or rows.
+    :raise TableMismatchError: columns or types differ from the declaration.
     """
-    from pyspark.sql import functions as F
+    names = [column.name for column in table.columns]
+    if isinstance(content, str):
+        query, found = content, database.describe(content)
+    else:
+        rows = [dict(row) for row in content]
+        found = dict.fromkeys(rows[0] if rows else names, "")
+        query = f"SELECT * FROM {_ROWS_TABLE}"
+    for what, wrong in (("no", set(names) - set(found)), ("undeclared", set(found) - set(names))):
+        if wrong:
+            raise TableMismatchError(f"{job}: {table.name}: {what} column {', '.join(sorted(wrong))}")
+    if not isinstance(content, str):
+        declared = ", ".join(f'"{column.name}" {get_duckdb_type(column)}' for column in table.columns)
+        database.insert(_ROWS_TABLE, declared, ([row[name] for name in names] for row in rows))
+    for column in table.columns:
+        kind = found[column.name].partition("(")[0]
+        # Rows have no types; they are checked when they are inserted.
+        if kind and kind not in {*_COMPATIBLE_TYPES[column.type], _NULL_TYPE}:
+            raise TableMismatchError(
+                f"{job}: {table.name}: column {column.name} is {kind}, declared as {column.type}"
+            )
+    columns = ", ".join(
+        f'CAST("{column.name}" AS {get_duckdb_type(column)}) AS "{column.name}"' for column in table.columns
+    )
+    order = ", ".join(f'"{name}"' for name in table.key or names)
+    return f"SELECT {columns} FROM ({query}) ORDER BY {order}"
 
-    struct = table.struct()
-    there = {field.name: field.dataType for field in frame.schema.fields}
-    for what, names in (("no", set(struct.names) - set(there)), ("undeclared", set(there) - set(struct.names))):
-        if names:
-            raise TableMismatchError(f"{job}: {table.name}: {what} column {', '.join(sorted(names))}")
-    for field in struct.fields:
-        if not _is_compatible(there[field.name], field.dataType):
-            found, expected = there[field.name].simpleString(), field.dataType.simpleString()
-            raise TableMismatchError(f"{job}: {table.name}: column {field.name} is {found}, declared as {expected}")
-    return frame.select(*(F.col(field.name).cast(field.dataType) for field in struct.fields))
 
-
-def _is_compatible(found: DataType, expected: DataType) -> bool:
-    name = found.simpleString()
-    return name in {expected.simpleString(), "void"} or name in _WIDENING_CASTS.get(expected.simpleString(), ())
-
-
-def arrange_for_writing(frame: DataFrame, table: Table) -> DataFrame:
-    """
-    Sort by key, so that equal rows make equal files.
-
-    Aggregated tables are small: one file a day. Tables with a row for each message or recipient may be large: they
-    get as many files as needed.
-    """
-    from pyspark.sql import functions as F
-
-    frame = frame.hint("rebalance", F.col("dt")) if table.private else frame.coalesce(1)
-    return frame.sortWithinPartitions(*table.key)
-
+_NULL_TYPE = '"NULL"'
+_ROWS_TABLE = "rows_of_job"
+_STAGED_TABLE = "staged_rows"
+_COUNT_BY_DAY = f"SELECT dt, count(*) AS n FROM {_STAGED_TABLE} GROUP BY dt"
+_INTEGERS = {"TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT"}
+_COMPATIBLE_TYPES = {
+    "bigint": _INTEGERS,
+    "int": _INTEGERS - {"HUGEINT"},
+    "double": {*_INTEGERS, "FLOAT", "DOUBLE", "DECIMAL"},
+    "string": {"VARCHAR"},
+    "boolean": {"BOOLEAN"},
+    "date": {"DATE"},
+    "timestamp": {"TIMESTAMP"},
+}
 
 TABLES_DIRECTORY = "tables"
 # Has a row for every computed day.
@@ -83,16 +87,19 @@ class Warehouse:
 
     :param out: results directory with `tables/<name>/dt=<day>/`.
     :param run_id: names the staging directory; needed only to stage and publish.
+    :param local: local directory for copies, if the results are elsewhere.
     """
 
-    def __init__(self, spark: SparkSession, files: FileSystem, out: str, run_id: str = "") -> None:
-        self._spark = spark
+    def __init__(self, database: Database, files: FileSystem, out: str, run_id: str = "", local: str = "") -> None:
+        self._database = database
         self._files = files
         self._out = out
         self._run_id = run_id
+        self._local = local
         self._staged: dict[str, Span] = {}
         self._batches: frozenset[date] = frozenset()
         self._listings: dict[str, Sequence[str]] = {}
+        self._published: dict[str, dict[str, list[str]]] = {}
 
     @property
     def staging(self) -> str:
@@ -119,78 +126,93 @@ class Warehouse:
 
     def has_events(self, day: date) -> bool:
         """Whether there are events of a day, staged or kept."""
-        only = Span(day, day)
-        return bool(self._list_staged_partitions("events", only) or self._list_kept_partitions("events", only))
+        return bool(self.list_files("events", Span(day, day)))
 
     def event_bytes(self, batches: Iterable[date]) -> int:
         """Bytes of the published events of these batches."""
         partitions = [path for batch in batches for path in self._list_batch_partitions("events", batch)]
         return sum(file.size for path in partitions for file in self._files.list(f"{self._out}/{path}"))
 
-    def read(self, name: str, span: Span) -> DataFrame:
-        """Rows of a span with the declared columns; staged rows replace published ones."""
-        from pyspark.sql import functions as F
+    def list_files(self, name: str, span: Span) -> list[str]:
+        """Parquet files of a table, in order; staged days replace published ones."""
+        kept = [
+            path
+            for partition in self._list_kept_partitions(name, span)
+            for path in self._list_published_files(name, partition)
+        ]
+        staged = [
+            file.path
+            for partition in self._list_staged_partitions(name, span)
+            for file in self._files.list(f"{self._out}/{partition}")
+        ]
+        return sorted(path for path in (*kept, *staged) if path.endswith(".parquet"))
 
-        struct = ALL_TABLES[name].struct()
-        frame = None
-        for base, partitions in (
-            (_get_published_path(name), self._list_kept_partitions(name, span)),
-            (self._get_staged_path(name), self._list_staged_partitions(name, span)),
-        ):
-            if partitions:
-                # Redundant, but lets Spark prune partitions.
-                part = self._read_parquet(name, base, partitions)
-                part = part.where(F.col("dt").between(F.lit(span.first), F.lit(span.last)))
-                frame = part if frame is None else frame.unionAll(part)
-        return self._make_empty_frame(struct) if frame is None else frame
+    def open_table(self, name: str, span: Span) -> None:
+        """Let the database read the rows of a span under the name of the table."""
+        files = [self._localize(url) for url in self.list_files(name, span)]
+        self._database.define_view(name, self._database.make_parquet_query(ALL_TABLES[name], files))
+
+    def rows(self, name: str, span: Span, columns: str = "*", where: str = "true") -> list[dict[str, Any]]:
+        """Rows of a span in the order of the key."""
+        table = ALL_TABLES[name]
+        files = [self._localize(url) for url in self.list_files(name, span)]
+        order = ", ".join(f'"{column}"' for column in table.key) or "ALL"
+        return self._database.rows(
+            f"SELECT {columns} FROM (SELECT * FROM ({self._database.make_parquet_query(table, files)})"
+            f" WHERE {where} ORDER BY {order})"
+        )
 
     def read_inputs(self, stems: Iterable[str]) -> list[dict[str, Any]]:
         """Staged rows of `inputs` about these segments."""
-        from pyspark.sql import functions as F
+        rows = self.rows("inputs", Span(min(self._batches), max(self._batches)))
+        wanted = set(stems)
+        return [row for row in rows if row["stem"] in wanted]
 
-        frame = self.read("inputs", Span(min(self._batches), max(self._batches)))
-        frame = frame.where(F.col("stem").isin(*stems)).orderBy("dt", "stem")
-        return [row.asDict() for row in frame.toLocalIterator()]
-
-    def stage(self, name: str, frame: DataFrame, span: Span, job: str = "") -> int:
+    def stage(self, name: str, content: str | Iterable[Mapping[str, Any]], span: Span, job: str = "") -> int:
         """
         Write the rows of a table for all days of a span, replacing what is published of these days.
 
+        :param content: a query of the database, or rows.
         :return: number of rows.
         :raise TableMismatchError: columns, types or days differ from the declaration.
         """
-        from pyspark.sql import Observation
-        from pyspark.sql import functions as F
-
         table = TABLES[name]
-        rows = Observation()
-        frame = arrange_for_writing(conform_to_schema(frame, table, job), table).observe(
-            rows, F.count(F.lit(1)).alias("n")
-        )
-        self._append(frame, name)
-        found = _parse_partition_dates(self._list_directory(self._get_staged_path(name)), "dt")
-        if outside := [str(day) for day in found if day not in span]:
+        self._database.define(_STAGED_TABLE, make_table_query(self._database, table, content, job))
+        counts = {row["dt"]: row["n"] for row in self._database.rows(_COUNT_BY_DAY)}
+        if outside := [str(day) for day in sorted(counts) if day not in span]:
             days = f"{span.first} to {span.last}"
             raise TableMismatchError(f"{job}: {name}: column dt has {', '.join(outside)}, not of {days}")
+        for day in sorted(counts):
+            self._write_day(table, day)
         self._staged[name] = span
-        return int(rows.get.get("n", 0))
+        return sum(counts.values())
+
+    def _write_day(self, table: Table, day: date) -> None:
+        """Write the rows of a day, in order, as one file: equal rows make equal files."""
+        url = f"{self._out}/{self._get_staged_path(table.name)}/dt={day}/part-0.parquet"
+        path = get_local_path(url) or Path(self._local, table.name, f"dt={day}", "part-0.parquet")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        columns = ", ".join(_make_parquet_column(column) for column in table.columns if column.name != "dt")
+        self._database.execute(
+            f"COPY (SELECT {columns} FROM {_STAGED_TABLE} WHERE dt = {quote_day(day)})"
+            f" TO {quote_text(str(path))} (FORMAT parquet, COMPRESSION zstd)"
+        )
+        if get_local_path(url) is None:
+            self._files.upload(path, url)
+
+    def _localize(self, url: str) -> str:
+        """Local path of a file; a remote one is copied once."""
+        here = get_local_path(url)
+        if here is None:
+            here = Path(self._local, "copies", url.partition(f"{self._out}/")[2] or url)
+            if not here.exists():
+                here.parent.mkdir(parents=True, exist_ok=True)
+                self._files.download(url, here)
+        return str(here)
 
     def mark_batches_staged(self, batches: Iterable[date]) -> None:
         """Note that ingest has staged these batches completely; they replace what is published of them."""
         self._batches = frozenset(batches)
-
-    def carry_over(self, batch: date, stems: Sequence[str], file_rows: Sequence[Mapping[str, Any]] = ()) -> None:
-        """
-        Copy loaded rows of these segments of a batch into staging, except lines that are staged already, which count
-        as duplicates.
-
-        :param file_rows: rows of `inputs` whose columns about the file replace the loaded ones.
-        """
-        again = self._carry_over_events(batch, stems)
-        for frame in self._read_segments("quarantine", batch, stems):
-            self._append(frame, "quarantine")
-        for frame in self._read_segments("inputs", batch, stems):
-            self._append(self._update_inputs(frame, file_rows, again), "inputs")
 
     def publish(self, manifest_path: str, manifest: bytes, further: Iterable[str]) -> None:
         """
@@ -205,6 +227,7 @@ class Warehouse:
         ]
         commit_publication(self._files, self._out, self._count_files(moves), manifest_path, manifest)
         self._listings.clear()
+        self._published.clear()
         self._staged.clear()
         self._batches = frozenset()
 
@@ -216,65 +239,6 @@ class Warehouse:
     def _get_staged_path(self, *parts: str) -> str:
         """Path in staging; paths from here on are relative to the results directory."""
         return "/".join((STAGING_DIRECTORY, self._run_id, *parts))
-
-    def _read_parquet(self, name: str, base: str, partitions: Sequence[str]) -> DataFrame:
-        struct = ALL_TABLES[name].struct()
-        reader = self._spark.read.schema(struct).option("basePath", f"{self._out}/{base}")
-        return reader.parquet(*(f"{self._out}/{path}" for path in partitions)).select(struct.names)
-
-    def _make_empty_frame(self, struct: StructType) -> DataFrame:
-        """An empty frame that Spark knows to be empty, so that joins with it cost nothing."""
-        from pyspark.sql import functions as F
-
-        columns = [F.lit(None).cast(field.dataType).alias(field.name) for field in struct.fields]
-        return self._spark.range(1).select(columns).where("false")
-
-    def _append(self, frame: DataFrame, name: str) -> None:
-        columns = ("dt", "batch") if name == "events" else ("dt",)
-        append_parquet(frame, f"{self._out}/{self._get_staged_path(name)}", *columns)
-
-    def _read_segments(self, name: str, batch: date, stems: Sequence[str]) -> Iterator[DataFrame]:
-        """Published rows of these segments, if the batch has any."""
-        from pyspark.sql import functions as F
-
-        if partitions := self._list_batch_partitions(name, batch):
-            yield self._read_parquet(name, _get_published_path(name), partitions).where(F.col("stem").isin(*stems))
-
-    def _carry_over_events(self, batch: date, stems: Sequence[str]) -> dict[str, int]:
-        """:return: by segment, number of lines not copied because they are staged already."""
-        again: dict[str, int] = {}
-        days = sorted(self.days_by_batch([batch], staged=True)[batch])
-        base, line = self._get_staged_path("events"), ["node", "boot", "seq"]
-        for events in self._read_segments("events", batch, stems):
-            remaining = events
-            if days:
-                staged = self._read_parquet(
-                    "events", base, [f"{base}/dt={day}/batch={batch}" for day in days]
-                ).select(line)
-                counts = events.join(staged, line, "left_semi").groupBy("stem").count()
-                again = {row["stem"]: row["count"] for row in counts.toLocalIterator()}
-                remaining = events.join(staged, line, "left_anti")
-            self._append(remaining, "events")
-        return again
-
-    def _update_inputs(
-        self, inputs: DataFrame, file_rows: Sequence[Mapping[str, Any]], again: Mapping[str, int]
-    ) -> DataFrame:
-        """Update rows of `inputs`: more duplicates, and columns about files."""
-        from pyspark.sql import functions as F
-        from pyspark.sql.types import StructType
-
-        struct = TABLES["inputs"].struct()
-        names = ("stem", *_FILE_COLUMNS)
-        of_file = self._spark.createDataFrame(
-            [tuple(row[name] for name in names) for row in file_rows], StructType([struct[name] for name in names])
-        )
-        counts = self._spark.createDataFrame(list(again.items()), "stem string, again bigint")
-        frame = inputs.join(F.broadcast(of_file).alias("now"), "stem", "left")
-        frame = frame.join(F.broadcast(counts), "stem", "left")
-        columns = {name: F.coalesce(f"now.{name}", inputs[name]) for name in _FILE_COLUMNS}
-        columns["doubled"] = inputs["doubled"] + F.coalesce("again", F.lit(0))
-        return frame.select(*(columns.get(name, inputs[name]).alias(name) for name in struct.names)).coalesce(1)
 
     def _list_kept_partitions(self, name: str, span: Span) -> list[str]:
         """Published partitions of a span that are not replaced."""
@@ -347,11 +311,21 @@ class Warehouse:
     def _count_files(self, moves: Iterable[tuple[str, str]]) -> list[DirectoryMove]:
         """Add the number of files of each move, by one listing."""
         counts: Counter[str] = Counter()
-        for file in self._files.list(self.staging):
+        for file in self._files.list(self.staging) if self._files.exists(self.staging) else ():
             folder = self._get_staged_path() + file.path.partition(self._get_staged_path())[2]
             while folder := folder.rpartition("/")[0]:
                 counts[folder] += 1
         return [DirectoryMove(target, staged, counts[staged]) for target, staged in moves]
+
+    def _list_published_files(self, name: str, partition: str) -> list[str]:
+        """Published files of a partition; all of a table are listed at once."""
+        if name not in self._published:
+            found: dict[str, list[str]] = {}
+            for file in self._files.list(f"{self._out}/{_get_published_path(name)}"):
+                folder = _get_published_path(name) + file.path.partition(_get_published_path(name))[2]
+                found.setdefault(folder.rpartition("/")[0], []).append(file.path)
+            self._published[name] = found
+        return self._published[name].get(partition, [])
 
     def _list_directory(self, path: str) -> Sequence[str]:
         """Names in a directory, if it exists; cached for published ones, which do not change before publication."""
@@ -362,6 +336,12 @@ class Warehouse:
             if path.startswith(TABLES_DIRECTORY):
                 self._listings[path] = found
         return found
+
+
+def _make_parquet_column(column: Column) -> str:
+    """Times in Parquet are in UTC, not local."""
+    name = f'"{column.name}"'
+    return f"CAST({name} AS TIMESTAMPTZ) AS {name}" if column.type == "timestamp" else name
 
 
 def _get_published_path(table: str) -> str:

@@ -1,4 +1,4 @@
-"""One Spark session for all tests of the jobs."""
+"""Sessions for tests of the analysis: DuckDB alone, and one Spark session for all tests that need it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from analytics.database import Database
+from analytics.engine import AnalysisSession
 from analytics.errors import AnalyticsError
 from analytics.java import find_java, require_packages, set_java_home
+from analytics.reading.files import FileSystem, LocalFileSystem
 from analytics.spark_session import SessionOptions, open_session
 
 if TYPE_CHECKING:
@@ -27,3 +30,19 @@ def spark() -> Iterator[SparkSession]:
         pytest.skip(f"Spark cannot run, `make test` installs what it needs: {error}")
     with open_session(OPTIONS) as session:
         yield session
+
+
+@pytest.fixture
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnalysisSession]:
+    """A session without Spark."""
+    scratch = str(tmp_path_factory.mktemp("scratch"))
+    with Database(scratch) as database:
+        yield AnalysisSession(LocalFileSystem(), database, scratch)
+
+
+@pytest.fixture
+def spark_session(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnalysisSession]:
+    """A session with Spark."""
+    scratch = str(tmp_path_factory.mktemp("scratch"))
+    with Database(scratch) as database:
+        yield AnalysisSession(FileSystem(spark), database, scratch, spark)

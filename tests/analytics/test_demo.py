@@ -21,7 +21,7 @@ from analytics.benchmark import (
 )
 from analytics.cli import demo, prepare_demo_directory
 from analytics.errors import AnalyticsError
-from analytics.sample.bulk_log import BulkTruth, generate_bulk_logs
+from analytics.sample.bulk_log import BUSIEST_ACCOUNT, BulkTruth, generate_bulk_logs
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +65,20 @@ def test_bulk_logs_are_reused(bulk: tuple[Path, BulkTruth]) -> None:
     assert {path: path.stat().st_mtime_ns for path in directory.rglob("events-*")} == before
     with pytest.raises(ValueError, match="holds other files"):
         generate_bulk_logs(directory, 0.05)
+
+
+@pytest.mark.parametrize(("skew", "least", "most"), [(0.0, 0.05, 0.25), (0.5, 0.5, 0.7)])
+def test_skew_gives_share_of_events_to_one_account(tmp_path: Path, skew: float, least: float, most: float) -> None:
+    truth = generate_bulk_logs(tmp_path, 0.02, skew=skew, processes=2)
+    own = identified = accepted = 0
+    for segment in tmp_path.rglob("events-*"):
+        for line in map(orjson.loads, segment.read_bytes().splitlines()):
+            parties = {line[name] for name in ("rcpt", "sender", "did") if name in line}
+            identified += bool(parties)
+            own += BUSIEST_ACCOUNT in parties
+            accepted += line["event"] == "msg.accept" and line["rcpt"] == BUSIEST_ACCOUNT
+    assert accepted == truth.busiest
+    assert least <= own / identified <= most
 
 
 def test_scan_counts_every_line(bulk: tuple[Path, BulkTruth]) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from twisted.internet import reactor as _reactor  # noqa: TID251  the daemon is a child process, its sockets are real
@@ -20,11 +20,12 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThread
 from twisted.trial.unittest import TestCase
 
+from analytics.database import Row
+from analytics.engine import AnalysisSession
 from analytics.errors import EXIT_OK
 from analytics.job import Span
 from analytics.jobs.reconciliation import COUNTER_METRICS, ENTRY_EVENTS
 from analytics.nightly import NightlyRequest, run_nightly
-from analytics.reading.files import FileSystem
 from analytics.settings import Settings
 from analytics.writing.warehouse import Warehouse
 from mediatord.protocol.didcomm.did_methods import resolve_local
@@ -46,9 +47,6 @@ from tests.integration.message_load import (
 )
 from tests.integration.test_event_log import read_counters
 from tests.observability.counter_oracle import read_segments
-
-if TYPE_CHECKING:
-    from pyspark.sql import Row, SparkSession
 
 reactor: Any = _reactor
 
@@ -118,9 +116,9 @@ def make_expiring_forward(recipient: DIDCommWallet, marker: str, expires: float)
 
 class EndToEndTests(TestCase):
     @pytest.fixture(autouse=True)
-    def set_fixtures(self, spark: SparkSession, tmp_path: Path) -> None:
+    def set_fixtures(self, session: AnalysisSession, tmp_path: Path) -> None:
         """Take pytest fixtures, which test methods of a TestCase cannot have as arguments."""
-        self.spark, self.directory = spark, tmp_path
+        self.session, self.directory = session, tmp_path
 
     async def test_every_figure_equals_client_ledger(self) -> None:
         """From the first request of the wallets to the report: nothing is lost or invented."""
@@ -139,20 +137,19 @@ class EndToEndTests(TestCase):
         self.assertGreaterEqual(fallback_count, UNACKNOWLEDGED_COUNT)
         ledger.events["msg.push"] += fallback_count
         progress: list[str] = []
-        files, out = FileSystem(self.spark), str(self.directory / "out")
+        out = str(self.directory / "out")
         request = NightlyRequest(
             logs=[str(daemon.log_directory)],
             out=out,
             span=self.span,
             settings=Settings(),
-            scratch=str(self.directory),
             keys=str(self.directory / "pseudonyms.keys"),
         )
-        outcome = run_nightly(self.spark, files, request, progress.append)
+        outcome = run_nightly(self.session, request, progress.append)
         self.assertEqual(
             (outcome.exit_status, outcome.integrity_errors, outcome.warnings), (EXIT_OK, [], []), progress
         )
-        self.warehouse = Warehouse(self.spark, files, out)
+        self.warehouse = Warehouse(self.session.database, self.session.files, out)
         self.check_messages(Path(outcome.report_path))
         self.check_counters(counters)
         self.check_stores()
@@ -240,7 +237,7 @@ class EndToEndTests(TestCase):
             await deferLater(reactor, POLL_SECONDS, lambda: None)
 
     def rows(self, table: str) -> list[Row]:
-        return self.warehouse.read(table, self.span).orderBy("dt").collect()
+        return self.warehouse.rows(table, self.span)
 
     def check_messages(self, report: Path) -> None:
         """Check ledger, traffic and report."""
@@ -255,36 +252,36 @@ class EndToEndTests(TestCase):
         expected = {"accepted": events["msg.accept"], **ended, **dict.fromkeys(zero_columns, 0)}
         self.assertEqual({name: sum(day[name] for day in days) for name in expected}, expected)
         self.assertEqual(
-            days[-1].open, UNACKNOWLEDGED_COUNT + FETCHED_ONLY_COUNT + QUEUED_COUNT + QUEUE_CAPACITY - PURGED_COUNT
+            days[-1]["open"], UNACKNOWLEDGED_COUNT + FETCHED_ONLY_COUNT + QUEUED_COUNT + QUEUE_CAPACITY - PURGED_COUNT
         )
-        self.assertEqual({row.reason for row in self.rows("lost_daily")}, {"ttl", "fifo_count", "purged"})
+        self.assertEqual({row["reason"] for row in self.rows("lost_daily")}, {"ttl", "fifo_count", "purged"})
         # Operator commands are not a node.
-        self.assertEqual(len({row.node for row in self.rows("node_compare")}), 1)
+        self.assertEqual(len({row["node"] for row in self.rows("node_compare")}), 1)
         found: Counter[str] = Counter()
         for row in self.rows("traffic_daily"):
-            self.assertEqual(row.proto, "didcomm")
-            found[row.event] += row.n
+            self.assertEqual(row["proto"], "didcomm")
+            found[row["event"]] += row["n"]
         self.assertEqual(found, events)
-        listing = f'<dt>Messages accepted</dt>\n<dd class="value">{days[-1].accepted}</dd>'
+        listing = f'<dt>Messages accepted</dt>\n<dd class="value">{days[-1]["accepted"]}</dd>'
         self.assertIn(listing, report.read_text("utf-8"))
 
     def check_counters(self, counters: dict[str, int]) -> None:
         """The daemon's counters, its log and `/metrics` agree."""
         counted: Counter[str] = Counter()
         for row in self.rows("reconciliation_daily"):
-            self.assertEqual((row.difference, row.logged), (0, row.counted), row.counter)
-            counted[row.counter] += row.counted
+            self.assertEqual((row["difference"], row["logged"]), (0, row["counted"]), row["counter"])
+            counted[row["counter"]] += row["counted"]
         self.assertEqual(dict(counted), {COUNTER_METRICS[name]: value for name, value in counters.items()})
 
     def check_stores(self) -> None:
         """The store's ledger has no difference, and agrees with the log lines."""
         rows = self.rows("stores_daily")
-        self.assertEqual({row.total for row in rows if row.entry == "difference"}, {0})
-        self.assertEqual({row.gap for row in rows if row.entry in ENTRY_EVENTS}, {0})
-        self.assertEqual(len({row.store for row in rows}), 1)
-        last = {row.entry: row.total for row in rows if row.proto == "didcomm" and row.dt == rows[-1].dt}
+        self.assertEqual({row["total"] for row in rows if row["entry"] == "difference"}, {0})
+        self.assertEqual({row["gap"] for row in rows if row["entry"] in ENTRY_EVENTS}, {0})
+        self.assertEqual(len({row["store"] for row in rows}), 1)
+        last = {row["entry"]: row["total"] for row in rows if row["proto"] == "didcomm" and row["dt"] == rows[-1].dt}
         for entry, event in ENTRY_EVENTS.items():
-            logged = sum(row.logged for row in rows if row.entry == entry)
+            logged = sum(row["logged"] for row in rows if row["entry"] == entry)
             self.assertEqual((logged, last[entry]), (self.ledger.events[event],) * 2, entry)
         self.assertEqual(
             last["waiting"], UNACKNOWLEDGED_COUNT + FETCHED_ONLY_COUNT + QUEUED_COUNT + QUEUE_CAPACITY - PURGED_COUNT
@@ -294,13 +291,13 @@ class EndToEndTests(TestCase):
         """Check refusals by code, and sockets."""
         refusals: Counter[str] = Counter()
         for row in self.rows("errors_daily"):
-            refusals[row.code] += row.n
+            refusals[row["code"]] += row["n"]
         self.assertEqual(refusals, self.ledger.refusals)
         sockets = self.rows("sockets_daily")
         for name in ("opened", "authenticated", "closed"):
             self.assertEqual(sum(row[name] for row in sockets), self.ledger.sockets, name)
-        self.assertEqual(sum(row.unclosed for row in sockets), 0)
-        ended = {(row.ws_code, row.reason) for row in self.rows("sessions_daily")}
+        self.assertEqual(sum(row["unclosed"] for row in sockets), 0)
+        ended = {(row["ws_code"], row["reason"]) for row in self.rows("sessions_daily")}
         self.assertEqual(ended, {(1000, "peer")})
 
     def check_quality(self) -> None:
@@ -309,11 +306,11 @@ class EndToEndTests(TestCase):
         lines = sum(map(len, segments.values()))
         self.assertGreaterEqual(len(segments), 2)
         inputs = self.rows("inputs")
-        self.assertEqual((len(inputs), {row.state for row in inputs}), (len(segments), {"closed"}))
+        self.assertEqual((len(inputs), {row["state"] for row in inputs}), (len(segments), {"closed"}))
         quality: Counter[str] = Counter()
         for row in self.rows("quality_daily"):
-            quality[row.kind] += row.n
+            quality[row["kind"]] += row["n"]
         # Any other kind is a defect.
         self.assertEqual(quality, {"lines": lines, "events": lines})
         boots = self.rows("boots_daily")
-        self.assertEqual((sum(row.n for row in boots), sum(row.missing for row in boots)), (lines, 0))
+        self.assertEqual((sum(row["n"] for row in boots), sum(row["missing"] for row in boots)), (lines, 0))

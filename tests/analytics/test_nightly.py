@@ -11,31 +11,27 @@ from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from pyspark.sql import Window
-from pyspark.sql import functions as F
 
+from analytics.database import Database, Row
+from analytics.engine import AnalysisSession
 from analytics.errors import EXIT_FAILED, EXIT_INTEGRITY, EXIT_NO_INPUT, EXIT_OK, AnalyticsError
-from analytics.job import Job, Span
+from analytics.job import Job, JobRun, Span
 from analytics.nightly import BACKFILL_COMMAND, NightlyOutcome, NightlyRequest, NightlySteps, run_nightly
-from analytics.reading.files import FileSystem
+from analytics.reading.files import FileSystem, LocalFileSystem
 from analytics.reading.segments import Discovery, Segment
 from analytics.run_plan import load_read_segments
 from analytics.sample import generate_logs
 from analytics.sample.ground_truth import SampleSpec
-from analytics.schema import TABLES, make_events_struct
+from analytics.schema import TABLES, Table, make_events_table
 from analytics.settings import Settings
 from analytics.writing.retention import prune_expired
 from analytics.writing.runs import LOCK_PREFIX, RunInfo, _get_process_identity, describe_changes
 from analytics.writing.warehouse import Warehouse
 from mediatord.observability.segments import MARKER_FILE, create_marker_directory, load_read_marker
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
-
-Frames = Mapping[str, "DataFrame"]
+from tests.analytics.job_tables import fill_table
 
 FIRST = date(2026, 11, 16)
 SETTINGS = Settings()
@@ -72,97 +68,96 @@ def discover(files: FileSystem, log_dirs: Sequence[str]) -> Discovery:
     return Discovery(segments=segments, findings=Counter(), warnings=[])
 
 
-def ingest(spark: SparkSession, files: FileSystem, segments: Sequence[Segment], staging: str) -> None:
-    events, inputs = [], []
-    for write_segment in segments:
-        lines = files.read(write_segment.path).decode().split()
+def ingest(session: AnalysisSession, segments: Sequence[Segment], staging: str) -> None:
+    inputs: list[dict[str, Any]] = []
+    for segment in segments:
+        lines = session.files.read(segment.path).decode().split()
         inputs.append(
-            {"dt": write_segment.batch, "stem": write_segment.stem, "path": write_segment.path, "state": "closed"}
+            {"dt": segment.batch, "stem": segment.stem, "path": segment.path, "state": "closed", "packed": "plain"}
         )
-        inputs[-1] |= {"bytes": write_segment.size, "modified": write_segment.modified, "lines": len(lines)}
-        inputs[-1] |= dict.fromkeys(("corrupt", "unfinished", "doubled"), 0) | {"packed": "plain", "remarks": ""}
-        for seq, line in enumerate(lines):
-            at = date.fromisoformat(line)
-            events.append(
-                {
-                    "dt": at,
-                    "batch": write_segment.batch,
-                    "stem": write_segment.stem,
-                    "seq": seq,
-                    "event": "msg.accept",
-                }
+        inputs[-1] |= {"bytes": segment.size, "modified": segment.modified, "lines": len(lines), "remarks": ""}
+        inputs[-1] |= dict.fromkeys(("corrupt", "unfinished", "doubled"), 0)
+        events = [
+            {"dt": date.fromisoformat(line), "stem": segment.stem, "seq": seq, "event": "msg.accept"}
+            for seq, line in enumerate(lines)
+        ]
+        for at in {row["dt"] for row in events}:
+            rows = [row for row in events if row["dt"] == at]
+            write_parquet(
+                session.database,
+                make_events_table(),
+                rows,
+                Path(staging, "events", f"dt={at}", f"batch={segment.batch}", f"{segment.stem}.parquet"),
             )
-    for name, rows, struct, partitions in (
-        ("events", events, make_events_struct(), ["dt", "batch"]),
-        ("inputs", inputs, TABLES["inputs"].struct(), ["dt"]),
-    ):
-        tuples = [tuple(row.get(column) for column in struct.names) for row in rows]
-        frame = spark.createDataFrame(tuples, struct).coalesce(1)
-        frame.write.partitionBy(*partitions).parquet(f"{staging}/{name}")
+    for batch in {row["dt"] for row in inputs}:
+        rows = [row for row in inputs if row["dt"] == batch]
+        path = Path(staging, "inputs", f"dt={batch}", "part-0.parquet")
+        write_parquet(session.database, TABLES["inputs"], rows, path)
 
 
-def compute_boots(tables: Frames, settings: Settings, span: Span) -> dict[str, DataFrame]:
-    event_counts = tables["events"].groupBy("dt").agg(F.count("*").alias("n"))
-    empty_columns = {name: F.lit(0) for name in ("seq_first", "seq_last", "missing", "doubled", "stepped_back")}
-    empty_columns |= {name: F.lit(None) for name in ("last_at", "stopped")}
-    return {"boots_daily": event_counts.withColumns({"node": F.lit("a"), "boot": F.lit("b"), **empty_columns})}
+def write_parquet(database: Database, table: Table, rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    fill_table(database, replace(table, name="written"), rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partitions = ", ".join(column.name for column in table.columns if column.name in ("dt", "batch"))
+    database.execute(f"COPY (SELECT * EXCLUDE ({partitions}) FROM written) TO '{path}'")
 
 
-def compute_ledger(tables: Frames, settings: Settings, span: Span) -> dict[str, DataFrame]:
-    """Nothing is ever delivered: the number of open messages grows."""
-    before = tables["ledger_daily"].where(F.col("dt") == F.lit(span.first - timedelta(1))).select("open")
-    days = F.explode(F.sequence(F.lit(span.first), F.lit(span.last)))
-    opening_of_day = before.sparkSession.range(1).select(days.alias("dt")).join(before, how="left")
-    accepted = tables["boots_daily"].select("dt", F.col("n").alias("accepted"))
-    cumulative = Window.orderBy("dt")
-    frame = opening_of_day.join(accepted, "dt", "left").fillna(0, ["open", "accepted"])
-    frame = frame.withColumn("open", F.col("open") + F.sum("accepted").over(cumulative))
-    frame = frame.withColumn("opening", F.col("open") - F.col("accepted"))
-    types = {field.name: field.dataType for field in TABLES["ledger_daily"].struct().fields}
-    other_columns = {name: F.lit(0).cast(kind) for name, kind in types.items() if name not in frame.columns}
+def compute_boots(run: JobRun) -> dict[str, str]:
+    run.scan("event_counts", f"SELECT dt, count(*) AS n FROM events WHERE dt >= {run.first} GROUP BY dt")
+    zeros = ", ".join(f"0 AS {name}" for name in ("seq_first", "seq_last", "missing", "doubled", "stepped_back"))
     return {
-        "ledger_daily": frame.withColumns(
-            {k: F.lit(None).cast(types[k]) if k == "books" else v for k, v in other_columns.items()}
-        )
+        "boots_daily": f"SELECT *, 'a' AS node, 'b' AS boot, {zeros}, NULL AS last_at, NULL AS stopped"
+        " FROM event_counts"
     }
 
 
-BOOTS = Job("boots", reads=("events",), writes=("boots_daily",), transform=compute_boots)
+def compute_ledger(run: JobRun) -> dict[str, Sequence[Row]]:
+    """Nothing is ever delivered: the number of open messages grows."""
+    before = run.rows(f"SELECT open FROM ledger_daily WHERE dt = {run.first} - 1")
+    accepted = {row["dt"]: row["n"] for row in run.rows("SELECT dt, n FROM boots_daily")}
+    open_count, rows = before[0]["open"] if before else 0, []
+    for at in run.span.days:
+        rows.append({column.name: 0 for column in TABLES["ledger_daily"].columns} | {"dt": at, "books": None})
+        rows[-1] |= {"opening": open_count, "accepted": accepted.get(at, 0)}
+        open_count += accepted.get(at, 0)
+        rows[-1]["open"] = open_count
+    return {"ledger_daily": rows}
+
+
+BOOTS = Job("boots", reads=("events",), writes=("boots_daily",), make_tables=compute_boots)
 LEDGER = Job(
     "ledger",
     reads=("boots_daily",),
     writes=("ledger_daily",),
-    transform=compute_ledger,
+    make_tables=compute_ledger,
     history_days={"ledger_daily": 1},
 )
 
 
 def write_report(
-    files: FileSystem, warehouse: Warehouse, out: str, at: date, settings: Settings, facts: RunInfo
+    files: FileSystem, database: Database, out: str, at: date, settings: Settings, facts: RunInfo
 ) -> str:
     path = f"{out}/report/{at}/index.html"
     files.write(path, str(facts.span).encode())
     return path
 
 
-def write_textfile(warehouse: Warehouse, at: date, path: str, facts: RunInfo) -> None:
+def write_textfile(database: Database, at: date, path: str, facts: RunInfo) -> None:
     Path(path).write_text(str(at))
 
 
 STEPS = NightlySteps(
-    discover, ingest, (BOOTS, LEDGER), lambda request: lambda table, frame: frame, write_report, write_textfile
+    discover, ingest, (BOOTS, LEDGER), lambda request: lambda table, rows: rows, write_report, write_textfile
 )
 
 
 class NightlyFixture:
     """Directories of logs and results."""
 
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
-        self.spark = spark
-        self.files = FileSystem(spark)
+    def __init__(self, session: AnalysisSession, folder: Path) -> None:
+        self.session = session
         self.logs = folder / "logs"
         self.out = folder / "out"
-        self.scratch = folder
         self.progress: list[str] = []
         self.logs.mkdir()
 
@@ -178,19 +173,21 @@ class NightlyFixture:
         last: int | None = None,
         out: Path | None = None,
         steps: NightlySteps = STEPS,
-        **other_columns: Any,
+        **options: Any,
     ) -> NightlyOutcome:
         """Run the analysis for these days."""
         span = Span(day(first), day(first if last is None else last))
-        request = NightlyRequest(
-            [str(self.logs)], str(out or self.out), span, SETTINGS, str(self.scratch), "", **other_columns
-        )
-        return run_nightly(self.spark, self.files, request, self.progress.append, steps)
+        request = NightlyRequest([str(self.logs)], str(out or self.out), span, SETTINGS, "", **options)
+        return run_nightly(self.session, request, self.progress.append, steps)
 
     def ledger(self, out: Path | None = None) -> dict[int, tuple[int, int, int]]:
         """Opening, accepted and open messages by day."""
-        rows = Warehouse(self.spark, self.files, str(out or self.out)).read("ledger_daily", Span(day(-5), day(20)))
-        return {(row.dt - FIRST).days: (row.opening, row.accepted, row.open) for row in rows.collect()}
+        rows = self.open_warehouse(out).rows("ledger_daily", Span(day(-5), day(20)))
+        return {(row["dt"] - FIRST).days: (row["opening"], row["accepted"], row["open"]) for row in rows}
+
+    def open_warehouse(self, out: Path | None = None) -> Warehouse:
+        """The published results."""
+        return Warehouse(self.session.database, self.session.files, str(out or self.out))
 
     def manifest(self, outcome: NightlyOutcome) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads((self.out / "runs" / f"{outcome.run_id}.json").read_text())
@@ -210,8 +207,8 @@ class NightlyFixture:
 
 
 @pytest.fixture
-def nightly(spark: SparkSession, tmp_path: Path) -> NightlyFixture:
-    return NightlyFixture(spark, tmp_path)
+def nightly(session: AnalysisSession, tmp_path: Path) -> NightlyFixture:
+    return NightlyFixture(session, tmp_path)
 
 
 def test_consecutive_runs_with_late_input_equal_back_fill(nightly: NightlyFixture, tmp_path: Path) -> None:
@@ -273,12 +270,11 @@ def test_failed_run_changes_nothing_published(nightly: NightlyFixture) -> None:
     before = nightly.content()
     nightly.write_segment(0, "late", 0)
 
-    def fail_ledger(tables: Frames, settings: Settings, span: Span) -> dict[str, DataFrame]:
-        frame = compute_ledger(tables, settings, span)["ledger_daily"]
-        return {"ledger_daily": frame.withColumn("open", F.assert_true(F.lit(False)).cast("bigint"))}
+    def fail_ledger(run: JobRun) -> dict[str, str]:
+        return {"ledger_daily": "SELECT error('no balance')"}
 
-    with pytest.raises(AnalyticsError, match="job ledger: .*'false' is not true"):
-        nightly.run(0, steps=replace(STEPS, jobs=(BOOTS, replace(LEDGER, transform=fail_ledger))))
+    with pytest.raises(AnalyticsError, match="job ledger: .*no balance"):
+        nightly.run(0, steps=replace(STEPS, jobs=(BOOTS, replace(LEDGER, make_tables=fail_ledger))))
 
     def fail_report(*_: object) -> str:
         raise OSError("no ink")
@@ -299,7 +295,7 @@ class StoppedProcess(BaseException):
     """As by a signal."""
 
 
-class StoppingFileSystem(FileSystem):
+class StoppingFileSystem(LocalFileSystem):
     """Stops the process at the first move of a directory."""
 
     def move(self, source: str, target: str) -> None:
@@ -308,11 +304,12 @@ class StoppingFileSystem(FileSystem):
 
 def test_next_run_completes_interrupted_publication(nightly: NightlyFixture) -> None:
     nightly.write_segment(0, "x", 0)
-    nightly.files = StoppingFileSystem(nightly.spark)
+    session = nightly.session
+    nightly.session = replace(session, files=StoppingFileSystem())
     with pytest.raises(StoppedProcess):
         nightly.run(0)
     assert not (nightly.out / "tables").exists()
-    nightly.files = FileSystem(nightly.spark)
+    nightly.session = session
     outcome = nightly.run(1)
     assert outcome.exit_status == EXIT_NO_INPUT
     assert "completed an interrupted publication" in nightly.progress
@@ -361,12 +358,12 @@ def test_segments_of_pruned_events_are_no_new_input(nightly: NightlyFixture) -> 
     for number in (0, 60):
         path = nightly.write_segment(number, "x", number)
         assert nightly.run(number).exit_status == EXIT_OK
-    files, out = nightly.files, str(nightly.out)
-    prune_expired(Warehouse(nightly.spark, files, out), files, out, SETTINGS, ())
+    files, out = nightly.session.files, str(nightly.out)
+    prune_expired(nightly.open_warehouse(), files, out, SETTINGS, ())
     assert [path.name for path in (nightly.out / "tables" / "events").iterdir()] == [f"dt={day(60)}"]
     assert nightly.run(60).warnings == []
     segments = discover(files, [str(nightly.logs)]).segments
-    warehouse = Warehouse(nightly.spark, files, out)
+    warehouse = nightly.open_warehouse()
     known = load_read_segments(warehouse, {write_segment.batch for write_segment in segments})
     assert prune_expired(warehouse, files, out, SETTINGS, (), segments, known) == 1
     assert list(nightly.logs.iterdir()) == [path]
@@ -383,15 +380,12 @@ def test_publishes_integrity_errors(nightly: NightlyFixture) -> None:
     """The results are published, and the errors named by day and kind."""
     nightly.write_segment(0, "x", 0)
 
-    def compute_unbalanced_ledger(tables: Frames, settings: Settings, span: Span) -> dict[str, DataFrame]:
-        frame = compute_ledger(tables, settings, span)["ledger_daily"]
-        return {
-            "ledger_daily": frame.withColumns(
-                {name: F.lit(n).cast("bigint") for name, n in {"difference": -2, "vanished": 3, "overdue": 1}.items()}
-            )
-        }
+    def compute_unbalanced_ledger(run: JobRun) -> dict[str, Sequence[Row]]:
+        errors = {"difference": -2, "vanished": 3, "overdue": 1}
+        return {"ledger_daily": [row | errors for row in compute_ledger(run)["ledger_daily"]]}
 
-    outcome = nightly.run(0, steps=replace(STEPS, jobs=(BOOTS, replace(LEDGER, transform=compute_unbalanced_ledger))))
+    jobs = (BOOTS, replace(LEDGER, make_tables=compute_unbalanced_ledger))
+    outcome = nightly.run(0, steps=replace(STEPS, jobs=jobs))
     assert outcome.exit_status == EXIT_INTEGRITY
     assert outcome.integrity_errors == [
         f"{FIRST}: messages that became overdue without a logged ending: 3",
@@ -427,7 +421,7 @@ def make_lock_content(**other: Any) -> bytes:
 def test_lock_admits_one_run(nightly: NightlyFixture, other: dict[str, Any], is_held: bool) -> None:
     """A lock is held while its process runs; a lock of another host, for a day."""
     path = f"{nightly.out}/{LOCK_PREFIX}other.json"
-    nightly.files.write(path, make_lock_content(**other))
+    nightly.session.files.write(path, make_lock_content(**other))
     if is_held:
         with pytest.raises(
             AnalyticsError, match=r"another run holds the lock: process \d+ on .* delete .*other.json"
@@ -440,18 +434,21 @@ def test_lock_admits_one_run(nightly: NightlyFixture, other: dict[str, Any], is_
     assert not list(nightly.out.glob("runs"))
 
 
-def read_reports(out: Path) -> dict[str, bytes]:
-    """Contents of all report files."""
-    return {str(path): path.read_bytes() for path in sorted((out / "report").rglob("*")) if path.is_file()}
+def read_results(out: Path) -> dict[str, bytes]:
+    """Contents of all files of tables and reports."""
+    return {
+        str(path): path.read_bytes()
+        for name in ("tables", "report")
+        for path in sorted((out / name).rglob("*"))
+        if path.is_file()
+    }
 
 
-@pytest.mark.exhaustive
-def test_consecutive_runs_equal_back_fill_with_all_jobs(spark: SparkSession, tmp_path: Path) -> None:
-    """With generated logs and the real steps; keys are unique. A repeated run produces identical reports."""
+def test_consecutive_runs_equal_back_fill_with_all_jobs(session: AnalysisSession, tmp_path: Path) -> None:
+    """With generated logs and the real steps; keys are unique. A repeated run produces identical files."""
     generate_logs(
         tmp_path / "logs", SampleSpec(first_day=FIRST, days=2, nodes=("a", "b"), messages_per_day=40, incidents=False)
     )
-    files = FileSystem(spark)
     found: dict[str, dict[str, list[Row]]] = {}
     for out, spans in {
         "nights": [Span(day(0), day(0)), Span(day(1), day(1))],
@@ -459,15 +456,15 @@ def test_consecutive_runs_equal_back_fill_with_all_jobs(spark: SparkSession, tmp
     }.items():
         for span in spans:
             request = NightlyRequest(
-                [str(tmp_path / "logs")], str(tmp_path / out), span, SETTINGS, str(tmp_path), str(tmp_path / "keys")
+                [str(tmp_path / "logs")], str(tmp_path / out), span, SETTINGS, str(tmp_path / "keys")
             )
-            outcome = run_nightly(spark, files, request, lambda line: None)
+            outcome = run_nightly(session, request, lambda line: None)
             assert (outcome.exit_status, outcome.warnings) == (EXIT_OK, [])
-        warehouse, both = Warehouse(spark, files, str(tmp_path / out)), Span(day(-5), day(5))
-        found[out] = {name: sorted(warehouse.read(name, both).collect(), key=repr) for name in TABLES}
-    reports = read_reports(tmp_path / out)
-    assert run_nightly(spark, files, request, lambda line: None).exit_status == EXIT_OK
-    assert read_reports(tmp_path / out) == reports
+        warehouse, both = Warehouse(session.database, session.files, str(tmp_path / out)), Span(day(-5), day(5))
+        found[out] = {name: warehouse.rows(name, both) for name in TABLES}
+    before = read_results(tmp_path / out)
+    assert run_nightly(session, request, lambda line: None).exit_status == EXIT_OK
+    assert read_results(tmp_path / out) == before
     different = [name for name in TABLES if found["nights"][name] != found["at once"][name]]
     assert different == []
     assert len(found["nights"]["ledger_daily"]) == 2

@@ -6,18 +6,14 @@ import random
 from datetime import date, timedelta
 from math import ceil, floor, sin, sqrt, tau
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from analytics.job import Span
 from analytics.jobs.time_series import ANOMALIES_JOB, METRICS
-from analytics.schema import TABLES
 from analytics.settings import Settings
-from analytics.writing.warehouse import conform_to_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.analytics.job_tables import run_job
 
 FIRST = date(2026, 10, 5)  # a Monday
 DAYS = 36
@@ -27,14 +23,13 @@ Series = dict[tuple[date, int, str], float]
 Anomalies = dict[tuple[date, int, str], dict[str, Any]]
 
 
-def find_anomalies(spark: SparkSession, series: Series, span: Span, settings: Settings | None = None) -> Anomalies:
-    rows = [(*key, float(value)) for key, value in series.items()]
-    frame = spark.createDataFrame(rows, "dt date, hour int, metric string, value double")
-    frame_of_anomalies = ANOMALIES_JOB.transform({"series_hourly": frame}, settings or Settings(), span)["anomalies"]
-    return {
-        (row.dt, row.hour, row.metric): row.asDict()
-        for row in conform_to_schema(frame_of_anomalies, TABLES["anomalies"], ANOMALIES_JOB.name).collect()
-    }
+def find_anomalies(series: Series, span: Span, settings: Settings | None = None) -> Anomalies:
+    rows = [
+        {"dt": dt, "hour": hour, "metric": metric, "value": float(value)}
+        for (dt, hour, metric), value in series.items()
+    ]
+    found = run_job(ANOMALIES_JOB, span, settings=settings, tables={"series_hourly": rows})["anomalies"]
+    return {(row["dt"], row["hour"], row["metric"]): row for row in found}
 
 
 def make_realistic_series(seed: int) -> Series:
@@ -67,10 +62,10 @@ INCIDENTS: Series = {
 
 
 @pytest.fixture(scope="module")
-def found(spark: SparkSession) -> Anomalies:
+def found() -> Anomalies:
     # The same incidents a week earlier do not become the baseline.
     earlier = {(dt - timedelta(7), hour, metric): value for (dt, hour, metric), value in INCIDENTS.items()}
-    return find_anomalies(spark, make_realistic_series(1) | earlier | INCIDENTS, Span(LAST - timedelta(6), LAST))
+    return find_anomalies(make_realistic_series(1) | earlier | INCIDENTS, Span(LAST - timedelta(6), LAST))
 
 
 def test_finds_exactly_the_incidents(found: Anomalies) -> None:
@@ -131,13 +126,13 @@ def compute_reference(series: Series, key: tuple[date, int, str]) -> tuple[float
     )
 
 
-def test_agrees_with_reference_implementation(spark: SparkSession) -> None:
+def test_agrees_with_reference_implementation() -> None:
     """For all hours of two days, one after three weeks and one after ten days of history."""
     series = make_realistic_series(2)
     days = (FIRST + timedelta(30), FIRST + timedelta(10))
     found: Anomalies = {}
     for day in days:
-        found |= find_anomalies(spark, series, Span(day, day), Settings(anomaly_z=0.001))
+        found |= find_anomalies(series, Span(day, day), Settings(anomaly_z=0.001))
 
     keys = [key for key in series if key[0] in days]
     compared = 0
@@ -155,7 +150,7 @@ def test_agrees_with_reference_implementation(spark: SparkSession) -> None:
     assert compared > len(keys) / 2
 
 
-def test_reports_no_anomaly_in_normal_series(spark: SparkSession) -> None:
+def test_reports_no_anomaly_in_normal_series() -> None:
     """
     Constant series, tiny counts, fewer losses than usual, a first weekend, and six days of noise in seven metrics.
     """
@@ -171,16 +166,16 @@ def test_reports_no_anomaly_in_normal_series(spark: SparkSession) -> None:
     # A week of history only.
     first_week = {key: value for key, value in make_realistic_series(3).items() if (key[0] - FIRST).days < 15}
 
-    assert find_anomalies(spark, series | make_realistic_series(4), Span(LAST - timedelta(5), LAST)) == {}
-    assert find_anomalies(spark, first_week, Span(FIRST, FIRST + timedelta(14))) == {}
+    assert find_anomalies(series | make_realistic_series(4), Span(LAST - timedelta(5), LAST)) == {}
+    assert find_anomalies(first_week, Span(FIRST, FIRST + timedelta(14))) == {}
 
 
-def test_reports_nothing_without_a_week_of_history(spark: SparkSession) -> None:
+def test_reports_nothing_without_a_week_of_history() -> None:
     """The first week has no baseline; the first hour after it has one."""
     series: Series = {(FIRST + timedelta(day), 9, "requests"): 10.0 ** (day % 7) for day in range(7)}
     with_outlier = {**series, (FIRST + timedelta(7), 9, "requests"): 1e9}
 
-    assert find_anomalies(spark, series, Span(FIRST, FIRST + timedelta(6))) == {}
-    assert list(find_anomalies(spark, with_outlier, Span(FIRST, FIRST + timedelta(7)))) == [
+    assert find_anomalies(series, Span(FIRST, FIRST + timedelta(6))) == {}
+    assert list(find_anomalies(with_outlier, Span(FIRST, FIRST + timedelta(7)))) == [
         (FIRST + timedelta(7), 9, "requests")
     ]

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import random
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from analytics.job import Span
 from analytics.jobs.reconciliation import COUNTER_METRICS, RECONCILIATION_JOB
-from tests.analytics.events import at, day, event, events, explain_job, run_job, table
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.analytics.job_tables import at, day, event, run_job
 
 LINES: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "forwarded": [("msg.accept", {"method": "live"}), ("msg.accept", {})],
@@ -41,7 +38,7 @@ class SimulatedDaemon:
 
     def log(self, ts: datetime, name: str, **fields: Any) -> None:
         self.seq += 1
-        self.lines.append(event(ts, name, **self.origin, seq=self.seq, **fields))
+        self.lines.append(event(name, ts, **self.origin, seq=self.seq, **fields))
 
     def log_counters(self, ts: datetime) -> None:
         self.log(ts, "counters", **self.counts)
@@ -60,11 +57,7 @@ class SimulatedDaemon:
         return since
 
 
-def tables(spark: SparkSession, lines: list[dict[str, Any]], counters_before: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"events": events(spark, lines), "counters": table(spark, "counters", counters_before)}
-
-
-def test_lines_and_counters_agree_across_days_and_restarts(spark: SparkSession) -> None:
+def test_lines_and_counters_agree_across_days_and_restarts() -> None:
     first_start, second_start, other_node = (
         SimulatedDaemon("a", "1"),
         SimulatedDaemon("a", "2", 2),
@@ -84,12 +77,12 @@ def test_lines_and_counters_agree_across_days_and_restarts(spark: SparkSession) 
     lines = [*first_start.lines, *second_start.lines, *other_node.lines]
     random.Random(1).shuffle(lines)
 
-    all_at_once = run_job(RECONCILIATION_JOB, tables(spark, lines, []), Span(day(0), day(2)))
+    all_at_once = run_job(RECONCILIATION_JOB, Span(day(0), day(2)), lines)
     daily: dict[str, list[dict[str, Any]]] = {name: [] for name in RECONCILIATION_JOB.writes}
     for n in range(3):
         recent_lines = [row for row in lines if day(n - 1) <= row["dt"] <= day(n)]
         for name, rows in run_job(
-            RECONCILIATION_JOB, tables(spark, recent_lines, daily["counters"]), Span(day(n), day(n))
+            RECONCILIATION_JOB, Span(day(n), day(n)), recent_lines, tables={"counters": daily["counters"]}
         ).items():
             daily[name] += rows
 
@@ -112,7 +105,7 @@ def test_lines_and_counters_agree_across_days_and_restarts(spark: SparkSession) 
     ]
 
 
-def test_reports_lost_lines_as_difference(spark: SparkSession) -> None:
+def test_reports_lost_lines_as_difference() -> None:
     clean, lossy, without_counters = (
         SimulatedDaemon("clean", "1"),
         SimulatedDaemon("lossy", "2"),
@@ -132,11 +125,7 @@ def test_reports_lost_lines_as_difference(spark: SparkSession) -> None:
     clean.log(at(0, 4), "counters", **{**clean.counts, "evicted": None})
     clean.log(at(0, 5), "msg.accept")
 
-    result = run_job(
-        RECONCILIATION_JOB,
-        tables(spark, [*clean.lines, *lossy.lines, *without_counters.lines], []),
-        Span(day(0), day(0)),
-    )
+    result = run_job(RECONCILIATION_JOB, Span(day(0), day(0)), [*clean.lines, *lossy.lines, *without_counters.lines])
 
     found = {(row["node"], row["counter"]): tuple(row.values())[3:] for row in result["reconciliation_daily"]}
     assert found["clean", COUNTER_METRICS["forwarded"]] == (2, 2, 0)
@@ -146,14 +135,7 @@ def test_reports_lost_lines_as_difference(spark: SparkSession) -> None:
     assert not any(node == "young" for node, _ in found)
 
 
-def test_no_rows_without_lines(spark: SparkSession) -> None:
-    result = run_job(RECONCILIATION_JOB, tables(spark, [], []), Span(day(0), day(1)))
+def test_no_rows_without_lines() -> None:
+    result = run_job(RECONCILIATION_JOB, Span(day(0), day(1)))
 
     assert result == {"reconciliation_daily": [], "counters": []}
-
-
-def test_plan_uses_no_window_python_or_cartesian_product(spark: SparkSession) -> None:
-    found = explain_job(RECONCILIATION_JOB, tables(spark, [], []), Span(day(0), day(0)))
-
-    assert "BroadcastHashJoin" in found
-    assert not any(name in found for name in ("CartesianProduct", "BatchEvalPython", "Window"))

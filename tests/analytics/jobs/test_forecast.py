@@ -6,18 +6,13 @@ import random
 from datetime import date, timedelta
 from math import sqrt
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from analytics.job import Span
 from analytics.jobs.time_series import FORECAST_JOB
-from analytics.schema import TABLES
-from analytics.settings import Settings
-from analytics.writing.warehouse import conform_to_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.analytics.job_tables import run_job
 
 FIRST = date(2026, 8, 31)  # a Monday
 DAYS = 70
@@ -56,19 +51,19 @@ Rows = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def forecasts(spark: SparkSession) -> dict[str, Rows]:
+def forecasts() -> dict[str, Rows]:
     series = [
-        (FIRST + timedelta(day), metric, float(value))
+        {"dt": FIRST + timedelta(day), "metric": metric, "value": float(value)}
         for metric, points in METRIC_POINTS.items()
         for day, value in points.items()
     ]
-    frame = spark.createDataFrame(series, "dt date, metric string, value double")
-    tables = FORECAST_JOB.transform({"series_daily": frame}, Settings(), Span(LAST - timedelta(1), LAST))
+    tables = run_job(FORECAST_JOB, Span(LAST - timedelta(1), LAST), tables={"series_daily": series})
     found: dict[str, Rows] = {}
-    for name, table in tables.items():
+    for name, rows in tables.items():
         by_metric = found.setdefault(name, {})
-        for row in conform_to_schema(table, TABLES[name], FORECAST_JOB.name).where("dt = date'2026-11-08'").collect():
-            by_metric.setdefault(row.metric, []).append(row.asDict())
+        for row in rows:
+            if row["dt"] == LAST:
+                by_metric.setdefault(row["metric"], []).append(row)
     return found
 
 

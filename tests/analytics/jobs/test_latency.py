@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
 
 from analytics.job import Span
 from analytics.jobs.traffic_and_latency import LATENCY_JOB
-from tests.analytics.events import at, day, event, events, run_job
+from tests.analytics.job_tables import at, day, event, run_job
 from tests.analytics.jobs.test_percentiles import nearest_rank
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
-
-def test_percentiles_by_node_and_path_and_over_all(spark: SparkSession) -> None:
+def test_percentiles_by_node_and_path_and_over_all() -> None:
     rng = random.Random(3)
     values = {(node, path): [rng.lognormvariate(4, 2) for _ in range(200)] for node in "ab" for path in "xy"}
     lines = [
-        event(at(0, rng.uniform(0, 24)), "msg.ack", node=node, path=path, latency_ms=ms)
+        event("msg.ack", at(0, rng.uniform(0, 24)), node=node, path=path, latency_ms=ms)
         for (node, path), latencies in values.items()
         for ms in latencies
     ]
 
-    result = run_job(LATENCY_JOB, {"events": events(spark, lines)}, Span(day(0), day(0)))
+    result = run_job(LATENCY_JOB, Span(day(0), day(0)), lines)
 
     assert sum(row["n"] for row in result["latency_hist"]) == 800
     assert {row["metric"] for row in result["latency_hist"]} == {"ack"}
@@ -41,19 +37,19 @@ def test_percentiles_by_node_and_path_and_over_all(spark: SparkSession) -> None:
         assert 1 <= row["max_ms"] / max(expected) * 1.0000001 < 1.0201
 
 
-def test_selects_metric_and_path_by_event(spark: SparkSession) -> None:
+def test_selects_metric_and_path_by_event() -> None:
     lines = [
-        event(at(0, 5), "msg.push", path="live", latency_ms=1.0, ok=True),
-        event(at(0, 5), "msg.push", path="live", latency_ms=1.0),
-        event(at(0, 5), "msg.push", path="live", latency_ms=9.0, ok=False),
-        event(at(0, 5), "msg.push", path="live", ok=True),
-        event(at(0, 6), "msg.ack", latency_ms=0.0),
-        event(at(0, 7), "req.done", proto="decentrl", dur_ms=100.0, latency_ms=7.0),
-        event(at(0, 7), "req.done", node=None, dur_ms=100.0),
-        event(at(0, 7), "conn.close", dur_ms=100.0),
+        event("msg.push", at(0, 5), path="live", latency_ms=1.0, ok=True),
+        event("msg.push", at(0, 5), path="live", latency_ms=1.0),
+        event("msg.push", at(0, 5), path="live", latency_ms=9.0, ok=False),
+        event("msg.push", at(0, 5), path="live", ok=True),
+        event("msg.ack", at(0, 6), latency_ms=0.0),
+        event("req.done", at(0, 7), proto="decentrl", dur_ms=100.0, latency_ms=7.0),
+        event("req.done", at(0, 7), node=None, dur_ms=100.0),
+        event("conn.close", at(0, 7), dur_ms=100.0),
     ]
 
-    result = run_job(LATENCY_JOB, {"events": events(spark, lines)}, Span(day(0), day(0)))
+    result = run_job(LATENCY_JOB, Span(day(0), day(0)), lines)
 
     assert [tuple(row.values())[1:] for row in result["latency_hist"]] == [
         (5, "a", "push", "live", 0, 2),

@@ -4,38 +4,40 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from itertools import count
+from typing import Any
 
 import pytest
 
 from analytics.job import Span
 from analytics.jobs.message_ledger import LEDGER_JOB
-from tests.analytics.events import at, day, event, events, explain_job, run_job, table
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.analytics.job_tables import at, day, event, run_job
 
 Row = dict[str, Any]
 DAYS = 5
+_SEQ = count(1)
 COLUMNS = ("opening", "accepted", "acked", "expired", "evicted", "removed", "open", "again")
 ENDS = {"acked": "msg.ack", "expired": "msg.expire", "evicted": "msg.evict", "removed": "msg.remove"}
 
 
+def make_line(name: str, ts: datetime, **fields: Any) -> Row:
+    return event(name, ts, **{"boot": "b", "seq": next(_SEQ), **fields})
+
+
 def make_accept(ts: datetime, msg: str, **fields: Any) -> Row:
     defaults = {"rcpt": "r1", "proto": "didcomm", "size": 100, "ttl_s": 86_400, "method": "queue"}
-    return event(ts, "msg.accept", msg=msg, **{**defaults, **fields})
+    return make_line("msg.accept", ts, msg=msg, **{**defaults, **fields})
 
 
 def make_ending(ts: datetime, state: str, msg: str, since: datetime, **fields: Any) -> Row:
     ms = int((ts - since).total_seconds() * 1000)
     defaults = {"latency_ms": float(ms)} if state == "acked" else {"age_ms": ms, "size": 100, "reason": state}
-    return event(ts, ENDS[state], msg=msg, **{"rcpt": "r1", **defaults, **fields})
+    return make_line(ENDS[state], ts, msg=msg, **{"rcpt": "r1", **defaults, **fields})
 
 
 def make_push(ts: datetime, msg: str, **fields: Any) -> Row:
-    return event(ts, "msg.push", msg=msg, rcpt="r1", **{"latency_ms": 1.0, "ok": True, **fields})
+    return make_line("msg.push", ts, msg=msg, rcpt="r1", **{"latency_ms": 1.0, "ok": True, **fields})
 
 
 class ExpectedLedger:
@@ -91,14 +93,8 @@ class ExpectedLedger:
         return rows
 
 
-def tables(spark: SparkSession, lines: list[Row], before: dict[str, list[Row]] | None = None) -> dict[str, Any]:
-    past = before or {}
-    return {
-        "events": events(spark, lines),
-        "open": table(spark, "open", past.get("open", [])),
-        "ledger_daily": table(spark, "ledger_daily", past.get("ledger_daily", [])),
-        "boots_daily": table(spark, "boots_daily", past.get("boots_daily", boots(lines))),
-    }
+def run_ledger(lines: list[Row], span: Span, before: dict[str, list[Row]] | None = None) -> dict[str, list[Row]]:
+    return run_job(LEDGER_JOB, span, lines, tables={"boots_daily": boots(lines), **(before or {})})
 
 
 def boots(lines: list[Row]) -> list[Row]:
@@ -112,17 +108,11 @@ def boots(lines: list[Row]) -> list[Row]:
     return list(found.values())
 
 
-@pytest.fixture(autouse=True)
-def clear_cache(spark: SparkSession) -> Iterator[None]:
-    yield
-    spark.catalog.clearCache()
-
-
 @pytest.mark.exhaustive
-def test_five_days_at_once_and_in_parts_agree_with_expected_ledger(spark: SparkSession) -> None:
+def test_five_days_at_once_and_in_parts_agree_with_expected_ledger() -> None:
     expected = ExpectedLedger(seed=5, messages=200)
     span = Span(day(0), day(DAYS - 1))
-    all_at_once = run_job(LEDGER_JOB, tables(spark, expected.lines), span)
+    all_at_once = run_ledger(expected.lines, span)
 
     assert [{name: row[name] for name in COLUMNS} for row in all_at_once["ledger_daily"]] == expected.ledger()
     for row in all_at_once["ledger_daily"]:
@@ -142,20 +132,20 @@ def test_five_days_at_once_and_in_parts_agree_with_expected_ledger(spark: SparkS
     daily: dict[str, list[Row]] = {name: [] for name in LEDGER_JOB.writes}
     for span in (Span(day(0), day(1)), Span(day(2), day(4))):
         recent_lines = [row for row in expected.lines if row["dt"] in span.widen(before=3)]
-        result = run_job(LEDGER_JOB, tables(spark, recent_lines, daily), span)
+        result = run_ledger(recent_lines, span, daily)
         for name, rows in result.items():
             daily[name] += rows
     assert daily == all_at_once
 
 
-def test_late_segment_removes_orphans(spark: SparkSession) -> None:
+def test_late_segment_removes_orphans() -> None:
     expected = ExpectedLedger(seed=6, messages=150)
     span = Span(day(0), day(DAYS - 1))
     late = [row for row in expected.lines if row["event"] == "msg.accept" and row["node"] == "a"][::5]
     missing = [row for row in expected.lines if row not in late]
 
-    without_late = run_job(LEDGER_JOB, tables(spark, missing), span)["ledger_daily"]
-    with_late = run_job(LEDGER_JOB, tables(spark, expected.lines), span)["ledger_daily"]
+    without_late = run_ledger(missing, span)["ledger_daily"]
+    with_late = run_ledger(expected.lines, span)["ledger_daily"]
 
     ended = {row["msg"] for row in expected.lines if row["event"] in ENDS.values()}
     assert sum(row["orphans"] for row in without_late) == len({row["msg"] for row in late} & ended) > 0
@@ -163,7 +153,7 @@ def test_late_segment_removes_orphans(spark: SparkSession) -> None:
     assert [{name: row[name] for name in COLUMNS} for row in with_late] == expected.ledger()
 
 
-def test_ledger_of_unusual_message_histories(spark: SparkSession) -> None:
+def test_ledger_of_unusual_message_histories() -> None:
     noon, soon = at(1, 12), at(1, 13)
     lines = [
         # Acknowledged before the acceptance was logged, around midnight.
@@ -200,9 +190,9 @@ def test_ledger_of_unusual_message_histories(spark: SparkSession) -> None:
         make_accept(noon, "brief", ttl_s=3600),
         # The node's clock had a wrong date.
         {**make_accept(at(-400), "misdated"), "dt": day(1)},
-        event(noon, "msg.ack"),
-        event(noon, "msg.accept"),
-        event(noon, "req.done"),
+        make_line("msg.ack", noon),
+        make_line("msg.accept", noon),
+        make_line("req.done", noon),
         make_ending(soon, "acked", "carried", at(-1)),
     ]
     carried = {"dt": day(0), "rcpt": "r9", "proto": "decentrl", "node": "z", "size": 5, "pushes": 4, "epoch": 1}
@@ -216,7 +206,7 @@ def test_ledger_of_unusual_message_histories(spark: SparkSession) -> None:
         "ledger_daily": [{"dt": day(n), "books": day(-1)} for n in (-1, 0)],
     }
 
-    result = run_job(LEDGER_JOB, tables(spark, lines, before), Span(day(1), day(1)))
+    result = run_ledger(lines, Span(day(1), day(1)), before)
 
     assert result["ledger_daily"] == [
         {"dt": day(1), "opening": 2, "accepted": 5, "acked": 2, "expired": 0, "evicted": 1, "removed": 1, "open": 3}
@@ -235,9 +225,9 @@ def test_ledger_of_unusual_message_histories(spark: SparkSession) -> None:
     ]
     defaults = {"dt": day(1), "rcpt": "r1", "proto": "didcomm", "node": "a", "size": 100, "epoch": 1, "pushes": 0}
     assert result["open"] == [
-        {**defaults, "msg": "brief", "accepted_at": noon.replace(tzinfo=None), "ttl_s": 3600},
-        {**carried, "dt": day(1), "msg": "for ever", "accepted_at": at(-2).replace(tzinfo=None), "ttl_s": None},
-        {**defaults, "msg": "misdated", "accepted_at": at(1).replace(tzinfo=None), "ttl_s": 86_400},
+        {**defaults, "msg": "brief", "accepted_at": noon, "ttl_s": 3600},
+        {**carried, "dt": day(1), "msg": "for ever", "accepted_at": at(-2), "ttl_s": None},
+        {**defaults, "msg": "misdated", "accepted_at": at(1), "ttl_s": 86_400},
     ]
     assert result["lost_daily"] == [
         {
@@ -263,17 +253,17 @@ def test_ledger_of_unusual_message_histories(spark: SparkSession) -> None:
     ]
 
 
-def test_acceptances_lost_in_a_crash_are_not_orphans(spark: SparkSession) -> None:
+def test_acceptances_lost_in_a_crash_are_not_orphans() -> None:
     killed, stopped = at(1, 11), at(1, 9)
     lines = [
-        event(at(0, 1), "log.open", boot="killed"),
-        event(killed, "req.done", boot="killed"),
-        event(at(1, 11, 1), "log.open", boot="next"),
+        make_line("log.open", at(0, 1), boot="killed"),
+        make_line("req.done", killed, boot="killed"),
+        make_line("log.open", at(1, 11, 1), boot="next"),
         # No lines since, but the node has no later start.
-        event(at(1, 10), "log.open", node="b", boot="last"),
-        event(stopped, "log.open", node="c", boot="stopped"),
-        event(stopped, "proc.stop", node="c", boot="stopped"),
-        event(at(1, 9, 1), "log.open", node="c", boot="after"),
+        make_line("log.open", at(1, 10), node="b", boot="last"),
+        make_line("log.open", stopped, node="c", boot="stopped"),
+        make_line("proc.stop", stopped, node="c", boot="stopped"),
+        make_line("log.open", at(1, 9, 1), node="c", boot="after"),
         make_ending(at(1, 12), "acked", "just after", killed + timedelta(seconds=9.9), boot="next"),
         make_ending(at(2, 12), "expired", "just before", killed - timedelta(seconds=9.9), boot="next"),
         make_ending(at(1, 12), "acked", "too late", killed + timedelta(seconds=10.2), boot="next"),
@@ -281,24 +271,22 @@ def test_acceptances_lost_in_a_crash_are_not_orphans(spark: SparkSession) -> Non
         make_ending(at(1, 12), "acked", "running", at(1, 10), boot="next"),
     ]
 
-    result = run_job(
-        LEDGER_JOB, tables(spark, lines, {"ledger_daily": [{"dt": day(0), "books": day(0)}]}), Span(day(1), day(2))
-    )
+    result = run_ledger(lines, Span(day(1), day(2)), {"ledger_daily": [{"dt": day(0), "books": day(0)}]})
 
     rows = result["ledger_daily"]
     assert [(row["around_crash"], row["orphans"], row["difference"]) for row in rows] == [(1, 3, 0), (1, 0, 0)]
 
 
 @pytest.mark.exhaustive
-def test_crashes_are_known_while_their_messages_may_be_open(spark: SparkSession) -> None:
+def test_crashes_are_known_while_their_messages_may_be_open() -> None:
     """A nightly run knows as much as a back-fill of all days."""
     lines = [
-        event(at(0, 12), "req.done", boot="killed"),
-        event(at(0, 12, 1), "log.open", boot="next"),
+        make_line("req.done", at(0, 12), boot="killed"),
+        make_line("log.open", at(0, 12, 1), boot="next"),
         make_ending(at(5, 12), "expired", "long lost", at(0, 12), boot="next"),
         # Killed before midnight: only the next day shows that it does not continue.
-        event(at(1, 23, 40), "req.done", node="b", boot="dead"),
-        event(at(2, 0, 0, 1), "log.open", node="b", boot="anew"),
+        make_line("req.done", at(1, 23, 40), node="b", boot="dead"),
+        make_line("log.open", at(2, 0, 0, 1), node="b", boot="anew"),
         make_ending(at(1, 23, 58), "acked", "early", at(1, 23, 40), boot="next"),
         make_ending(at(2, 1), "acked", "late", at(1, 23, 40), boot="next"),
     ]
@@ -307,10 +295,8 @@ def test_crashes_are_known_while_their_messages_may_be_open(spark: SparkSession)
         recent_lines = [row for row in lines if row["dt"] in Span(day(first), day(last)).widen(before=3)]
         boot_row = [row for row in boots(lines) if row["dt"] <= day(last)]
         before = [{"dt": day(n), "books": day(-9)} for n in range(-1, first)]
-        result = run_job(
-            LEDGER_JOB,
-            tables(spark, recent_lines, {"ledger_daily": before, "boots_daily": boot_row}),
-            Span(day(first), day(last)),
+        result = run_ledger(
+            recent_lines, Span(day(first), day(last)), {"ledger_daily": before, "boots_daily": boot_row}
         )
         return [(row["around_crash"], row["orphans"]) for row in result["ledger_daily"]]
 
@@ -320,7 +306,7 @@ def test_crashes_are_known_while_their_messages_may_be_open(spark: SparkSession)
     assert [run_nightly(1, 1), run_nightly(5, 5)] == [all_at_once[1:2], all_at_once[5:]]
 
 
-def test_ledger_begins_on_first_day_with_events(spark: SparkSession) -> None:
+def test_ledger_begins_on_first_day_with_events() -> None:
     """In a back-fill, messages accepted on earlier days without logs are not orphans."""
     lines = [
         make_ending(at(3, 1), "acked", "old", at(2, 20)),
@@ -328,13 +314,13 @@ def test_ledger_begins_on_first_day_with_events(spark: SparkSession) -> None:
         make_ending(at(3, 3), "acked", "m", at(3, 2)),
     ]
 
-    result = run_job(LEDGER_JOB, tables(spark, lines), Span(day(0), day(4)))["ledger_daily"]
+    result = run_ledger(lines, Span(day(0), day(4)))["ledger_daily"]
 
     assert [(row["before_books"], row["orphans"]) for row in result] == [(0, 0), (0, 0), (0, 0), (1, 0), (0, 0)]
     assert {row["books"] for row in result} == {day(3)}
 
 
-def test_counts_vanished_messages_once_and_losses_without_acceptance(spark: SparkSession) -> None:
+def test_counts_vanished_messages_once_and_losses_without_acceptance() -> None:
     """
     A message vanishes on the day it becomes overdue, or on the next day with a ledger. Losses are distinguished from
     deliveries.
@@ -351,11 +337,11 @@ def test_counts_vanished_messages_once_and_losses_without_acceptance(spark: Spar
         # It had ended already.
         make_ending(at(1, 8), "expired", "expired late", at(0, 5)),
         # The daemon ran until the end of these days.
-        *(event(at(n, 23, 59), "counters") for n in range(3)),
-        event(at(4, 1), "req.done"),
+        *(make_line("counters", at(n, 23, 59)) for n in range(3)),
+        make_line("req.done", at(4, 1)),
     ]
 
-    all_at_once = run_job(LEDGER_JOB, tables(spark, lines), Span(day(0), day(4)))["ledger_daily"]
+    all_at_once = run_ledger(lines, Span(day(0), day(4)))["ledger_daily"]
 
     columns = ("overdue", "vanished", "orphans", "before_books", "lost_unaccepted")
     found = [tuple(row[name] for name in columns) for row in all_at_once]
@@ -366,31 +352,31 @@ def test_counts_vanished_messages_once_and_losses_without_acceptance(spark: Spar
     # No run covered the days between.
     for span in (Span(day(0), day(1)), Span(day(4), day(4))):
         recent_lines = [row for row in lines if row["dt"] in span.widen(before=3)]
-        result = run_job(LEDGER_JOB, tables(spark, recent_lines, daily), span)
+        result = run_ledger(recent_lines, span, daily)
         nights += [tuple(row[name] for name in columns[:2]) for row in result["ledger_daily"]]
         for name, rows in result.items():
             daily[name] += rows
     assert nights == [(2, 2), (2, 1), (3, 1)]
 
 
-def test_message_has_not_vanished_while_no_daemon_ran(spark: SparkSession) -> None:
+def test_message_has_not_vanished_while_no_daemon_ran() -> None:
     """Until a daemon has run for an hour since, it is only overdue."""
     lines = [
-        event(at(0, 1), "proc.start", boot="one"),
+        make_line("proc.start", at(0, 1), boot="one"),
         make_accept(at(0, 20), "gone before the stop", ttl_s=3600, boot="one"),
         *(make_accept(at(0, 21), msg, ttl_s=3600, boot="one") for msg in ("expired at the start", "gone")),
-        event(at(0, 22, 30), "proc.stop", boot="one"),
-        event(at(1, 8), "proc.start", boot="two"),
+        make_line("proc.stop", at(0, 22, 30), boot="one"),
+        make_line("proc.start", at(1, 8), boot="two"),
         make_ending(at(1, 8), "expired", "expired at the start", at(0, 21), boot="two"),
-        event(at(1, 8, 30), "proc.stop", boot="two"),
-        event(at(1, 23, 30), "proc.start", boot="three"),
-        event(at(1, 23, 59), "counters", boot="three"),
-        event(at(2, 0, 31), "counters", boot="three"),
+        make_line("proc.stop", at(1, 8, 30), boot="two"),
+        make_line("proc.start", at(1, 23, 30), boot="three"),
+        make_line("counters", at(1, 23, 59), boot="three"),
+        make_line("counters", at(2, 0, 31), boot="three"),
     ]
 
     def found(span: Span, daily: dict[str, list[Row]]) -> list[tuple[int, int, int]]:
         recent_lines = [row for row in lines if row["dt"] in span.widen(before=3)]
-        result = run_job(LEDGER_JOB, tables(spark, recent_lines, daily), span)
+        result = run_ledger(recent_lines, span, daily)
         for name, rows in result.items():
             daily.setdefault(name, []).extend(rows)
         return [(row["overdue"], row["vanished"], row["difference"]) for row in result["ledger_daily"]]
@@ -402,8 +388,8 @@ def test_message_has_not_vanished_while_no_daemon_ran(spark: SparkSession) -> No
     assert found(Span(day(0), day(1)), nights) + found(Span(day(2), day(2)), nights) == all_at_once
 
 
-def test_ledger_of_a_day_without_events(spark: SparkSession) -> None:
-    result = run_job(LEDGER_JOB, tables(spark, []), Span(day(0), day(1)))
+def test_ledger_of_a_day_without_events() -> None:
+    result = run_ledger([], Span(day(0), day(1)))
 
     assert [row["dt"] for row in result["ledger_daily"]] == [day(0), day(1)]
     assert {value for row in result["ledger_daily"] for value in row.values()} == {0, day(0), day(1)}
@@ -412,7 +398,7 @@ def test_ledger_of_a_day_without_events(spark: SparkSession) -> None:
 
 
 @pytest.mark.parametrize("rcpt, tag_changes", [("a" * 32, 2), ("did:key:z6Mk", 0)])
-def test_new_pseudonym_key_keeps_ledger_balanced(spark: SparkSession, rcpt: str, tag_changes: int) -> None:
+def test_new_pseudonym_key_keeps_ledger_balanced(rcpt: str, tag_changes: int) -> None:
     """Messages open when the key changes end under another pseudonym, unless identifiers are plain."""
     new = {"rcpt": rcpt, "epoch": 2}
     lines = [
@@ -423,17 +409,10 @@ def test_new_pseudonym_key_keeps_ledger_balanced(spark: SparkSession, rcpt: str,
         make_ending(at(1, 14), "acked", "new tag", at(0, 12), **new),
     ]
 
-    result = run_job(LEDGER_JOB, tables(spark, lines), Span(day(0), day(9)))["ledger_daily"]
+    result = run_ledger(lines, Span(day(0), day(9)))["ledger_daily"]
 
     assert all(row["difference"] == 0 for row in result)
     assert [row["open"] for row in result] == ([2, *[1] * 6, *[0] * 3] if tag_changes else [2] * 10)
     assert [row["across_epochs"] for row in result] == ([0, 1, *[0] * 5, 1, 0, 0] if tag_changes else [0] * 10)
     assert sum(row["ended_across_epochs"] for row in result) == (1 if tag_changes else 0)
     assert sum(row["orphans"] for row in result) == (0 if tag_changes else 1)
-
-
-def test_plan_uses_no_window_python_or_cartesian_product(spark: SparkSession) -> None:
-    found = explain_job(LEDGER_JOB, tables(spark, [make_accept(at(0), "m")]), Span(day(0), day(0)))
-
-    assert "HashAggregate" in found
-    assert not any(name in found for name in ("CartesianProduct", "BatchEvalPython", "Window"))

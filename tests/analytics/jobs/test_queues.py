@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 from analytics.job import Span
-from analytics.jobs.traffic_and_latency import QUEUES_JOB, rank_queues_at_risk
+from analytics.jobs.traffic_and_latency import QUEUES_JOB
 from analytics.settings import Settings
-from tests.analytics.frames import at, day, event, events, rows, run_job, select_columns, table
+from tests.analytics.job_tables import at, day, event, run_job, select_columns
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+Row = dict[str, Any]
 
 HOUR_S = 3600
 
 
-def test_aggregates_gauges_by_hour_and_node(spark: SparkSession) -> None:
+def test_aggregates_gauges_by_hour_and_node() -> None:
     """Highest values and the mean depth. Gauges of older daemons have fewer fields."""
-    gauges = events(
-        spark,
+    gauges = [
         event("gauge", at(0, 1, 0), depth=10, bytes=100, rcpts=3, oldest_ms=5, conns=7, rss=900, fds=40, lag_ms=0.5),
         event("gauge", at(0, 1, 1), depth=15, bytes=90, rcpts=4, oldest_ms=6, conns=2, rss=950, fds=30, lag_ms=1.25),
         event("gauge", at(0, 1, 2), depth=15),
         event("gauge", at(0, 2, 0), depth=1, node="b"),
         event("req.done", at(0, 3), size=10),
-    )
-    empty = table(spark, "open")
-    found = run_job(
-        QUEUES_JOB, Span(day(0), day(0)), events=gauges, open=empty, ledger_daily=_make_ledger_days(spark)
-    )
+    ]
+    found = run_job(QUEUES_JOB, Span(day(0), day(0)), gauges)
     assert found["queue_risk"] == []
     first, second = found["queue_hourly"]
     assert first == {
@@ -38,13 +34,11 @@ def test_aggregates_gauges_by_hour_and_node(spark: SparkSession) -> None:
     assert (second["hour"], second["node"], second["depth_mean"], second["rss_max"]) == (2, "b", 1.0, None)
 
 
-def test_ranks_queues_by_urgency(spark: SparkSession) -> None:
+def test_ranks_queues_by_urgency() -> None:
     """
     Queues that lose messages within a day, by expiry or capacity, come first. Growth is measured from the day before.
     """
-    waiting = table(
-        spark,
-        "open",
+    waiting = [
         # Eight of ten, four of them since yesterday: two will not fit tomorrow.
         *_make_open_messages("growing", 0, 4),
         *_make_open_messages("growing", 1, 8),
@@ -58,33 +52,30 @@ def test_ranks_queues_by_urgency(spark: SparkSession) -> None:
         # Empty on the second day.
         *_make_open_messages("emptied", 0, 3),
         {"dt": day(1), "msg": "?", "rcpt": None, "size": 3},
-    )
-    ledger_days = _make_ledger_days(spark, 0, 1)
-    found = rows("queue_risk", rank_queues_at_risk(waiting, ledger_days, 10, 20, Span(day(1), day(1))))
+    ]
+    ledger_days = _make_ledger_days(0, 1)
+    found = _rank_queues(waiting, ledger_days, Span(day(1), day(1)))
     columns = ("rank", "rcpt", "waiting", "bytes", "per_day", "at_risk", "days_to_cap", "days_to_ttl")
     assert select_columns(found, *columns) == [
         (1, "expiring", 4, 20, 4.0, 3, 1.5, 0.0),
         (2, "growing", 8, 80, 4.0, 2, 0.5, None),
         (3, "emptying", 7, 70, -3.0, 0, None, None),
     ]
-    both = rows("queue_risk", rank_queues_at_risk(waiting, ledger_days, 10, 1, Span(day(0), day(1))))
+    both = _rank_queues(waiting, ledger_days, Span(day(0), day(1)), count=1)
     assert select_columns(both, "dt", "rank", "rcpt", "per_day") == [
         (day(0), 1, "emptying", None),
         (day(1), 1, "expiring", 4.0),
     ]
 
 
-def test_growth_is_unknown_without_ledger_of_day_before(spark: SparkSession) -> None:
+def test_growth_is_unknown_without_ledger_of_day_before() -> None:
     """A queue on a day that was not analysed, or before the first logs, has no known growth."""
     constant = [row for number in (1, 3, 4) for row in _make_open_messages("constant", number, 6)]
     due = _make_open_messages("due", 3, 2, ttl_s=HOUR_S, accepted_at=at(3, 23))
     # The first day precedes the logs; the third was not analysed.
-    ledger_days = _make_ledger_days(spark, 0, 1, 3, 4, opened=1)
+    ledger_days = _make_ledger_days(0, 1, 3, 4, opened=1)
 
-    found = rows(
-        "queue_risk",
-        rank_queues_at_risk(table(spark, "open", *constant, *due), ledger_days, 10, 20, Span(day(0), day(4))),
-    )
+    found = _rank_queues([*constant, *due], ledger_days, Span(day(0), day(4)))
 
     columns = ("dt", "rcpt", "waiting", "per_day", "at_risk", "days_to_cap")
     assert select_columns(found, *columns) == [
@@ -95,18 +86,16 @@ def test_growth_is_unknown_without_ledger_of_day_before(spark: SparkSession) -> 
     ]
 
 
-def test_limits_candidates_in_each_partition(spark: SparkSession) -> None:
-    """Each partition is reduced to the wanted number of rows before the shuffle."""
-    plan = rank_queues_at_risk(
-        table(spark, "open"), _make_ledger_days(spark), 10, Settings().top, Span(day(0), day(0))
-    )
-    assert "WindowGroupLimit" in plan._jdf.queryExecution().toString()
+def _rank_queues(waiting: Iterable[Row], ledger_days: Iterable[Row], span: Span, count: int = 20) -> list[Row]:
+    """`queue_risk`, for queues of at most ten messages."""
+    tables = {"open": waiting, "ledger_daily": ledger_days}
+    return run_job(QUEUES_JOB, span, settings=Settings(queue_max_messages=10, top=count), tables=tables)["queue_risk"]
 
 
-def _make_ledger_days(spark: SparkSession, *days: int, opened: int = 0) -> DataFrame:
-    return table(spark, "ledger_daily", *({"dt": day(number), "books": day(opened)} for number in days))
+def _make_ledger_days(*days: int, opened: int = 0) -> list[Row]:
+    return [{"dt": day(number), "books": day(opened)} for number in days]
 
 
-def _make_open_messages(rcpt: str, on: int, count: int, **fields: Any) -> list[dict[str, Any]]:
+def _make_open_messages(rcpt: str, on: int, count: int, **fields: Any) -> list[Row]:
     row = {"dt": day(on), "rcpt": rcpt, "size": 10, "accepted_at": at(on)} | fields
     return [row | {"msg": f"{rcpt}-{number}"} for number in range(count)]

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from analytics.job import Span
 from analytics.jobs.traffic_and_latency import COST_JOB
-from tests.analytics.frames import at, day, event, events, run_job, select_columns
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.analytics.job_tables import at, day, event, run_job, select_columns
 
 KEY = ("dt", "proto", "mtype", "size_class", "n")
 
 
-def test_sums_and_percentiles_by_type_and_size(spark: SparkSession) -> None:
+def test_sums_and_percentiles_by_type_and_size() -> None:
     """Sums are exact. Requests of unknown duration count, but have no percentile."""
-    log = events(
-        spark,
+    log = [
         *(
             event("req.done", proto="didcomm", mtype="forward", size=size, dur_ms=float(ms), crypto_ms=ms / 10)
             for ms in range(1, 101)
@@ -29,8 +23,8 @@ def test_sums_and_percentiles_by_type_and_size(spark: SparkSession) -> None:
         event("req.done", proto="didcomm", mtype="forward", size=10),
         event("req.done", status=500),
         event("msg.accept", size=10),
-    )
-    small, large, unknown, next_day = _sort_rows(run_job(COST_JOB, Span(day(0), day(1)), events=log)["cost_daily"])
+    ]
+    small, large, unknown, next_day = _sort_rows(run_job(COST_JOB, Span(day(0), day(1)), log)["cost_daily"])
     assert select_columns([small, large, unknown, next_day], *KEY) == [
         (day(0), "didcomm", "forward", "0 <1K", 101),
         (day(0), "didcomm", "forward", "2 <16K", 100),

@@ -7,29 +7,26 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 from math import ceil
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from analytics.job import Span
 from analytics.jobs.senders_and_recipients import TALKERS_JOB
 from analytics.settings import Settings
-from tests.analytics.frames import at, day, event, events, run_job, select_columns
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.analytics.job_tables import at, day, event, run_job, select_columns
 
 TOP = 7
 
 
-def test_agrees_with_plain_python(spark: SparkSession) -> None:
+def test_agrees_with_plain_python() -> None:
     """Two days with a few large senders, anonymous senders, ties and missing fields."""
     log = list(_make_messages(Random(5)))
     found = run_job(
         TALKERS_JOB,
         Span(day(0), day(1)),
+        [*log, event("msg.ack", rcpt="r0", sender="s0", size=1)],
         Settings(top=TOP, k_anonymity=1),
-        events=events(spark, *log, event("msg.ack", rcpt="r0", sender="s0", size=1)),
     )
     for name, side, partner in (("top_senders", "sender", "rcpt"), ("top_recipients", "rcpt", "sender")):
         assert select_columns(found[name], "dt", "rank", side, "n", "bytes", "partners") == [
@@ -44,13 +41,10 @@ def test_agrees_with_plain_python(spark: SparkSession) -> None:
     assert len(found["concentration_daily"]) == 4
 
 
-def test_hides_concentration_of_fewer_than_k(spark: SparkSession) -> None:
+def test_hides_concentration_of_fewer_than_k() -> None:
     """Equal counts have a Gini coefficient of 0."""
-    log = events(
-        spark,
-        *(event("msg.accept", sender=f"s{n % 2}", rcpt=f"r{n % 3}") for n in range(6)),
-    )
-    found = run_job(TALKERS_JOB, Span(day(0), day(0)), Settings(k_anonymity=3), events=log)
+    log = [event("msg.accept", sender=f"s{n % 2}", rcpt=f"r{n % 3}") for n in range(6)]
+    found = run_job(TALKERS_JOB, Span(day(0), day(0)), log, Settings(k_anonymity=3))
     assert select_columns(found["concentration_daily"], "side", "members", "n", "top_share", "gini") == [
         ("rcpt", 3, 6, 1 / 3, 0.0),
         ("sender", 2, 6, None, None),

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime, timedelta
-from typing import TYPE_CHECKING, Any
-
-from pyspark.sql import functions as F
-from pyspark.testing import assertDataFrameEqual
+from collections.abc import Sequence
+from datetime import date, timedelta
+from typing import Any
 
 from analytics.job import Span
 from analytics.jobs.time_series import METRICS, SERIES_JOB
-from analytics.schema import TABLES
-from analytics.settings import Settings
-from analytics.writing.warehouse import conform_to_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from tests.analytics.job_tables import at, event, run_job, select_columns
 
 MONDAY = date(2026, 11, 16)
 TUESDAY = date(2026, 11, 17)
 THURSDAY = date(2026, 11, 19)
-
-_EVENTS = "dt date, ts timestamp, event string, code string, status bigint"
-
-
-def make_table(spark: SparkSession, table: str, *make_tables: dict[str, Any]) -> DataFrame:
-    """Rows of a declared table; absent columns are null."""
-    struct = TABLES[table].struct()
-    return spark.createDataFrame([tuple(row.get(name) for name in struct.names) for row in make_tables], struct)
 
 
 def make_traffic(hour: int, event: str, n: int, size: int = 0, node: str = "a", dt: date = MONDAY) -> dict[str, Any]:
@@ -43,71 +28,51 @@ def make_pushes(path: str, bucket: int, n: int, hour: int = 9, metric: str = "pu
     return {"dt": MONDAY, "hour": hour, "node": "a", "metric": metric, "path": path, "bucket": bucket, "n": n}
 
 
-def make_tables(spark: SparkSession) -> dict[str, DataFrame]:
-    def event(dt: date, hour: int, name: str, code: str | None = None, status: int | None = None) -> tuple[Any, ...]:
-        return dt, datetime(dt.year, dt.month, dt.day, hour, 59, 59, tzinfo=UTC), name, code, status
-
-    return {
-        "traffic_hourly": make_table(
-            spark,
-            "traffic_hourly",
-            make_traffic(9, "msg.accept", 60, 6000),
-            make_traffic(9, "msg.accept", 40, 5000, node="b"),
-            make_traffic(9, "msg.ack", 80),
-            make_traffic(9, "msg.expire", 1),
-            make_traffic(9, "msg.evict", 2, node="b"),
-            make_traffic(9, "msg.remove", 4),
-            make_traffic(9, "req.done", 200),
-            make_traffic(10, "req.done", 99),
-            make_traffic(0, "req.done", 5, dt=TUESDAY),
-        ),
-        # Only gauges from 11 to 12: a node without traffic. Nothing from 12 on.
-        "queue_hourly": make_table(
-            spark,
-            "queue_hourly",
-            make_gauge(9, "a", 10, 70, 1.5),
-            make_gauge(9, "b", 20, 60, 40.25),
-            make_gauge(10, "a", 12, 90, 1.0),
-            make_gauge(11, "a", 0, 0, 0.0),
-        ),
-        "latency_hist": make_table(
-            spark,
-            "latency_hist",
-            *(
-                make_pushes("live", 100, 19),
-                make_pushes("live", 300, 1),
-                make_pushes("pickup", 500, 10),
-                make_pushes("poll", 600, 10),
-            ),
-            *(
-                make_pushes("live", 400, 19, hour=10),
-                make_pushes("live", 900, 1000, metric="ack"),
-                make_pushes("http", 900, 1000),
-            ),
-        ),
-        "series_hourly": make_table(spark, "series_hourly"),
-        "inputs": make_table(
-            spark,
-            "inputs",
-            {"dt": MONDAY, "stem": "one", "bytes": 1000},
-            {"dt": MONDAY, "stem": "two", "bytes": 234},
-        ),
-        "events": spark.createDataFrame(
-            [
-                event(MONDAY, 9, "req.done"),
-                event(MONDAY, 9, "req.done", "e.p.me.res.not-found", 400),
-                event(MONDAY, 9, "req.done", None, 503),
-                event(MONDAY, 10, "req.done", "SOMETHING", 200),
-                event(MONDAY, 9, "conn.open"),
-                event(MONDAY, 11, "conn.open"),
-                event(MONDAY, 11, "limit.hit"),
-                event(MONDAY, 11, "replay.drop"),
-                event(MONDAY, 11, "gauge"),
-                event(MONDAY, 12, "gauge"),
-            ],
-            _EVENTS,
-        ),
-    }
+TABLES = {
+    "traffic_hourly": [
+        make_traffic(9, "msg.accept", 60, 6000),
+        make_traffic(9, "msg.accept", 40, 5000, node="b"),
+        make_traffic(9, "msg.ack", 80),
+        make_traffic(9, "msg.expire", 1),
+        make_traffic(9, "msg.evict", 2, node="b"),
+        make_traffic(9, "msg.remove", 4),
+        make_traffic(9, "req.done", 200),
+        make_traffic(10, "req.done", 99),
+        make_traffic(0, "req.done", 5, dt=TUESDAY),
+    ],
+    # Only gauges from 11 to 12: a node without traffic. Nothing from 12 on.
+    "queue_hourly": [
+        make_gauge(9, "a", 10, 70, 1.5),
+        make_gauge(9, "b", 20, 60, 40.25),
+        make_gauge(10, "a", 12, 90, 1.0),
+        make_gauge(11, "a", 0, 0, 0.0),
+    ],
+    "latency_hist": [
+        make_pushes("live", 100, 19),
+        make_pushes("live", 300, 1),
+        make_pushes("pickup", 500, 10),
+        make_pushes("poll", 600, 10),
+        make_pushes("live", 400, 19, hour=10),
+        make_pushes("live", 900, 1000, metric="ack"),
+        make_pushes("http", 900, 1000),
+    ],
+    "inputs": [{"dt": MONDAY, "stem": "one", "bytes": 1000}, {"dt": MONDAY, "stem": "two", "bytes": 234}],
+}
+EVENTS = [
+    event(name, at(0, hour, 59, 59), code=code, status=status)
+    for hour, name, code, status in (
+        (9, "req.done", None, None),
+        (9, "req.done", "e.p.me.res.not-found", 400),
+        (9, "req.done", None, 503),
+        (10, "req.done", "SOMETHING", 200),
+        (9, "conn.open", None, None),
+        (11, "conn.open", None, None),
+        (11, "limit.hit", None, None),
+        (11, "replay.drop", None, None),
+        (11, "gauge", None, None),
+        (12, "gauge", None, None),
+    )
+]
 
 
 def compute_bucket_center(bucket: int) -> float:
@@ -158,70 +123,53 @@ DAYS: dict[str, tuple[float | None, float | None]] = {
 }
 
 
-def test_series_by_hour_and_day(spark: SparkSession) -> None:
+def test_series_by_hour_and_day() -> None:
     """An idle node that runs yields zeros; hours before the first and after the last logs have no row."""
-    result = SERIES_JOB.transform(make_tables(spark), Settings(), Span(MONDAY, TUESDAY))
+    found = run_job(SERIES_JOB, Span(MONDAY, TUESDAY), EVENTS, tables=TABLES)
 
     list_hours = ((MONDAY, 9), (MONDAY, 10), (MONDAY, 11), (TUESDAY, 0))
-    hourly = [
-        {"dt": dt, "hour": hour, "metric": metric, "value": float(value)}
+    assert select_columns(found["series_hourly"], "dt", "hour", "metric", "value") == sorted(
+        (dt, hour, metric, value)
         for metric, values in HOURS.items()
         for (dt, hour), value in zip(list_hours, values, strict=True)
         if value is not None
-    ]
-    daily = [
-        {"dt": dt, "metric": metric, "value": float(value)}
+    )
+    assert select_columns(found["series_daily"], "dt", "metric", "value") == sorted(
+        (dt, metric, value)
         for metric, values in DAYS.items()
         for dt, value in zip((MONDAY, TUESDAY), values, strict=True)
         if value is not None
-    ]
-    for name, expected in (("series_hourly", hourly), ("series_daily", daily)):
-        assertDataFrameEqual(
-            conform_to_schema(result[name], TABLES[name], SERIES_JOB.name), make_table(spark, name, *expected)
-        )
+    )
     assert set(DAYS) == set(METRICS)
 
 
-def test_counts_during_outage_are_zero(spark: SparkSession) -> None:
+def test_counts_during_outage_are_zero() -> None:
     """
     Hours between logs of a day, or since logs of the day before, have counts of 0 and no other metrics. A nightly run
     knows as much as a back-fill.
     """
 
-    def hourly(span: Span, *lines: dict[str, Any], before: DataFrame | None = None) -> DataFrame:
-        tables = {name: frame.limit(0) for name, frame in make_tables(spark).items()}
-        tables |= {
-            "queue_hourly": make_table(spark, "queue_hourly", *lines),
-            "series_hourly": before or tables["series_hourly"],
-        }
-        return conform_to_schema(
-            SERIES_JOB.transform(tables, Settings(), span)["series_hourly"], TABLES["series_hourly"], SERIES_JOB.name
-        )
+    def run_hourly(span: Span, *lines: dict[str, Any], before: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
+        return run_job(SERIES_JOB, span, tables={"queue_hourly": lines, "series_hourly": before})["series_hourly"]
 
     nights = {
         MONDAY: [make_gauge(20, "a", 1, 5, 1.0), make_gauge(22, "a", 1, 5, 1.0)],
         TUESDAY: [make_gauge(2, "a", 1, 5, 1.0, TUESDAY)],
         THURSDAY: [make_gauge(9, "a", 1, 5, 1.0, THURSDAY)],
     }
-    all_at_once = hourly(
-        Span(MONDAY, THURSDAY), *(line for lines in nights.values() for line in lines)
-    ).localCheckpoint()
+    all_at_once = run_hourly(Span(MONDAY, THURSDAY), *(line for lines in nights.values() for line in lines))
 
-    def list_hours(metric: str) -> list[tuple[date, int, float]]:
-        return sorted((row.dt, row.hour, row.value) for row in all_at_once.where(F.col("metric") == metric).collect())
+    def list_hours(metric: str) -> list[tuple[Any, ...]]:
+        return select_columns((row for row in all_at_once if row["metric"] == metric), "dt", "hour", "value")
 
     found = [(MONDAY, 20), (MONDAY, 21), (MONDAY, 22), (TUESDAY, 0), (TUESDAY, 1), (TUESDAY, 2), (THURSDAY, 9)]
     assert list_hours("requests") == [(*hour, 0.0) for hour in found]
     assert list_hours("depth_max") == [(*hour, 5.0) for hour in found if hour[1] not in (21, 0, 1)]
     for night, lines in nights.items():
-        before = all_at_once.where(F.col("dt") == F.lit(night - timedelta(1)))
-        expected = all_at_once.where(F.col("dt") == F.lit(night))
-        assertDataFrameEqual(hourly(Span(night, night), *lines, before=before), expected)
+        before = [row for row in all_at_once if row["dt"] == night - timedelta(1)]
+        expected = [row for row in all_at_once if row["dt"] == night]
+        assert run_hourly(Span(night, night), *lines, before=before) == expected
 
 
-def test_no_rows_without_input(spark: SparkSession) -> None:
-    empty_tables = {name: frame.limit(0) for name, frame in make_tables(spark).items()}
-
-    result = SERIES_JOB.transform(empty_tables, Settings(), Span(MONDAY, MONDAY))
-
-    assert {name: frame.count() for name, frame in result.items()} == {"series_hourly": 0, "series_daily": 0}
+def test_no_rows_without_input() -> None:
+    assert run_job(SERIES_JOB, Span(MONDAY, MONDAY)) == {"series_hourly": [], "series_daily": []}

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from analytics.job import Span
 from analytics.jobs.traffic_and_latency import TRAFFIC_JOB
-from tests.analytics.events import at, day, event, events, run_job
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.analytics.job_tables import at, day, event, run_job
 
 
-def test_counts_requests_and_messages_with_bytes(spark: SparkSession) -> None:
+def test_counts_requests_and_messages_with_bytes() -> None:
     lines = [
-        event(at(0, 1), "req.done", proto="didcomm", size=10),
-        event(at(0, 1, 59), "req.done", proto="didcomm", size=5),
-        event(at(0, 2), "req.done", proto="didcomm", size=1),
-        event(at(0, 2), "req.done", proto="decentrl", node="b"),
-        event(at(0, 23, 59, 59.999), "msg.accept", size=7),
-        event(at(1), "msg.ack", node=None),
-        event(at(1), "gauge", bytes=99),
-        event(at(1), "conn.open"),
+        event("req.done", at(0, 1), proto="didcomm", size=10),
+        event("req.done", at(0, 1, 59), proto="didcomm", size=5),
+        event("req.done", at(0, 2), proto="didcomm", size=1),
+        event("req.done", at(0, 2), proto="decentrl", node="b"),
+        event("msg.accept", at(0, 23, 59, 59.999), size=7),
+        event("msg.ack", at(1), node=None),
+        event("gauge", at(1), bytes=99),
+        event("conn.open", at(1)),
     ]
 
-    result = run_job(TRAFFIC_JOB, {"events": events(spark, lines)}, Span(day(0), day(1)))
+    result = run_job(TRAFFIC_JOB, Span(day(0), day(1)), lines)
 
     assert [tuple(row.values()) for row in result["traffic_hourly"]] == [
         (day(0), 1, "a", "didcomm", "req.done", 2, 15),
@@ -41,8 +36,8 @@ def test_counts_requests_and_messages_with_bytes(spark: SparkSession) -> None:
     ]
 
 
-def test_no_rows_without_events(spark: SparkSession) -> None:
-    assert run_job(TRAFFIC_JOB, {"events": events(spark, [])}, Span(day(0), day(0))) == {
+def test_no_rows_without_events() -> None:
+    assert run_job(TRAFFIC_JOB, Span(day(0), day(0))) == {
         "traffic_hourly": [],
         "traffic_daily": [],
     }

@@ -117,3 +117,33 @@ def test_failed_write_changes_nothing(files: FileSystem, tmp_path: Path) -> None
     with pytest.raises(AnalyticsError):
         files.write(f"{tmp_path}/target", b"new")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["inner", "target"]
+
+
+def test_downloads_and_uploads(files: FileSystem, tmp_path: Path) -> None:
+    """Both replace a file, and leave no other file."""
+    for data in (bytes(range(256)) * 9, b"shorter"):
+        (tmp_path / "a b").write_bytes(data)
+        files.upload(tmp_path / "a b", f"{tmp_path}/deep/er/remote")
+        assert files.read(f"{tmp_path}/deep/er/remote") == data
+        files.download(f"file:{tmp_path}/deep/er/remote", tmp_path / "c=d%20: e")
+        assert (tmp_path / "c=d%20: e").read_bytes() == data
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a b", "c=d%20: e", "deep", "er", "remote"]
+
+
+def test_failed_copy_changes_nothing(files: FileSystem, tmp_path: Path) -> None:
+    """The error names the file that is missing or in the way."""
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "file").write_bytes(b"kept")
+    mistakes: list[tuple[Callable[[], object], str, int]] = [
+        (lambda: files.upload(tmp_path / "nope", f"{tmp_path}/file"), "nope", EXIT_USAGE),
+        (lambda: files.upload(tmp_path / "file", f"{tmp_path}/directory"), "directory", EXIT_FAILED),
+        (lambda: files.upload(tmp_path / "directory", f"{tmp_path}/file"), "directory", EXIT_FAILED),
+        (lambda: files.download(f"{tmp_path}/nope", tmp_path / "file"), "nope", EXIT_USAGE),
+        (lambda: files.download(f"{tmp_path}/directory", tmp_path / "file"), "directory", EXIT_FAILED),
+    ]
+    for operation, name, exit_status in mistakes:
+        with pytest.raises(AnalyticsError, match=f"^{tmp_path}/{name}: ") as caught:
+            operation()
+        assert caught.value.exit_status == exit_status
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["directory", "file"]
+    assert (tmp_path / "file").read_bytes() == b"kept"

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from analytics.database import Database, Row
+from analytics.engine import AnalysisSession
 from analytics.errors import EXIT_INTEGRITY, EXIT_OK
 from analytics.job import Span
 from analytics.nightly import NightlyOutcome, NightlyRequest, run_nightly
@@ -28,7 +30,7 @@ from analytics.settings import Settings
 from analytics.writing.warehouse import Warehouse
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row, SparkSession
+    from pyspark.sql import SparkSession
 
 SPEC = SampleSpec(
     wallets=250, messages_per_day=1000, gauge_s=600, segment_hours=6, queue_max_messages=200, compress=False
@@ -67,7 +69,7 @@ class AnalysedMonth:
 
 
 def read(warehouse: Warehouse, table: str, where: str = "true") -> list[Row]:
-    return warehouse.read(table, Span(SPEC.first_day, SPEC.last_day)).where(where).collect()
+    return warehouse.rows(table, Span(SPEC.first_day, SPEC.last_day), where=where)
 
 
 @pytest.fixture(scope="module")
@@ -75,25 +77,30 @@ def month(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """Analysed once: all days, and the last day again after a late segment arrived."""
     directory = tmp_path_factory.mktemp("month")
     truth = generate_logs(directory / "logs", SPEC)
-    files, warehouse = FileSystem(spark), Warehouse(spark, FileSystem(spark), str(directory / "out"))
-    first = _run(spark, directory, Span(SPEC.first_day, SPEC.last_day))
-    before = {name: read(warehouse, name) for name in ("ledger_daily", "boots_daily", "reconciliation_daily")}
-    found = find_incidents(warehouse, truth)
-    truth.deliver_late_segments()
-    second = _run(spark, directory, Span(SPEC.last_day, SPEC.last_day))
-    yield AnalysedMonth(truth, Warehouse(spark, files, str(directory / "out")), first, second, before, found)
+    scratch = directory / "scratch"
+    scratch.mkdir()
+    with Database(str(scratch)) as database:
+        session = AnalysisSession(FileSystem(spark), database, str(scratch), spark)
+        warehouse = Warehouse(database, session.files, str(directory / "out"))
+        first = _run(session, directory, Span(SPEC.first_day, SPEC.last_day))
+        before = {name: read(warehouse, name) for name in ("ledger_daily", "boots_daily", "reconciliation_daily")}
+        found = find_incidents(warehouse, truth)
+        truth.deliver_late_segments()
+        second = _run(session, directory, Span(SPEC.last_day, SPEC.last_day))
+        yield AnalysedMonth(
+            truth, Warehouse(database, session.files, str(directory / "out")), first, second, before, found
+        )
 
 
-def _run(spark: SparkSession, directory: Path, span: Span) -> NightlyOutcome:
+def _run(session: AnalysisSession, directory: Path, span: Span) -> NightlyOutcome:
     request = NightlyRequest(
         logs=[str(directory / "logs")],
         out=str(directory / "out"),
         span=span,
         settings=SETTINGS,
-        scratch=str(directory),
         keys=str(directory / "keys"),
     )
-    return run_nightly(spark, FileSystem(spark), request, lambda line: None)
+    return run_nightly(session, request, lambda line: None)
 
 
 # --- exact counts ---------------------------------------------------------------------------------------------------
@@ -108,9 +115,9 @@ def test_ledger_is_exact_before_and_after_late_segment(month: AnalysedMonth) -> 
 def _ledger(rows: list[Row]) -> dict[date, dict[str, int]]:
     columns = ("opening", "accepted", "acked", "expired", "evicted", "removed", "open", "again", "overdue")
     return {
-        row.dt: {
+        row["dt"]: {
             **{name: row[name] for name in columns},
-            "orphans": row.orphans + row.around_crash + row.before_books,
+            "orphans": row["orphans"] + row["around_crash"] + row["before_books"],
         }
         for row in rows
     }
@@ -125,7 +132,7 @@ def test_counts_missing_lines_exactly(month: AnalysedMonth) -> None:
         (month.before["boots_daily"], month.truth.days_before_late),
         (month.rows("boots_daily"), month.truth.days),
     ):
-        counted = {(row.dt, row.node, row.boot): (row.n, row.missing, row.doubled) for row in rows}
+        counted = {(row["dt"], row["node"], row["boot"]): (row["n"], row["missing"], row["doubled"]) for row in rows}
         expected = {
             (day, *name): (boot.lines, boot.missing, 0)
             for day, truth in days.items()
@@ -141,8 +148,8 @@ def test_counters_differ_exactly_by_lost_lines(month: AnalysedMonth) -> None:
     ):
         counted: Counter[tuple[date, str]] = Counter()
         for row in rows:
-            if row.difference:
-                counted[row.dt, row.node] += row.difference
+            if row["difference"]:
+                counted[row["dt"], row["node"]] += row["difference"]
         expected: Counter[tuple[date, str]] = Counter()
         for day, truth in days.items():
             for (node, _), drift in truth.drift.items():
@@ -153,7 +160,7 @@ def test_counters_differ_exactly_by_lost_lines(month: AnalysedMonth) -> None:
 def test_traffic_is_exact(month: AnalysedMonth) -> None:
     counted: Counter[tuple[date, str, str]] = Counter()
     for row in month.rows("traffic_daily"):
-        counted[row.dt, row.node, row.event] += row.n
+        counted[row["dt"], row["node"], row["event"]] += row["n"]
     assert counted == {
         (day, *name): n
         for day, truth in month.truth.days.items()
@@ -183,19 +190,22 @@ def test_push_notifications_are_exact(month: AnalysedMonth) -> None:
     rows = month.rows("wakeups_daily")
     assert _sum_by_day(rows, "n", "service") == _get_true_counts(days, "wakeups")
     assert _sum_by_day(rows, "missed", "service") == _get_true_counts(days, "missed")
-    assert {row.service for row in rows if row.missed < row.n} == {"*", "fcm", "apns", "web_push"}
-    woken = {row.dt: row.n for row in rows if row.service == "*"}
-    assert all(row.n <= woken[row.dt] for row in month.rows("wakeups_missed_top"))
+    assert {row["service"] for row in rows if row["missed"] < row["n"]} == {"*", "fcm", "apns", "web_push"}
+    woken = {row["dt"]: row["n"] for row in rows if row["service"] == "*"}
+    assert all(row["n"] <= woken[row["dt"]] for row in month.rows("wakeups_missed_top"))
 
 
 def test_sockets_are_exact(month: AnalysedMonth) -> None:
-    counted = {(row.dt, row.node): (row.opened, row.authenticated, row.closed) for row in month.rows("sockets_daily")}
+    counted = {
+        (row["dt"], row["node"]): (row["opened"], row["authenticated"], row["closed"])
+        for row in month.rows("sockets_daily")
+    }
     assert counted == {
         (day, node): (sockets["opened"], sockets["authenticated"], sockets["closed"])
         for day, truth in month.truth.days.items()
         for node, sockets in truth.sockets.items()
     }
-    unclosed = {(row.dt, row.node): row.unclosed for row in month.rows("sockets_daily", "unclosed > 0")}
+    unclosed = {(row["dt"], row["node"]): row["unclosed"] for row in month.rows("sockets_daily", "unclosed > 0")}
     assert unclosed == {
         (day, node): n for day, truth in month.truth.days.items() for node, n in truth.unclosed.items()
     }
@@ -204,10 +214,10 @@ def test_sockets_are_exact(month: AnalysedMonth) -> None:
 def test_top_senders_sent_most_messages(month: AnalysedMonth) -> None:
     counted: dict[date, list[int]] = {day: [] for day in month.truth.days}
     identified: dict[date, list[int]] = {day: [] for day in month.truth.days}
-    for row in sorted(month.rows("top_senders"), key=lambda row: (row.dt, row.rank)):
-        counted[row.dt].append(row.n)
-        if row.sender != "others":
-            identified[row.dt].append(row.n)
+    for row in sorted(month.rows("top_senders"), key=lambda row: (row["dt"], row["rank"])):
+        counted[row["dt"]].append(row["n"])
+        if row["sender"] != "others":
+            identified[row["dt"]].append(row["n"])
     for day, truth in month.truth.days.items():
         most = [n for _, n in truth.senders.most_common(SETTINGS.top)]
         assert sum(counted[day]) == sum(most)
@@ -224,7 +234,7 @@ def test_quarantines_all_damaged_lines(month: AnalysedMonth) -> None:
 def _sum_by_day(rows: list[Row], value: str, *by: str) -> dict[Any, int]:
     found: Counter[Any] = Counter()
     for row in rows:
-        found[(row.dt, *(row[name] for name in by)) if by else row.dt] += row[value]
+        found[(row["dt"], *(row[name] for name in by)) if by else row["dt"]] += row[value]
     return {key: n for key, n in found.items() if n}
 
 
@@ -278,7 +288,7 @@ def test_finds_no_incidents_on_quiet_days(month: AnalysedMonth) -> None:
     assert len(quiet_days) >= 5
 
     def select_quiet_rows(table: str, where: str) -> list[Row]:
-        return [row for row in month.rows(table, where) if row.dt in quiet_days]
+        return [row for row in month.rows(table, where) if row["dt"] in quiet_days]
 
     assert not select_quiet_rows("boots_daily", "missing > 0 OR doubled > 0 OR stepped_back > 0")
     assert not select_quiet_rows("reconciliation_daily", "difference <> 0")
@@ -292,6 +302,6 @@ def test_finds_no_incidents_on_quiet_days(month: AnalysedMonth) -> None:
 
 
 def test_few_anomalies_on_quiet_days(month: AnalysedMonth) -> None:
-    alarms = [row for row in month.rows("anomalies") if row.dt in month.quiet_days]
-    checked = len([row for row in month.rows("series_hourly") if row.dt in month.quiet_days])
-    assert len(alarms) <= checked / 200, [(row.dt, row.hour, row.metric, row.reason) for row in alarms]
+    alarms = [row for row in month.rows("anomalies") if row["dt"] in month.quiet_days]
+    checked = len([row for row in month.rows("series_hourly") if row["dt"] in month.quiet_days])
+    assert len(alarms) <= checked / 200, [(row["dt"], row["hour"], row["metric"], row["reason"]) for row in alarms]

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import shutil
 from datetime import date, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from analytics.database import get_duckdb_type
+from analytics.engine import AnalysisSession
 from analytics.errors import AnalyticsError
 from analytics.job import Span
-from analytics.reading.files import FileSystem
+from analytics.reading.files import FileSystem, LocalFileSystem
 from analytics.schema import TABLES
-from analytics.writing.runs import DirectoryMove, commit_publication, recover_publication
+from analytics.writing.runs import commit_publication, recover_publication
 from analytics.writing.warehouse import TableMismatchError, Warehouse
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from tests.analytics.publication import MANIFEST, MOVES, NEW, OLD, STAGED, KilledFileSystem, KilledProcess
 
 D = date(2026, 11, 20)
 BEFORE = D - timedelta(1)
@@ -27,24 +27,25 @@ Rows = list[tuple[Any, ...]]
 
 
 @pytest.fixture
-def files(spark: SparkSession) -> FileSystem:
-    return FileSystem(spark)
+def files() -> FileSystem:
+    return LocalFileSystem()
 
 
-@pytest.fixture
-def make_traffic(spark: SparkSession) -> Callable[[Rows], DataFrame]:
-    """Makes frames of traffic_daily from (day, event, n)."""
-
-    def make(rows: Rows) -> DataFrame:
-        tuples = [(day, "a", "didcomm", event, n, 10 * n) for day, event, n in rows]
-        return spark.createDataFrame(tuples, TABLES["traffic_daily"].struct())
-
-    return make
+def make_traffic(rows: Rows) -> list[dict[str, Any]]:
+    """Rows of traffic_daily from (day, event, n)."""
+    return [
+        {"dt": day, "node": "a", "proto": "didcomm", "event": event, "n": n, "bytes": 10 * n}
+        for day, event, n in rows
+    ]
 
 
-def list_rows(frame: DataFrame) -> list[tuple[date, str, int]]:
+def open_warehouse(session: AnalysisSession, out: str, run_id: str = "") -> Warehouse:
+    return Warehouse(session.database, session.files, out, run_id)
+
+
+def list_rows(warehouse: Warehouse, span: Span) -> Rows:
     """Rows in the form that `make_traffic` takes."""
-    return sorted((row.dt, row.event, row.n) for row in frame.collect())
+    return sorted((row["dt"], row["event"], row["n"]) for row in warehouse.rows("traffic_daily", span))
 
 
 def read_tree(folder: Path) -> dict[str, bytes]:
@@ -52,177 +53,118 @@ def read_tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_staged_days_overlay_published_ones(
-    spark: SparkSession, files: FileSystem, tmp_path: Path, make_traffic: Callable[[Rows], DataFrame]
-) -> None:
+def test_staged_days_overlay_published_ones(session: AnalysisSession, tmp_path: Path) -> None:
     """A run reads what it staged, all others what is published; an empty staged day removes the published one."""
     out = str(tmp_path)
-    first_run = Warehouse(spark, files, out, "first")
-    assert first_run.read("traffic_daily", BOTH).schema == TABLES["traffic_daily"].struct()
-    assert list_rows(first_run.read("traffic_daily", BOTH)) == []
+    first_run = open_warehouse(session, out, "first")
+    first_run.open_table("traffic_daily", BOTH)
+    assert session.database.describe("SELECT * FROM traffic_daily") == {
+        column.name: get_duckdb_type(column) for column in TABLES["traffic_daily"].columns
+    }
+    assert list_rows(first_run, BOTH) == []
     earlier, later = [(BEFORE, "msg.ack", 1), (BEFORE, "msg.accept", 2)], [(D, "msg.ack", 3)]
     assert first_run.stage("traffic_daily", make_traffic(earlier + later), BOTH) == 3
     first_run.publish(f"{out}/runs/first.json", b"{}\n", [])
 
-    second_run = Warehouse(spark, files, out, "second")
-    assert list_rows(second_run.read("traffic_daily", BOTH)) == sorted(earlier + later)
+    second_run = open_warehouse(session, out, "second")
+    assert list_rows(second_run, BOTH) == sorted(earlier + later)
     assert second_run.stage("traffic_daily", make_traffic([]), Span(D, D)) == 0
-    assert list_rows(second_run.read("traffic_daily", BOTH)) == sorted(earlier)
-    assert list_rows(Warehouse(spark, files, out).read("traffic_daily", Span(D, D))) == later
+    assert list_rows(second_run, BOTH) == sorted(earlier)
+    assert list_rows(open_warehouse(session, out), Span(D, D)) == later
     second_run.publish(f"{out}/runs/second.json", b"{}\n", [])
-    assert Warehouse(spark, files, out).days("traffic_daily") == [BEFORE]
+    assert open_warehouse(session, out).days("traffic_daily") == [BEFORE]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs", "tables"]
 
 
-def test_writes_one_sorted_file_per_day(
-    spark: SparkSession,
-    files: FileSystem,
-    tmp_path: Path,
-    make_traffic: Callable[[Rows], DataFrame],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """The order and partitions of rows do not matter; a reader prunes partitions."""
-    rows = [(D, f"event {n % 50}", n) for n in range(50)] + [(BEFORE, "msg.ack", 1)]
+def test_writes_one_sorted_file_per_day(session: AnalysisSession, tmp_path: Path) -> None:
+    """The order of rows does not matter."""
+    rows: Rows = [(D, f"event {n % 50}", n) for n in range(50)] + [(BEFORE, "msg.ack", 1)]
     outs = [str(tmp_path / "a"), str(tmp_path / "b")]
-    for out, frame in zip(outs, (make_traffic(rows), make_traffic(rows[::-1]).repartition(4)), strict=True):
-        warehouse = Warehouse(spark, files, out, "run")
-        warehouse.stage("traffic_daily", frame, BOTH)
+    for out, ordered in zip(outs, (rows, rows[::-1]), strict=True):
+        warehouse = open_warehouse(session, out, "run")
+        warehouse.stage("traffic_daily", make_traffic(ordered), BOTH)
         warehouse.publish(f"{out}/runs/run.json", b"", [])
     parquet_files = [sorted(Path(out).rglob("*.parquet")) for out in outs]
     assert len(parquet_files[0]) == 2
     assert [path.read_bytes() for path in parquet_files[0]] == [path.read_bytes() for path in parquet_files[1]]
-    Warehouse(spark, files, outs[0]).read("traffic_daily", Span(D, D)).explain("formatted")
-    assert f">= {D})" in capsys.readouterr().out.partition("PartitionFilters: ")[2].splitlines()[0]
+    assert open_warehouse(session, outs[0]).list_files("traffic_daily", Span(D, D)) == [
+        f"file:{outs[0]}/tables/traffic_daily/dt={D}/part-0.parquet"
+    ]
+
+
+_SELECT = f"SELECT {{}} FROM (SELECT DATE '{D}' AS dt, 'a' AS node, '' AS proto, 'x' AS event, 1 AS n, 2 AS bytes)"
 
 
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        (["dt", "node", "proto", "event", "n"], "traffic: traffic_daily: no column bytes"),
-        (["dt", "node", "proto", "event", "n", "bytes", "n as m"], "traffic: traffic_daily: undeclared column m"),
+        ("dt, node, proto, event, n", "traffic: traffic_daily: no column bytes"),
+        ("*, n AS m", "traffic: traffic_daily: undeclared column m"),
         (
-            ["dt", "node", "proto", "event", "n", "cast(bytes as string) as bytes"],
-            "traffic: traffic_daily: column bytes is string, declared as bigint",
+            "* REPLACE (bytes::VARCHAR AS bytes)",
+            "traffic: traffic_daily: column bytes is VARCHAR, declared as bigint",
         ),
         (
-            ["date_add(dt, 1) as dt", "node", "proto", "event", "n", "bytes"],
+            "* REPLACE (dt + 1 AS dt)",
             "traffic: traffic_daily: column dt has 2026-11-21, not of 2026-11-19 to 2026-11-20",
         ),
     ],
 )
 def test_rejects_undeclared_output_of_job(
-    spark: SparkSession,
-    files: FileSystem,
-    tmp_path: Path,
-    make_traffic: Callable[[Rows], DataFrame],
-    columns: list[str],
-    message: str,
+    session: AnalysisSession, tmp_path: Path, columns: str, message: str
 ) -> None:
     """By job, table and column."""
-    frame = make_traffic([(D, "msg.ack", 1)]).selectExpr(*columns)
     with pytest.raises(TableMismatchError) as caught:
-        Warehouse(spark, files, str(tmp_path), "run").stage("traffic_daily", frame, BOTH, "traffic")
+        open_warehouse(session, str(tmp_path), "run").stage("traffic_daily", _SELECT.format(columns), BOTH, "traffic")
     assert str(caught.value) == message
 
 
-def test_accepts_narrow_numbers_and_nulls(
-    spark: SparkSession, files: FileSystem, tmp_path: Path, make_traffic: Callable[[Rows], DataFrame]
-) -> None:
-    """As Spark functions return them."""
-    warehouse = Warehouse(spark, files, str(tmp_path), "run")
-    frame = make_traffic([(D, "x", 1)]).selectExpr(
-        "dt", "null as node", "proto", "event", "int(n) as n", "null as bytes"
-    )
-    warehouse.stage("traffic_daily", frame, BOTH)
-    [row] = warehouse.read("traffic_daily", BOTH).collect()
-    assert (row.node, row.n, row.bytes) == (None, 1, None)
+def test_accepts_other_integers_and_nulls(session: AnalysisSession, tmp_path: Path) -> None:
+    """As functions return them."""
+    warehouse = open_warehouse(session, str(tmp_path), "run")
+    warehouse.stage("traffic_daily", _SELECT.format("* REPLACE (NULL AS node, n::HUGEINT AS n, NULL AS bytes)"), BOTH)
+    [row] = warehouse.rows("traffic_daily", BOTH)
+    assert (row["node"], row["n"], row["bytes"]) == (None, 1, None)
 
 
-class KilledProcess(BaseException):
-    """The process is killed here."""
-
-
-class KilledFileSystem:
-    """Kills the process before its n-th change of a file."""
-
-    def __init__(self, files: FileSystem, changes_left: int) -> None:
-        self._files = files
-        self.changes_left = changes_left
-
-    def __getattr__(self, name: str) -> Any:
-        if name in {"write", "move", "delete", "make_directories"}:
-            self.changes_left -= 1
-            if self.changes_left < 0:
-                raise KilledProcess
-        return getattr(self._files, name)
+def test_reads_files_without_later_columns(session: AnalysisSession, tmp_path: Path) -> None:
+    """Earlier versions wrote fewer columns; all are there, and null."""
+    path = tmp_path / "tables" / "traffic_daily" / f"dt={D}" / "old.parquet"
+    path.parent.mkdir(parents=True)
+    session.database.execute(f"COPY (SELECT 'msg.ack' AS event, 3 AS n) TO '{path}'")
+    [row] = open_warehouse(session, str(tmp_path)).rows("traffic_daily", BOTH)
+    assert (row["dt"], row["event"], row["n"], row["node"]) == (D, "msg.ack", 3, None)
 
 
 @pytest.fixture
-def published(tmp_path: Path) -> Iterator[tuple[Path, list[DirectoryMove]]]:
-    """A directory with two published partitions and a report, and moves that replace, remove and add some."""
-    for name, text in {
-        "tables/t/dt=1/a": "old",
-        "tables/t/dt=1/b": "old too",
-        "tables/t/dt=2/a": "old",
-        "report/2/index.html": "old",
-        "_staging/run/t/dt=1/c": "new",
-        "_staging/run/t/dt=3/a": "new",
-        "_staging/run/t/dt=3/b": "new too",
-        "_staging/run/report/2/index.html": "new",
-        "_staging/run/report/2/csv/t.csv": "new",
-    }.items():
+def published(tmp_path: Path) -> Path:
+    """A directory with published and staged files."""
+    for name, content in {**OLD, **STAGED}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    yield (
-        tmp_path,
-        [
-            DirectoryMove("tables/t/dt=1", "_staging/run/t/dt=1", 1),
-            DirectoryMove("tables/t/dt=2"),
-            DirectoryMove("tables/t/dt=3", "_staging/run/t/dt=3", 2),
-            DirectoryMove("report/2", "_staging/run/report/2", 2),
-        ],
-    )
+        (tmp_path / name).write_bytes(content)
+    return tmp_path
 
 
-OLD = {
-    "tables/t/dt=1/a": b"old",
-    "tables/t/dt=1/b": b"old too",
-    "tables/t/dt=2/a": b"old",
-    "report/2/index.html": b"old",
-}
-NEW = {
-    "tables/t/dt=1/c": b"new",
-    "tables/t/dt=3/a": b"new",
-    "tables/t/dt=3/b": b"new too",
-    "report/2/index.html": b"new",
-    "report/2/csv/t.csv": b"new",
-    "runs/run.json": b"{}",
-}
-
-
-@pytest.mark.parametrize("changes", range(13))
-def test_publication_is_atomic_if_killed(
-    files: FileSystem, published: tuple[Path, list[DirectoryMove]], changes: int
-) -> None:
+@pytest.mark.parametrize("changes", range(14))
+def test_publication_is_atomic_if_killed(files: FileSystem, published: Path, changes: int) -> None:
     """Before the journal is written nothing has changed; afterwards recovery completes all of it."""
-    out, moves = published
+    out = published
     dying_files = KilledFileSystem(files, changes)
     is_finished = True
     try:
-        commit_publication(dying_files, str(out), moves, f"{out}/runs/run.json", b"{}")  # type: ignore[arg-type]
+        commit_publication(dying_files, str(out), MOVES, f"{out}/runs/run.json", MANIFEST)  # type: ignore[arg-type]
     except KilledProcess:
         is_finished = False
     assert is_finished == (dying_files.changes_left >= 0)
     recover_publication(files, str(out))
-    assert read_tree(out) == (NEW if changes else OLD)
+    # The journal is the second file.
+    assert read_tree(out) == (NEW if changes > 1 else OLD)
 
 
-def test_publication_completes_after_repeated_kills(
-    files: FileSystem, published: tuple[Path, list[DirectoryMove]]
-) -> None:
-    out, moves = published
+def test_publication_completes_after_repeated_kills(files: FileSystem, published: Path) -> None:
+    out = published
     with pytest.raises(KilledProcess):
-        commit_publication(KilledFileSystem(files, 2), str(out), moves, f"{out}/runs/run.json", b"{}")  # type: ignore[arg-type]
+        commit_publication(KilledFileSystem(files, 3), str(out), MOVES, f"{out}/runs/run.json", MANIFEST)  # type: ignore[arg-type]
     for changes_left in range(1, 20):
         try:
             recover_publication(KilledFileSystem(files, changes_left), str(out))  # type: ignore[arg-type]
@@ -232,11 +174,11 @@ def test_publication_completes_after_repeated_kills(
     assert read_tree(out) == NEW
 
 
-def test_completes_partial_move(files: FileSystem, published: tuple[Path, list[DirectoryMove]]) -> None:
+def test_completes_partial_move(files: FileSystem, published: Path) -> None:
     """Object stores move file by file; files no longer staged have arrived and are not deleted."""
-    out, moves = published
+    out = published
     with pytest.raises(KilledProcess):
-        commit_publication(KilledFileSystem(files, 1), str(out), moves, f"{out}/runs/run.json", b"{}")  # type: ignore[arg-type]
+        commit_publication(KilledFileSystem(files, 2), str(out), MOVES, f"{out}/runs/run.json", MANIFEST)  # type: ignore[arg-type]
     for name in ("report/2/csv/t.csv", "tables/t/dt=3/a"):
         source = out / "_staging/run" / name.removeprefix("tables/")
         (out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -245,13 +187,27 @@ def test_completes_partial_move(files: FileSystem, published: tuple[Path, list[D
     assert read_tree(out) == NEW
 
 
-def test_failed_publication_keeps_journal(files: FileSystem, published: tuple[Path, list[DirectoryMove]]) -> None:
+def test_failed_publication_keeps_journal(files: FileSystem, published: Path) -> None:
     """The next start completes it, once the cause is removed."""
-    out, moves = published
+    out = published
     (out / "runs").write_text("in the way")
     with pytest.raises(AnalyticsError, match="runs"):
-        commit_publication(files, str(out), moves, f"{out}/runs/run.json", b"{}")
+        commit_publication(files, str(out), MOVES, f"{out}/runs/run.json", MANIFEST)
     assert json.loads((out / "_journal.json").read_text())["manifest"] == "{}"
     (out / "runs").unlink()
     recover_publication(files, str(out))
     assert read_tree(out) == NEW
+
+
+def test_journal_without_staged_files_is_an_error(files: FileSystem, published: Path) -> None:
+    """Otherwise everything would count as moved. Nothing changes, until the journal is deleted, too."""
+    out = published
+    with pytest.raises(KilledProcess):
+        commit_publication(KilledFileSystem(files, 2), str(out), MOVES, f"{out}/runs/run.json", MANIFEST)  # type: ignore[arg-type]
+    shutil.rmtree(out / "_staging")
+    for _ in range(2):
+        with pytest.raises(AnalyticsError, match=rf"^{out}/_journal.json: .* deleted; .* {out}/runs/run.json again$"):
+            recover_publication(files, str(out))
+    (out / "_journal.json").unlink()
+    assert not recover_publication(files, str(out))
+    assert read_tree(out) == OLD
