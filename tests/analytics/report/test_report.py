@@ -6,19 +6,21 @@ import csv
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
+from analytics.database import Database
 from analytics.job import Span
-from analytics.reading.files import FileSystem
+from analytics.reading.files import LocalFileSystem
 from analytics.report.content import (
     REPORT_QUERIES,
     ReportData,
+    TableQuery,
     format_axis_count,
     format_count,
     format_days,
@@ -31,11 +33,8 @@ from analytics.report.content import (
 from analytics.report.outputs import render_report, write_report
 from analytics.schema import TABLES
 from analytics.settings import Settings
-from analytics.writing.warehouse import Warehouse
 from tests.analytics.busy_day import BUSY_ROWS, DAY, FORMULA, HOSTILE, RUN_INFO, Rows, fill_columns, make_report_data
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.analytics.job_tables import fill_table
 
 # Elements without an end tag.
 _VOID_ELEMENTS = {"meta", "link", "img", "br"}
@@ -365,48 +364,34 @@ def test_report_with_nulls_in_every_row() -> None:
     assert len(page.texts["h2"]) == 21
 
 
-STORED_TABLES = ("errors_daily", "inputs", "latency_hist", "concurrency_10m", "series_hourly", "ledger_daily")
-
-
 @pytest.fixture(scope="module")
-def warehouse(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Warehouse, FileSystem, Path]:
-    """Results with some tables of the busy day, and an error of the day before."""
-    out = tmp_path_factory.mktemp("out")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    """The tables of the busy day, with an error of the day before."""
     yesterday = {**BUSY_ROWS["errors_daily"][0], "dt": DAY - timedelta(1), "n": 77_777}
-    for name in STORED_TABLES:
-        struct = TABLES[name].struct()
-        rows = [*BUSY_ROWS[name], *([yesterday] if name == "errors_daily" else [])]
-        frame = spark.createDataFrame([tuple(row[column] for column in struct.names) for row in rows], struct)
-        frame.coalesce(1).write.partitionBy("dt").parquet(f"{out}/tables/{name}")
-    files = FileSystem(spark)
-    return Warehouse(spark, files, str(out)), files, out
+    with Database(str(tmp_path_factory.mktemp("scratch"))) as database:
+        for name in REPORT_QUERIES:
+            fill_table(database, TABLES[name], [*BUSY_ROWS.get(name, []), *[yesterday] * (name == "errors_daily")])
+        yield database
 
 
-def test_writes_report_from_warehouse(warehouse: tuple[Warehouse, FileSystem, Path]) -> None:
-    """Only rows of the day are read; missing tables are empty."""
-    tables, files, out = warehouse
+def test_writes_report_from_tables(database: Database, tmp_path: Path, report_files: dict[str, bytes]) -> None:
+    """Only rows of the days that are needed are read."""
+    path = write_report(LocalFileSystem(), database, str(tmp_path), DAY, Settings(), RUN_INFO)
 
-    path = write_report(files, tables, str(out), DAY, Settings(), RUN_INFO)
-
-    assert path == f"{out}/report/2026-11-20/index.html"
-    expected = render_report(make_report_data({name: BUSY_ROWS[name] for name in STORED_TABLES}))
+    assert path == f"{tmp_path}/report/2026-11-20/index.html"
     written = {file.name: file.read_bytes() for file in Path(path).parent.iterdir()}
-    assert written.keys() == expected.keys()
-    for name in written.keys() - {"index.html"}:
-        assert sorted(written[name].splitlines()) == sorted(expected[name].splitlines()), name
-    assert ParsedPage(written["index.html"]).texts["desc"] == ParsedPage(expected["index.html"]).texts["desc"]
+    assert written.keys() == report_files.keys()
+    for name in written.keys() - {"index.html", "report.eml"}:
+        assert sorted(written[name].splitlines()) == sorted(report_files[name].splitlines()), name
+    assert ParsedPage(written["index.html"]).texts["desc"] == ParsedPage(report_files["index.html"]).texts["desc"]
 
 
-def test_truncates_large_tables(
-    warehouse: tuple[Warehouse, FileSystem, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_truncates_large_tables(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     """The largest rows are read, and the report has a note."""
-    from analytics.report.content import TableQuery
-
     query = TableQuery(order=("n",), max_rows=2)
     monkeypatch.setitem(REPORT_QUERIES, "errors_daily", query)
 
-    found = load_report_data(warehouse[0], DAY, Settings(), RUN_INFO, ["errors_daily"])
+    found = load_report_data(database, DAY, Settings(), RUN_INFO, ["errors_daily"])
 
     assert [row["n"] for row in found.rows["errors_daily"]] == [900, 900]
     assert found.truncated_tables == {"errors_daily"}
