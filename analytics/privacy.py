@@ -11,8 +11,9 @@ Pseudonyms and k-anonymity of tables.
   - A table of individuals with fewer than k of them on a day has one row, `fewer than 5`, with their sums.
   - In `top_senders` and `top_recipients` those with fewer than k partners are merged into a last row, `others`:
     each of a handful of partners would recognise them.
-  - Elsewhere a count of individuals from 1 to k - 1 is null, and so are figures that reveal it:
-    :func:`suppress_small_group`. What an operator acts on stays: codes, limits, and how often they occurred.
+  - Elsewhere a count of individuals from 1 to k - 1 is null, and so are figures that reveal it
+    (:func:`analytics.sql_functions.suppress_small_group`). What an operator acts on stays: codes, limits, and how
+    often they occurred.
   - Daily counts of all members, active and dormant recipients are not groups and stay.
 * Merged rows have sums of counts and bytes, and the earliest of days to a loss; other values are null unless all
   merged rows agree.
@@ -31,16 +32,14 @@ from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from analytics.database import Row
 from analytics.errors import AnalyticsError
 from analytics.schema import Table
 from analytics.settings import Settings
 from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey
 from mediatord.runtime.secret_files import SecretFileError, create_secret_file, read_secret_file
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 FORGOTTEN_PSEUDONYM = "forgotten"
 OTHERS_LABEL = "others"
@@ -53,7 +52,6 @@ _UNKNOWN_PARTY = "unknown"
 _SUMMED_COLUMNS = {"n", "bytes", "hits", "bursts", "waiting", "per_day", "at_risk"}
 _MINIMUM_COLUMNS = {"days_to_cap", "days_to_ttl"}
 
-Row = dict[str, Any]
 PseudonymFunction = Callable[[str], str]
 
 
@@ -170,35 +168,25 @@ class PseudonymKeyFile:
             raise AnalyticsError(f"{self._path} is not writable: {error.strerror}") from None
 
 
-def suppress_small_group(count: Column, k: int, value: Column | None = None) -> Column:
-    """Return `value`, or the count itself; null if the count of individuals is from 1 to k - 1."""
-    from pyspark.sql import functions as F
-
-    return F.when(~count.between(1, k - 1), count if value is None else value)
-
-
-def pseudonymize_table(table: Table, frame: DataFrame, settings: Settings, pseudonyms: PseudonymKeyFile) -> DataFrame:
+def pseudonymize_table(
+    table: Table, rows: Sequence[Row], settings: Settings, pseudonyms: PseudonymKeyFile
+) -> list[Row]:
     """
-    Replace identifiers and merge small groups, as described above; columns are as declared.
+    Replace identifiers and merge small groups, as described above.
 
-    :param frame: of a table with pseudonyms, which has few rows a day: they are collected in the driver.
+    :param rows: of all days; those of a table with pseudonyms have a `rank`.
     :raise AnalyticsError: the key file is unusable.
     """
     if not table.pseudonyms:
-        return frame
-    struct = table.struct()
+        return list(rows)
     (column,) = table.pseudonyms
-    rows = sorted((row.asDict() for row in frame.select(struct.names).collect()), key=_rank_key)
-    visible_rows = [
+    return [
         row
-        for day, of_day in groupby(rows, lambda row: row["dt"])
+        for day, of_day in groupby(sorted(rows, key=_rank_key), lambda row: row["dt"])
         for row in _pseudonymize_day(
             list(of_day), column, settings.k_anonymity, pseudonyms.make_pseudonym_function(day)
         )
     ]
-    return frame.sparkSession.createDataFrame(
-        [tuple(row[name] for name in struct.names) for row in visible_rows], struct
-    )
 
 
 def _pseudonymize_day(rows: Sequence[Row], column: str, k: int, name: PseudonymFunction) -> list[Row]:

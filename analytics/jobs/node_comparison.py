@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from pyspark.sql import Window
-from pyspark.sql import functions as F
-
-from analytics.job import Job, Span
+from analytics.job import Job, JobRun
+from analytics.jobs.shared_scans import scan_requests
 from analytics.jobs.traffic_and_latency import ALL_VALUES
-from analytics.settings import Settings
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,114 +43,95 @@ NODE_METRICS = (
 )
 
 
-def compare_nodes(values: DataFrame, factor: float) -> DataFrame:
-    """
-    `node_compare`.
+def compare_nodes(run: JobRun) -> Mapping[str, str]:
+    """`node_compare`; a node is flagged outside 1/node_factor to node_factor times the median of all."""
+    factor = run.settings.node_factor
+    names = ", ".join(metric.name for metric in NODE_METRICS)
+    floors = ", ".join(f"('{metric.name}', {metric.floor}::DOUBLE)" for metric in NODE_METRICS)
+    return {
+        "node_compare": f"""
+            WITH compared AS (
+                SELECT *, median(value) OVER (PARTITION BY dt, metric) AS median
+                FROM (UNPIVOT ({_measure_nodes(run)}) ON {names} INTO NAME metric VALUE value)),
+            ratios AS (
+                SELECT *, greatest(value, floor) / greatest(median, floor) AS ratio
+                FROM compared JOIN (VALUES {floors}) AS floors (metric, floor) USING (metric))
+            SELECT dt, node, metric, round(value, 6) AS value, round(median, 6) AS median, round(ratio, 6) AS ratio,
+                ratio NOT BETWEEN {1 / factor!r} AND {factor!r} AS flagged
+            FROM ratios
+        """
+    }
 
-    :param values: `dt`, `node`, and a double for each of :data:`NODE_METRICS`; null if unknown.
-    :param factor: a node is flagged outside 1/factor to factor.
+
+def _measure_nodes(run: JobRun) -> str:
     """
-    fleet = Window.partitionBy("dt", "metric")
-    floors = F.create_map(*(F.lit(each) for metric in NODE_METRICS for each in (metric.name, float(metric.floor))))
-    long = values.unpivot(["dt", "node"], [metric.name for metric in NODE_METRICS], "metric", "value")
-    known = long.where(F.col("value").isNotNull()).withColumn("median", F.median("value").over(fleet))
-    floor = floors[F.col("metric")]
-    ratio = F.greatest("value", floor) / F.greatest("median", floor)
-    rounded = {name: F.round(name, 6) for name in ("value", "median", "ratio")}
-    return known.withColumn("ratio", ratio).withColumns(
-        {**rounded, "flagged": ~F.col("ratio").between(1 / factor, factor)}
+    Query for :data:`NODE_METRICS` of every node that logged traffic, a gauge or a request: a double each, null if
+    unknown. A node that only removed messages is an operator and is omitted.
+    """
+    columns = ", ".join(
+        f"CAST({f'coalesce({metric.name}, 0)' if metric.counted else metric.name} AS DOUBLE) AS {metric.name}"
+        for metric in NODE_METRICS
     )
-
-
-def measure_nodes(frames: Mapping[str, DataFrame]) -> DataFrame:
-    """
-    :data:`NODE_METRICS` of every node that logged traffic, a gauge or a request. A node that only removed messages is
-        an operator and is omitted.
-    """
+    days = f"dt BETWEEN {run.first} AND {run.last}"
     sources = (
-        _measure_traffic(frames["traffic_daily"]),
-        _measure_requests(frames["events"]),
-        _measure_latencies(frames["latency_daily"]),
-        _measure_gauges(frames["queue_hourly"]),
-        _measure_sockets(frames["sockets_daily"]),
+        _measure_traffic(days),
+        _measure_requests(scan_requests(run)),
+        _measure_latencies(days),
+        _measure_gauges(days),
+        f"SELECT dt, node, opened AS sockets_opened FROM sockets_daily WHERE {days}",
     )
-    wide = sources[0]
-    for source in sources[1:]:
-        wide = wide.join(source, ["dt", "node"], "full")
-    return wide.fillna(0.0, [metric.name for metric in NODE_METRICS if metric.counted])
-
-
-def _measure_traffic(daily: DataFrame) -> DataFrame:
-    def total(event: str, column: str) -> Column:
-        return F.sum(F.when(F.col("event") == event, F.col(column))).cast("double")
-
-    return (
-        daily.where(F.col("event") != "msg.remove")
-        .groupBy("dt", "node")
-        .agg(
-            total("req.done", "n").alias("requests"),
-            total("msg.accept", "n").alias("messages_accepted"),
-            total("msg.accept", "bytes").alias("bytes_accepted"),
-            total("msg.ack", "n").alias("messages_acked"),
-        )
+    joined = " FULL JOIN ".join(
+        f"({source}) AS source_{number}{' USING (dt, node)' if number else ''}"
+        for number, source in enumerate(sources)
     )
+    return f"SELECT dt, node, {columns} FROM {joined}"
 
 
-def _measure_requests(events: DataFrame) -> DataFrame:
+def _measure_traffic(days: str) -> str:
+    def total(event: str, column: str, name: str) -> str:
+        return f"sum({column}) FILTER (WHERE event = '{event}') AS {name}"
+
+    return f"""
+        SELECT dt, node, {total("req.done", "n", "requests")}, {total("msg.accept", "n", "messages_accepted")},
+            {total("msg.accept", "bytes", "bytes_accepted")}, {total("msg.ack", "n", "messages_acked")}
+        FROM traffic_daily WHERE event <> 'msg.remove' AND {days} GROUP BY dt, node
+    """
+
+
+def _measure_requests(counts: str) -> str:
     """Shares of refused and of failed requests, 0 to 1, and mean times in milliseconds."""
-    failed = F.coalesce("status", F.lit(0)) >= 500
-    refused = F.col("code").isNotNull() | (F.coalesce("status", F.lit(0)) >= 400)
-    return (
-        events.where(F.col("event") == "req.done")
-        .groupBy("dt", F.coalesce("node", F.lit("")).alias("node"))
-        .agg(
-            F.mean(refused.cast("int")).alias("error_share"),
-            F.mean(failed.cast("int")).alias("failed_share"),
-            _compute_mean_ms("dur_ms").alias("request_mean_ms"),
-            _compute_mean_ms("crypto_ms").alias("crypto_mean_ms"),
-        )
-    )
+    return f"""
+        SELECT dt, node, coalesce(sum(n) FILTER (WHERE refused), 0) / sum(n) AS error_share,
+            coalesce(sum(n) FILTER (WHERE status >= 500), 0) / sum(n) AS failed_share,
+            sum(dur_us) / sum(timed) / 1000 AS request_mean_ms,
+            sum(crypto_us) / sum(crypto_timed) / 1000 AS crypto_mean_ms
+        FROM {counts} GROUP BY dt, node
+    """
 
 
-def _compute_mean_ms(column: str) -> Column:
-    """Mean over whole microseconds: sums of integers do not depend on order."""
-    return F.mean(F.round(F.col(column) * 1000).cast("bigint")) / 1000
-
-
-def _measure_latencies(daily: DataFrame) -> DataFrame:
+def _measure_latencies(days: str) -> str:
     """Live pushes only: the time before a pickup does not depend on the node."""
 
-    def p95(metric: str, path: str) -> Column:
-        condition = (F.col("metric") == metric) & (F.col("path") == path)
-        return F.max(F.when(condition, F.col("p95_ms")))
+    def p95(metric: str, path: str, name: str) -> str:
+        return f"max(p95_ms) FILTER (WHERE metric = '{metric}' AND path = '{path}') AS {name}"
 
-    return (
-        daily.where(F.col("node") != ALL_VALUES)
-        .groupBy("dt", "node")
-        .agg(p95("request", ALL_VALUES).alias("request_p95_ms"), p95("push", "live").alias("push_live_p95_ms"))
-    )
+    return f"""
+        SELECT dt, node, {p95("request", ALL_VALUES, "request_p95_ms")}, {p95("push", "live", "push_live_p95_ms")}
+        FROM latency_daily WHERE node <> '{ALL_VALUES}' AND {days} GROUP BY dt, node
+    """
 
 
-def _measure_gauges(hourly: DataFrame) -> DataFrame:
-    return hourly.groupBy("dt", "node").agg(
-        F.max("depth_max").cast("double").alias("queue_depth_max"),
-        F.max("conns_max").cast("double").alias("sockets_max"),
-        F.max("rss_max").cast("double").alias("rss_max_bytes"),
-        F.max("lag_ms_max").alias("lag_max_ms"),
-    )
-
-
-def _measure_sockets(daily: DataFrame) -> DataFrame:
-    return daily.select("dt", "node", F.col("opened").cast("double").alias("sockets_opened"))
-
-
-def _make_comparison(frames: Mapping[str, DataFrame], settings: Settings, span: Span) -> Mapping[str, DataFrame]:
-    return {"node_compare": compare_nodes(measure_nodes(frames), settings.node_factor)}
+def _measure_gauges(days: str) -> str:
+    return f"""
+        SELECT dt, node, max(depth_max) AS queue_depth_max, max(conns_max) AS sockets_max,
+            max(rss_max) AS rss_max_bytes, max(lag_ms_max) AS lag_max_ms
+        FROM queue_hourly WHERE {days} GROUP BY dt, node
+    """
 
 
 NODES_JOB = Job(
     "nodes",
-    ("events", "traffic_daily", "latency_daily", "queue_hourly", "sockets_daily"),
-    ("node_compare",),
-    _make_comparison,
+    reads=("events", "traffic_daily", "latency_daily", "queue_hourly", "sockets_daily"),
+    writes=("node_compare",),
+    make_tables=compare_nodes,
 )

@@ -1,234 +1,211 @@
-"""Errors by code and sender, hits on rate limits, and replayed or untimely requests."""
+"""
+Errors by code and sender, hits on rate limits, and replayed or untimely requests.
+
+Days without such lines are frequent: a scan for them runs only if the traffic has some.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
-from pyspark.sql import Window
-from pyspark.sql import functions as F
-
-from analytics.job import Job, Span
-from analytics.jobs.column_functions import select_top_per_day
-from analytics.privacy import suppress_small_group
-from analytics.settings import Settings
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+from analytics.job import Job, JobRun
+from analytics.jobs.shared_scans import REFUSED, scan_members, scan_requests, scan_traffic
+from analytics.sql_functions import SECOND_MICROS, rank_per_day, suppress_small_group
 
 _ERROR_HISTORY_DAYS = 400
 _ERROR_KEY = ("proto", "mtype", "status", "code")
 
 
-def group_requests(events: DataFrame) -> DataFrame:
+def count_errors(run: JobRun) -> Mapping[str, str]:
     """
-    Requests by day, reason and, if refused, sender: `dt`, `refused`, the reason, `sender`, `n`.
+    `errors_daily`, and `error_senders`: the senders of each day with most refusals.
 
-    A request is refused if it has a code, or a status of 400 or above.
+    A request is refused if it has a code, or a status of 400 or above. Codes are new unless an earlier day has them.
     """
-    refused = F.col("code").isNotNull() | (F.coalesce("status", F.lit(0)) >= 400)
-    requests = events.where(F.col("event") == "req.done").select(
-        "dt",
-        refused.alias("refused"),
-        F.coalesce("status", F.lit(0)).alias("status"),
-        *(F.coalesce(name, F.lit("")).alias(name) for name in ("proto", "mtype", "code")),
-        # Accepted requests collapse to a few rows at once.
-        F.when(refused, F.col("sender")).alias("sender"),
-    )
-    return requests.groupBy("dt", "refused", *_ERROR_KEY, "sender").agg(F.count("*").alias("n"))
-
-
-def count_errors_by_code(each: DataFrame, history: DataFrame, k: int) -> DataFrame:
-    """
-    `errors_daily`.
-
-    :param each: result of :func:`group_requests`.
-    :param history: `errors_daily` before the span; codes in it are not new.
-    :param k: minimum of senders for their number to be shown.
-    """
-    reasons = each.groupBy("dt", "refused", *_ERROR_KEY).agg(
-        F.sum("n").alias("n"), F.count("sender").alias("senders")
-    )
-    all_of_day = F.sum("n").over(Window.partitionBy("dt"))
-    refused = reasons.withColumn("share", F.col("n") / all_of_day).where("refused").drop("refused")
-    seen = refused.select("dt", "code").unionByName(history.select("dt", "code"))
-    first = seen.groupBy("code").agg(F.min("dt").alias("first"))
-    return (
-        refused.join(F.broadcast(first), "code")
-        .withColumns({"is_new": F.col("dt") == F.col("first"), "senders": suppress_small_group(F.col("senders"), k)})
-        .drop("first")
-    )
-
-
-def rank_error_senders(each: DataFrame, count: int) -> DataFrame:
-    """
-    `error_senders`: the `count` senders of each day with most refusals.
-
-    :param each: result of :func:`group_requests`.
-    """
-    known = each.where(F.col("refused") & F.col("sender").isNotNull())
-    by_reason = known.groupBy("dt", "sender", "code").agg(F.sum("n").alias("n"))
-    totals = by_reason.groupBy("dt", "sender").agg(
-        F.max(F.struct("n", "code"))["code"].alias("worst"),
-        F.count("*").alias("codes"),
-        F.sum("n").alias("n"),
-    )
-    return select_top_per_day(totals, count, F.desc("n"), F.asc("sender"))
-
-
-def _make_errors(frames: Mapping[str, DataFrame], settings: Settings, span: Span) -> Mapping[str, DataFrame]:
-    each = group_requests(frames["events"]).persist()
+    key = ", ".join(_ERROR_KEY)
+    _scan_refused_senders(run)
     return {
-        "errors_daily": count_errors_by_code(each, frames["errors_daily"], settings.k_anonymity),
-        "error_senders": rank_error_senders(each, settings.top),
+        "errors_daily": f"""
+            WITH reasons AS (
+                SELECT dt, refused, {key}, sum(n) AS n, sum(sum(n)) OVER (PARTITION BY dt) AS of_day
+                FROM {scan_requests(run)} GROUP BY dt, refused, {key}),
+            senders AS (SELECT dt, {key}, count(*) AS senders FROM refused_senders GROUP BY ALL),
+            seen AS (
+                SELECT dt, code FROM reasons WHERE refused
+                UNION ALL SELECT dt, code FROM errors_daily
+                WHERE dt BETWEEN {run.first} - {_ERROR_HISTORY_DAYS} AND {run.first} - 1),
+            firsts AS (SELECT code, min(dt) AS first FROM seen GROUP BY code)
+            SELECT dt, {key}, n, n / of_day AS share, dt = first AS is_new,
+                {suppress_small_group("coalesce(senders, 0)", run.settings.k_anonymity)} AS senders
+            FROM reasons JOIN firsts USING (code) LEFT JOIN senders USING (dt, {key})
+            WHERE refused
+        """,
+        "error_senders": rank_per_day(
+            """
+            SELECT dt, sender, sum(n) AS n, count(*) AS codes, max((n, code))[2] AS worst
+            FROM (SELECT dt, sender, code, sum(n) AS n FROM refused_senders GROUP BY ALL)
+            GROUP BY dt, sender
+            """,
+            run.settings.top,
+            "n DESC, sender",
+        ),
     }
+
+
+def _scan_refused_senders(run: JobRun) -> None:
+    """Table `refused_senders`: refused requests of known senders, by day, reason and sender."""
+    _scan_if_any(
+        run,
+        "refused",
+        "refused_senders",
+        "dt DATE, proto VARCHAR, mtype VARCHAR, status BIGINT, code VARCHAR, sender VARCHAR, n BIGINT",
+        f"""
+        SELECT dt, coalesce(proto, '') AS proto, coalesce(mtype, '') AS mtype, coalesce(status, 0) AS status,
+            coalesce(code, '') AS code, sender, count(*) AS n
+        FROM events
+        WHERE event = 'req.done' AND {REFUSED} AND sender IS NOT NULL AND dt BETWEEN {run.first} AND {run.last}
+        GROUP BY ALL
+        """,
+    )
+
+
+def _scan_if_any(run: JobRun, condition: str, name: str, columns: str, query: str) -> None:
+    """
+    Run a scan if there are such lines, otherwise make an empty table.
+
+    :param condition: on `traffic_counts`.
+    :param columns: of the empty table.
+    """
+    if run.rows(f"SELECT 1 FROM {scan_traffic(run)} WHERE {condition} LIMIT 1"):
+        run.scan(name, query)
+    else:
+        run.insert(name, columns, ())
 
 
 ERRORS_JOB = Job(
     "errors",
-    ("events",),
-    ("errors_daily", "error_senders"),
-    _make_errors,
+    reads=("events",),
+    writes=("errors_daily", "error_senders"),
+    make_tables=count_errors,
     history_days={"errors_daily": _ERROR_HISTORY_DAYS},
 )
 
 
-_SECOND_MICROS = 1_000_000
-
-
-def summarize_limits(events: DataFrame, each: DataFrame, k: int) -> DataFrame:
+def count_limit_hits(run: JobRun) -> Mapping[str, str]:
     """
-    `limits_daily`, over all nodes.
+    `limits_daily`, over all nodes, and `limits_top`: the parties of each day with most hits on one limit.
 
-    :param each: result of :func:`summarize_parties`.
-    :param k: minimum of parties for their number to be shown.
+    Unknown parties count as one.
     """
-    hits = each.groupBy("dt", "limit").agg(
-        F.sum("hits").alias("hits"),
-        F.count("who").alias("who_n"),
-        F.sum("bursts").alias("bursts"),
-        F.max("longest_burst_s").alias("longest_burst_s"),
-    )
-    every = hits.join(F.broadcast(_compute_sender_shares(events, each)), ["dt", "limit"], "left")
-    known = F.col("who_n")
-    return every.withColumns(
-        {
-            "share": suppress_small_group(known, k, F.coalesce("share", F.lit(0.0))),
-            "who_n": suppress_small_group(known, k),
-        }
-    )
-
-
-def rank_limited_parties(each: DataFrame, count: int) -> DataFrame:
-    """
-    `limits_top`: the `count` parties of each day with most hits on one limit.
-
-    :param each: result of :func:`summarize_parties`.
-    """
-    known = each.where(F.col("who").isNotNull()).drop("longest_burst_s")
-    return select_top_per_day(known, count, F.desc("hits"), F.asc("who"), F.asc("limit"))
-
-
-def summarize_parties(events: DataFrame, gap_s: int) -> DataFrame:
-    """
-    Hits, bursts and the longest burst in seconds, by party, limit and day.
-
-    Unknown parties count as one, whose `who` is null.
-    """
-    party = ("dt", "limit", "who")
-    in_order = Window.partitionBy(*party).orderBy("at")
-    hits = events.where(F.col("event") == "limit.hit").select(
-        "dt", F.coalesce("limit", F.lit("")).alias("limit"), "who", F.unix_micros("ts").alias("at")
-    )
-    gap = F.col("at") - F.lag("at").over(in_order)
-    begins = F.when(gap <= gap_s * _SECOND_MICROS, 0).otherwise(1)
-    numbered = hits.withColumn("begins", begins).withColumn("burst", F.sum("begins").over(in_order))
-    bursts = numbered.groupBy(*party, "burst").agg(
-        F.count("*").alias("hits"), (F.max("at") - F.min("at")).alias("lasted")
-    )
-    return bursts.groupBy(*party).agg(
-        F.sum("hits").alias("hits"),
-        F.count("*").alias("bursts"),
-        F.round(F.max("lasted") / _SECOND_MICROS, 3).alias("longest_burst_s"),
-    )
-
-
-def _compute_sender_shares(events: DataFrame, each: DataFrame) -> DataFrame:
-    """`dt`, `limit`, and the share of senders of accepted messages that hit it."""
-    accepted = events.where((F.col("event") == "msg.accept") & F.col("sender").isNotNull())
-    senders = accepted.select("dt", F.col("sender").alias("who")).distinct()
-    limited = each.groupBy("dt", "who").agg(F.collect_set("limit").alias("limits"))
-    # Count each sender once for each limit it hit, and once under no limit for the total.
-    limits = F.array_append(F.coalesce("limits", F.array().cast("array<string>")), F.lit(None))
-    counted = (
-        senders.join(limited, ["dt", "who"], "left")
-        .select("dt", F.explode(limits).alias("limit"))
-        .groupBy("dt", "limit")
-        .agg(F.count("*").alias("n"))
-    )
-    everybody = F.max(F.when(F.col("limit").isNull(), F.col("n"))).over(Window.partitionBy("dt"))
-    return counted.withColumn("share", F.col("n") / everybody).where(F.col("limit").isNotNull()).drop("n")
-
-
-def _make_limits(frames: Mapping[str, DataFrame], settings: Settings, span: Span) -> Mapping[str, DataFrame]:
-    events = frames["events"]
-    each = summarize_parties(events, settings.burst_gap_s).persist()
+    _scan_limited_parties(run)
+    k = run.settings.k_anonymity
     return {
-        "limits_daily": summarize_limits(events, each, settings.k_anonymity),
-        "limits_top": rank_limited_parties(each, settings.top),
+        "limits_daily": f"""
+            WITH hits AS (
+                SELECT dt, "limit", sum(hits) AS hits, count(who) AS who_n, sum(bursts) AS bursts,
+                    max(longest_us) AS longest_us
+                FROM limited_parties GROUP BY ALL)
+            SELECT dt, "limit", hits, bursts, round(longest_us / {SECOND_MICROS}, 3) AS longest_burst_s,
+                {suppress_small_group("who_n", k, "coalesce(share, 0)")} AS share,
+                {suppress_small_group("who_n", k)} AS who_n
+            FROM hits LEFT JOIN ({_compute_sender_shares(run)}) AS shares USING (dt, "limit")
+        """,
+        "limits_top": rank_per_day(
+            'SELECT dt, who, "limit", hits, bursts FROM limited_parties WHERE who IS NOT NULL',
+            run.settings.top,
+            'hits DESC, who, "limit"',
+        ),
     }
 
 
-LIMITS_JOB = Job("limits", ("events",), ("limits_daily", "limits_top"), _make_limits)
+def _scan_limited_parties(run: JobRun) -> None:
+    """
+    Table `limited_parties`: hits, bursts and the longest burst, by day, limit and party.
+
+    A burst goes on for as long as no pause exceeds `burst_gap_s`. As that is at least a second, the hits of a second
+    belong together.
+    """
+    party = 'dt, "limit", who'
+    _scan_if_any(
+        run,
+        "event = 'limit.hit'",
+        "limited_parties",
+        'dt DATE, "limit" VARCHAR, who VARCHAR, hits BIGINT, bursts BIGINT, longest_us BIGINT',
+        f"""
+        WITH seconds AS (
+            SELECT dt, coalesce("limit", '') AS "limit", who, divide(micros(ts), {SECOND_MICROS}) AS second,
+                count(*) AS hits, min(micros(ts)) AS first_at, max(micros(ts)) AS last_at
+            FROM events
+            WHERE event = 'limit.hit' AND dt BETWEEN {run.first} AND {run.last}
+            GROUP BY ALL),
+        begun AS (
+            SELECT *, CASE WHEN first_at - lag(last_at) OVER (PARTITION BY {party} ORDER BY second)
+                <= {run.settings.burst_gap_s * SECOND_MICROS} THEN 0 ELSE 1 END AS begins
+            FROM seconds),
+        numbered AS (SELECT *, sum(begins) OVER (PARTITION BY {party} ORDER BY second) AS burst FROM begun),
+        bursts AS (
+            SELECT {party}, burst, sum(hits) AS hits, max(last_at) - min(first_at) AS lasted_us
+            FROM numbered GROUP BY ALL)
+        SELECT {party}, CAST(sum(hits) AS BIGINT) AS hits, count(*) AS bursts, max(lasted_us) AS longest_us
+        FROM bursts GROUP BY ALL
+        """,
+    )
+
+
+def _compute_sender_shares(run: JobRun) -> str:
+    """Query for `dt`, `limit`, and the share of senders of accepted messages that hit it."""
+    if not run.rows("SELECT 1 FROM limited_parties LIMIT 1"):
+        return """SELECT dt, "limit", 0.0 AS share FROM limited_parties"""
+    return f"""
+        WITH senders AS (
+            SELECT DISTINCT dt, member AS who FROM {scan_members(run)} WHERE side = 'sender' AND accepted > 0),
+        everybody AS (SELECT dt, count(*) AS senders FROM senders GROUP BY dt)
+        SELECT dt, "limit", count(*) / any_value(everybody.senders) AS share
+        FROM senders JOIN limited_parties USING (dt, who) JOIN everybody USING (dt)
+        GROUP BY dt, "limit"
+    """
+
+
+LIMITS_JOB = Job("limits", reads=("events",), writes=("limits_daily", "limits_top"), make_tables=count_limit_hits)
 
 
 _MINUTE_MS = 60_000
 _DAY_MS = 24 * 60 * _MINUTE_MS
 
+# The window is 5 minutes either way: ages just beyond it are clock skew, ages far beyond it are replays.
+_CLOCK_AGE_CLASS = f"""
+    CASE WHEN age_ms IS NULL THEN ''
+        WHEN abs(age_ms) <= {5 * _MINUTE_MS} THEN 'fresh'
+        WHEN abs(age_ms) <= {10 * _MINUTE_MS} THEN 'skew'
+        WHEN age_ms < 0 THEN 'future'
+        WHEN age_ms <= {_DAY_MS} THEN 'old'
+        ELSE 'ancient' END
+"""
 
-def count_replays(events: DataFrame, k: int) -> DataFrame:
-    """
-    `replay_daily`, over all nodes.
 
-    :param k: minimum of senders for their number to be shown.
-    """
-    dropped = events.where(F.col("event") == "replay.drop").select(
-        "dt",
-        F.coalesce("code", F.lit("")).alias("code"),
-        classify_clock_age(F.col("age_ms")).alias("age_class"),
-        "sender",
-        "node",
+def count_replays(run: JobRun) -> Mapping[str, str]:
+    """`replay_daily`, over all nodes."""
+    k = run.settings.k_anonymity
+    _scan_if_any(
+        run,
+        "event = 'replay.drop'",
+        "replays",
+        "dt DATE, code VARCHAR, age_class VARCHAR, sender VARCHAR, n BIGINT, nodes BIGINT",
+        f"""
+        SELECT dt, coalesce(code, '') AS code, {_CLOCK_AGE_CLASS} AS age_class, sender, count(*) AS n,
+            count(DISTINCT node) AS nodes
+        FROM events
+        WHERE event = 'replay.drop' AND dt BETWEEN {run.first} AND {run.last}
+        GROUP BY ALL
+        """,
     )
-    by_sender = dropped.groupBy("dt", "code", "age_class", "sender").agg(
-        F.count("*").alias("n"), F.count_distinct("node").alias("nodes")
-    )
-    known = F.col("sender").isNotNull()
-    return by_sender.groupBy("dt", "code", "age_class").agg(
-        F.sum("n").alias("n"),
-        suppress_small_group(F.count("sender"), k).alias("senders"),
-        suppress_small_group(F.count(F.when(known & (F.col("nodes") > 1), 1)), k).alias("on_nodes"),
-    )
+    return {
+        "replay_daily": f"""
+            SELECT dt, code, age_class, sum(n) AS n, {suppress_small_group("count(sender)", k)} AS senders,
+                {suppress_small_group("count(sender) FILTER (WHERE nodes > 1)", k)} AS on_nodes
+            FROM replays GROUP BY ALL
+        """
+    }
 
 
-def classify_clock_age(age_ms: Column) -> Column:
-    """
-    Class of the age of a request by its timestamp, in milliseconds; negative in the future.
-
-    The window is 5 minutes either way: ages just beyond it are clock skew, ages far beyond it are replays.
-    """
-    off = F.abs(age_ms)
-    return (
-        F.when(age_ms.isNull(), "")
-        .when(off <= 5 * _MINUTE_MS, "fresh")
-        .when(off <= 10 * _MINUTE_MS, "skew")
-        .when(age_ms < 0, "future")
-        .when(age_ms <= _DAY_MS, "old")
-        .otherwise("ancient")
-    )
-
-
-def _make_replays(frames: Mapping[str, DataFrame], settings: Settings, span: Span) -> Mapping[str, DataFrame]:
-    return {"replay_daily": count_replays(frames["events"], settings.k_anonymity)}
-
-
-REPLAY_JOB = Job("replay", ("events",), ("replay_daily",), _make_replays)
+REPLAY_JOB = Job("replay", reads=("events",), writes=("replay_daily",), make_tables=count_replays)

@@ -10,158 +10,191 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
-from pyspark.sql import Window
-from pyspark.sql import functions as F
-
-from analytics.job import Job, Span
-from analytics.jobs.column_functions import (
-    SECOND_MICROS,
-    compute_percentiles,
-    get_event_micros,
-    include_time_before,
-    make_bucket_column,
-    micros_to_day,
-    select_top_per_day,
-)
+from analytics.job import Job, JobRun
+from analytics.jobs.shared_scans import scan_traffic
 from analytics.jobs.traffic_and_latency import ALL_VALUES
-from analytics.settings import Settings
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from analytics.sql_functions import EVENT_MICROS, SECOND_MICROS, compute_percentiles, quote_day, rank_per_day
 
 PICKUP_WITHIN_S = 3600
 _PICKUP_WITHIN_MICROS = PICKUP_WITHIN_S * SECOND_MICROS
 # Longer than a wake-up lasts, so that its requests are complete if it ends in the span.
 _LOOK_BACK = timedelta(hours=2)
+# Of the contacts of an account in ten seconds only the first ones are kept.
+_SLOT_MICROS = 10 * SECOND_MICROS
 _QUANTILES = {"p50_ms": 0.5, "p90_ms": 0.9, "p99_ms": 0.99}
-_GROUP_KEY = ("dt", "service")
+
+_SENT = "(event = 'push.wake' AND outcome = 'sent' AND did IS NOT NULL)"
+# Its line is written when the service has answered.
+_STARTED = f"({EVENT_MICROS} - coalesce(duration_micros(dur_ms), 0))"
+# Refused requests may be those of others, such as replays.
+_CONTACT = """(code IS NULL AND (event = 'conn.auth'
+    OR (event = 'req.done' AND (mtype LIKE 'messagepickup/%' OR left(mtype, 6) = 'QUERY_'))))"""
 
 
-def count_push_events(events: DataFrame) -> DataFrame:
-    """`push_daily`."""
-    pushes = events.where(F.col("event").isin("push.wake", "push.forget")).select(
-        "dt",
-        *(F.coalesce(name, F.lit("")).alias(name) for name in ("event", "service", "code")),
-        F.coalesce("outcome", "reason", F.lit("")).alias("result"),
-    )
-    return pushes.groupBy("dt", "event", "service", "result", "code").agg(F.count("*").alias("n"))
-
-
-def find_ended_wakeups(events: DataFrame, span: Span) -> DataFrame:
-    """
-    Wake-ups that were picked up or missed in the span: `dt`, `did`, `services`, `pickup_ms` (null: missed).
-
-    :param events: of the span and the day before.
-    """
-    recent = include_time_before(events, span, _LOOK_BACK)
-    wakeups = _find_wakeups(recent)
-    # Few accounts are woken, while nearly all lines are contacts.
-    woken = wakeups.select("did").distinct()
-    contacts = _select_contacts(recent).join(F.broadcast(woken), "did", "left_semi")
-    both = wakeups.unionByName(contacts, allowMissingColumns=True)
-    # Backwards in time, so that the earliest contact so far is the next one.
-    backwards = Window.partitionBy("did").orderBy(F.desc("at"), F.col("contact").desc_nulls_last())
-    upto = backwards.rowsBetween(Window.unboundedPreceding, Window.currentRow)
-    until = F.col("at") + _PICKUP_WITHIN_MICROS
-    pickup = F.when(F.col("next") <= until, F.col("next"))
-    # A contact may precede the line about the request, which is written when it was answered.
-    ended = F.greatest(F.coalesce(pickup, until), "logged")
-    return (
-        both.withColumn("next", F.min("contact").over(upto))
-        .where(F.col("contact").isNull())
-        .select(
-            micros_to_day(ended).alias("dt"), "did", "services", ((pickup - F.col("at")) / 1000).alias("pickup_ms")
-        )
-        .where(F.col("dt").between(F.lit(span.first), F.lit(span.last)))
-    )
-
-
-def _find_wakeups(events: DataFrame) -> DataFrame:
-    """Wake-ups that a service accepted: `did`, start `at`, first line `logged` (microseconds), `services`."""
-    logged = get_event_micros(events)
-    lasted = F.coalesce(F.round(F.col("dur_ms") * 1000).cast("bigint"), F.lit(0))
-    sent = events.where((F.col("event") == "push.wake") & (F.col("outcome") == "sent") & F.col("did").isNotNull())
-    requests = sent.select(
-        "did",
-        F.coalesce("service", F.lit("")).alias("service"),
-        logged.alias("logged"),
-        (logged - lasted).alias("at"),
-    )
-    in_order = Window.partitionBy("did").orderBy("at")
-    begins = F.when(F.col("at") - F.lag("at").over(in_order) <= SECOND_MICROS, 0).otherwise(1)
-    numbered = requests.withColumn("begins", begins).withColumn("number", F.sum("begins").over(in_order))
-    return (
-        numbered.groupBy("did", "number")
-        .agg(F.min("at").alias("at"), F.min("logged").alias("logged"), F.collect_set("service").alias("services"))
-        .drop("number")
-    )
-
-
-def _select_contacts(events: DataFrame) -> DataFrame:
-    """Contacts of accounts: `did`, and the time as `at` and `contact`."""
-    event, mtype = F.col("event"), F.coalesce("mtype", F.lit(""))
-    fetched = (event == "req.done") & (mtype.startswith("messagepickup/") | mtype.startswith("QUERY_"))
-    # Refused requests may be those of others, such as replays.
-    accepted = ((event == "conn.auth") | fetched) & F.col("code").isNull()
-    at = get_event_micros(events)
-    did = F.when(event == "conn.auth", F.col("did")).otherwise(F.col("sender"))
-    return events.where(accepted).select(did.alias("did"), at.alias("at"), at.alias("contact"))
-
-
-def summarize_wakeups(ended: DataFrame) -> DataFrame:
-    """
-    `wakeups_daily`.
-
-    :param ended: result of :func:`find_ended_wakeups`.
-    """
-    services = F.concat(F.array(F.lit(ALL_VALUES)), "services")
-    hist = (
-        ended.select(
-            "dt", F.explode(services).alias("service"), make_bucket_column(F.col("pickup_ms")).alias("bucket")
-        )
-        .groupBy(*_GROUP_KEY, "bucket")
-        .agg(F.count("*").alias("n"))
-    )
-    totals = hist.groupBy(*_GROUP_KEY).agg(
-        F.sum("n").alias("n"),
-        F.coalesce(F.sum(F.when(F.col("bucket").isNull(), F.col("n"))), F.lit(0)).alias("missed"),
-    )
-    percentiles = compute_percentiles(hist.where(F.col("bucket").isNotNull()), _GROUP_KEY, _QUANTILES).drop("n")
-    shares = totals.withColumn("missed_share", F.col("missed") / F.col("n"))
-    return shares.join(percentiles, list(_GROUP_KEY), "left")
-
-
-def rank_missed_accounts(ended: DataFrame, count: int) -> DataFrame:
-    """
-    `wakeups_missed_top`: the `count` accounts of each day with most wake-ups, of those that picked up none.
-
-    :param ended: result of :func:`find_ended_wakeups`.
-    """
-    each = ended.groupBy("dt", "did").agg(
-        F.count("*").alias("n"),
-        F.count("pickup_ms").alias("picked_up"),
-        F.array_join(F.array_sort(F.array_distinct(F.flatten(F.collect_list("services")))), ", ").alias("services"),
-    )
-    missed = each.where("picked_up = 0").drop("picked_up")
-    return select_top_per_day(missed, count, F.desc("n"), F.asc("did"))
-
-
-def _make_wakeups(frames: Mapping[str, DataFrame], settings: Settings, span: Span) -> Mapping[str, DataFrame]:
-    events = frames["events"]
-    ended = find_ended_wakeups(events, span).persist()
+def count_wakeups(run: JobRun) -> Mapping[str, str]:
+    """`push_daily`, and the wake-ups that were picked up or missed in the span."""
+    _scan_push_requests(run)
+    _find_ended_wakeups(run)
     return {
-        "push_daily": count_push_events(events.where(F.col("dt") >= F.lit(span.first))),
-        "wakeups_daily": summarize_wakeups(ended),
-        "wakeups_missed_top": rank_missed_accounts(ended, settings.top),
+        "push_daily": f"""
+            SELECT dt, event, service, result, code, sum(n) AS n FROM push_requests
+            WHERE dt >= {run.first} GROUP BY ALL
+        """,
+        "wakeups_daily": _summarize_wakeups(),
+        "wakeups_missed_top": _rank_missed_accounts(run.settings.top),
     }
+
+
+def _select_recent(run: JobRun) -> str:
+    """Condition for lines of the span and of a period before it."""
+    midnight = f"TIMESTAMP '{run.span.first} 00:00:00'"
+    hours = _LOOK_BACK // timedelta(hours=1)
+    before = quote_day(run.span.widen(before=1).first)
+    return (
+        f"(dt BETWEEN {run.first} AND {run.last} OR (dt = {before} AND ts >= {midnight} - INTERVAL '{hours}' HOUR))"
+    )
+
+
+def _scan_push_requests(run: JobRun) -> None:
+    """
+    Table `push_requests`: requests to push services and removed devices.
+
+    Columns: `dt`, `event`, `service`, `result`, `code`, `n`; if a service accepted a request for a known account,
+    also the account `did`, and in microseconds when it `started` and was `logged`.
+    """
+    if not _may_have_pushes(run):
+        run.insert(
+            "push_requests",
+            "dt DATE, event VARCHAR, service VARCHAR, result VARCHAR, code VARCHAR, did VARCHAR, started BIGINT,"
+            " logged BIGINT, n BIGINT",
+            (),
+        )
+        return
+    run.scan(
+        "push_requests",
+        f"""
+        SELECT dt, event, coalesce(service, '') AS service, coalesce(outcome, reason, '') AS result,
+            coalesce(code, '') AS code, CASE WHEN {_SENT} THEN did END AS did,
+            CASE WHEN {_SENT} THEN {_STARTED} END AS started, CASE WHEN {_SENT} THEN {EVENT_MICROS} END AS logged,
+            count(*) AS n
+        FROM events
+        WHERE event IN ('push.wake', 'push.forget') AND {_select_recent(run)}
+        GROUP BY ALL
+        """,
+    )
+
+
+def _may_have_pushes(run: JobRun) -> bool:
+    """Whether the span has lines about push, or the day before had them or is unknown."""
+    before = quote_day(run.span.widen(before=1).first)
+    return bool(
+        run.rows(f"SELECT 1 FROM {scan_traffic(run)} WHERE event LIKE 'push.%' LIMIT 1")
+        or run.rows(f"SELECT 1 FROM push_daily WHERE dt = {before} LIMIT 1")
+        or not run.rows(f"SELECT 1 FROM ledger_daily WHERE dt = {before}")
+    )
+
+
+def _find_ended_wakeups(run: JobRun) -> None:
+    """
+    Table `ended_wakeups`: wake-ups that were picked up or missed in the span.
+
+    Columns: `dt`, `did`, `services`, `pickup_ms` (null: missed).
+    """
+    _scan_contacts(run)
+    run.define(
+        "ended_wakeups",
+        f"""
+        WITH begun AS (
+            SELECT *, CASE WHEN started - lag(started) OVER (PARTITION BY did ORDER BY started)
+                <= {SECOND_MICROS} THEN 0 ELSE 1 END AS begins
+            FROM push_requests WHERE did IS NOT NULL),
+        numbered AS (SELECT *, sum(begins) OVER (PARTITION BY did ORDER BY started) AS number FROM begun),
+        wakeups AS (
+            SELECT did, min(started) AS started, min(started) // {_SLOT_MICROS} AS slot, min(logged) AS logged,
+                list(DISTINCT service) AS services
+            FROM numbered GROUP BY did, number),
+        slots AS (SELECT did, slot, min(first_at) AS first_at FROM contacts GROUP BY did, slot),
+        contacted AS (
+            SELECT wakeups.*, wakeups.started + {_PICKUP_WITHIN_MICROS} AS until,
+                coalesce(contacts.next_at, slots.first_at) AS contact_at
+            FROM wakeups
+            LEFT JOIN contacts ON contacts.did = wakeups.did AND contacts.started = wakeups.started
+            ASOF LEFT JOIN slots ON slots.did = wakeups.did AND slots.slot > wakeups.slot),
+        -- A contact may precede the line about the request, which is written when it was answered.
+        ended AS (
+            SELECT *, CASE WHEN contact_at <= until THEN contact_at END AS pickup_at,
+                greatest(coalesce(pickup_at, until), logged) AS ended_at
+            FROM contacted)
+        SELECT micros_day(ended_at) AS dt, did, services, (pickup_at - started) / 1000 AS pickup_ms
+        FROM ended WHERE micros_day(ended_at) BETWEEN {run.first} AND {run.last}
+        """,
+    )
+
+
+def _scan_contacts(run: JobRun) -> None:
+    """
+    Table `contacts`: the first contacts of woken accounts.
+
+    Columns: account `did`; `slot` of time; `started`, of a request that started in the slot, or null; `first_at`, of
+    the slot, and `next_at`, after that start, in microseconds.
+    """
+    if not run.rows("SELECT 1 FROM push_requests WHERE did IS NOT NULL LIMIT 1"):
+        run.insert("contacts", "did VARCHAR, slot BIGINT, started BIGINT, first_at BIGINT, next_at BIGINT", ())
+        return
+    run.scan(
+        "contacts",
+        f"""
+        WITH requests AS (
+            SELECT did, {_STARTED} AS started, divide({_STARTED}, {_SLOT_MICROS}) AS slot
+            FROM events WHERE {_SENT} AND {_select_recent(run)}
+            GROUP BY ALL),
+        lines AS (
+            SELECT CASE WHEN event = 'conn.auth' THEN did ELSE sender END AS did, {EVENT_MICROS} AS contact_at
+            FROM events WHERE {_CONTACT} AND {_select_recent(run)}),
+        contacts AS (
+            SELECT lines.did, contact_at, divide(contact_at, {_SLOT_MICROS}) AS slot
+            FROM lines SEMI JOIN requests ON lines.did = requests.did)
+        SELECT contacts.did, contacts.slot, started, min(contact_at) AS first_at,
+            min(contact_at) FILTER (WHERE contact_at >= started) AS next_at
+        FROM contacts LEFT JOIN requests ON contacts.did = requests.did AND contacts.slot = requests.slot
+        GROUP BY ALL
+        """,
+    )
+
+
+def _summarize_wakeups() -> str:
+    hist = f"""
+        SELECT dt, service, latency_bucket(pickup_ms) AS bucket, count(*) AS n
+        FROM (SELECT dt, pickup_ms, unnest(list_prepend('{ALL_VALUES}', services)) AS service FROM ended_wakeups)
+        GROUP BY ALL
+    """
+    percentiles = compute_percentiles(
+        f"SELECT * FROM ({hist}) WHERE bucket IS NOT NULL", ("dt", "service"), _QUANTILES
+    )
+    return f"""
+        SELECT dt, service, totals.n, missed, missed / totals.n AS missed_share, {", ".join(_QUANTILES)}
+        FROM (
+            SELECT dt, service, sum(n) AS n, coalesce(sum(n) FILTER (WHERE bucket IS NULL), 0) AS missed
+            FROM ({hist}) GROUP BY dt, service) AS totals
+        LEFT JOIN ({percentiles}) AS percentiles USING (dt, service)
+    """
+
+
+def _rank_missed_accounts(count: int) -> str:
+    """Query for the accounts of each day with most wake-ups, of those that picked up none."""
+    missed = """
+        SELECT dt, did, count(*) AS n,
+            array_to_string(list_sort(list_distinct(flatten(list(services)))), ', ') AS services
+        FROM ended_wakeups GROUP BY dt, did HAVING count(pickup_ms) = 0
+    """
+    return rank_per_day(missed, count, "n DESC, did")
 
 
 WAKEUPS_JOB = Job(
     "wakeups",
     reads=("events",),
     writes=("push_daily", "wakeups_daily", "wakeups_missed_top"),
-    transform=_make_wakeups,
-    history_days={"events": 1},
+    make_tables=count_wakeups,
+    history_days={"push_daily": 1, "ledger_daily": 1},
 )

@@ -124,7 +124,7 @@ class FileSystem:
             if not system.getFileStatus(path).isFile():
                 raise AnalyticsError(f"{url}: is a directory")
             # The raw local file system writes no checksum file.
-            system.copyToLocalFile(False, path, self._make_local_path(target), True)
+            system.copyToLocalFile(False, path, self._hadoop.Path(f"file://{target.absolute()}"), True)
 
     def upload(self, source: Path, url: str) -> None:
         """Copy a local file to a file, atomically; an existing file is replaced."""
@@ -232,9 +232,6 @@ class FileSystem:
         options = self._gateway.new_array(rename, 1)
         options[0] = rename.OVERWRITE
         context.rename(source, target, options)
-
-    def _make_local_path(self, path: Path) -> Any:
-        return self._hadoop.Path(path.absolute().as_uri())
 
     def _resolve(self, url: str) -> tuple[Any, Any]:
         """Return the file system of a path, and the qualified path."""

@@ -5,18 +5,15 @@ from __future__ import annotations
 import json
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date, timedelta
-from functools import reduce
 from pathlib import Path
 from random import Random
 from threading import Barrier
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
 
 from analytics.errors import AnalyticsError
 from analytics.job import Job, Span
@@ -28,10 +25,7 @@ from analytics.privacy import FORGOTTEN_PSEUDONYM, PseudonymKeyFile, pseudonymiz
 from analytics.schema import TABLES
 from analytics.settings import Settings
 from mediatord.observability.pseudonyms import Pseudonymizer, PseudonymKey
-from tests.analytics.frames import at, day, event, events, rows, select_columns, table
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.analytics.job_tables import DAY, at, day, event, run_job, select_columns
 
 DID = "did:example:alice"
 EPOCH_DAYS = 90
@@ -163,107 +157,87 @@ def test_unwritable_directory_is_one_line(tmp_path: Path) -> None:
         PseudonymKeyFile(tmp_path / "file" / "state" / "keys", EPOCH_DAYS).make_pseudonym_function(day(0))
 
 
-def test_merges_fewer_than_k_individuals(spark: SparkSession, path: Path) -> None:
-    """Such a day has one row with the sums; other days and their ranks stay. No plan contains an identifier."""
+def test_merges_fewer_than_k_individuals(path: Path) -> None:
+    """Such a day has one row with the sums; other days and their ranks stay."""
     worst = {"codes": 2, "worst": "not-found"}
-    frame = table(
-        spark,
-        "error_senders",
-        {"rank": 2, "sender": "did:x:b", "n": 3, **worst},
-        {"rank": 1, "sender": "did:x:a", "n": 4, **worst},
+    rows = [
+        {"dt": day(0), "rank": 2, "sender": "did:x:b", "n": 3, **worst},
+        {"dt": day(0), "rank": 1, "sender": "did:x:a", "n": 4, **worst},
         *({"dt": day(1), "rank": 3 - n, "sender": f"did:x:{n}", "n": n, **worst} for n in range(3)),
-    )
+    ]
     key_file = PseudonymKeyFile(path, EPOCH_DAYS)
-    published = _pseudonymize("error_senders", frame, key_file, k=3)
+    published = _pseudonymize("error_senders", rows, key_file, k=3)
     pseudonym = key_file.make_pseudonym_function(day(1))
-    assert select_columns(rows("error_senders", published), "dt", "rank", "sender", "n", "codes", "worst") == [
+    assert select_columns(published, "dt", "rank", "sender", "n", "codes", "worst") == [
         (day(0), 1, "fewer than 3", 7, None, "not-found"),
         *((day(1), rank, pseudonym(f"did:x:{3 - rank}"), 3 - rank, 2, "not-found") for rank in (1, 2, 3)),
     ]
-    assert "did:x" not in published._jdf.queryExecution().toString()
-    unmerged = rows("error_senders", _pseudonymize("error_senders", frame, key_file, k=1))
+    unmerged = _pseudonymize("error_senders", rows, key_file, k=1)
     assert [row["sender"] for row in unmerged[:2]] == [
         key_file.make_pseudonym_function(day(0))(f"did:x:{letter}") for letter in "ab"
     ]
-    empty = _pseudonymize("error_senders", table(spark, "error_senders"), key_file, k=3)
-    assert rows("error_senders", empty) == []
+    assert _pseudonymize("error_senders", [], key_file, k=3) == []
 
 
-def test_counts_individuals_not_rows(spark: SparkSession, path: Path) -> None:
+def test_counts_individuals_not_rows(path: Path) -> None:
     """
     Columns that differ between merged rows are null; days to a loss are those of the first row. Unknown values stay
     null.
     """
     key_file = PseudonymKeyFile(path, EPOCH_DAYS)
     hits = [{"rank": rank, "who": "did:x:a", "limit": f"l{rank}", "hits": 5, "bursts": 2} for rank in (1, 2, 3)]
-    merged = rows("limits_top", _pseudonymize("limits_top", table(spark, "limits_top", *hits), key_file, k=3))
+    merged = _pseudonymize("limits_top", hits, key_file, k=3)
     assert select_columns(merged, "rank", "who", "limit", "hits", "bursts") == [(1, "fewer than 3", None, 15, 6)]
     risk = [
         {"rank": rank, "rcpt": f"did:x:{rank}", "at_risk": 1, "waiting": 2, "per_day": 0.5}
-        | {"bytes": 3, "days_to_cap": days}
+        | {"bytes": 3, "days_to_cap": days, "days_to_ttl": None}
         for rank, days in ((1, 4.5), (2, None), (3, 1.5))
     ]
-    (row,) = rows("queue_risk", _pseudonymize("queue_risk", table(spark, "queue_risk", *risk), key_file, k=4))
+    (row,) = _pseudonymize("queue_risk", risk, key_file, k=4)
     assert row == {
         "dt": day(0), "rank": 1, "rcpt": "fewer than 4", "at_risk": 3, "waiting": 6, "bytes": 9, "per_day": 1.5,
         "days_to_cap": 1.5, "days_to_ttl": None,
     }  # fmt: skip
     first_day = [epoch | {"per_day": None} for epoch in risk]
-    (row,) = rows("queue_risk", _pseudonymize("queue_risk", table(spark, "queue_risk", *first_day), key_file, k=4))
+    (row,) = _pseudonymize("queue_risk", first_day, key_file, k=4)
     assert (row["waiting"], row["per_day"]) == (6, None)
 
 
-def test_merges_individuals_with_few_partners(spark: SparkSession, path: Path) -> None:
+def test_merges_individuals_with_few_partners(path: Path) -> None:
     """Individuals with fewer than k partners become the last row, `others`; with k = 1 all are shown."""
     partners = {1: 2, 2: 3, 3: 9, 4: 1, 5: 0}
-    frame = table(
-        spark,
-        "top_senders",
-        *(
-            {"rank": rank, "sender": f"did:x:{rank}", "n": 10 - rank, "bytes": rank, "partners": count}
-            for rank, count in partners.items()
-        ),
-    )
+    rows = [
+        {"rank": rank, "sender": f"did:x:{rank}", "n": 10 - rank, "bytes": rank, "partners": count}
+        for rank, count in partners.items()
+    ]
     key_file = PseudonymKeyFile(path, EPOCH_DAYS)
     pseudonym = key_file.make_pseudonym_function(day(0))
-    published = rows("top_senders", _pseudonymize("top_senders", frame, key_file, k=3))
+    published = _pseudonymize("top_senders", rows, key_file, k=3)
     assert select_columns(published, "rank", "sender", "n", "bytes", "partners") == [
         (1, pseudonym("did:x:2"), 8, 2, 3),
         (2, pseudonym("did:x:3"), 7, 3, 9),
         (3, "others", 20, 10, None),
     ]
-    unmerged = rows("top_senders", _pseudonymize("top_senders", frame, key_file, k=1))
+    unmerged = _pseudonymize("top_senders", rows, key_file, k=1)
     assert [row["sender"] for row in unmerged] == [pseudonym(f"did:x:{rank}") for rank in partners]
 
 
-def test_published_tables_contain_no_identifier(spark: SparkSession, path: Path) -> None:
+def test_published_tables_contain_no_identifier(path: Path) -> None:
     """With plain DIDs in the logs and k = 1; only private tables contain them."""
-    span = Span(day(0), day(0))
-    log = events(spark, *(line for number in range(6) for line in _make_events_with_did(number)))
-    frames = {name: table(spark, name) for name in TABLES} | {
-        "events": log,
-        "open": table(
-            spark, "open", {"msg": DID, "rcpt": DID, "node": "a", "accepted_at": at(), "size": 1, "ttl_s": 9}
-        ),
-        "sockets_daily": table(spark, "sockets_daily", {"node": "a", "opened": 1}),
-    }
-    key_file, published = PseudonymKeyFile(path, EPOCH_DAYS), []
+    log = [line for number in range(6) for line in _make_events_with_did(number)]
+    waiting = {"msg": DID, "rcpt": DID, "node": "a", "accepted_at": at(), "size": 1, "ttl_s": 9}
+    tables: dict[str, list[dict[str, Any]]] = {"open": [waiting], "sockets_daily": [{"node": "a", "opened": 1}]}
+    key_file, published = PseudonymKeyFile(path, EPOCH_DAYS), {}
     for job in _JOBS:
-        for name, frame in job.transform(frames, Settings(k_anonymity=1), span).items():
+        for name, rows in run_job(job, Span(day(0), day(0)), log, Settings(k_anonymity=1), tables).items():
             if TABLES[name].private:
-                frames[name] = frame
+                tables[name] = rows
             else:
-                as_text = F.to_json(F.struct("*")).alias("row")
-                published.append(
-                    _pseudonymize(name, frame, key_file, k=1).select(F.lit(name).alias("table"), as_text)
-                )
-    found = reduce(DataFrame.union, published).collect()
-    assert {row["table"] for row in found} == {
-        name for job in _JOBS for name in job.writes if not TABLES[name].private
-    }
-    assert [row for row in found if "did:" in row["row"]] == []
-    pseudonym = re.compile('"[0-9a-f]{32}"')
-    assert sum(len(pseudonym.findall(row["row"])) for row in found) == 6 * 4 + 1
+                published[name] = [str(row) for row in _pseudonymize(name, rows, key_file, k=1)]
+    assert published.keys() == {name for job in _JOBS for name in job.writes if not TABLES[name].private}
+    found = [row for rows in published.values() for row in rows]
+    assert [row for row in found if "did:" in row] == []
+    assert sum(len(re.findall("'[0-9a-f]{32}'", row)) for row in found) == 6 * 4 + 1
 
 
 _JOBS: tuple[Job, ...] = (
@@ -279,7 +253,7 @@ _JOBS: tuple[Job, ...] = (
 )
 
 
-def _make_events_with_did(number: int) -> list[Mapping[str, Any]]:
+def _make_events_with_did(number: int) -> list[dict[str, Any]]:
     """Events with a DID in every field that can hold one."""
     did = f"{DID}{number}"
     identifiers: dict[str, Any] = dict.fromkeys(("sender", "rcpt", "who", "did", "msg", "req", "conn", "peer"), did)
@@ -291,5 +265,8 @@ def _make_events_with_did(number: int) -> list[Mapping[str, Any]]:
     ]
 
 
-def _pseudonymize(name: str, frame: DataFrame, key_file: PseudonymKeyFile, *, k: int) -> DataFrame:
-    return pseudonymize_table(TABLES[name], frame, Settings(k_anonymity=k), key_file)
+def _pseudonymize(
+    name: str, rows: Iterable[dict[str, Any]], key_file: PseudonymKeyFile, *, k: int
+) -> list[dict[str, Any]]:
+    """:param rows: the default day is :data:`DAY`."""
+    return pseudonymize_table(TABLES[name], [{"dt": DAY, **row} for row in rows], Settings(k_anonymity=k), key_file)

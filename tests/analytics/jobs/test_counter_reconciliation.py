@@ -57,7 +57,8 @@ class SimulatedDaemon:
         return since
 
 
-def test_lines_and_counters_agree_across_days_and_restarts() -> None:
+def simulate_three_days() -> list[SimulatedDaemon]:
+    """Two starts of node a, and node b, which ran before its first line here and logs nothing for a day."""
     first_start, second_start, other_node = (
         SimulatedDaemon("a", "1"),
         SimulatedDaemon("a", "2", 2),
@@ -70,12 +71,22 @@ def test_lines_and_counters_agree_across_days_and_restarts() -> None:
     first_start.log(at(1, 2), "proc.stop")
     second_start.log(at(1, 3), "log.open")
     second_start.log_random_events(at(1, 3), 100)
-    # This node ran before its first line here, and logs nothing for a day.
     other_node.seq, other_node.counts["forwarded"] = 4711, 1000
     other_node.log_counters(other_node.log_random_events(at(0, 1), 50))
     other_node.log_random_events(at(2, 1), 50)
-    lines = [*first_start.lines, *second_start.lines, *other_node.lines]
+    return [first_start, second_start, other_node]
+
+
+def mix_lines(daemons: list[SimulatedDaemon]) -> list[dict[str, Any]]:
+    """Their lines in any order."""
+    lines = [line for daemon in daemons for line in daemon.lines]
     random.Random(1).shuffle(lines)
+    return lines
+
+
+def test_lines_and_counters_agree_across_days_and_restarts() -> None:
+    first_start, second_start, other_node = daemons = simulate_three_days()
+    lines = mix_lines(daemons)
 
     all_at_once = run_job(RECONCILIATION_JOB, Span(day(0), day(2)), lines)
     daily: dict[str, list[dict[str, Any]]] = {name: [] for name in RECONCILIATION_JOB.writes}

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from analytics.job import Span
 from analytics.jobs.refusals import ERRORS_JOB
 from analytics.settings import Settings
-from tests.analytics.frames import at, day, event, events, run_job, select_columns, table
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.analytics.job_tables import at, day, event, run_job, select_columns
 
 
-def test_counts_codes_by_day(spark: SparkSession) -> None:
+def test_counts_codes_by_day() -> None:
     """
     Counts, shares of all requests, and senders unless they are fewer than k. A code is new on its first day only, and
     not if the history has it.
     """
-    log = events(
-        spark,
+    log = [
         *(event("req.done", proto="didcomm", mtype="forward", status=202, sender=f"s{n}") for n in range(5)),
         *(
             event("req.done", proto="didcomm", mtype="forward", status=400, code="not-found", sender=f"s{n}")
@@ -34,11 +28,9 @@ def test_counts_codes_by_day(spark: SparkSession) -> None:
         event("req.done", at(1), proto="decentrl", mtype="SEND", status=200, code="OLD", sender="s1"),
         event("req.done", at(1), proto="didcomm", mtype="forward", status=400, code="not-found", sender="s0"),
         event("msg.accept", at(1), sender="s0", size=9),
-    )
-    history = table(spark, "errors_daily", {"dt": day(-300), "code": "OLD", "proto": "didcomm", "n": 1})
-    found = run_job(
-        ERRORS_JOB, Span(day(0), day(1)), Settings(k_anonymity=3, top=2), events=log, errors_daily=history
-    )
+    ]
+    history = [{"dt": day(-300), "code": "OLD", "proto": "didcomm", "n": 1}]
+    found = run_job(ERRORS_JOB, Span(day(0), day(1)), log, Settings(k_anonymity=3, top=2), {"errors_daily": history})
     assert select_columns(
         found["errors_daily"], "dt", "proto", "mtype", "status", "code", "n", "senders", "share", "is_new"
     ) == [

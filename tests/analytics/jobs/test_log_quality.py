@@ -68,8 +68,8 @@ def test_counts_missing_and_duplicate_sequence_numbers() -> None:
     }
 
 
-def test_counts_every_kind_of_finding_by_node() -> None:
-    """Every kind has a description."""
+def make_every_finding() -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
+    """Events and other tables with every kind of finding about the log of a node."""
     rows = [
         event("msg.ack", at(0, second=second), node="n-1", boot="x", seq=seq)
         for second, seq in ((0, 1), (70, 2), (130, 3), (20, 4), (80, 5), (140, 6), (200, 7))
@@ -89,7 +89,13 @@ def test_counts_every_kind_of_finding_by_node() -> None:
     quarantine = [
         {"dt": day(0), "stem": stems["closed"], "cause": cause, "line": "x"} for cause in [*QUARANTINE_CAUSES, "torn"]
     ]
-    result = run_job(QUALITY_JOB, Span(day(0), day(0)), rows, tables={"inputs": inputs, "quarantine": quarantine})
+    return rows, {"inputs": inputs, "quarantine": quarantine}
+
+
+def test_counts_every_kind_of_finding_by_node() -> None:
+    """Every kind has a description."""
+    rows, tables = make_every_finding()
+    result = run_job(QUALITY_JOB, Span(day(0), day(0)), rows, tables=tables)
     kinds = {row["kind"]: row["n"] for row in result["quality_daily"]}
     assert {row["node"] for row in result["quality_daily"]} == {"n-1"}
     assert kinds.keys() == FINDING_KINDS.keys() - {"seq_missing", "doubled_left"}

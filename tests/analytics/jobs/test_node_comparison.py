@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from analytics.job import Span
 from analytics.jobs.node_comparison import NODES_JOB
 from analytics.settings import Settings
-from tests.analytics.frames import at, day, event, events, run_job, table
+from tests.analytics.job_tables import at, day, event, run_job
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+Row = dict[str, Any]
 
 SPAN = Span(day(0), day(1))
 
 
-def test_flags_nodes_far_from_median(spark: SparkSession) -> None:
+def test_flags_nodes_far_from_median() -> None:
     """A node without traffic is flagged, too. Negligible values and a single node are not."""
-    found = run_job(NODES_JOB, SPAN, Settings(node_factor=2), **_frames(spark))["node_compare"]
+    found = run_job(NODES_JOB, SPAN, make_events(), Settings(node_factor=2), make_tables())["node_compare"]
     first = {(row["metric"], row["node"]): row for row in found if row["dt"] == day(0)}
     assert {key for key, row in first.items() if row["flagged"]} == {
         ("requests", "idle"),
@@ -55,9 +54,10 @@ def test_flags_nodes_far_from_median(spark: SparkSession) -> None:
     assert {(row["ratio"], row["flagged"]) for row in single} == {(1.0, False)}
 
 
-def _frames(spark: SparkSession) -> dict[str, DataFrame]:
+def make_events() -> list[Row]:
+    """Requests of three nodes, of which one is slow and fails."""
     request: dict[str, Any] = {"proto": "didcomm", "status": 200}
-    log = [
+    return [
         event("req.done", node="fast", dur_ms=1.0, crypto_ms=1.5, **request),
         event("req.done", node="fast", dur_ms=3.0, **request),
         event("req.done", node="other", dur_ms=2.0, **request),
@@ -65,6 +65,10 @@ def _frames(spark: SparkSession) -> dict[str, DataFrame]:
         event("req.done", node="slow", dur_ms=1.0, status=500),
         event("req.done", at(1), node="fast", dur_ms=1.0, code="x", **request),
     ]
+
+
+def make_tables() -> dict[str, list[Row]]:
+    """Figures of four nodes, of which one has only gauges."""
     traffic = [
         {"node": node, "event": name, "n": n, "bytes": n * 1000}
         for node, requests in (("fast", 1000), ("other", 900), ("slow", 800))
@@ -94,9 +98,8 @@ def _frames(spark: SparkSession) -> dict[str, DataFrame]:
         for hour in range(2)
     ]
     return {
-        "events": events(spark, *log),
-        "traffic_daily": table(spark, "traffic_daily", *traffic),
-        "latency_daily": table(spark, "latency_daily", *latency),
-        "queue_hourly": table(spark, "queue_hourly", *gauges),
-        "sockets_daily": table(spark, "sockets_daily", {"node": "fast", "opened": 3}),
+        "traffic_daily": traffic,
+        "latency_daily": latency,
+        "queue_hourly": gauges,
+        "sockets_daily": [{"node": "fast", "opened": 3}],
     }

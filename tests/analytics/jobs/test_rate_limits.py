@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from analytics.job import Span
 from analytics.jobs.refusals import LIMITS_JOB
 from analytics.settings import Settings
-from tests.analytics.frames import at, day, event, events, run_job, select_columns
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.analytics.job_tables import at, day, event, run_job, select_columns
 
 
-def test_counts_hits_bursts_and_shares(spark: SparkSession) -> None:
+def test_counts_hits_bursts_and_shares() -> None:
     """A pause of exactly the gap does not end a burst, one a microsecond longer does; bursts span nodes."""
-    log = events(
-        spark,
+    log = [
         event("limit.hit", at(0, 1), limit="sends", who="x"),
         event("limit.hit", at(0, 1, 1), limit="sends", who="x", node="b"),
         event("limit.hit", at(0, 1, 1), limit="sends", who="x", node="a"),
@@ -29,8 +23,8 @@ def test_counts_hits_bursts_and_shares(spark: SparkSession) -> None:
         event("limit.hit", at(1), limit="late", who="z"),
         *(event("msg.accept", sender=sender) for sender in ("x", "x", "u", "v", "w")),
         event("msg.accept"),
-    )
-    found = run_job(LIMITS_JOB, Span(day(0), day(1)), Settings(k_anonymity=1, top=3, burst_gap_s=60), events=log)
+    ]
+    found = run_job(LIMITS_JOB, Span(day(0), day(1)), log, Settings(k_anonymity=1, top=3, burst_gap_s=60))
     columns = ("dt", "limit", "hits", "who_n", "bursts", "longest_burst_s", "share")
     assert select_columns(found["limits_daily"], *columns) == [
         (day(0), "late", 1, 1, 1, 0.0, 0.0),
@@ -46,16 +40,15 @@ def test_counts_hits_bursts_and_shares(spark: SparkSession) -> None:
     ]
 
 
-def test_hides_counts_of_fewer_than_k_parties(spark: SparkSession) -> None:
+def test_hides_counts_of_fewer_than_k_parties() -> None:
     """Hits are always shown; the number of parties and shares only from k on."""
-    log = events(
-        spark,
+    log = [
         *(event("limit.hit", limit="few", who=f"x{n}") for n in range(2)),
         *(event("limit.hit", limit="enough", who=f"x{n}") for n in range(3)),
         event("limit.hit", limit="nobody"),
         event("msg.accept", sender="x0"),
-    )
-    found = run_job(LIMITS_JOB, Span(day(0), day(0)), Settings(k_anonymity=3), events=log)
+    ]
+    found = run_job(LIMITS_JOB, Span(day(0), day(0)), log, Settings(k_anonymity=3))
     assert select_columns(found["limits_daily"], "limit", "hits", "who_n", "share") == [
         ("enough", 3, 3, 1.0),
         ("few", 2, None, None),

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from analytics.job import Span
 from analytics.jobs.refusals import REPLAY_JOB
 from analytics.settings import Settings
-from tests.analytics.frames import at, day, event, events, run_job, select_columns
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.analytics.job_tables import at, day, event, run_job, select_columns
 
 MINUTE = 60_000
 
 
-def test_classifies_ages_and_hides_few_senders(spark: SparkSession) -> None:
+def test_classifies_ages_and_hides_few_senders() -> None:
     """
     Age classes extend to both sides of the present; senders at several nodes are counted; fewer than k are hidden.
     """
@@ -24,8 +19,7 @@ def test_classifies_ages_and_hides_few_senders(spark: SparkSession) -> None:
         10 * MINUTE + 1: "old", 1440 * MINUTE: "old", 1440 * MINUTE + 1: "ancient",
         -10 * MINUTE - 1: "future", None: "",
     }  # fmt: skip
-    log = events(
-        spark,
+    log = [
         *(event("replay.drop", code="AGE", age_ms=age) for age in ages),
         *(
             event("replay.drop", at(1), code="NONCE", age_ms=1, sender=f"s{sender}", node=node)
@@ -35,8 +29,8 @@ def test_classifies_ages_and_hides_few_senders(spark: SparkSession) -> None:
         event("replay.drop", at(1), code="NONCE", age_ms=6 * MINUTE, sender="s0"),
         event("replay.drop", at(1), sender=None, age_ms=1),
         event("replay.drop", at(1), sender=None, age_ms=1, node="b"),
-    )
-    found = run_job(REPLAY_JOB, Span(day(0), day(1)), Settings(k_anonymity=3), events=log)["replay_daily"]
+    ]
+    found = run_job(REPLAY_JOB, Span(day(0), day(1)), log, Settings(k_anonymity=3))["replay_daily"]
     first = {row["age_class"]: row["n"] for row in found if row["dt"] == day(0)}
     assert first == {name: list(ages.values()).count(name) for name in ages.values()}
     assert select_columns(found[len(first) :], "code", "age_class", "n", "senders", "on_nodes") == [

@@ -88,11 +88,9 @@ def test_gap_excludes_probes_and_withdrawn_messages() -> None:
     assert found[day(0), "s", "didcomm", "withdrawn"] == (2, 2, None, None, None)
 
 
-def test_groups_nodes_by_store() -> None:
-    """
-    All lines of a store count, whichever node wrote them; operator lines belong to the node or workers of that name.
-    """
-    rows = [
+def make_three_stores() -> list[Row]:
+    """Store `s` of two workers and an operator, store `t` with a difference, and store `u` with a single ledger."""
+    return [
         ledger(at(0, 1), node="m-1", boot="1"),
         ledger(at(0, 1), node="m-2", boot="2"),
         ledger(at(0, 1), node="x", boot="3", store="t"),
@@ -104,7 +102,13 @@ def test_groups_nodes_by_store() -> None:
         ledger(at(0, 6), node="x", boot="3", store="t", accepted=2, waiting=1, difference=1),
         ledger(at(0, 6), node="y", boot="4", store="u", accepted=5, waiting=None),
     ]
-    found = reconcile(Span(day(0), day(0)), rows)
+
+
+def test_groups_nodes_by_store() -> None:
+    """
+    All lines of a store count, whichever node wrote them; operator lines belong to the node or workers of that name.
+    """
+    found = reconcile(Span(day(0), day(0)), make_three_stores())
     assert found[day(0), "s", "didcomm", "accepted"] == (2, 2, 2, 0, 0)
     assert found[day(0), "s", "didcomm", "removed"] == (1, 1, 1, 0, 0)
     assert found[day(0), "t", "didcomm", "accepted"] == (2, 2, 1, 0, 1)

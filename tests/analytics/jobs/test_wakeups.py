@@ -6,34 +6,29 @@ import random
 from collections import Counter, defaultdict
 from datetime import date, datetime, timedelta
 from math import ceil
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from analytics.job import Span
 from analytics.jobs.wakeups import WAKEUPS_JOB
 from analytics.settings import Settings
-from tests.analytics.events import at, day, event, events, explain_job, run_job
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.analytics.job_tables import at, day, event, run_job
 
 Row = dict[str, Any]
 HOUR = timedelta(hours=1)
 SERVICES = ("fcm", "apns", "web_push", "webhook")
 
 
-def run(spark: SparkSession, lines: list[Row], first: int = 0, last: int = 0) -> dict[str, list[Row]]:
+def run(lines: list[Row], first: int = 0, last: int = 0) -> dict[str, list[Row]]:
     """Run the job for a span; it sees that and the day before."""
     span = Span(day(first), day(last))
-    result = run_job(WAKEUPS_JOB, {"events": events(spark, [r for r in lines if r["dt"] in span.widen(1)])}, span)
-    spark.catalog.clearCache()
-    return result
+    return run_job(WAKEUPS_JOB, span, [line for line in lines if line["dt"] in span.widen(1)])
 
 
 def wake(ts: datetime, did: str, service: str = "fcm", outcome: str = "sent", **fields: Any) -> Row:
     """A request that began at `ts`, and was answered a tenth of a second later."""
     return event(
-        ts + timedelta(milliseconds=100),
         "push.wake",
+        ts + timedelta(milliseconds=100),
         did=did,
         service=service,
         outcome=outcome,
@@ -44,7 +39,7 @@ def wake(ts: datetime, did: str, service: str = "fcm", outcome: str = "sent", **
 
 def fetch(ts: datetime, did: str, **fields: Any) -> Row:
     return event(
-        ts, "req.done", sender=did, **{"mtype": "messagepickup/3.0/delivery-request", "status": 200, **fields}
+        "req.done", ts, sender=did, **{"mtype": "messagepickup/3.0/delivery-request", "status": 200, **fields}
     )
 
 
@@ -64,14 +59,14 @@ def make_random_lines(seed: int, days: int) -> list[Row]:
             outcome = rng.choice(("sent", "sent", "sent", "retry", "gone"))
             about = {"did": did, "service": service, "dur_ms": duration / timedelta(milliseconds=1)}
             code = None if outcome == "sent" else f"code-{outcome}"
-            lines.append(event(begin + duration, "push.wake", outcome=outcome, code=code, **about))
+            lines.append(event("push.wake", begin + duration, outcome=outcome, code=code, **about))
             if outcome == "gone":
-                lines.append(event(begin + duration, "push.forget", did=did, service=service, reason="UNREGISTERED"))
+                lines.append(event("push.forget", begin + duration, did=did, service=service, reason="UNREGISTERED"))
         if rng.random() < 0.6 and not did.endswith("7"):
             ts = started + timedelta(seconds=rng.choice((0.2, 3, 40, 1200, 3599, 3601, 5000)) + rng.random())
             kind = rng.randrange(6)
             lines.append(
-                event(ts, "conn.auth", did=did, code=None if kind else "e.p.x")
+                event("conn.auth", ts, did=did, code=None if kind else "e.p.x")
                 if kind < 2
                 else fetch(ts, did, code="e.p.x" if kind == 2 else None)
                 if kind < 4
@@ -126,10 +121,10 @@ def list_wakeups(lines: list[Row], days: int) -> list[tuple[date, str, frozenset
     return [wakeup for wakeup in found if wakeup[0] < day(days)]
 
 
-def test_equals_plain_count_for_days_at_once_and_in_parts(spark: SparkSession) -> None:
+def test_equals_plain_count_for_days_at_once_and_in_parts() -> None:
     lines = make_random_lines(4, 3)
-    at_once = run(spark, lines, 0, 2)
-    parts = [run(spark, lines, n, n) for n in range(3)]
+    at_once = run(lines, 0, 2)
+    parts = [run(lines, n, n) for n in range(3)]
     assert {name: [row for part in parts for row in part[name]] for name in at_once} == at_once
 
     counted = Counter(
@@ -166,7 +161,7 @@ def test_equals_plain_count_for_days_at_once_and_in_parts(spark: SparkSession) -
         assert any(did.endswith("7") for did, _ in expected)
 
 
-def test_wakeup_counts_on_the_day_it_ends(spark: SparkSession) -> None:
+def test_wakeup_counts_on_the_day_it_ends() -> None:
     """Also at the very end of the hour, and if the contact came before the answer of the service."""
     lines = [
         wake(at(0, 22, 59, 59), "missed on day 0"),
@@ -180,18 +175,18 @@ def test_wakeup_counts_on_the_day_it_ends(spark: SparkSession) -> None:
         wake(at(0, 23, 59, 59.95), "answered on day 1"),
         fetch(at(0, 23, 59, 59.97), "answered on day 1"),
     ]
-    one, two = (run(spark, lines, number, number) for number in (0, 1))
+    one, two = (run(lines, number, number) for number in (0, 1))
     assert [(row["service"], row["n"], row["missed"]) for row in one["wakeups_daily"]] == [("*", 2, 1), ("fcm", 2, 1)]
     assert [(row["service"], row["n"], row["missed"]) for row in two["wakeups_daily"]] == [("*", 4, 2), ("fcm", 4, 2)]
     assert [row["did"] for row in one["wakeups_missed_top"]] == ["missed on day 0"]
     assert {row["did"] for row in two["wakeups_missed_top"]} == {"missed on day 1", "too late"}
 
 
-def test_devices_woken_together_are_one_wakeup(spark: SparkSession) -> None:
+def test_devices_woken_together_are_one_wakeup() -> None:
     """By the times at which requests began: the slower of two services does not make a second wake-up."""
     lines = [
         wake(at(0, 1), "a", "fcm"),
-        event(at(0, 1, second=9), "push.wake", did="a", service="apns", outcome="sent", dur_ms=8_000.0),
+        event("push.wake", at(0, 1, second=9), did="a", service="apns", outcome="sent", dur_ms=8_000.0),
         wake(at(0, 1), "a", "web_push", "retry", code="busy"),
         fetch(at(0, 1, second=4), "a"),
         # Later, and to be counted again; the contact before it does not count.
@@ -200,10 +195,10 @@ def test_devices_woken_together_are_one_wakeup(spark: SparkSession) -> None:
         wake(at(0, 1), "b", "fcm"),
         # Neither accepted, nor of a known account.
         wake(at(0, 2), "c", "fcm", "gone", code="UNREGISTERED"),
-        event(at(0, 3), "push.wake", service="webhook", outcome="sent"),
-        event(at(0, 3), "push.forget", did="c", service="fcm", reason="UNREGISTERED"),
+        event("push.wake", at(0, 3), service="webhook", outcome="sent"),
+        event("push.forget", at(0, 3), did="c", service="fcm", reason="UNREGISTERED"),
     ]
-    result = run(spark, lines)
+    result = run(lines)
     assert [tuple(row.values())[1:5] for row in result["wakeups_daily"]] == [
         ("*", 3, 2, 2 / 3),
         ("apns", 1, 0, 0.0),
@@ -220,11 +215,6 @@ def test_devices_woken_together_are_one_wakeup(spark: SparkSession) -> None:
     ]
 
 
-def test_no_rows_without_push(spark: SparkSession) -> None:
-    result = run(spark, [fetch(at(0), "a")])
+def test_no_rows_without_push() -> None:
+    result = run([fetch(at(0), "a")])
     assert result == {"push_daily": [], "wakeups_daily": [], "wakeups_missed_top": []}
-
-
-def test_plan_uses_no_python_or_cartesian_product(spark: SparkSession) -> None:
-    found = explain_job(WAKEUPS_JOB, {"events": events(spark, [])}, Span(day(0), day(0)))
-    assert not any(name in found for name in ("CartesianProduct", "BatchEvalPython"))

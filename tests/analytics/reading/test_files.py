@@ -125,9 +125,9 @@ def test_downloads_and_uploads(files: FileSystem, tmp_path: Path) -> None:
         (tmp_path / "a b").write_bytes(data)
         files.upload(tmp_path / "a b", f"{tmp_path}/deep/er/remote")
         assert files.read(f"{tmp_path}/deep/er/remote") == data
-        files.download(f"file:{tmp_path}/deep/er/remote", tmp_path / "copy")
-        assert (tmp_path / "copy").read_bytes() == data
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a b", "copy", "deep", "er", "remote"]
+        files.download(f"file:{tmp_path}/deep/er/remote", tmp_path / "c=d%20: e")
+        assert (tmp_path / "c=d%20: e").read_bytes() == data
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a b", "c=d%20: e", "deep", "er", "remote"]
 
 
 def test_failed_copy_changes_nothing(files: FileSystem, tmp_path: Path) -> None:
