@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from analytics.database import Database, Row
 from analytics.engine import AnalysisSession
@@ -26,18 +26,18 @@ from analytics.errors import (
 )
 from analytics.job import EVENT_HISTORY_DAYS, Job, JobRun, Span
 from analytics.reading.files import FileSystem
-from analytics.reading.segments import VANISHED, ReadSegment, make_segment_warnings
+from analytics.reading.segments import ReadSegment, make_segment_warnings
 from analytics.run_plan import (
     RunPlan,
     check_disk_space,
     check_events_exist,
     estimate_disk_needs,
     find_integrity_errors,
-    find_shrunk_segments,
     get_computed_span,
     load_read_segments,
     make_backfill_warnings,
     make_plan,
+    stage_input,
 )
 from analytics.schema import TABLES, Table
 from analytics.settings import Settings
@@ -169,7 +169,7 @@ class NightlySteps:
     """
 
     discover: Callable[[FileSystem, Sequence[str]], Discovery]
-    ingest: Callable[[AnalysisSession, Sequence[Segment], str], object]
+    ingest: Callable[[AnalysisSession, Sequence[Segment], str], list[Row]]
     jobs: Sequence[Job]
     pseudonymize: Callable[[NightlyRequest], PseudonymizeRows]
     report: Callable[[FileSystem, Database, str, date, Settings, RunInfo], str]
@@ -278,10 +278,9 @@ class _NightlyRun:
 
     def _run_plan(self, todo: RunPlan) -> NightlyOutcome:
         request = self._request
-        kept_bytes = self._warehouse.event_bytes(batch for batch, stems in todo.kept.items() if stems)
         check_disk_space(
             self._files,
-            estimate_disk_needs(todo.read, kept_bytes),
+            estimate_disk_needs(todo.read),
             request.out,
             self._session.scratch,
             request.keep_free,
@@ -349,39 +348,22 @@ class _NightlyRun:
             self._report_step(result.job, result.seconds)
 
     def _ingest(self, todo: RunPlan) -> set[date]:
-        """:return: days with events of changed batches, before or after ingest."""
+        """:return: days with events of read segments, before or after ingest."""
         warehouse, manifest = self._warehouse, self._manifest
         if not todo.batches:
             return set()
         with self._step("ingest"):
-            warehouse.mark_batches_staged(todo.batches)
-            todo, file_rows = self._stage_segments(todo)
-            for batch, stems in todo.kept.items():
-                if stems:
-                    warehouse.carry_over(batch, stems, file_rows)
-                    manifest.kept[str(batch)] = len(stems)
-            manifest.warnings += make_segment_warnings([*manifest.inputs, *file_rows])
-            before = warehouse.event_days(todo.batches)
-        return before | warehouse.event_days(todo.batches, staged=True)
-
-    def _stage_segments(self, todo: RunPlan) -> tuple[RunPlan, list[dict[str, Any]]]:
-        """
-        Ingest; repeat without segments that have shrunk since they were loaded, which is rare.
-
-        :return: the plan that keeps the earlier content of those segments, and the rows of `inputs` about them.
-        """
-        file_rows: list[dict[str, Any]] = []
-        while todo.read:
-            self._steps.ingest(self._session, todo.read, self._warehouse.staging)
-            rows = self._warehouse.read_inputs({segment.stem for segment in todo.read})
-            shrunk = find_shrunk_segments(rows, self._known)
-            if not shrunk:
-                self._manifest.inputs = rows
-                break
-            file_rows += [row for row in shrunk if row["state"] != VANISHED]
-            self._warehouse.discard_staged()
-            todo = todo.keep_earlier({row["stem"] for row in shrunk})
-        return todo, file_rows
+            staged = stage_input(
+                warehouse,
+                self._session.database,
+                todo,
+                self._known,
+                lambda segments: self._steps.ingest(self._session, segments, warehouse.staging),
+            )
+            manifest.inputs = list(staged.read)
+            manifest.kept = {str(batch): n for batch, n in staged.kept.items()}
+            manifest.warnings += make_segment_warnings([*staged.read, *staged.shrunk])
+        return staged.days
 
     def _write_reports(self) -> list[str]:
         """Write reports of the last day and of earlier days that have one."""

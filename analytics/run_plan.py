@@ -1,27 +1,38 @@
 """
 What a run reads and computes, whether the disk has room for it, and whether its logs are complete.
 
-The window of a run is the requested days and the `look_back_days` before them. A batch, the segments of one day by
-name, has changed if a segment is new, differs from when it was read, or was missing then. Days with events of a
-changed batch are computed again, and so are all days from the first of them to the last requested one, because the
-ledger carries open messages from day to day. A back-fill therefore makes the same rows as nightly runs do.
+The window of a run is the requested days and the `look_back_days` before them. A segment is read if it is new, or
+differs from when it was read, or was missing then; the others of its batch, the day in its name, stay as they are.
+Days with events of segments that were read are computed again, and so are all days from the first of them to the last
+requested one, because the ledger carries open messages from day to day. A back-fill therefore makes the same rows as
+nightly runs do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analytics.database import Database
+from analytics.database import Database, Row
 from analytics.errors import AnalyticsError
 from analytics.job import Span
 from analytics.reading.files import FileSystem
-from analytics.reading.segments import SHRUNK, VANISHED, ReadSegment, differs_from_read, has_segment_changed
+from analytics.reading.ingest import copy_without_rows, find_repeated_lines
+from analytics.reading.segments import (
+    SHRUNK,
+    UNKNOWN_START,
+    VANISHED,
+    ReadSegment,
+    has_segment_changed,
+    parse_start,
+)
 from analytics.sql_functions import quote_day, quote_text
-from analytics.writing.warehouse import Warehouse
+from analytics.writing.warehouse import Warehouse, parse_day, parse_stem
 
 if TYPE_CHECKING:
     from analytics.reading.segments import Segment
@@ -46,57 +57,33 @@ class RunPlan:
         """Changed batches, in order."""
         return sorted(self.kept)
 
-    def keep_earlier(self, stems: Collection[str]) -> RunPlan:
-        """Return a plan that keeps the loaded content of these segments instead of reading them."""
-        kept = {batch: list(there) for batch, there in self.kept.items()}
-        for segment in self.read:
-            if segment.stem in stems:
-                kept[segment.batch].append(segment.stem)
-        return replace(
-            self,
-            read=[segment for segment in self.read if segment.stem not in stems],
-            kept={batch: sorted(there) for batch, there in kept.items()},
-        )
-
 
 def load_read_segments(warehouse: Warehouse, batches: Iterable[date]) -> dict[str, ReadSegment]:
     """Segments of these batches as loaded before, by stem."""
-    from pyspark.sql import functions as F
-
     there = sorted(set(batches) & set(warehouse.days("inputs")))
     if not there:
         return {}
     events = warehouse.days_by_batch(there)
-    rows = (
-        warehouse.read("inputs", Span(there[0], there[-1]))
-        .select(
-            "dt",
-            "stem",
-            "bytes",
-            F.unix_millis("modified").alias("modified_ms"),
-            "packed",
-            "state",
-            F.expr("lines - corrupt - unfinished").alias("whole"),
-            "doubled",
-            F.expr("state = 'closed' AND corrupt + unfinished = 0 AND lines = lines_said").alias("complete"),
-            F.contains("remarks", F.lit(SHRUNK)).alias("shrunk"),
-        )
-        .toLocalIterator()
-    )
+    columns = f"""
+        dt, stem, bytes, epoch_ms(modified) AS modified_ms, packed, state, doubled,
+        lines - corrupt - unfinished AS whole,
+        coalesce(state = 'closed' AND corrupt + unfinished = 0 AND lines = lines_said, false) AS complete,
+        contains(remarks, {quote_text(SHRUNK)}) AS shrunk
+    """
     return {
-        row.stem: ReadSegment(
-            batch=row.dt,
-            size=row.bytes,
-            modified_ms=row.modified_ms,
-            packed=row.packed,
-            state=row.state,
-            lines=row.whole,
-            complete=bool(row.complete),
-            shrunk=bool(row.shrunk),
-            deleted=row.whole > row.doubled and not events[row.dt],
+        row["stem"]: ReadSegment(
+            batch=row["dt"],
+            size=row["bytes"],
+            modified_ms=row["modified_ms"],
+            packed=row["packed"],
+            state=row["state"],
+            lines=row["whole"],
+            complete=row["complete"],
+            shrunk=row["shrunk"],
+            deleted=row["whole"] > row["doubled"] and not events[row["dt"]],
         )
-        for row in rows
-        if row.dt in events
+        for row in warehouse.rows("inputs", Span(there[0], there[-1]), columns)
+        if row["dt"] in events
     }
 
 
@@ -104,7 +91,7 @@ def make_plan(
     requested: Span, look_back_days: int, segments: Sequence[Segment], read_before: Mapping[str, ReadSegment]
 ) -> RunPlan:
     """
-    Plan a run. A batch that changed is read again in full, so that lines that are in two of its segments count once.
+    Plan a run. Only segments that are new, or have changed since they were read, are read.
 
     What was loaded stays if the file of a segment was deleted, or if a complete segment looks different now, because
     it was compressed or damaged: nothing is ever replaced by less.
@@ -115,13 +102,11 @@ def make_plan(
     changed = [segment for segment in segments if has_segment_changed(segment, read_before.get(segment.stem))]
     deleted = {stem: one.batch for stem, one in read_before.items() if one.deleted}
     lost = {deleted[stem] for stem in deleted.keys() - {segment.stem for segment in segments}}
-    again = {segment.batch for segment in changed}.union(deleted.values()) - lost
+    wanted = {segment.stem for segment in changed}.union(deleted)
     read = [
         segment
         for segment in segments
-        if segment.batch in again
-        and segment.batch in window
-        and not _keeps_earlier_content(segment, read_before.get(segment.stem))
+        if segment.stem in wanted and segment.batch in window and segment.batch not in lost
     ]
     stems = {segment.stem for segment in read}
     kept = {
@@ -130,6 +115,125 @@ def make_plan(
     }
     outside = {segment.batch for segment in changed if segment.stem not in deleted and segment.batch < window.first}
     return RunPlan(window, read, kept, sorted(outside))
+
+
+IngestStep = Callable[[Sequence["Segment"]], list[Row]]
+# Columns of `inputs` about the file; the others are about what was read.
+_FILE_COLUMNS = ("path", "bytes", "modified", "packed", "state", "remarks")
+
+
+@dataclass(frozen=True, slots=True)
+class StagedInput:
+    """
+    :param read: rows of `inputs` about segments that were read.
+    :param shrunk: rows about segments whose earlier content stays.
+    :param kept: number of loaded segments that stay, by changed batch.
+    :param days: days with events of read segments, before or after.
+    """
+
+    read: Sequence[Row]
+    shrunk: Sequence[Row]
+    kept: Mapping[date, int]
+    days: set[date]
+
+
+def stage_input(
+    warehouse: Warehouse,
+    database: Database,
+    plan: RunPlan,
+    read_before: Mapping[str, ReadSegment],
+    ingest: IngestStep,
+) -> StagedInput:
+    """
+    Read the segments of a plan, and stage what they change in the tables `events`, `quarantine` and `inputs`.
+
+    :param ingest: stages the files of segments, and returns their rows of `inputs`.
+    """
+    rows = ingest(plan.read)
+    less = find_shrunk_segments(rows, read_before)
+    stays = {row["stem"] for row in less}
+    warehouse.discard_segments(stays)
+    read = [row for row in rows if row["stem"] not in stays]
+    stems = {row["stem"] for row in read}
+    before = warehouse.find_event_files(stems, plan.batches)
+    warehouse.replace_segments(stems)
+    after = warehouse.find_event_files(stems, plan.batches)
+    days = {parse_day(path) for files in (before, after) for paths in files.values() for path in paths}
+    shrunk = [row for row in less if row["state"] != VANISHED]
+    kept = _update_kept_rows(warehouse, plan.batches, stems, shrunk)
+    for batch in plan.batches:
+        own = [row for row in (*read, *kept) if row["dt"] == batch]
+        days |= _remove_repeated_lines(warehouse, database, batch, own, stems)
+    if read or shrunk:
+        warehouse.stage_inputs([*read, *kept], plan.batches)
+    counts = Counter(row["dt"] for row in kept)
+    return StagedInput(read, shrunk, {batch: n for batch, n in sorted(counts.items())}, days)
+
+
+def _update_kept_rows(
+    warehouse: Warehouse, batches: Sequence[date], read: Collection[str], shrunk: Iterable[Row]
+) -> list[Row]:
+    """Rows of `inputs` of these batches about segments that were not read, with what is new about their files."""
+    if not batches:
+        return []
+    files = {row["stem"]: {name: row[name] for name in _FILE_COLUMNS} for row in shrunk}
+    loaded = warehouse.rows("inputs", Span(batches[0], batches[-1]))
+    return [
+        {**row, **files.get(row["stem"], {})} for row in loaded if row["dt"] in batches and row["stem"] not in read
+    ]
+
+
+def _remove_repeated_lines(
+    warehouse: Warehouse, database: Database, batch: date, rows: Sequence[Row], read: Collection[str]
+) -> set[date]:
+    """
+    Remove lines that are in a segment of a lower stem, too, and count them in the rows of their segments.
+
+    :param rows: of all segments of the batch.
+    :param read: segments that were read now; the others have no lines in common.
+    :return: days of files that were changed.
+    """
+    suspects = find_overlapping_segments(rows, read)
+    paths = [path for paths in warehouse.find_event_files(suspects, [batch]).values() for path in paths]
+    local = warehouse.localize_files(paths)
+    found = find_repeated_lines(database, list(local)) if paths else {}
+    repeated = {local[path]: numbers for path, numbers in found.items()}
+    by_stem = {row["stem"]: row for row in rows}
+    for path, numbers in repeated.items():
+        warehouse.rewrite_file(path, partial(copy_without_rows, numbers=numbers))
+        by_stem[parse_stem(path)]["doubled"] += len(numbers)
+    return {parse_day(path) for path in repeated}
+
+
+def find_overlapping_segments(rows: Iterable[Row], read: Collection[str]) -> set[str]:
+    """
+    Stems of segments of the same start of a node whose ranges of `seq` overlap, if one of them was read now.
+
+    :param rows: rows of `inputs`.
+    """
+    named: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row["seq_first"] is not None:
+            named[parse_start(row["stem"])].append(row)
+    # Nobody knows whose lines these are.
+    unnamed = named.pop(UNKNOWN_START, [])
+    found: set[str] = set()
+    for own in named.values() or [[]]:
+        overlapping = _find_overlaps([*own, *unnamed])
+        if not overlapping.isdisjoint(read):
+            found |= overlapping
+    return found
+
+
+def _find_overlaps(rows: Iterable[Row]) -> set[str]:
+    found = set()
+    highest: Row | None = None
+    for row in sorted(rows, key=lambda row: (row["seq_first"], row["stem"])):
+        if highest is not None and row["seq_first"] <= highest["seq_last"]:
+            found |= {row["stem"], highest["stem"]}
+        if highest is None or row["seq_last"] > highest["seq_last"]:
+            highest = row
+    return found
 
 
 def find_shrunk_segments(
@@ -172,7 +276,7 @@ def make_backfill_warnings(
     """
     Warn of results that remain outdated, with the command that updates them.
 
-    :param affected: days with events of changed batches.
+    :param affected: days with events of segments that were read.
     :param later: computed days after the span.
     :param command: back-fill command without days: `... --from`.
     """
@@ -187,10 +291,6 @@ def make_backfill_warnings(
     if after and plan.batches:
         found.append(f"results after {span.last} are outdated; run {command} --from {after[0]} --to {after[-1]}")
     return found
-
-
-def _keeps_earlier_content(segment: Segment, before: ReadSegment | None) -> bool:
-    return before is not None and before.complete and not before.deleted and differs_from_read(segment, before)
 
 
 # Measured once on generated logs; real logs compress less, hence a reserve.
@@ -212,16 +312,12 @@ class DiskNeeds:
     scratch: int
 
 
-def estimate_disk_needs(segments: Iterable[Segment], kept_bytes: int = 0) -> DiskNeeds:
-    """
-    Estimate how much a run writes.
-
-    :param kept_bytes: Parquet that is carried over.
-    """
+def estimate_disk_needs(segments: Iterable[Segment]) -> DiskNeeds:
+    """Estimate how much a run writes."""
     raw = sum(segment.size * (1 if segment.packed == "plain" else COMPRESSION_RATIO) for segment in segments)
     return DiskNeeds(
-        int(raw * PARQUET_RATIO) + kept_bytes + TABLES_BYTES,
-        int((raw + kept_bytes / PARQUET_RATIO) * SHUFFLE_RATIO) + TABLES_BYTES,
+        int(raw * PARQUET_RATIO) + TABLES_BYTES,
+        int(raw * SHUFFLE_RATIO) + TABLES_BYTES,
     )
 
 

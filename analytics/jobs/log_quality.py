@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from analytics.job import Job, JobRun
-from analytics.reading.ingest import QUARANTINE_CAUSES
+from analytics.reading.lines import QUARANTINE_CAUSES
 from analytics.reading.segments import SEGMENT_REMARKS, SEGMENT_STATES, STEM_PATTERN
 from analytics.schema import TABLES, list_known_events
 from analytics.sql_functions import list_texts, quote_day, quote_text

@@ -1,528 +1,665 @@
 """
 Loads segments into the tables `events`, `quarantine` and `inputs`.
 
-Everything is parsed and written to Parquet first, damaged lines beside events, and counted there, because counts from
-raw JSON depend on the columns that a query selects. Only then is it known that a file is unreadable or needs slow
-parsing: it is flagged, and the pass is repeated. That is rare.
-
-Fast parsing is Spark's JSON reader for lines of frequent events (:func:`read_frequent_events`); other lines
-(:func:`read_other_lines`) are parsed from text. The reader has limits: of two objects on one line it sees only the
-first, of an array it makes several rows, and a record separator before a line makes the line unreadable. Slow parsing
-(:func:`read_all_lines`) sees every line as text and costs three times as much, so only segments that need it use it.
+Each segment is a task, in a pool of processes or on workers of Spark. It reads the file once, parses it in chunks
+(:mod:`analytics.reading.lines`), and writes `events/dt=<day>/batch=<day>/<stem>.parquet` for each day of its lines
+and `quarantine/dt=<day>/<stem>.parquet`. So a segment that has not changed is never touched again. The bytes of
+these files depend on nothing but the lines.
 
 The row of a segment in `inputs` accounts for every line: `lines` is events, `corrupt`, `unfinished` and `doubled`.
 Findings that are not lines, such as a second file that differs, are in `remarks`.
 
-Each start of a node numbers its lines, so (node, boot, seq) identifies a line. Finding duplicates among all events
-would shuffle all of them. Instead a bitmask marks 64 numbers at a time, and only blocks with more events than bits
-are compared line by line.
+Each start of a node numbers its lines, so (node, boot, seq) identifies a line. Duplicates within a segment are
+omitted by its task. Between segments of a batch they are searched for only if ranges of numbers overlap; the line in
+the lowest stem stays.
 """
 
 from __future__ import annotations
 
-import re
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+import gc
+import os
+import shutil
+import signal
+import zlib
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import date
-from functools import reduce
-from operator import or_
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from datetime import date, timedelta
+from multiprocessing import active_children, get_context, parent_process
+from operator import itemgetter
+from pathlib import Path
+from threading import Thread
+from typing import IO, TYPE_CHECKING, Any
 
-from analytics.errors import STOP_HANDLER
-from analytics.reading.files import FileSystem, append_parquet
-from analytics.reading.segments import Segment, SegmentReading, prepare_reading, recheck_reading
-from analytics.schema import (
-    CORRUPT_RECORD_COLUMN,
-    FREQUENT_EVENTS,
-    TABLES,
-    make_events_struct,
-    make_frequent_struct,
-    make_line_struct,
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from analytics.errors import STOP_HANDLER, STOP_SIGNALS, AnalyticsError
+from analytics.reading.files import get_local_path
+from analytics.reading.lines import TYPES, Event, make_columns, parse_lines
+from analytics.reading.segments import (
+    ACTIVE,
+    CLOSED,
+    COMPRESSED_MAGIC,
+    COMPRESSIONS,
+    CRASHED,
+    EMPTY,
+    MAGIC_BYTES,
+    MAX_MAGIC_BYTES,
+    PARTIAL,
+    UNREAD,
+    VANISHED,
+    Segment,
+    find_successor,
 )
-from mediatord.observability.event_schema import ENVELOPE
+from analytics.spark_session import is_local_master
+from analytics.sql_functions import quote_text
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-
-_BLOCK_KEY = ("batch", "node", "boot", "block")
-
-
-def make_block_column() -> Column:
-    """Number of the 64-number block of a `seq`."""
-    from pyspark.sql import functions as F
-
-    return F.shiftright("seq", 6)
-
-
-def aggregate_seq_mask() -> Column:
-    """Aggregate: bitmask of the `seq` of a block."""
-    from pyspark.sql import functions as F
-
-    one = F.lit(1).cast("bigint")
-    return F.bit_or(F.call_function("shiftleft", one, F.col("seq").bitwiseAND(63).cast("int")))
-
-
-def summarize_blocks(events: DataFrame) -> DataFrame:
-    """Count, bitmask and log.close of each `batch`, `stem`, `node`, `boot` and `block`."""
-    from pyspark.sql import functions as F
-
-    close = F.col("event") == "log.close"
-    return events.groupBy("batch", "stem", "node", "boot", make_block_column().alias("block")).agg(
-        F.count(F.lit(1)).alias("n"),
-        aggregate_seq_mask().alias("mask"),
-        F.min("seq").alias("seq_first"),
-        F.max("seq").alias("seq_last"),
-        F.max(F.when(close, F.col("lines"))).alias("lines_said"),
-        F.max(close).alias("closed"),
-    )
-
-
-def find_duplicate_blocks(marks: DataFrame) -> DataFrame:
-    """Blocks (`batch`, `node`, `boot`, `block`) in which a number occurs more than once."""
-    from pyspark.sql import functions as F
-
-    blocks = marks.groupBy(*_BLOCK_KEY).agg(F.sum("n").alias("n"), F.bit_or("mask").alias("mask"))
-    return blocks.where(F.col("n") > F.bit_count("mask")).select(*_BLOCK_KEY)
-
-
-def flag_duplicates(events: DataFrame, blocks: DataFrame) -> DataFrame:
-    """Events of these blocks, with `again`: whether the number occurs in a lower stem or earlier."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-
-    content = [name for name in events.columns if name not in ("batch", "stem", "ts")]
-    order = Window.partitionBy("batch", "node", "boot", "seq").orderBy("stem", "ts", F.xxhash64(*content))
-    rows = _add_block(events).join(F.broadcast(blocks), list(_BLOCK_KEY), "semi").drop("block")
-    return rows.withColumn("again", F.row_number().over(order) > 1)
-
-
-def select_other_events(events: DataFrame, blocks: DataFrame) -> DataFrame:
-    """Events of all other blocks."""
-    from pyspark.sql import functions as F
-
-    return _add_block(events).join(F.broadcast(blocks), list(_BLOCK_KEY), "anti").drop("block")
-
-
-def _add_block(events: DataFrame) -> DataFrame:
-    return events.withColumn("block", make_block_column())
-
-
-# Kinds of rows, also partitions of the intermediate Parquet.
-EVENT_ROW, DAMAGED_ROW, MISSING_FIELD, INVALID_TIME, INVALID_TYPE = "event", "damaged", "missing", "time", "type"
-
-QUARANTINE_CAUSES = {
-    "torn": "lines without their beginning or end: a crash or a full disk",
-    "glued": "lines that contain the beginning of another one",
-    "nul": "lines with zero bytes: a power failure",
-    "utf8": "lines that are not UTF-8",
-    "separator": "lines with a record separator (0x1E) that are invalid without it too",
-    "not_json": "lines that are not JSON objects for another reason",
-    INVALID_TYPE: "lines with a value of another type than declared, or out of range",
-    MISSING_FIELD: "lines without a field that every line has",
-    INVALID_TIME: "lines whose time is not RFC 3339 in UTC with microseconds",
-}
-
-MAX_QUARANTINED_CHARS = 4096
-_RECORD_SEPARATOR = "\x1e"
-_TIME_LENGTH = len("2026-11-20T00:00:00.000000Z")
-_EVENT_KEY = '"event":'
-_JSON_OPTIONS = {
-    "columnNameOfCorruptRecord": CORRUPT_RECORD_COLUMN,
-    "mode": "PERMISSIVE",
-    "allowSingleQuotes": "false",
-}
-
-
-def read_frequent_events(spark: SparkSession, paths: Sequence[str], *, damaged: bool = False) -> DataFrame:
-    """
-    Read lines of frequent events: columns of :func:`analytics.schema.make_frequent_struct` and `stem`.
-
-    :param damaged: read as far as possible.
-    """
-    from pyspark.sql import functions as F
-
-    reader = spark.read.schema(make_frequent_struct()).options(
-        **_JSON_OPTIONS, lineSep="\n", ignoreCorruptFiles=damaged
-    )
-    text, event = F.col(CORRUPT_RECORD_COLUMN), F.col("event")
-    own = F.when(text.isNull(), event.isin(*FREQUENT_EVENTS)).otherwise(_names_frequent_event(text))
-    return reader.json(_escape_paths(paths)).where(own).select("*", _make_stem_column())
-
-
-def read_other_lines(spark: SparkSession, paths: Sequence[str], *, damaged: bool = False) -> DataFrame:
-    """Read all other lines except blank ones: columns of :func:`analytics.schema.make_line_struct` and `stem`."""
-    from pyspark.sql import functions as F
-
-    rows = _parse_lines(
-        _read_text_lines(spark, paths, damaged).where(~_names_frequent_event(F.col("value"))), " \t\r"
-    )
-    damage = F.col(CORRUPT_RECORD_COLUMN)
-    # The fast reader does not notice damage to a field that no frequent event has.
-    narrow = F.from_json(damage, make_frequent_struct(), _JSON_OPTIONS)
-    understood = F.when(damage.isNull(), F.col("event")).when(narrow[CORRUPT_RECORD_COLUMN].isNull(), narrow["event"])
-    return rows.where(~F.coalesce(understood.isin(*FREQUENT_EVENTS), F.lit(False)))
-
-
-def read_all_lines(spark: SparkSession, paths: Sequence[str], *, damaged: bool = False) -> DataFrame:
-    """Read all lines except blank ones, ignoring record separators; columns as :func:`read_other_lines`."""
-    return _parse_lines(_read_text_lines(spark, paths, damaged), f"{_RECORD_SEPARATOR} \t\r")
-
-
-def _read_text_lines(spark: SparkSession, paths: Sequence[str], damaged: bool) -> DataFrame:
-    reader = spark.read.options(lineSep="\n", ignoreCorruptFiles=damaged)
-    return reader.text(_escape_paths(paths)).select("value", _make_stem_column())
-
-
-def _parse_lines(lines: DataFrame, around: str) -> DataFrame:
-    """:param around: characters stripped from both ends of a line."""
-    from pyspark.sql import functions as F
-
-    whole = lines.select("stem", F.btrim("value", F.lit(around)).alias("line")).where("line <> ''")
-    # An array of one element: selecting several fields would otherwise parse the line once for each.
-    parsed = F.inline(F.array(F.from_json("line", make_line_struct(), _JSON_OPTIONS)))
-    line = F.col("line")
-    is_whole = line.startswith("{") & line.endswith("}") & ~line.contains('}{"v":') & F.is_valid_utf8(line)
-    damage = F.when(is_whole, F.col(CORRUPT_RECORD_COLUMN)).otherwise(line)
-    return whole.select("line", "stem", parsed).withColumn(CORRUPT_RECORD_COLUMN, damage).drop("line")
-
-
-def _names_frequent_event(line: Column) -> Column:
-    """Whether a line names exactly one event, and a frequent one; never null."""
-    from pyspark.sql import functions as F
-
-    before, after = (F.substring_index(line, _EVENT_KEY, count) for count in (1, -1))
-    is_only = F.octet_length(before) + len(_EVENT_KEY) + F.octet_length(after) == F.octet_length(line)
-    names = (after.startswith(f'"{name}"') for name in FREQUENT_EVENTS)
-    return is_only & reduce(or_, names)
-
-
-def shape_rows(frame: DataFrame, batch: date | None) -> DataFrame:
-    """
-    Add the columns of `events`, and `fate`: :data:`EVENT_ROW`, or the reason why a line is not an event.
-
-    One pass makes both, so a line that is not an event is a row as well: `reason` then has its text if it is
-    :data:`DAMAGED_ROW`, or the text of its time if that is invalid.
-
-    :param batch: of all rows; None: taken from the names of their segments.
-    """
-    from pyspark.sql import functions as F
-
-    own = _get_batch_from_stem() if batch is None else F.lit(batch)
-    time = _parse_time(F.col("ts"))
-    framed = frame.withColumns({"at": time, "fate": _classify_line(frame, time)})
-    day = F.to_date("at")
-    near = F.abs(F.date_diff(day, own)) <= 1
-    reason = (
-        F.when(F.col("fate") == DAMAGED_ROW, F.col(CORRUPT_RECORD_COLUMN))
-        .when(F.col("fate") == INVALID_TIME, F.col("ts"))
-        .otherwise(F.col("reason") if "reason" in frame.columns else None)
-    )
-    columns = {"reason": reason, "ts": F.col("at"), "batch": own, "dt": F.when(near, day).otherwise(own)}
-    return framed.withColumns(columns).drop("at", CORRUPT_RECORD_COLUMN)
-
-
-def _get_batch_from_stem() -> Column:
-    """Day in the name of a segment."""
-    from pyspark.sql import functions as F
-
-    begin = len("events-")
-    parts = ((begin + 1, 4), (begin + 5, 2), (begin + 7, 2))
-    return F.make_date(*(F.substring("stem", start, size).cast("int") for start, size in parts))
-
-
-def _parse_time(text: Column) -> Column:
-    """Null if invalid. The Z is cut off, because Spark would convert time zones."""
-    from pyspark.sql import functions as F
-
-    is_utc = (F.length(text) == _TIME_LENGTH) & text.endswith("Z") & (F.substring(text, 21, 6).try_cast("int") >= 0)
-    return F.when(is_utc, F.substring(text, 1, _TIME_LENGTH - 1).try_cast("timestamp"))
-
-
-def make_quarantine_rows(rows: DataFrame) -> DataFrame:
-    """
-    `dt`, `stem`, `cause` and `line` of rows of :func:`shape_rows` that are not events.
-
-    Lines that are JSON but invalid are rendered from their parsed fields.
-    """
-    from pyspark.sql import functions as F
-
-    names = [name for name in make_line_struct().names if name != CORRUPT_RECORD_COLUMN]
-    understood = F.to_json(
-        F.struct(
-            *(
-                F.when(F.col("fate") == INVALID_TIME, F.col("reason")).alias("ts") if name == "ts" else F.col(name)
-                for name in names
-            )
-        )
-    )
-    damaged = F.col("fate") == DAMAGED_ROW
-    text = F.when(damaged, F.col("reason")).otherwise(understood)
-    cause = F.when(damaged, _classify_damage(F.col("reason"))).otherwise(F.col("fate"))
-    line = F.make_valid_utf8(F.substring(text, 1, MAX_QUARANTINED_CHARS))
-    return rows.select(F.col("batch").alias("dt"), "stem", cause.alias("cause"), line.alias("line"))
-
-
-def _classify_line(frame: DataFrame, time: Column) -> Column:
-    """Nulls in the envelope are missing fields; NaN is not a number of JSON."""
-    from pyspark.sql import functions as F
-
-    missing = F.lit(False)
-    for name in ENVELOPE:
-        missing = missing | F.col(name).isNull()
-    no_number = F.lit(False)
-    for name, kind in frame.dtypes:
-        if kind == "double":
-            no_number = no_number | F.coalesce(F.isnan(name), F.lit(False))
-    return (
-        F.when(F.col(CORRUPT_RECORD_COLUMN).isNotNull(), DAMAGED_ROW)
-        .when(missing, MISSING_FIELD)
-        .when(time.isNull(), INVALID_TIME)
-        .when(no_number, INVALID_TYPE)
-        .otherwise(EVENT_ROW)
-    )
-
-
-def _classify_damage(line: Column) -> Column:
-    """Classify a line that the parser rejected."""
-    from pyspark.sql import functions as F
-
-    return (
-        F.when(line.contains("\0"), "nul")
-        .when(~F.is_valid_utf8(line) | line.contains("\N{REPLACEMENT CHARACTER}"), "utf8")
-        .when(line.startswith(_RECORD_SEPARATOR), "separator")
-        .when(line.rlike(r'(?s)^.+\{"v":'), "glued")
-        .when(line.startswith("{") != F.rtrim(line).endswith("}"), "torn")
-        .when(line.startswith('{"') & F.json_object_keys(line).isNotNull(), INVALID_TYPE)
-        .otherwise("not_json")
-    )
-
-
-def _make_stem_column() -> Column:
-    from pyspark.sql import functions as F
-
-    # The column _metadata has the name too, but copies every row.
-    name = F.substring_index(F.input_file_name(), "/", -1)
-    return F.substring_index(name, ".jsonl", 1).alias("stem")
-
-
-def _escape_paths(paths: Sequence[str]) -> list[str]:
-    """Spark interprets paths as glob patterns."""
-    return [re.sub(r"([\\*?\[\]{}])", r"\\\1", path) for path in paths]
-
-
-_WRITE_CONF = {
-    # Write rows unsorted: a task keeps a writer for each partition it meets.
-    "spark.sql.maxConcurrentOutputFileWriters": "16",
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # A task reads many small segments and writes a file for each day in them.
-    "spark.sql.files.openCostInBytes": "131072",
-}
+    from analytics.database import Database
+    from analytics.engine import AnalysisSession
+
+CHUNK_BYTES = 4 << 20
+BLOCK_BYTES = 64 << 20
+# A longer line is damaged in any case.
+_MAX_READ_LINE_BYTES = 8 << 20
+# Rows of an event in a block that make row groups of their own.
+_MANY_ROWS = 10_000
+_COMPRESSED_PIECE_BYTES = 1 << 14
+
+LineKey = tuple[str, str]
+"""Node and boot."""
 
 
 @dataclass(frozen=True, slots=True)
-class IngestResult:
+class SegmentTask:
     """
-    :param states: segments by state.
-    :param lines: of all segments; the sum of the other counts.
+    :param source: local path of its file.
+    :param target: local directory that has directories of tables.
     """
 
-    states: Counter[str]
-    lines: int
-    events: int
-    corrupt: int
-    unfinished: int
-    doubled: int
+    segment: Segment
+    source: str
+    target: str
 
 
-def ingest_segments(
-    spark: SparkSession, files: FileSystem, segments: Sequence[Segment], staging: str
-) -> IngestResult:
+@dataclass(slots=True)
+class SegmentReading:
     """
-    Write the rows of these segments to `staging/<table>/dt=.../`, `events` further by `batch=.../`.
+    What a task found in a segment.
 
-    A table without rows gets no directory.
+    :ivar state: one of :data:`analytics.reading.segments.SEGMENT_STATES`; empty until its lines tell whether it was
+        closed.
+    :ivar unfinished: incomplete last lines, in a file that grows.
+    :ivar events: events, without the duplicates (`doubled`).
+    :ivar corrupt: lines in quarantine.
+    :ivar lines_said: number of lines according to its log.close.
+    :ivar ranges: lowest and highest `seq` of each start of a node.
+    :ivar files: written files below the target directory.
     """
-    ingestion = _Ingestion(spark, files, segments, staging)
-    with _temporary_conf(spark, _WRITE_CONF):
-        ingestion.run()
-    readings = ingestion.readings
-    return IngestResult(
-        Counter(reading.get_final_state() for reading in readings),
-        sum(reading.lines for reading in readings),
-        sum(reading.events for reading in readings),
-        sum(reading.corrupt for reading in readings),
-        sum(reading.unfinished for reading in readings),
-        sum(reading.doubled for reading in readings),
+
+    segment: Segment
+    state: str = ""
+    unfinished: int = 0
+    events: int = 0
+    doubled: int = 0
+    corrupt: int = 0
+    lines_said: int | None = None
+    closed: bool = False
+    separators: bool = False
+    ranges: dict[LineKey, tuple[int, int]] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+
+    @property
+    def lines(self) -> int:
+        """Number of all lines."""
+        return self.events + self.doubled + self.corrupt + self.unfinished
+
+    def get_final_state(self) -> str:
+        """One of :data:`analytics.reading.segments.SEGMENT_STATES`."""
+        return self.state or (CLOSED if self.closed else CRASHED)
+
+    def row(self) -> dict[str, Any]:
+        """Row of the table `inputs`."""
+        segment = self.segment
+        remarks = {"conflict": segment.conflict, "separators": self.separators}
+        return {
+            "dt": segment.batch,
+            "stem": segment.stem,
+            "path": segment.path,
+            "bytes": segment.size,
+            "modified": segment.modified.replace(tzinfo=None),
+            "packed": segment.packed,
+            "state": self.get_final_state(),
+            "lines": self.lines,
+            "corrupt": self.corrupt,
+            "seq_first": min((first for first, _ in self.ranges.values()), default=None),
+            "seq_last": max((last for _, last in self.ranges.values()), default=None),
+            "lines_said": self.lines_said,
+            "unfinished": self.unfinished,
+            "doubled": self.doubled,
+            "remarks": " ".join(name for name, found in remarks.items() if found),
+        }
+
+
+def run_task(task: SegmentTask) -> SegmentReading:
+    """
+    Read a segment and write its files.
+
+    Memory: the columns of a block (64 MiB of text) and the objects of a chunk (4 MiB), together about 200 MiB.
+    """
+    reading = SegmentReading(task.segment)
+    try:
+        file = open(task.source, "rb")
+    except FileNotFoundError:
+        reading.state = VANISHED
+        return reading
+    with file, _gc_disabled():
+        reading.state = _find_unreadable_state(task.segment, file)
+        if not reading.state:
+            _SegmentLoader(task, reading).load(file)
+    return reading
+
+
+def _find_unreadable_state(segment: Segment, file: IO[bytes]) -> str:
+    """Why a file is not read, by its first bytes; empty if it is."""
+    if not segment.size:
+        return EMPTY
+    if segment.packed not in COMPRESSIONS.values():
+        return UNREAD
+    head = file.read(MAX_MAGIC_BYTES)
+    file.seek(0)
+    fits = (
+        head.startswith(MAGIC_BYTES[segment.packed])
+        if segment.packed in MAGIC_BYTES
+        else not head.startswith(COMPRESSED_MAGIC)
     )
+    return "" if fits else UNREAD
 
 
-class _Ingestion:
-    def __init__(self, spark: SparkSession, files: FileSystem, segments: Sequence[Segment], staging: str) -> None:
-        self._spark, self._files, self._staging = spark, files, staging
-        self._parsed = f"{staging}/parsed"
-        self._marks: DataFrame | None = None
-        self.readings = [prepare_reading(files, segment, f"{staging}/growing") for segment in segments]
+class _SegmentLoader:
+    def __init__(self, task: SegmentTask, reading: SegmentReading) -> None:
+        self._segment, self._reading = task.segment, reading
+        self._seen = _SeenLines()
+        self._events = _EventFiles(Path(task.target), task.segment)
+        self._quarantine: list[tuple[str, str]] = []
+        self._target = Path(task.target)
 
-    def run(self) -> None:
-        """Write the three tables."""
-        while not self._try_parsing():
-            pass
-        self._write_events()
-        if rows := self._read_non_events():
-            frame = make_quarantine_rows(rows[0]).coalesce(1)
-            append_parquet(frame, f"{self._staging}/quarantine", "dt")
-        inputs = self._spark.createDataFrame([one.row() for one in self.readings], TABLES["inputs"].struct())
-        append_parquet(inputs.coalesce(1), f"{self._staging}/inputs", "dt")
-        for name in ("parsed", "growing"):
-            self._files.delete(f"{self._staging}/{name}")
-
-    def _try_parsing(self) -> bool:
-        """Parse all segments; return whether none has to be parsed again in another way."""
-        from py4j.protocol import Py4JJavaError
-        from pyspark.errors import PySparkException
-
-        self._files.delete(self._parsed)
+    def load(self, file: IO[bytes]) -> None:
+        """Read the lines of a file, and write them."""
+        text = _TextOfSegment(file, self._segment)
         try:
-            self._parse()
-        except (PySparkException, Py4JJavaError):
-            STOP_HANDLER.check()
-            again = [recheck_reading(self._spark, self._files, reading) for reading in self.readings]
-            if again == self.readings:
-                raise
-            self.readings = again
-            return False
-        self._count()
-        doubtful = [reading for reading in self.readings if reading.needs_slow_pass]
-        for reading in doubtful:
-            reading.needs_slow_parsing = True
-        return not doubtful
+            for chunk, ends_block in text.read_chunks():
+                self._add(chunk)
+                if ends_block:
+                    self._events.write_block()
+            self._events.write_block()
+            self._reading.files += self._events.close()
+        finally:
+            self._events.discard()
+        self._write_quarantine()
+        reading = self._reading
+        reading.unfinished = int(text.has_unfinished_line)
+        reading.ranges = self._seen.ranges
+        reading.state = PARTIAL if text.damaged else ACTIVE if self._segment.active else ""
 
-    def _parse(self) -> None:
-        """Write frequent events to separate files with only their columns."""
-        narrow: list[DataFrame] = []
-        wide: list[DataFrame] = []
-        for (careful, partial), readings in self._group_readings().items():
-            paths = [path for reading in readings for path in reading.paths]
-            batches = {reading.segment.batch for reading in readings}
-            # One query for all: Spark would compile each.
-            batch = batches.pop() if len(batches) == 1 else None
-            groups = (
-                ((wide, read_all_lines),) if careful else ((narrow, read_frequent_events), (wide, read_other_lines))
-            )
-            for frames, read in groups:
-                frames.append(shape_rows(read(self._spark, paths, damaged=partial), batch))
-        for frames in filter(None, (narrow, wide)):
-            append_parquet(reduce(_union_by_name, frames), self._parsed, "fate", "dt", "batch")
-
-    def _group_readings(self) -> Mapping[tuple[bool, bool], list[SegmentReading]]:
-        """Group readings by whether they need slow parsing and are damaged."""
-        groups: defaultdict[tuple[bool, bool], list[SegmentReading]] = defaultdict(list)
-        for reading in self.readings:
-            if reading.paths:
-                groups[reading.needs_slow_parsing, reading.partial].append(reading)
-        return groups
-
-    def _count(self) -> None:
-        """Count the rows of each segment."""
-        from pyspark.sql import functions as F
-
-        for reading in self.readings:
-            reading.events = reading.doubled = reading.corrupt = 0
-        by_stem = {reading.segment.stem: reading for reading in self.readings}
-        for rows in self._read_non_events():
-            separators = F.col("reason").startswith("\x1e") & (F.col("fate") == DAMAGED_ROW)
-            counts = rows.groupBy("stem").agg(
-                F.count(F.lit(1)).alias("n"), F.count_if(separators).alias("separators")
-            )
-            for row in counts.toLocalIterator():
-                by_stem[row.stem].corrupt = row.n
-                by_stem[row.stem].separators |= row.separators > 0
-        if self._marks is not None:
-            self._marks.unpersist()
-            self._marks = None
-        for events in self._read_events():
-            self._marks = summarize_blocks(events).persist()
-            self._count_events(self._marks, by_stem)
-
-    @staticmethod
-    def _count_events(marks: DataFrame, by_stem: Mapping[str, SegmentReading]) -> None:
-        from pyspark.sql import functions as F
-
-        counts = marks.groupBy("stem").agg(
-            F.sum("n").alias("n"),
-            F.min("seq_first").alias("seq_first"),
-            F.max("seq_last").alias("seq_last"),
-            F.max("lines_said").alias("lines_said"),
-            F.max("closed").alias("closed"),
-        )
-        for row in counts.toLocalIterator():
-            reading = by_stem[row.stem]
-            reading.events = row.n
-            reading.seq_first, reading.seq_last = row.seq_first, row.seq_last
-            reading.lines_said, reading.closed = row.lines_said, row.closed
-
-    def _write_events(self) -> None:
-        """Write events without duplicates."""
-        if self._marks is None:
+    def _add(self, chunk: bytes) -> None:
+        parsed = parse_lines(chunk)
+        reading = self._reading
+        reading.separators |= parsed.separators
+        reading.corrupt += len(parsed.damaged)
+        self._quarantine += parsed.damaged
+        if not parsed.events:
             return
-        blocks = find_duplicate_blocks(self._marks)
-        if blocks.isEmpty():
-            self._files.move(f"{self._parsed}/fate={EVENT_ROW}", f"{self._staging}/events")
-        else:
-            self._write_without_duplicates(blocks)
-        self._marks.unpersist()
+        columns = parsed.columns
+        fresh = self._seen.select_fresh(parsed.events)
+        if len(fresh) < len(parsed.events):
+            reading.doubled += len(parsed.events) - len(fresh)
+            columns = make_columns(fresh)
+        reading.events += len(fresh)
+        if "log.close" in parsed.columns:
+            reading.closed = True
+            said = pc.max(parsed.columns["log.close"]["lines"]).as_py()
+            reading.lines_said = max((n for n in (said, reading.lines_said) if n is not None), default=None)
+        self._events.add(columns)
 
-    def _write_without_duplicates(self, blocks: DataFrame) -> None:
-        from pyspark.sql import functions as F
-
-        for events in self._read_events():
-            rows = flag_duplicates(events, blocks)
-            again = {
-                row.stem: row.n for row in rows.where("again").groupBy("stem").agg(_count_rows()).toLocalIterator()
-            }
-            for reading in self.readings:
-                reading.doubled = again.get(reading.segment.stem, 0)
-                reading.events -= reading.doubled
-            once = rows.where(~F.col("again")).drop("again")
-            frame = select_other_events(events, blocks).unionByName(once)
-            append_parquet(frame, f"{self._staging}/events", "dt", "batch")
-
-    def _read_events(self) -> Iterator[DataFrame]:
-        """Parsed events, if there are any."""
-        path = f"{self._parsed}/fate={EVENT_ROW}"
-        if self._files.exists(path):
-            yield self._spark.read.schema(make_events_struct()).parquet(path)
-
-    def _read_non_events(self) -> list[DataFrame]:
-        """Parsed rows that are not events, if there are any."""
-        names = self._files.list_names(self._parsed) if self._files.exists(self._parsed) else ()
-        paths = [f"{self._parsed}/{name}" for name in names if name not in ("", f"fate={EVENT_ROW}")]
-        if not paths:
-            return []
-        struct = make_events_struct().add("fate", "string")
-        return [self._spark.read.schema(struct).option("basePath", self._parsed).parquet(*paths)]
+    def _write_quarantine(self) -> None:
+        if not self._quarantine:
+            return
+        causes, lines = zip(*self._quarantine, strict=True)
+        stems = [self._segment.stem] * len(causes)
+        table = pa.table({"stem": stems, "cause": causes, "line": lines}, schema=_QUARANTINE_SCHEMA)
+        name = f"quarantine/dt={self._segment.batch}/{self._segment.stem}.parquet"
+        with _replace_file(self._target / name) as draft:
+            pq.write_table(table, draft, compression="zstd")
+        self._reading.files.append(name)
 
 
-def _count_rows() -> Column:
-    from pyspark.sql import functions as F
+class _SeenLines:
+    """
+    The numbers of the lines of a segment.
 
-    return F.count(F.lit(1)).alias("n")
+    :ivar ranges: lowest and highest of each start of a node.
+    """
+
+    def __init__(self) -> None:
+        self.ranges: dict[LineKey, tuple[int, int]] = {}
+        self._ascending: defaultdict[LineKey, array[int]] = defaultdict(lambda: array("q"))
+        self._seen: dict[LineKey, set[int]] = {}
+
+    def select_fresh(self, events: list[Event]) -> list[Event]:
+        """Events whose number has not occurred before."""
+        keys = set(map(_get_line_key, events))
+        if len(keys) == 1:
+            return self._select(keys.pop(), events)
+        positions: list[tuple[int, Event]] = []
+        for key in keys:
+            own = [event for event in events if _get_line_key(event) == key]
+            positions += [(id(event), event) for event in self._select(key, own)]
+        fresh = {place for place, _ in positions}
+        return [event for event in events if id(event) in fresh]
+
+    def _select(self, key: LineKey, events: list[Event]) -> list[Event]:
+        numbers = list(map(_get_seq, events))
+        first, last = self.ranges.get(key, (numbers[0], numbers[0]))
+        self.ranges[key] = min(first, *numbers), max(last, *numbers)
+        before = self._ascending[key]
+        if key not in self._seen and _is_ascending(numbers) and (not before or before[-1] < numbers[0]):
+            before.extend(numbers)
+            return events
+        seen = self._seen.setdefault(key, set(before))
+        fresh = []
+        for number, event in zip(numbers, events, strict=True):
+            if number not in seen:
+                seen.add(number)
+                fresh.append(event)
+        return fresh
 
 
-def _union_by_name(one: DataFrame, other: DataFrame) -> DataFrame:
-    return one.unionByName(other)
+_get_line_key: Callable[[Event], LineKey] = itemgetter("node", "boot")
+_get_seq: Callable[[Event], int] = itemgetter("seq")
+
+
+def _is_ascending(numbers: Sequence[int]) -> bool:
+    """Whether each number is higher than the one before."""
+    return len(set(numbers)) == len(numbers) and all(map(int.__lt__, numbers, numbers[1:]))
+
+
+_QUARANTINE_SCHEMA = pa.schema([("stem", pa.string()), ("cause", pa.string()), ("line", pa.string())])
+EVENT_SCHEMA = pa.schema([("stem", pa.string()), *TYPES.items()])
+# Values that repeat; to build dictionaries of the others takes a tenth of the time of writing.
+_UNIQUE_COLUMNS = {"conn", "crypto_ms", "dur_ms", "latency_ms", "msg", "req", "seq", "ts", "rcpt", "sender"}
+_PARQUET_OPTIONS: Mapping[str, Any] = {
+    "compression": "zstd",
+    "compression_level": 1,
+    "use_dictionary": [name for name in EVENT_SCHEMA.names if name not in _UNIQUE_COLUMNS],
+    # Readers skip row groups of other events.
+    "write_statistics": ["event"],
+}
+
+
+class _EventFiles:
+    """The files of a segment in the table `events`: one for each day."""
+
+    def __init__(self, target: Path, segment: Segment) -> None:
+        self._target, self._segment = target, segment
+        self._parts: defaultdict[tuple[date, str], list[pa.RecordBatch]] = defaultdict(list)
+        self._writers: dict[date, tuple[str, pq.ParquetWriter]] = {}
+
+    def add(self, columns: Mapping[str, pa.RecordBatch]) -> None:
+        """Add events to the block."""
+        for event, batch in columns.items():
+            for day, rows in self._split_by_day(batch):
+                self._parts[day, event].append(rows)
+
+    def write_block(self) -> None:
+        """Write the events of the block: each frequent event to row groups of its own."""
+        parts, self._parts = self._parts, defaultdict(list)
+        for day in sorted({day for day, _ in parts}):
+            writer = self._open(day)
+            rest = []
+            for event in sorted(event for one, event in parts if one == day):
+                table = self._make_table(parts.pop((day, event)))
+                if len(table) < _MANY_ROWS:
+                    rest.append(table)
+                else:
+                    writer.write_table(table)
+            if rest:
+                writer.write_table(pa.concat_tables(rest).combine_chunks())
+
+    def close(self) -> list[str]:
+        """Complete the files; their names below the target directory."""
+        names = []
+        for day, (draft, writer) in sorted(self._writers.items()):
+            writer.close()
+            names.append(self._get_name(day))
+            os.replace(draft, self._target / names[-1])
+        self._writers.clear()
+        return names
+
+    def discard(self) -> None:
+        """Delete files that are not complete."""
+        for draft, writer in self._writers.values():
+            writer.close()
+            os.unlink(draft)
+
+    def _get_name(self, day: date) -> str:
+        return f"events/dt={day}/batch={self._segment.batch}/{self._segment.stem}.parquet"
+
+    def _open(self, day: date) -> pq.ParquetWriter:
+        if day not in self._writers:
+            path = self._target / self._get_name(day)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft = _get_draft_path(path)
+            self._writers[day] = draft, pq.ParquetWriter(draft, EVENT_SCHEMA, **_PARQUET_OPTIONS)
+        return self._writers[day][1]
+
+    def _split_by_day(self, batch: pa.RecordBatch) -> Iterator[tuple[date, pa.RecordBatch]]:
+        """A time far from the batch does not change the day."""
+        own = self._segment.batch
+        ends = pc.min_max(batch["ts"]).as_py()
+        first, last = ends["min"].date(), ends["max"].date()
+        if first == last:
+            yield first if abs(first - own) <= _DAY else own, batch
+            return
+        days = pc.cast(batch["ts"], pa.date32())
+        near = pc.and_(pc.greater_equal(days, _as_day(own - _DAY)), pc.less_equal(days, _as_day(own + _DAY)))
+        days = pc.if_else(near, days, _as_day(own))
+        for day in sorted(pc.unique(days).to_pylist()):
+            yield day, batch.filter(pc.equal(days, _as_day(day)))
+
+    def _make_table(self, batches: Sequence[pa.RecordBatch]) -> pa.Table:
+        own = pa.Table.from_batches(batches).combine_chunks()
+        columns = [
+            pa.repeat(self._segment.stem, len(own))
+            if name == "stem"
+            else own[name]
+            if name in own.column_names
+            else pa.nulls(len(own), kind)
+            for name, kind in zip(EVENT_SCHEMA.names, EVENT_SCHEMA.types, strict=True)
+        ]
+        return pa.table(columns, schema=EVENT_SCHEMA)
+
+
+_DAY = timedelta(1)
+
+
+def _as_day(day: date) -> pa.Scalar:
+    return pa.scalar(day, pa.date32())
+
+
+class _TextOfSegment:
+    """
+    The text of a segment, up to the size at its discovery.
+
+    :ivar damaged: its compression is damaged; what precedes the damage was read.
+    :ivar has_unfinished_line: the last line of an active segment is incomplete.
+    """
+
+    def __init__(self, file: IO[bytes], segment: Segment) -> None:
+        self._file, self._segment = file, segment
+        self.damaged = False
+        self.has_unfinished_line = False
+
+    def read_chunks(self) -> Iterator[tuple[bytes, bool]]:
+        """
+        Whole lines, and whether they are the last of a block.
+
+        Blocks end at the same lines whatever the size of chunks.
+        """
+        rest, place = b"", 0
+        for piece in self._read_text():
+            ends_block = (place + len(piece)) // BLOCK_BYTES > place // BLOCK_BYTES
+            place += len(piece)
+            whole, feed, rest = (rest + piece).rpartition(b"\n")
+            rest = rest[:_MAX_READ_LINE_BYTES]
+            if whole or ends_block:
+                yield whole + feed, ends_block
+        self.has_unfinished_line = bool(rest) and self._segment.active and not self.damaged
+        if rest and not self.has_unfinished_line:
+            yield rest, False
+
+    def _read_text(self) -> Iterator[bytes]:
+        """Pieces that end at ends of chunks and of blocks."""
+        pieces, size, place = [], 0, 0
+        for piece in self._unpack():
+            while piece:
+                end = min(CHUNK_BYTES - size, BLOCK_BYTES - place % BLOCK_BYTES)
+                part, piece = piece[:end], piece[end:]
+                pieces.append(part)
+                size += len(part)
+                place += len(part)
+                if size == CHUNK_BYTES or place % BLOCK_BYTES == 0:
+                    yield b"".join(pieces)
+                    pieces, size = [], 0
+        yield b"".join(pieces)
+
+    def _unpack(self) -> Iterator[bytes]:
+        if self._segment.packed == "gzip":
+            return self._unpack_gzip()
+        if self._segment.packed == "zstd":
+            return self._unpack_zstd()
+        return self._read_file(CHUNK_BYTES)
+
+    def _read_file(self, size: int) -> Iterator[bytes]:
+        left = self._segment.size
+        while left > 0 and (data := self._file.read(min(size, left))):
+            left -= len(data)
+            yield data
+
+    def _unpack_gzip(self) -> Iterator[bytes]:
+        """An archive may have several members, and zero bytes after them."""
+        unpacker = None
+        for data in self._read_file(_COMPRESSED_PIECE_BYTES):
+            while data and not self.damaged:
+                unpacker = unpacker or zlib.decompressobj(wbits=31)
+                try:
+                    yield unpacker.decompress(data, CHUNK_BYTES)
+                except zlib.error:
+                    self.damaged = True
+                    return
+                data = unpacker.unconsumed_tail
+                if unpacker.eof:
+                    data = unpacker.unused_data.lstrip(b"\0")
+                    unpacker = None
+        self.damaged = unpacker is not None
+
+    def _unpack_zstd(self) -> Iterator[bytes]:
+        stream = pa.CompressedInputStream(pa.PythonFile(self._file, "r"), "zstd")
+        try:
+            while data := stream.read(_COMPRESSED_PIECE_BYTES):
+                yield data
+        except (OSError, ValueError):
+            self.damaged = True
 
 
 @contextmanager
-def _temporary_conf(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Set session settings for the block."""
-    before = {name: str(spark.conf.get(name)) for name in settings}
+def _replace_file(path: Path) -> Iterator[str]:
+    """Path of a draft that replaces a file at the end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = _get_draft_path(path)
+    yield draft
+    os.replace(draft, path)
+
+
+def _get_draft_path(path: Path) -> str:
+    return str(path.with_name(f"_{path.name}.draft"))
+
+
+@contextmanager
+def _gc_disabled() -> Iterator[None]:
+    """Millions of small objects without cycles would be searched for cycles again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
     try:
-        for name, value in settings.items():
-            spark.conf.set(name, value)
         yield
     finally:
-        for name, value in before.items():
-            spark.conf.set(name, value)
+        if enabled:
+            gc.enable()
+
+
+TaskRunner = Callable[[Sequence[SegmentTask]], Iterable[SegmentReading]]
+
+# Below this, starting processes costs more than it gains.
+_SMALL_INPUT_BYTES = 32 << 20
+_COMPRESSION_RATIO = 10
+_POLL_S = 0.1
+# A file may be compressed while it is read, and its copy, too.
+_MAX_ATTEMPTS = 3
+
+
+def ingest_segments(session: AnalysisSession, segments: Sequence[Segment], staging: str) -> list[dict[str, Any]]:
+    """
+    Write the events and the damaged lines of these segments to `staging/events/` and `staging/quarantine/`.
+
+    :return: rows of `inputs` about them, by stem.
+    """
+    with _open_runner(session, segments) as run:
+        ingestion = _Ingestion(session, staging, run)
+        readings = {reading.segment.stem: reading for reading in ingestion.read(segments)}
+        for _ in range(_MAX_ATTEMPTS):
+            vanished = [reading.segment for reading in readings.values() if reading.state == VANISHED]
+            found = [find_successor(session.files, segment) for segment in vanished]
+            again = [segment for segment in found if segment is not None]
+            readings |= {reading.segment.stem: reading for reading in ingestion.read(again)}
+    return [reading.row() for _, reading in sorted(readings.items())]
+
+
+class _Ingestion:
+    def __init__(self, session: AnalysisSession, staging: str, run: TaskRunner) -> None:
+        self._files, self._staging, self._run = session.files, staging, run
+        self._scratch = Path(session.scratch, "ingest")
+
+    def read(self, segments: Sequence[Segment]) -> Iterator[SegmentReading]:
+        """Read segments, large ones first."""
+        ordered = sorted(segments, key=lambda segment: (-segment.size, segment.stem))
+        here = get_local_path(self._staging)
+        paths = {segment.stem: get_local_path(segment.path) for segment in ordered}
+        if here is not None and None not in paths.values():
+            yield from self._run([SegmentTask(one, str(paths[one.stem]), str(here)) for one in ordered])
+            return
+        step = 2 * _count_processors()
+        for start in range(0, len(ordered), step):
+            yield from self._read_remotely(ordered[start : start + step])
+
+    def _read_remotely(self, segments: Sequence[Segment]) -> Iterator[SegmentReading]:
+        """Read copies of files, and copy what is written."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        (self._scratch / "logs").mkdir(parents=True)
+        tasks = []
+        for segment in segments:
+            source = self._scratch / "logs" / segment.stem
+            try:
+                if segment.size and segment.packed in COMPRESSIONS.values():
+                    self._files.download(segment.path, source)
+                else:
+                    source.touch()
+            except AnalyticsError:
+                if self._files.exists(segment.path):
+                    raise
+            tasks.append(SegmentTask(segment, str(source), str(self._scratch)))
+        for reading in self._run(tasks):
+            for name in reading.files:
+                self._files.upload(self._scratch / name, f"{self._staging}/{name}")
+            yield reading
+        shutil.rmtree(self._scratch)
+
+
+@contextmanager
+def _open_runner(session: AnalysisSession, segments: Sequence[Segment]) -> Iterator[TaskRunner]:
+    """What runs tasks: workers of a cluster, processes, or this process if there is little to read."""
+    spark = session.spark
+    if spark is not None and not is_local_master(spark.sparkContext.master or "local") and _is_shared(segments):
+        context = spark.sparkContext
+        yield lambda tasks: context.parallelize(tasks, len(tasks)).map(run_task).collect() if tasks else []
+        return
+    size = sum(one.size * (1 if one.packed == "plain" else _COMPRESSION_RATIO) for one in segments)
+    processes = min(_count_processors(), len(segments))
+    if processes < 2 or size < _SMALL_INPUT_BYTES:
+        yield lambda tasks: map(run_task, tasks)
+        return
+    with ProcessPoolExecutor(processes, get_context("spawn"), _initialize_process) as pool:
+        yield lambda tasks: _run_in_pool(pool, tasks)
+
+
+def _run_in_pool(pool: ProcessPoolExecutor, tasks: Sequence[SegmentTask]) -> list[SegmentReading]:
+    """
+    :raise AnalyticsError: a process was killed.
+    :raise StoppedBySignal: a signal was received.
+    """
+    futures = [pool.submit(run_task, task) for task in tasks]
+    pending: Collection[Future[SegmentReading]] = futures
+    try:
+        while pending:
+            _, pending = wait(pending, _POLL_S, FIRST_EXCEPTION)
+            STOP_HANDLER.check()
+        return [future.result() for future in futures]
+    except BaseException as error:
+        for process in active_children():
+            process.kill()
+        if isinstance(error, BrokenProcessPool):
+            raise AnalyticsError("a process that reads segments was killed: is there too little memory?") from error
+        raise
+
+
+def _initialize_process() -> None:
+    """The parent handles signals; if it is killed, end, too."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _count_processors() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _is_shared(segments: Sequence[Segment]) -> bool:
+    """Whether workers can open the files: a cluster mounts local directories on all machines."""
+    return all(get_local_path(segment.path) is not None for segment in segments)
+
+
+def find_repeated_lines(database: Database, paths: Sequence[str]) -> dict[str, list[int]]:
+    """
+    Lines (node, boot, seq) that are in an event file of a lower stem, too.
+
+    :param paths: local event files.
+    :return: by path, numbers of rows.
+    """
+    listed = ", ".join(map(quote_text, paths))
+    rows = database.rows(
+        "SELECT filename, list(file_row_number ORDER BY file_row_number) AS numbers FROM ("
+        "SELECT filename, file_row_number, stem, min(stem) OVER (PARTITION BY node, boot, seq) AS lowest"
+        f" FROM read_parquet([{listed}], filename = true, file_row_number = true)"
+        ") WHERE stem > lowest GROUP BY filename ORDER BY filename"
+    )
+    return {row["filename"]: row["numbers"] for row in rows}
+
+
+def copy_without_rows(source: str, target: str, numbers: Sequence[int]) -> int:
+    """Copy an event file without some rows; return how many remain. Without any there is no copy."""
+    dropped, place, remaining = pa.array(numbers, pa.int64()), 0, 0
+    with pq.ParquetFile(source) as file, _replace_file(Path(target)) as draft:
+        with pq.ParquetWriter(draft, EVENT_SCHEMA, **_PARQUET_OPTIONS) as writer:
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group)
+                own = pa.array(range(place, place + len(table)), pa.int64())
+                place += len(table)
+                kept = table.filter(pc.invert(pc.is_in(own, value_set=dropped)))
+                remaining += len(kept)
+                if len(kept):
+                    writer.write_table(kept)
+    if not remaining:
+        os.unlink(target)
+    return remaining

@@ -14,16 +14,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from analytics.errors import AnalyticsError
 from analytics.reading.files import FileInfo, FileSystem
-from analytics.schema import TABLES
 from mediatord.observability.event_schema import MAX_LINE_BYTES
 from mediatord.observability.segments import ACTIVE_SEGMENT_FILE, MARKER_DIRECTORY, MARKER_FILE
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 # Also used by DuckDB, in analytics.jobs.log_quality.
 STEM_PATTERN = r"events-(\d{8}T\d{6}Z)-([A-Za-z0-9._-]+)-([A-Za-z0-9._]+)-\d{6,}(?:-\d+)?"
@@ -101,6 +97,16 @@ def parse_segment_name(stem: str, file: FileInfo, packed: str, active: bool) -> 
     return Segment(stem, file.path, file.size, file.modified, packed, active, match[2], begin.date())
 
 
+# Of a segment whose first line does not name it.
+UNKNOWN_START = "unknown-unknown"
+
+
+def parse_start(stem: str) -> str:
+    """The start of a node, `<node>-<boot>`, in the name of a segment; the name itself if it has none."""
+    match = re.fullmatch(STEM_PATTERN, stem)
+    return f"{match[2]}-{match[3]}" if match else stem
+
+
 class _SegmentSearch:
     def __init__(self, files: FileSystem) -> None:
         self._files = files
@@ -150,7 +156,7 @@ class _SegmentSearch:
         if segment is None:
             self._kinds["nameless"].append(file.path)
             stamp = file.modified.strftime("%Y%m%dT%H%M%SZ")
-            segment = parse_segment_name(f"events-{stamp}-unknown-unknown-000000", file, "plain", True)
+            segment = parse_segment_name(f"events-{stamp}-{UNKNOWN_START}-000000", file, "plain", True)
         return segment
 
     def _choose_file(self, candidates: list[Segment]) -> Segment:
@@ -273,128 +279,10 @@ SEGMENT_REMARKS = {
     SHRUNK: "segments that became shorter; the lines loaded before are kept",
 }
 
-_RECORD_SEPARATOR = b"\x1e"
-_MAGIC_BYTES = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd"}
+MAGIC_BYTES = {"gzip": b"\x1f\x8b", "zstd": b"\x28\xb5\x2f\xfd"}
 # Also xz, bzip2, zip and lz4: files may have been compressed and renamed.
-_COMPRESSED_MAGIC = (*_MAGIC_BYTES.values(), b"\xfd7zX", b"BZh", b"PK\x03\x04", b"\x04\x22\x4d\x18")
-_CHUNK_BYTES = 4 << 20
-_MAX_MAGIC_BYTES = 4
-
-
-@dataclass(slots=True)
-class SegmentReading:
-    """
-    Result of reading a segment; its counts are set after parsing.
-
-    :ivar paths: files with its lines; none if there is nothing to read.
-    :ivar state: one of :data:`SEGMENT_STATES`; empty until its lines tell whether it was closed.
-    :ivar needs_slow_parsing: see :mod:`analytics.reading.ingest`.
-    :ivar unfinished: incomplete last lines, in a file that grows.
-    :ivar events: events, without the duplicates (`doubled`).
-    :ivar corrupt: lines in quarantine.
-    :ivar lines_said: number of lines according to its log.close.
-    """
-
-    segment: Segment
-    paths: Sequence[str] = ()
-    state: str = ""
-    needs_slow_parsing: bool = False
-    unfinished: int = 0
-    events: int = 0
-    doubled: int = 0
-    corrupt: int = 0
-    seq_first: int | None = None
-    seq_last: int | None = None
-    lines_said: int | None = None
-    closed: bool = False
-    separators: bool = False
-
-    @property
-    def partial(self) -> bool:
-        """Whether its compression is damaged."""
-        return self.state == PARTIAL
-
-    @property
-    def lines(self) -> int:
-        """Number of all lines."""
-        return self.events + self.doubled + self.corrupt + self.unfinished
-
-    @property
-    def needs_slow_pass(self) -> bool:
-        """Whether fast parsing has not accounted for every line."""
-        return not self.needs_slow_parsing and (self.separators or not self._is_complete())
-
-    def _is_complete(self) -> bool:
-        """Compare with log.close; without it, check the sequence numbers of events for gaps."""
-        if self.lines_said is not None:
-            return self.lines_said == self.lines
-        if self.seq_first is None or self.seq_last is None:
-            return True
-        return self.seq_last - self.seq_first + 1 == self.events
-
-    def get_final_state(self) -> str:
-        """One of :data:`SEGMENT_STATES`."""
-        return self.state or (CLOSED if self.closed else CRASHED)
-
-    def row(self) -> tuple[Any, ...]:
-        """Row of the table `inputs`."""
-        segment = self.segment
-        remarks = {"conflict": segment.conflict, "separators": self.separators}
-        row = {
-            "dt": segment.batch,
-            "stem": segment.stem,
-            "path": segment.path,
-            "bytes": segment.size,
-            "modified": segment.modified,
-            "packed": segment.packed,
-            "state": self.get_final_state(),
-            "lines": self.lines,
-            "corrupt": self.corrupt,
-            "seq_first": self.seq_first,
-            "seq_last": self.seq_last,
-            "lines_said": self.lines_said,
-            "unfinished": self.unfinished,
-            "doubled": self.doubled,
-            "remarks": " ".join(name for name, found in remarks.items() if found),
-        }
-        return tuple(row[column.name] for column in TABLES["inputs"].columns)
-
-
-def prepare_reading(files: FileSystem, segment: Segment, scratch: str) -> SegmentReading:
-    """
-    Decide by its first bytes how to read a segment.
-
-    :param scratch: directory for a copy of the whole lines of an active segment.
-    """
-    if not segment.active:
-        return _prepare_closed_segment(files, segment)
-    try:
-        return _snapshot_active_segment(files, segment, scratch)
-    except AnalyticsError:
-        if files.exists(segment.path):
-            raise
-        return _find_successor(files, segment)
-
-
-def _prepare_closed_segment(files: FileSystem, segment: Segment) -> SegmentReading:
-    if not segment.size:
-        return SegmentReading(segment, state=EMPTY)
-    if segment.packed not in COMPRESSIONS.values():
-        return SegmentReading(segment, state=UNREAD)
-    try:
-        head = files.read(segment.path, _MAX_MAGIC_BYTES)
-    except AnalyticsError:
-        if files.exists(segment.path):
-            raise
-        return _find_successor(files, segment)
-    if not (
-        head.startswith(_MAGIC_BYTES[segment.packed])
-        if segment.packed in _MAGIC_BYTES
-        else not head.startswith(_COMPRESSED_MAGIC)
-    ):
-        return SegmentReading(segment, state=UNREAD)
-    separators = head.startswith(_RECORD_SEPARATOR)
-    return SegmentReading(segment, [segment.path], needs_slow_parsing=separators, separators=separators)
+COMPRESSED_MAGIC = (*MAGIC_BYTES.values(), b"\xfd7zX", b"BZh", b"PK\x03\x04", b"\x04\x22\x4d\x18")
+MAX_MAGIC_BYTES = 4
 
 
 def make_segment_warnings(inputs: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -406,30 +294,8 @@ def make_segment_warnings(inputs: Iterable[Mapping[str, Any]]) -> list[str]:
     return [format_file_warning(meaning, stems[kind]) for kind, meaning in meanings.items() if kind in stems]
 
 
-def recheck_reading(spark: SparkSession, files: FileSystem, reading: SegmentReading) -> SegmentReading:
-    """Return the same reading, or another if that one failed because the file is missing or damaged."""
-    if not reading.paths or reading.partial or reading.segment.active:
-        return reading
-    if not files.exists(reading.segment.path):
-        return _find_successor(files, reading.segment)
-    if reading.segment.packed == "plain" or _is_readable(spark, reading.segment.path):
-        return reading
-    return replace(reading, state=PARTIAL)
-
-
-def _is_readable(spark: SparkSession, path: str) -> bool:
-    from py4j.protocol import Py4JJavaError
-    from pyspark.errors import PySparkException
-
-    try:
-        spark.read.text(path).write.format("noop").mode("overwrite").save()
-    except (PySparkException, Py4JJavaError):
-        return False
-    return True
-
-
-def _find_successor(files: FileSystem, segment: Segment) -> SegmentReading:
-    """Find the file of a segment that was compressed or moved."""
+def find_successor(files: FileSystem, segment: Segment) -> Segment | None:
+    """Find the file of a segment whose file has vanished: it was compressed or moved, or there is another."""
     base = segment.path.rpartition("/")[0]
     beside = [f"{base}/{segment.stem}.jsonl{suffix}" for suffix in COMPRESSIONS]
     for path in (*beside, *segment.others):
@@ -437,22 +303,5 @@ def _find_successor(files: FileSystem, segment: Segment) -> SegmentReading:
             found = files.list(path)[0]
             suffix = path.rpartition(".jsonl")[2]
             packed = COMPRESSIONS.get(suffix, suffix[1:])
-            changed = replace(segment, path=path, size=found.size, modified=found.modified, packed=packed)
-            return _prepare_closed_segment(files, replace(changed, active=False))
-    return SegmentReading(segment, state=VANISHED)
-
-
-def _snapshot_active_segment(files: FileSystem, segment: Segment, scratch: str) -> SegmentReading:
-    """Copy the whole lines of an active segment up to the size at discovery."""
-    paths: list[str] = []
-    rest, offset = b"", 0
-    while offset < segment.size:
-        chunk = files.read(segment.path, min(_CHUNK_BYTES, segment.size - offset), offset)
-        if not chunk:
-            break
-        offset += len(chunk)
-        whole, end, rest = (rest + chunk).rpartition(b"\n")
-        if whole:
-            paths.append(f"{scratch}/{segment.stem}.jsonl.{len(paths):06d}")
-            files.write(paths[-1], whole + end)
-    return SegmentReading(segment, paths, state=ACTIVE, needs_slow_parsing=True, unfinished=int(bool(rest)))
+            return replace(segment, path=path, size=found.size, modified=found.modified, packed=packed, active=False)
+    return None

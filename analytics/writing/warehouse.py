@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -72,10 +72,8 @@ _COMPATIBLE_TYPES = {
 TABLES_DIRECTORY = "tables"
 # Has a row for every computed day.
 COMPUTED_DAYS_TABLE = "ledger_daily"
-# Written by ingest, which replaces batches of segments as a whole.
+# Written by ingest, and replaced file by file: a file of `events` or `quarantine` has the rows of one segment.
 BATCH_TABLES = ("events", "quarantine", "inputs")
-# Columns of `inputs` about the file; the others are about what was read.
-_FILE_COLUMNS = ("path", "bytes", "modified", "packed", "state", "remarks")
 ALL_TABLES: dict[str, Table] = {**TABLES, "events": make_events_table()}
 
 
@@ -97,7 +95,7 @@ class Warehouse:
         self._run_id = run_id
         self._local = local
         self._staged: dict[str, Span] = {}
-        self._batches: frozenset[date] = frozenset()
+        self._replaced: set[str] = set()
         self._listings: dict[str, Sequence[str]] = {}
         self._published: dict[str, dict[str, list[str]]] = {}
 
@@ -110,13 +108,9 @@ class Warehouse:
         """Published days of a table, in order."""
         return _parse_partition_dates(self._list_directory(_get_published_path(table)), "dt")
 
-    def event_days(self, batches: Iterable[date], staged: bool = False) -> set[date]:
-        """Days with events of any of these batches."""
-        return {day for days in self.days_by_batch(batches, staged).values() for day in days}
-
-    def days_by_batch(self, batches: Iterable[date], staged: bool = False) -> dict[date, list[date]]:
-        """Days with events, by batch. Events are at most a day from their batch."""
-        base = self._get_staged_path("events") if staged else _get_published_path("events")
+    def days_by_batch(self, batches: Iterable[date]) -> dict[date, list[date]]:
+        """Published days with events, by batch. Events are at most a day from their batch."""
+        base = _get_published_path("events")
         found: dict[date, list[date]] = {batch: [] for batch in batches}
         near = {batch + timedelta(n) for batch in found for n in (-1, 0, 1)}
         for day in near.intersection(_parse_partition_dates(self._list_directory(base), "dt")):
@@ -128,13 +122,11 @@ class Warehouse:
         """Whether there are events of a day, staged or kept."""
         return bool(self.list_files("events", Span(day, day)))
 
-    def event_bytes(self, batches: Iterable[date]) -> int:
-        """Bytes of the published events of these batches."""
-        partitions = [path for batch in batches for path in self._list_batch_partitions("events", batch)]
-        return sum(file.size for path in partitions for file in self._files.list(f"{self._out}/{path}"))
-
     def list_files(self, name: str, span: Span) -> list[str]:
-        """Parquet files of a table, in order; staged days replace published ones."""
+        """Parquet files of a table, in order; what is staged replaces what is published."""
+        if name in BATCH_TABLES:
+            files = self._list_batch_files(name)
+            return [f"{base}/{path}" for path, base in files.items() if parse_day(path) in span]
         kept = [
             path
             for partition in self._list_kept_partitions(name, span)
@@ -161,12 +153,6 @@ class Warehouse:
             f"SELECT {columns} FROM (SELECT * FROM ({self._database.make_parquet_query(table, files)})"
             f" WHERE {where} ORDER BY {order})"
         )
-
-    def read_inputs(self, stems: Iterable[str]) -> list[dict[str, Any]]:
-        """Staged rows of `inputs` about these segments."""
-        rows = self.rows("inputs", Span(min(self._batches), max(self._batches)))
-        wanted = set(stems)
-        return [row for row in rows if row["stem"] in wanted]
 
     def stage(self, name: str, content: str | Iterable[Mapping[str, Any]], span: Span, job: str = "") -> int:
         """
@@ -210,9 +196,58 @@ class Warehouse:
                 self._files.download(url, here)
         return str(here)
 
-    def mark_batches_staged(self, batches: Iterable[date]) -> None:
-        """Note that ingest has staged these batches completely; they replace what is published of them."""
-        self._batches = frozenset(batches)
+    def find_event_files(self, stems: Collection[str], batches: Iterable[date]) -> dict[str, list[str]]:
+        """Event files of segments of these batches, staged or kept: `events/dt=.../batch=.../<stem>.parquet`."""
+        inner = {f"batch={batch}" for batch in batches}
+        found: dict[str, list[str]] = {stem: [] for stem in stems}
+        for path in self._list_batch_files("events"):
+            stem = parse_stem(path)
+            if stem in found and path.split("/")[2] in inner:
+                found[stem].append(path)
+        return found
+
+    def localize_files(self, paths: Iterable[str]) -> dict[str, str]:
+        """Files of segments, as in :meth:`find_event_files`, by their local paths."""
+        bases = self._list_batch_files("events")
+        return {self._localize(f"{bases[path]}/{path}"): path for path in paths}
+
+    def replace_segments(self, stems: Collection[str]) -> None:
+        """Note that ingest has staged these segments completely; they replace what is published of them."""
+        for name in ("events", "quarantine"):
+            self._replaced |= {path for path in self._list_published(name) if parse_stem(path) in stems}
+
+    def discard_segments(self, stems: Collection[str]) -> None:
+        """Delete what ingest has staged of these segments."""
+        for name in ("events", "quarantine"):
+            for path in self._list_staged(name):
+                if parse_stem(path) in stems:
+                    self._files.delete(f"{self.staging}/{path}")
+
+    def rewrite_file(self, path: str, rewrite: Callable[[str, str], int]) -> None:
+        """
+        Stage another version of a file of segments.
+
+        :param path: as in :meth:`find_event_files`.
+        :param rewrite: receives local paths of the file and of its replacement; returns the number of rows. A file
+            without rows is deleted.
+        """
+        source = self._localize(f"{self._list_batch_files(path.partition('/')[0])[path]}/{path}")
+        target = f"{self.staging}/{path}"
+        here = get_local_path(target) or Path(self._local, "rewritten", path)
+        here.parent.mkdir(parents=True, exist_ok=True)
+        self._replaced.add(path)
+        if not rewrite(source, str(here)):
+            self._files.delete(target)
+        elif get_local_path(target) is None:
+            self._files.upload(here, target)
+
+    def stage_inputs(self, rows: Iterable[Mapping[str, Any]], batches: Iterable[date]) -> None:
+        """Replace the rows of `inputs` of these batches."""
+        table = TABLES["inputs"]
+        self._database.define(_STAGED_TABLE, make_table_query(self._database, table, rows, "ingest"))
+        for batch in batches:
+            self._replaced |= {path for path in self._list_published("inputs") if parse_day(path) == batch}
+            self._write_day(table, batch)
 
     def publish(self, manifest_path: str, manifest: bytes, further: Iterable[str]) -> None:
         """
@@ -229,7 +264,7 @@ class Warehouse:
         self._listings.clear()
         self._published.clear()
         self._staged.clear()
-        self._batches = frozenset()
+        self._replaced.clear()
 
     def discard_staged(self) -> None:
         """Delete staged files, unless their publication was decided."""
@@ -243,15 +278,7 @@ class Warehouse:
     def _list_kept_partitions(self, name: str, span: Span) -> list[str]:
         """Published partitions of a span that are not replaced."""
         gone = self._get_replaced_days(name)
-        days = {day: f"{_get_published_path(name)}/dt={day}" for day in self.days(name) if day in span}
-        if name != "events":
-            return [path for day, path in days.items() if day not in gone]
-        return [
-            f"{path}/batch={batch}"
-            for path in days.values()
-            for batch in _parse_partition_dates(self._list_directory(path), "batch")
-            if batch not in gone
-        ]
+        return [f"{_get_published_path(name)}/dt={day}" for day in self.days(name) if day in span and day not in gone]
 
     def _list_staged_partitions(self, name: str, span: Span) -> list[str]:
         """Staged partitions of a span."""
@@ -265,18 +292,27 @@ class Warehouse:
 
     def _get_replaced_days(self, name: str) -> frozenset[date]:
         """Staged days of a table, with or without rows."""
-        if name in BATCH_TABLES:
-            return self._batches
         return frozenset(self._staged[name].days) if name in self._staged else frozenset()
 
-    def _list_batch_partitions(self, name: str, batch: date) -> list[str]:
-        """Published partitions of a batch."""
-        if name == "events":
-            return [
-                f"{_get_published_path(name)}/dt={day}/batch={batch}"
-                for day in sorted(self.days_by_batch([batch])[batch])
-            ]
-        return [f"{_get_published_path(name)}/dt={batch}"] if batch in self.days(name) else []
+    def _list_batch_files(self, name: str) -> dict[str, str]:
+        """Files of a table of ingest, in order, each with the directory that it is in; staged ones replace others."""
+        published = dict.fromkeys(self._list_published(name), f"{self._out}/{TABLES_DIRECTORY}")
+        kept = {path: base for path, base in published.items() if path not in self._replaced}
+        return dict(sorted({**kept, **dict.fromkeys(self._list_staged(name), self.staging)}.items()))
+
+    def _list_published(self, name: str) -> list[str]:
+        """Published files of a table: `<name>/dt=.../...`."""
+        self._list_published_files(name, "")
+        return _get_paths_in_table((path for paths in self._published[name].values() for path in paths), name)
+
+    def _list_staged(self, name: str) -> list[str]:
+        """Staged files of a table: `<name>/dt=.../...`."""
+        base = f"{self.staging}/{name}"
+        return (
+            _get_paths_in_table((file.path for file in self._files.list(base)), name)
+            if self._files.exists(base)
+            else []
+        )
 
     def _make_table_moves(self) -> Iterator[tuple[str, str]]:
         """Published partitions and the staged ones that replace them; empty if without rows."""
@@ -289,39 +325,28 @@ class Warehouse:
                 elif day in self.days(name):
                     yield f"{_get_published_path(name)}/dt={day}", ""
 
-    def _make_batch_moves(self) -> list[tuple[str, str]]:
-        moves = {
-            path: ""
-            for batch in sorted(self._batches)
-            for name in BATCH_TABLES
-            for path in self._list_batch_partitions(name, batch)
-        }
-        for name in BATCH_TABLES if self._batches else ():
-            base = self._get_staged_path(name)
-            days = [f"dt={day}" for day in _parse_partition_dates(self._list_directory(base), "dt")]
-            if name == "events":
-                days = [
-                    f"{day}/batch={one}"
-                    for day in days
-                    for one in _parse_partition_dates(self._list_directory(f"{base}/{day}"), "batch")
-                ]
-            moves |= {f"{_get_published_path(name)}/{partition}": f"{base}/{partition}" for partition in days}
-        return list(moves.items())
+    def _make_batch_moves(self) -> Iterator[tuple[str, str]]:
+        """Published files and the staged ones that replace them, if any."""
+        staged = {path for name in BATCH_TABLES for path in self._list_staged(name)}
+        for path in sorted(self._replaced | staged):
+            yield f"{TABLES_DIRECTORY}/{path}", self._get_staged_path(path) if path in staged else ""
 
     def _count_files(self, moves: Iterable[tuple[str, str]]) -> list[DirectoryMove]:
         """Add the number of files of each move, by one listing."""
         counts: Counter[str] = Counter()
         for file in self._files.list(self.staging) if self._files.exists(self.staging) else ():
-            folder = self._get_staged_path() + file.path.partition(self._get_staged_path())[2]
-            while folder := folder.rpartition("/")[0]:
-                counts[folder] += 1
+            path = self._get_staged_path() + file.path.partition(self._get_staged_path())[2]
+            while path:
+                counts[path] += 1
+                path = path.rpartition("/")[0]
         return [DirectoryMove(target, staged, counts[staged]) for target, staged in moves]
 
     def _list_published_files(self, name: str, partition: str) -> list[str]:
         """Published files of a partition; all of a table are listed at once."""
         if name not in self._published:
             found: dict[str, list[str]] = {}
-            for file in self._files.list(f"{self._out}/{_get_published_path(name)}"):
+            base = f"{self._out}/{_get_published_path(name)}"
+            for file in self._files.list(base) if self._files.exists(base) else ():
                 folder = _get_published_path(name) + file.path.partition(_get_published_path(name))[2]
                 found.setdefault(folder.rpartition("/")[0], []).append(file.path)
             self._published[name] = found
@@ -346,6 +371,20 @@ def _make_parquet_column(column: Column) -> str:
 
 def _get_published_path(table: str) -> str:
     return f"{TABLES_DIRECTORY}/{table}"
+
+
+def _get_paths_in_table(paths: Iterable[str], name: str) -> list[str]:
+    """The ends of paths of Parquet files from the name of the table on: `<name>/dt=.../...`."""
+    return [f"{name}/dt={path.rpartition(f'/{name}/dt=')[2]}" for path in paths if path.endswith(".parquet")]
+
+
+def parse_day(path: str) -> date:
+    """Day of a path `<name>/dt=<day>/...`."""
+    return date.fromisoformat(path.split("/")[1].removeprefix("dt="))
+
+
+def parse_stem(path: str) -> str:
+    return path.rpartition("/")[2].removesuffix(".parquet")
 
 
 def _parse_partition_dates(names: Iterable[str], column: str) -> list[date]:

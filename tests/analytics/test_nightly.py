@@ -68,15 +68,17 @@ def discover(files: FileSystem, log_dirs: Sequence[str]) -> Discovery:
     return Discovery(segments=segments, findings=Counter(), warnings=[])
 
 
-def ingest(session: AnalysisSession, segments: Sequence[Segment], staging: str) -> None:
-    inputs: list[dict[str, Any]] = []
+def ingest(session: AnalysisSession, segments: Sequence[Segment], staging: str) -> list[Row]:
+    inputs: list[Row] = []
     for segment in segments:
         lines = session.files.read(segment.path).decode().split()
         inputs.append(
             {"dt": segment.batch, "stem": segment.stem, "path": segment.path, "state": "closed", "packed": "plain"}
         )
-        inputs[-1] |= {"bytes": segment.size, "modified": segment.modified, "lines": len(lines), "remarks": ""}
+        inputs[-1] |= {"bytes": segment.size, "lines": len(lines), "remarks": ""}
+        inputs[-1] |= {"modified": segment.modified.replace(tzinfo=None)}
         inputs[-1] |= dict.fromkeys(("corrupt", "unfinished", "doubled"), 0)
+        inputs[-1] |= dict.fromkeys(("seq_first", "seq_last", "lines_said"))
         events = [
             {"dt": date.fromisoformat(line), "stem": segment.stem, "seq": seq, "event": "msg.accept"}
             for seq, line in enumerate(lines)
@@ -89,10 +91,7 @@ def ingest(session: AnalysisSession, segments: Sequence[Segment], staging: str) 
                 rows,
                 Path(staging, "events", f"dt={at}", f"batch={segment.batch}", f"{segment.stem}.parquet"),
             )
-    for batch in {row["dt"] for row in inputs}:
-        rows = [row for row in inputs if row["dt"] == batch]
-        path = Path(staging, "inputs", f"dt={batch}", "part-0.parquet")
-        write_parquet(session.database, TABLES["inputs"], rows, path)
+    return inputs
 
 
 def write_parquet(database: Database, table: Table, rows: Sequence[Mapping[str, Any]], path: Path) -> None:

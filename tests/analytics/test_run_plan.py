@@ -8,7 +8,13 @@ from typing import Any
 
 from analytics.job import Span
 from analytics.reading.segments import ReadSegment, Segment
-from analytics.run_plan import find_shrunk_segments, get_computed_span, make_backfill_warnings, make_plan
+from analytics.run_plan import (
+    find_overlapping_segments,
+    find_shrunk_segments,
+    get_computed_span,
+    make_backfill_warnings,
+    make_plan,
+)
 
 D = date(2026, 11, 20)
 MODIFIED = datetime(2026, 11, 21, 1, 2, 3, 456000, tzinfo=UTC)
@@ -37,8 +43,8 @@ def days_ago(days: int) -> date:
     return D - timedelta(days)
 
 
-def test_reads_changed_batch_completely() -> None:
-    """Except a segment that was complete and looks different: its rows are kept."""
+def test_reads_only_new_and_changed_segments() -> None:
+    """Not a segment that was complete and looks different: its rows are kept."""
     segments = [
         make_segment("same"),
         make_segment("new"),
@@ -49,8 +55,8 @@ def test_reads_changed_batch_completely() -> None:
     known = {segment.stem: make_read_segment(complete=segment.stem == "packed since") for segment in segments}
     del known["new"]
     plan = make_plan(Span(D, D), 2, segments, known)
-    assert [segment.stem for segment in plan.read] == ["same", "new", "longer", "later"]
-    assert plan.kept == {D: ["packed since"]}
+    assert [segment.stem for segment in plan.read] == ["new", "longer", "later"]
+    assert plan.kept == {D: ["packed since", "same"]}
 
 
 def test_conditions_of_a_changed_batch() -> None:
@@ -81,7 +87,7 @@ def test_reads_nothing_without_changes() -> None:
 
 
 def test_keeps_rows_of_deleted_segment() -> None:
-    """Its batch is read again because of a late segment."""
+    """A late segment is read."""
     known = {"gone": make_read_segment(days_ago(1)), "other day": make_read_segment(D)}
     plan = make_plan(Span(D, D), 2, [make_segment("late", days_ago(1))], known)
     assert plan.kept == {days_ago(1): ["gone"]}
@@ -125,13 +131,33 @@ def test_keeps_rows_of_shrunk_segments() -> None:
         ("damaged", "shrunk"),
         ("gone", ""),
     ]
-    plan = make_plan(
-        Span(D, D), 2, [make_segment(name) for name in ("same", "less", "new")], {**known, "z": make_read_segment()}
-    )
-    assert plan.kept == {D: ["damaged", "gone", "z"]}
-    plan = plan.keep_earlier({row_of_inputs["stem"] for row_of_inputs in current})
-    assert [segment.stem for segment in plan.read] == ["same", "new"]
-    assert plan.kept == {D: ["damaged", "gone", "less", "z"]}
+
+
+def make_inputs_row(stem: str, first: int | None, last: int | None) -> dict[str, Any]:
+    return {"stem": stem, "seq_first": first, "seq_last": last}
+
+
+def test_finds_segments_that_may_repeat_lines() -> None:
+    """Those of one start of a node with overlapping numbers, or of an unknown one; one of them must be new."""
+
+    def name(start: str, number: int) -> str:
+        return f"events-20261120T000000Z-{start}-{number:06d}"
+
+    rows = [
+        make_inputs_row(name("a-b1", 1), 1, 100),
+        make_inputs_row(name("a-b1", 2), 101, 300),
+        make_inputs_row(name("a-b1", 3), 150, 160),
+        make_inputs_row(name("a-b1", 4), 300, 400),
+        make_inputs_row(name("a-b1", 5), 401, 500),
+        make_inputs_row(name("a-b2", 1), 1, 500),
+        make_inputs_row(name("b-b3", 1), None, None),
+    ]
+    overlapping = {name("a-b1", n) for n in (2, 3, 4)}
+    assert find_overlapping_segments(rows, {name("a-b1", 3)}) == overlapping
+    assert find_overlapping_segments(rows, {name("a-b1", 1), name("a-b2", 1)}) == set()
+    unknown = name("unknown-unknown", 0)
+    rows.append(make_inputs_row(unknown, 90, 100))
+    assert find_overlapping_segments(rows, {unknown}) == {unknown, name("a-b1", 1), name("a-b2", 1), *overlapping}
 
 
 def test_computes_all_days_from_first_affected_day() -> None:

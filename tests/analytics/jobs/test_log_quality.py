@@ -7,7 +7,7 @@ from typing import Any
 
 from analytics.job import Span
 from analytics.jobs.log_quality import FINDING_KINDS, QUALITY_JOB
-from analytics.reading.ingest import QUARANTINE_CAUSES
+from analytics.reading.lines import QUARANTINE_CAUSES
 from analytics.reading.segments import SEGMENT_REMARKS, SEGMENT_STATES
 from tests.analytics.job_tables import at, day, event, run_job
 

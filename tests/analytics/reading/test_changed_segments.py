@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
+from analytics.database import Database
+from analytics.engine import AnalysisSession
 from analytics.errors import EXIT_OK
 from analytics.job import Span
 from analytics.jobs.log_quality import QUALITY_JOB
@@ -29,7 +30,7 @@ from tests.analytics.lines import DAY, SegmentWriter, write_file
 D = DAY.date()
 
 
-def report(files: FileSystem, warehouse: Warehouse, out: str, day: object, settings: Settings, facts: RunInfo) -> str:
+def report(files: FileSystem, database: Database, out: str, day: object, settings: Settings, facts: RunInfo) -> str:
     files.write(f"{out}/report/{day}/index.html", b"")
     return ""
 
@@ -38,7 +39,7 @@ STEPS = NightlySteps(
     discover=discover_segments,
     ingest=ingest_segments,
     jobs=(QUALITY_JOB,),
-    pseudonymize=lambda request: lambda table, frame: frame,
+    pseudonymize=lambda request: lambda table, rows: rows,
     report=report,
     textfile=lambda *_: None,
 )
@@ -47,8 +48,8 @@ STEPS = NightlySteps(
 class NightlyRuns:
     """Logs of one day, and consecutive nightly runs over them."""
 
-    def __init__(self, spark: SparkSession, root: Path) -> None:
-        self.spark, self.files, self.root, self.logs = spark, FileSystem(spark), root, root / "logs"
+    def __init__(self, session: AnalysisSession, root: Path) -> None:
+        self.session, self.root, self.logs = session, root, root / "logs"
         self.logs.mkdir()
 
     def put(self, stem: str, lines: Sequence[bytes] | bytes, suffix: str = "") -> Path:
@@ -67,8 +68,8 @@ class NightlyRuns:
                 vanishing.unlink()
             return found
 
-        request = NightlyRequest([str(self.logs)], str(self.root / "out"), Span(D, D), Settings(), str(self.root), "")
-        outcome = run_nightly(self.spark, self.files, request, lambda line: None, replace(STEPS, discover=discover))
+        request = NightlyRequest([str(self.logs)], str(self.root / "out"), Span(D, D), Settings(), "")
+        outcome = run_nightly(self.session, request, lambda line: None, replace(STEPS, discover=discover))
         assert outcome.exit_status == EXIT_OK
         return outcome
 
@@ -78,8 +79,8 @@ class NightlyRuns:
         return content
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        frame = Warehouse(self.spark, self.files, str(self.root / "out")).read(name, Span(D, D))
-        return [row.asDict() for row in frame.collect()]
+        warehouse = Warehouse(self.session.database, self.session.files, str(self.root / "out"))
+        return warehouse.rows(name, Span(D, D))
 
     def inputs(self) -> dict[str, tuple[Any, ...]]:
         """State, lines, duplicates and remarks of each segment. Asserts that every line is accounted for."""
@@ -95,8 +96,8 @@ class NightlyRuns:
 
 
 @pytest.fixture
-def runs(spark: SparkSession, tmp_path: Path) -> NightlyRuns:
-    return NightlyRuns(spark, tmp_path)
+def runs(session: AnalysisSession, tmp_path: Path) -> NightlyRuns:
+    return NightlyRuns(session, tmp_path)
 
 
 def get_only_warning(outcome: NightlyOutcome, stem: str) -> str:
@@ -129,7 +130,6 @@ SHRINKING: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
 }
 
 
-@pytest.mark.exhaustive
 def test_keeps_rows_of_segments_that_became_shorter(runs: NightlyRuns) -> None:
     """Their state is shown, a warning is logged once, and they are no new input. A restored segment is read again."""
     segments = {state: SegmentWriter(state).segment(2000) for state in SHRINKING}
@@ -157,7 +157,6 @@ def test_keeps_rows_of_segments_that_became_shorter(runs: NightlyRuns) -> None:
     assert runs.inputs() == {**expected, segments["empty"][0]: ("closed", 2002, 0, "")}
 
 
-@pytest.mark.exhaustive
 def test_keeps_rows_of_the_only_segment_that_became_unreadable(runs: NightlyRuns) -> None:
     """The day can still be computed again."""
     stem, lines = SegmentWriter().segment(3)
@@ -169,7 +168,6 @@ def test_keeps_rows_of_the_only_segment_that_became_unreadable(runs: NightlyRuns
         assert runs.inputs() == {stem: ("unread", 4, 0, "shrunk")}
 
 
-@pytest.mark.exhaustive
 def test_keeps_rows_of_segment_deleted_before_rereading(runs: NightlyRuns) -> None:
     """As for a segment deleted earlier."""
     stem, lines = SegmentWriter().segment(3)
@@ -181,9 +179,8 @@ def test_keeps_rows_of_segment_deleted_before_rereading(runs: NightlyRuns) -> No
     assert runs.inputs() == {stem: ("crashed", 4, 0, ""), other: ("closed", 3, 0, "")}
 
 
-@pytest.mark.exhaustive
 def test_repeated_lines_of_deleted_segment_count_once(runs: NightlyRuns) -> None:
-    """They are duplicates of the segment whose file was deleted."""
+    """They stay in the first segment."""
     stem, lines = SegmentWriter().segment(3)
     path = runs.put(stem, lines)
     runs.run()
@@ -192,6 +189,6 @@ def test_repeated_lines_of_deleted_segment_count_once(runs: NightlyRuns) -> None
     runs.put(late, [*lines[:2], lines[-1]])
     for _ in range(2):
         runs.run()
-        assert runs.inputs() == {stem: ("closed", 5, 3, ""), late: ("closed", 3, 0, "")}
+        assert runs.inputs() == {stem: ("closed", 5, 0, ""), late: ("closed", 3, 3, "")}
     (totals,) = [row for row in runs.rows("quality_daily") if row["kind"] == "doubled"]
     assert totals["n"] == 3
