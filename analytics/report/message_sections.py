@@ -8,7 +8,6 @@ from datetime import timedelta
 from statistics import median
 from typing import NamedTuple
 
-from analytics.jobs.column_functions import BUCKET_BASE
 from analytics.report.charts import (
     BAD_COLOUR,
     FIRST_COLOUR,
@@ -39,6 +38,7 @@ from analytics.report.content import (
     format_text,
     limit_rows,
 )
+from analytics.sql_functions import BUCKET_BASE
 
 _CHART_DAYS = 28
 _DELIVERY_PATHS = {
