@@ -214,7 +214,7 @@ _SUM_DISTRIBUTION = """
     SELECT dt, metric, path, bucket, sum(n)::BIGINT AS n FROM rows WHERE metric IN ('push', 'ack') GROUP BY ALL
 """
 _SUM_SOCKETS = """
-    SELECT dt, hour(at) + minute(at) / 60 AS at_hour, sum(peak)::BIGINT AS peak FROM rows GROUP BY ALL
+    SELECT dt, hour("at") + minute("at") / 60 AS at_hour, sum(peak)::BIGINT AS peak FROM rows GROUP BY ALL
 """
 _SELECT_CHARTED = f"SELECT * FROM rows WHERE metric IN ({list_texts(CHARTED_METRICS)})"
 _RANKED_QUERY = TableQuery(order=("-rank",))

@@ -123,7 +123,10 @@ def test_no_scan_for_refusals_limits_replays_and_push_without_such_lines() -> No
     jobs = (TRAFFIC_JOB, ERRORS_JOB, LIMITS_JOB, REPLAY_JOB, WAKEUPS_JOB)
     assert _list_scans(jobs, served, {"ledger_daily": [{"dt": day(-1)}]}) == {"traffic_counts", "request_counts"}
     assert _list_scans((WAKEUPS_JOB,), served, {}) == {"traffic_counts", "push_requests"}
-    pushed = {"ledger_daily": [{"dt": day(-1)}], "push_daily": [{"dt": day(-1), "event": "push.wake", "n": 1}]}
+    pushed: dict[str, Rows] = {
+        "ledger_daily": [{"dt": day(-1)}],
+        "push_daily": [{"dt": day(-1), "event": "push.wake", "n": 1}],
+    }
     assert _list_scans((WAKEUPS_JOB,), served, pushed) == {"traffic_counts", "push_requests"}
     woken = [*served, event("push.wake", at(0, 2), did="d", outcome="sent")]
     assert _list_scans((WAKEUPS_JOB,), woken, {}) == {"traffic_counts", "push_requests", "contacts"}
