@@ -14,7 +14,9 @@ import pytest
 from analytics.database import Database
 from analytics.engine import DuckDBEngine, SparkEngine
 from analytics.job import Job, JobRun, Span
+from analytics.jobs.log_quality import QUALITY_JOB
 from analytics.jobs.node_comparison import NODES_JOB
+from analytics.jobs.reconciliation import RECONCILIATION_JOB, STORES_JOB
 from analytics.jobs.refusals import ERRORS_JOB, LIMITS_JOB, REPLAY_JOB
 from analytics.jobs.senders_and_recipients import RECIPIENTS_JOB, TALKERS_JOB
 from analytics.jobs.time_series import SERIES_JOB
@@ -25,8 +27,10 @@ from analytics.settings import Settings
 from analytics.writing.warehouse import ALL_TABLES
 from tests.analytics.job_tables import at, day, event, make_rows, open_tables
 from tests.analytics.jobs import (
+    test_counter_reconciliation,
     test_errors,
     test_latency,
+    test_log_quality,
     test_node_comparison,
     test_queues,
     test_rate_limits,
@@ -34,6 +38,7 @@ from tests.analytics.jobs import (
     test_replays,
     test_request_cost,
     test_senders_and_recipients,
+    test_store_reconciliation,
     test_time_series,
     test_traffic,
     test_wakeups,
@@ -91,6 +96,16 @@ CASES = {
         ],
         {"recipients_daily": test_recipients.HISTORY, **test_time_series.TABLES},
         Settings(top=7),
+    ),
+    "quality, reconciliation": Case(
+        (QUALITY_JOB, RECONCILIATION_JOB, STORES_JOB),
+        Span(day(0), day(2)),
+        [
+            *test_log_quality.make_every_finding()[0],
+            *test_counter_reconciliation.mix_lines(test_counter_reconciliation.simulate_three_days()),
+            *({**line, "seq": 1 + n} for n, line in enumerate(test_store_reconciliation.make_three_stores())),
+        ],
+        test_log_quality.make_every_finding()[1],
     ),
     "no lines": Case(
         (TRAFFIC_JOB, LATENCY_JOB, QUEUES_JOB, COST_JOB, WAKEUPS_JOB, TALKERS_JOB, RECIPIENTS_JOB, SERIES_JOB),
