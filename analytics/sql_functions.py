@@ -75,7 +75,7 @@ class _Function:
     duckdb: str = ""
 
 
-_FUNCTIONS: Mapping[str, _Function] = {
+FUNCTIONS: Mapping[str, _Function] = {
     # Microseconds of a time, and of the beginning of a day.
     "micros": _Function({"ts": "TIMESTAMP"}, "BIGINT", "unix_micros(ts)", "epoch_us(ts)"),
     "day_micros": _Function({"d": "DATE"}, "BIGINT", "unix_micros(CAST(d AS TIMESTAMP))", "epoch_us(d)"),
@@ -114,7 +114,7 @@ _FUNCTIONS: Mapping[str, _Function] = {
 
 def create_spark_functions(spark: SparkSession) -> None:
     """Create the functions in a Spark session."""
-    for name, function in _FUNCTIONS.items():
+    for name, function in FUNCTIONS.items():
         parameters = ", ".join(f"{parameter} {kind}" for parameter, kind in function.parameters.items())
         spark.sql(
             f"CREATE OR REPLACE TEMPORARY FUNCTION {name}({parameters}) RETURNS {function.returns}"
@@ -124,7 +124,7 @@ def create_spark_functions(spark: SparkSession) -> None:
 
 def create_duckdb_functions(connection: duckdb.DuckDBPyConnection) -> None:
     """Create the functions in a DuckDB database, with those of Spark that scans use."""
-    for name, function in _FUNCTIONS.items():
+    for name, function in FUNCTIONS.items():
         body = function.duckdb or function.spark
         for parameter, kind in function.parameters.items():
             body = _replace_word(body, parameter, f"CAST({parameter} AS {kind})")

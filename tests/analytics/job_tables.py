@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import date, datetime, timedelta
 from typing import Any
 
@@ -48,18 +49,31 @@ def run_job(
     :return: rows of each table in the order of its key, with the declared columns. Asserts that all declared tables
         were made, that keys are unique and that days are in the span.
     """
+    with open_tables(events, tables or {}) as database:
+        return make_rows(job, JobRun(database, DuckDBEngine(database), settings or Settings(), span))
+
+
+@contextmanager
+def open_tables(
+    events: Iterable[Mapping[str, Any]], tables: Mapping[str, Iterable[Mapping[str, Any]]]
+) -> Iterator[Database]:
+    """A database with these rows; all other tables are empty."""
     with tempfile.TemporaryDirectory() as scratch:
         database = Database(scratch)
         try:
             for name in TABLES:
-                fill_table(database, TABLES[name], (tables or {}).get(name, ()))
+                fill_table(database, TABLES[name], tables.get(name, ()))
             fill_table(database, make_events_table(), events)
-            run = JobRun(database, DuckDBEngine(database), settings or Settings(), span)
-            made = job.make_tables(run)
-            assert set(made) == set(job.writes)
-            return {name: read_rows(database, name, content, span) for name, content in made.items()}
+            yield database
         finally:
             database.close()
+
+
+def make_rows(job: Job, run: JobRun) -> dict[str, list[dict[str, Any]]]:
+    """Rows of each table that a job makes; as :func:`run_job`."""
+    made = job.make_tables(run)
+    assert set(made) == set(job.writes)
+    return {name: read_rows(run.database, name, content, run.span) for name, content in made.items()}
 
 
 def read_rows(

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from analytics.job import Span
 from analytics.jobs.refusals import ERRORS_JOB
 from analytics.settings import Settings
 from tests.analytics.job_tables import at, day, event, run_job, select_columns
 
 
-def test_counts_codes_by_day() -> None:
-    """
-    Counts, shares of all requests, and senders unless they are fewer than k. A code is new on its first day only, and
-    not if the history has it.
-    """
-    log = [
+def make_log() -> list[dict[str, Any]]:
+    """Accepted, refused and failed requests of two days."""
+    return [
         *(event("req.done", proto="didcomm", mtype="forward", status=202, sender=f"s{n}") for n in range(5)),
         *(
             event("req.done", proto="didcomm", mtype="forward", status=400, code="not-found", sender=f"s{n}")
@@ -29,8 +28,17 @@ def test_counts_codes_by_day() -> None:
         event("req.done", at(1), proto="didcomm", mtype="forward", status=400, code="not-found", sender="s0"),
         event("msg.accept", at(1), sender="s0", size=9),
     ]
+
+
+def test_counts_codes_by_day() -> None:
+    """
+    Counts, shares of all requests, and senders unless they are fewer than k. A code is new on its first day only, and
+    not if the history has it.
+    """
     history = [{"dt": day(-300), "code": "OLD", "proto": "didcomm", "n": 1}]
-    found = run_job(ERRORS_JOB, Span(day(0), day(1)), log, Settings(k_anonymity=3, top=2), {"errors_daily": history})
+    found = run_job(
+        ERRORS_JOB, Span(day(0), day(1)), make_log(), Settings(k_anonymity=3, top=2), {"errors_daily": history}
+    )
     assert select_columns(
         found["errors_daily"], "dt", "proto", "mtype", "status", "code", "n", "senders", "share", "is_new"
     ) == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from analytics.job import Span
 from analytics.jobs.traffic_and_latency import LATENCY_JOB
@@ -37,8 +38,9 @@ def test_percentiles_by_node_and_path_and_over_all() -> None:
         assert 1 <= row["max_ms"] / max(expected) * 1.0000001 < 1.0201
 
 
-def test_selects_metric_and_path_by_event() -> None:
-    lines = [
+def make_log() -> list[dict[str, Any]]:
+    """Pushes, acknowledgements and requests, with and without durations."""
+    return [
         event("msg.push", at(0, 5), path="live", latency_ms=1.0, ok=True),
         event("msg.push", at(0, 5), path="live", latency_ms=1.0),
         event("msg.push", at(0, 5), path="live", latency_ms=9.0, ok=False),
@@ -49,7 +51,10 @@ def test_selects_metric_and_path_by_event() -> None:
         event("conn.close", at(0, 7), dur_ms=100.0),
     ]
 
-    result = run_job(LATENCY_JOB, Span(day(0), day(0)), lines)
+
+def test_selects_metric_and_path_by_event() -> None:
+
+    result = run_job(LATENCY_JOB, Span(day(0), day(0)), make_log())
 
     assert [tuple(row.values())[1:] for row in result["latency_hist"]] == [
         (5, "a", "push", "live", 0, 2),

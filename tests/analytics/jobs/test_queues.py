@@ -15,16 +15,20 @@ Row = dict[str, Any]
 HOUR_S = 3600
 
 
-def test_aggregates_gauges_by_hour_and_node() -> None:
-    """Highest values and the mean depth. Gauges of older daemons have fewer fields."""
-    gauges = [
+def make_gauges() -> list[Row]:
+    """Gauges of two nodes, some without fields that older daemons lack."""
+    return [
         event("gauge", at(0, 1, 0), depth=10, bytes=100, rcpts=3, oldest_ms=5, conns=7, rss=900, fds=40, lag_ms=0.5),
         event("gauge", at(0, 1, 1), depth=15, bytes=90, rcpts=4, oldest_ms=6, conns=2, rss=950, fds=30, lag_ms=1.25),
         event("gauge", at(0, 1, 2), depth=15),
         event("gauge", at(0, 2, 0), depth=1, node="b"),
         event("req.done", at(0, 3), size=10),
     ]
-    found = run_job(QUEUES_JOB, Span(day(0), day(0)), gauges)
+
+
+def test_aggregates_gauges_by_hour_and_node() -> None:
+    """Highest values and the mean depth. Gauges of older daemons have fewer fields."""
+    found = run_job(QUEUES_JOB, Span(day(0), day(0)), make_gauges())
     assert found["queue_risk"] == []
     first, second = found["queue_hourly"]
     assert first == {
@@ -34,34 +38,38 @@ def test_aggregates_gauges_by_hour_and_node() -> None:
     assert (second["hour"], second["node"], second["depth_mean"], second["rss_max"]) == (2, "b", 1.0, None)
 
 
+def make_open_messages() -> list[Row]:
+    """Open messages of queues that grow, shrink, expire or are empty on the second day."""
+    return [
+        # Eight of ten, four of them since yesterday: two will not fit tomorrow.
+        *_fill_queue("growing", 0, 4),
+        *_fill_queue("growing", 1, 8),
+        # Was full, and shrinks.
+        *_fill_queue("emptying", 0, 10),
+        *_fill_queue("emptying", 1, 7),
+        # Three expire within a day; one is overdue.
+        *_fill_queue("expiring", 1, 2, ttl_s=2 * 24 * HOUR_S, accepted_at=at(0, 12), size=None),
+        *_fill_queue("expiring", 1, 1, ttl_s=HOUR_S, accepted_at=at(1, 1)),
+        *_fill_queue("expiring", 1, 1, ttl_s=9 * 24 * HOUR_S, accepted_at=at(1, 1)),
+        # Empty on the second day.
+        *_fill_queue("emptied", 0, 3),
+        {"dt": day(1), "msg": "?", "rcpt": None, "size": 3},
+    ]
+
+
 def test_ranks_queues_by_urgency() -> None:
     """
     Queues that lose messages within a day, by expiry or capacity, come first. Growth is measured from the day before.
     """
-    waiting = [
-        # Eight of ten, four of them since yesterday: two will not fit tomorrow.
-        *_make_open_messages("growing", 0, 4),
-        *_make_open_messages("growing", 1, 8),
-        # Was full, and shrinks.
-        *_make_open_messages("emptying", 0, 10),
-        *_make_open_messages("emptying", 1, 7),
-        # Three expire within a day; one is overdue.
-        *_make_open_messages("expiring", 1, 2, ttl_s=2 * 24 * HOUR_S, accepted_at=at(0, 12), size=None),
-        *_make_open_messages("expiring", 1, 1, ttl_s=HOUR_S, accepted_at=at(1, 1)),
-        *_make_open_messages("expiring", 1, 1, ttl_s=9 * 24 * HOUR_S, accepted_at=at(1, 1)),
-        # Empty on the second day.
-        *_make_open_messages("emptied", 0, 3),
-        {"dt": day(1), "msg": "?", "rcpt": None, "size": 3},
-    ]
-    ledger_days = _make_ledger_days(0, 1)
-    found = _rank_queues(waiting, ledger_days, Span(day(1), day(1)))
+    ledger_days = make_ledger_days(0, 1)
+    found = _rank_queues(make_open_messages(), ledger_days, Span(day(1), day(1)))
     columns = ("rank", "rcpt", "waiting", "bytes", "per_day", "at_risk", "days_to_cap", "days_to_ttl")
     assert select_columns(found, *columns) == [
         (1, "expiring", 4, 20, 4.0, 3, 1.5, 0.0),
         (2, "growing", 8, 80, 4.0, 2, 0.5, None),
         (3, "emptying", 7, 70, -3.0, 0, None, None),
     ]
-    both = _rank_queues(waiting, ledger_days, Span(day(0), day(1)), count=1)
+    both = _rank_queues(make_open_messages(), ledger_days, Span(day(0), day(1)), count=1)
     assert select_columns(both, "dt", "rank", "rcpt", "per_day") == [
         (day(0), 1, "emptying", None),
         (day(1), 1, "expiring", 4.0),
@@ -70,10 +78,10 @@ def test_ranks_queues_by_urgency() -> None:
 
 def test_growth_is_unknown_without_ledger_of_day_before() -> None:
     """A queue on a day that was not analysed, or before the first logs, has no known growth."""
-    constant = [row for number in (1, 3, 4) for row in _make_open_messages("constant", number, 6)]
-    due = _make_open_messages("due", 3, 2, ttl_s=HOUR_S, accepted_at=at(3, 23))
+    constant = [row for number in (1, 3, 4) for row in _fill_queue("constant", number, 6)]
+    due = _fill_queue("due", 3, 2, ttl_s=HOUR_S, accepted_at=at(3, 23))
     # The first day precedes the logs; the third was not analysed.
-    ledger_days = _make_ledger_days(0, 1, 3, 4, opened=1)
+    ledger_days = make_ledger_days(0, 1, 3, 4, opened=1)
 
     found = _rank_queues([*constant, *due], ledger_days, Span(day(0), day(4)))
 
@@ -92,10 +100,11 @@ def _rank_queues(waiting: Iterable[Row], ledger_days: Iterable[Row], span: Span,
     return run_job(QUEUES_JOB, span, settings=Settings(queue_max_messages=10, top=count), tables=tables)["queue_risk"]
 
 
-def _make_ledger_days(*days: int, opened: int = 0) -> list[Row]:
+def make_ledger_days(*days: int, opened: int = 0) -> list[Row]:
+    """Days of the ledger, which begins on the day `opened`."""
     return [{"dt": day(number), "books": day(opened)} for number in days]
 
 
-def _make_open_messages(rcpt: str, on: int, count: int, **fields: Any) -> list[Row]:
+def _fill_queue(rcpt: str, on: int, count: int, **fields: Any) -> list[Row]:
     row = {"dt": day(on), "rcpt": rcpt, "size": 10, "accepted_at": at(on)} | fields
     return [row | {"msg": f"{rcpt}-{number}"} for number in range(count)]

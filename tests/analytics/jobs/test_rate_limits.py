@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from analytics.job import Span
 from analytics.jobs.refusals import LIMITS_JOB
 from analytics.settings import Settings
 from tests.analytics.job_tables import at, day, event, run_job, select_columns
 
 
-def test_counts_hits_bursts_and_shares() -> None:
-    """A pause of exactly the gap does not end a burst, one a microsecond longer does; bursts span nodes."""
-    log = [
+def make_log() -> list[dict[str, Any]]:
+    """Hits of several parties on three limits, and accepted messages."""
+    return [
         event("limit.hit", at(0, 1), limit="sends", who="x"),
         event("limit.hit", at(0, 1, 1), limit="sends", who="x", node="b"),
         event("limit.hit", at(0, 1, 1), limit="sends", who="x", node="a"),
@@ -24,7 +26,11 @@ def test_counts_hits_bursts_and_shares() -> None:
         *(event("msg.accept", sender=sender) for sender in ("x", "x", "u", "v", "w")),
         event("msg.accept"),
     ]
-    found = run_job(LIMITS_JOB, Span(day(0), day(1)), log, Settings(k_anonymity=1, top=3, burst_gap_s=60))
+
+
+def test_counts_hits_bursts_and_shares() -> None:
+    """A pause of exactly the gap does not end a burst, one a microsecond longer does; bursts span nodes."""
+    found = run_job(LIMITS_JOB, Span(day(0), day(1)), make_log(), Settings(k_anonymity=1, top=3, burst_gap_s=60))
     columns = ("dt", "limit", "hits", "who_n", "bursts", "longest_burst_s", "share")
     assert select_columns(found["limits_daily"], *columns) == [
         (day(0), "late", 1, 1, 1, 0.0, 0.0),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from analytics.job import Span
@@ -11,9 +13,9 @@ from tests.analytics.job_tables import at, day, event, run_job, select_columns
 KEY = ("dt", "proto", "mtype", "size_class", "n")
 
 
-def test_sums_and_percentiles_by_type_and_size() -> None:
-    """Sums are exact. Requests of unknown duration count, but have no percentile."""
-    log = [
+def make_log() -> list[dict[str, Any]]:
+    """Requests of two sizes, and some of unknown type or duration."""
+    return [
         *(
             event("req.done", proto="didcomm", mtype="forward", size=size, dur_ms=float(ms), crypto_ms=ms / 10)
             for ms in range(1, 101)
@@ -24,7 +26,11 @@ def test_sums_and_percentiles_by_type_and_size() -> None:
         event("req.done", status=500),
         event("msg.accept", size=10),
     ]
-    small, large, unknown, next_day = _sort_rows(run_job(COST_JOB, Span(day(0), day(1)), log)["cost_daily"])
+
+
+def test_sums_and_percentiles_by_type_and_size() -> None:
+    """Sums are exact. Requests of unknown duration count, but have no percentile."""
+    small, large, unknown, next_day = _sort_rows(run_job(COST_JOB, Span(day(0), day(1)), make_log())["cost_daily"])
     assert select_columns([small, large, unknown, next_day], *KEY) == [
         (day(0), "didcomm", "forward", "0 <1K", 101),
         (day(0), "didcomm", "forward", "2 <16K", 100),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from analytics.job import Span
 from analytics.jobs.traffic_and_latency import TRAFFIC_JOB
 from tests.analytics.job_tables import at, day, event, run_job
 
 
-def test_counts_requests_and_messages_with_bytes() -> None:
-    lines = [
+def make_log() -> list[dict[str, Any]]:
+    """Requests and messages of two days and nodes."""
+    return [
         event("req.done", at(0, 1), proto="didcomm", size=10),
         event("req.done", at(0, 1, 59), proto="didcomm", size=5),
         event("req.done", at(0, 2), proto="didcomm", size=1),
@@ -19,7 +22,10 @@ def test_counts_requests_and_messages_with_bytes() -> None:
         event("conn.open", at(1)),
     ]
 
-    result = run_job(TRAFFIC_JOB, Span(day(0), day(1)), lines)
+
+def test_counts_requests_and_messages_with_bytes() -> None:
+
+    result = run_job(TRAFFIC_JOB, Span(day(0), day(1)), make_log())
 
     assert [tuple(row.values()) for row in result["traffic_hourly"]] == [
         (day(0), 1, "a", "didcomm", "req.done", 2, 15),
