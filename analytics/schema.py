@@ -53,6 +53,8 @@ class Table:
 
 DT = Column("dt", "date", "day, UTC")
 HOUR = Column("hour", "int", "hour of the day, UTC, 0 to 23")
+# Commands that remove messages without a daemon log as a node of their own, NODE-operator: see PurgeEventLog.
+OPERATOR_NODE_SUFFIX = "-operator"
 NODE = Column("node", "string", "name of the node")
 PROTO = Column("proto", "string", "didcomm, didcomm_v1 (not of messages) or decentrl; empty if unknown")
 N = Column("n", "bigint", "how many")
@@ -171,7 +173,7 @@ _TABLES = (
     ),
     _declare_table(
         "latency_daily",
-        "percentiles from the histogram, at most 1 % off",
+        "percentiles from the histogram, error at most 1 %",
         ("node", "string", "name of the node, or * for all"),
         ("metric", "string", "as in latency_hist"),
         ("path", "string", "as in latency_hist, or * for all"),
@@ -220,7 +222,7 @@ _TABLES = (
         (
             "lost_unaccepted",
             "bigint",
-            "expired, evicted or removed without a logged acceptance",
+            "expired or evicted without a logged acceptance",
         ),
         (
             "across_epochs",
@@ -244,7 +246,7 @@ _TABLES = (
     ),
     _declare_table(
         "lost_daily",
-        "messages that expired, were evicted or removed",
+        "messages that expired, were evicted, or were removed by owner or operator (`purged`)",
         ("reason", "string", "ttl, fifo_count, fifo_bytes, purged, ..."),
         SIZE,
         AGE,
@@ -528,7 +530,7 @@ _TABLES = (
         ("opened", "bigint", "opened"),
         ("authenticated", "bigint", "bound to a DID"),
         ("closed", "bigint", "closed"),
-        ("unclosed", "bigint", "still open when their process ended: a crash or lost lines"),
+        ("unclosed", "bigint", "still open when their process ended: a crash or missing lines"),
         ("storm_minutes", "bigint", "minutes with more than 100 opened sockets and more than ten times the median"),
         ("peak", "bigint", "maximum of concurrent sockets"),
         key="node",
@@ -545,10 +547,10 @@ _TABLES = (
     # Push notifications
     _declare_table(
         "push_daily",
-        "requests to push services by outcome, and devices removed as dead, by reason",
+        "requests to push services by outcome, and devices forgotten as dead, by reason",
         ("event", "string", "push.wake or push.forget"),
         ("service", "string", "push service"),
-        ("result", "string", "outcome of the request, or reason of the removal"),
+        ("result", "string", "outcome of the request, or reason why the device was forgotten"),
         ("code", "string", "error code of the service; empty if there is none"),
         N,
         key="event service result code",

@@ -477,7 +477,7 @@ def _select_entries(run: JobRun, before: date | None) -> Iterator[str]:
             WHEN around_crash THEN 'around_crash' ELSE 'orphans' END AS entry
         FROM ledger_orphans
     """
-    loss = f"CASE WHEN state IN ({list_texts(_LOSS_STATES)}) AND entry <> 'again' THEN 'lost_unaccepted' END"
+    loss = "CASE WHEN state IN ('expired', 'evicted') AND entry <> 'again' THEN 'lost_unaccepted' END"
     yield f"SELECT dt, unnest([entry, {loss}]), 1 FROM ({orphans})"
 
 

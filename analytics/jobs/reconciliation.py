@@ -24,6 +24,7 @@ from datetime import date, datetime, time, timedelta
 from analytics.database import Row
 from analytics.job import Job, JobRun, Span
 from analytics.jobs.shared_scans import scan_state_events
+from analytics.schema import OPERATOR_NODE_SUFFIX
 from analytics.sql_functions import EVENT_MICROS, SECOND_MICROS, list_texts, quote_day, quote_text
 
 # Field of the event to metric of the daemon.
@@ -303,7 +304,7 @@ ENTRY_EVENTS = {
 _PROBE_ENTRIES = ("accepted", "acknowledged", "expired", "evicted")
 _DIFFERENCE_ENTRY = "difference"
 STORE_ENTRIES = (*ENTRY_EVENTS, "withdrawn", "waiting", _DIFFERENCE_ENTRY)
-_OPERATOR_SUFFIX, _WORKER_SUFFIX = "-operator", r"-\d+$"
+_WORKER_SUFFIX = r"-\d+$"
 
 
 def reconcile_stores(run: JobRun) -> dict[str, str | Sequence[Row]]:
@@ -382,7 +383,7 @@ def _scan_store_lines(run: JobRun) -> None:
         f"""
         SELECT node, {_get_member_boot()} AS boot, store FROM ledgers WHERE boot IS NOT NULL
         UNION
-        SELECT unnest([node, regexp_replace(node, '{_WORKER_SUFFIX}', '')]) || '{_OPERATOR_SUFFIX}', '', store
+        SELECT unnest([node, regexp_replace(node, '{_WORKER_SUFFIX}', '')]) || '{OPERATOR_NODE_SUFFIX}', '', store
         FROM ledgers
         """,
     )
@@ -404,7 +405,7 @@ def _scan_store_lines(run: JobRun) -> None:
 
 def _get_member_boot() -> str:
     """Expression for the start that is a member of a store; of an operator any start, because no ledger names it."""
-    return f"CASE WHEN node LIKE '%{_OPERATOR_SUFFIX}' THEN '' ELSE boot END"
+    return f"CASE WHEN node LIKE '%{OPERATOR_NODE_SUFFIX}' THEN '' ELSE boot END"
 
 
 def _make_stores_query() -> str:

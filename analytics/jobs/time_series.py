@@ -114,7 +114,7 @@ def _measure_logged_hours(run: JobRun) -> str:
     return f"""
         SELECT dt, hour, sum(n) FILTER (WHERE event = 'msg.accept') AS messages_accepted,
             sum(n) FILTER (WHERE event = 'msg.ack') AS messages_acknowledged,
-            sum(n) FILTER (WHERE event IN ('msg.expire', 'msg.evict', 'msg.remove')) AS messages_lost,
+            sum(n) FILTER (WHERE event IN ('msg.expire', 'msg.evict')) AS messages_lost,
             sum(bytes) FILTER (WHERE event = 'msg.accept') AS bytes_accepted,
             sum(n) FILTER (WHERE event = 'req.done') AS requests
         FROM traffic_hourly WHERE {days} GROUP BY dt, hour

@@ -1,8 +1,8 @@
 """
-Charts of the report as SVG embedded in the page.
+Charts of the report: SVG embedded in the page, and PNG for the mail.
 
-Colours and fonts are the page's own, so charts fit light and dark mode. The same data give the same bytes, and
-nothing from the logs is drawn as text.
+In the page, colours and fonts are the page's own, so charts fit light and dark mode. The same data give the same
+bytes, and nothing from the logs is drawn as text.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ from analytics.report.content import (
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-# Placeholders of CSS variables, because matplotlib needs real colours.
-INK_COLOUR = "#000001"
-GRID_COLOUR = "#000002"
-FIRST_COLOUR = "#000003"
-SECOND_COLOUR = "#000004"
-THIRD_COLOUR = "#000005"
-BAD_COLOUR = "#000006"
+# Colours of the page in light mode; in the page each is replaced by its CSS variable.
+INK_COLOUR = "#55606b"
+GRID_COLOUR = "#dcdfe3"
+FIRST_COLOUR = "#1f7491"
+SECOND_COLOUR = "#b9581b"
+THIRD_COLOUR = "#6a5aa8"
+BAD_COLOUR = "#ad231c"
 _CSS_VARIABLES = {
     INK_COLOUR: "ink-soft",
     GRID_COLOUR: "line",
@@ -62,7 +63,7 @@ _MATPLOTLIB_STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "axes.labelcolor": INK_COLOUR,
     "axes.labelsize": 12,
-    "axes.prop_cycle": "cycler('color', ['#000003', '#000004', '#000005'])",
+    "axes.prop_cycle": f"cycler('color', ['{FIRST_COLOUR}', '{SECOND_COLOUR}', '{THIRD_COLOUR}'])",
     "axes.spines.left": False,
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -94,9 +95,25 @@ _MATPLOTLIB_STYLE: dict[Any, Any] = {
 class Drawing:
     """:ivar svg: the finished chart, after the `with` block."""
 
-    def __init__(self, axes: Axes) -> None:
+    def __init__(self, figure: Figure, axes: Axes) -> None:
+        self.figure = figure
         self.axes = axes
         self.svg = ""
+
+    def make_chart(self, title: str, description: str, table: ReportTable) -> Chart:
+        """The finished chart."""
+        return Chart(title, description, self.svg, table, self._render_png)
+
+    def _render_png(self) -> bytes:
+        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+        buffer = io.BytesIO()
+        with matplotlib.rc_context(_MATPLOTLIB_STYLE):
+            self.figure.patch.set(visible=True, facecolor="white")
+            self.figure.set_dpi(2 * 72)
+            FigureCanvasAgg(self.figure).print_png(buffer, metadata={"Software": None})
+        return buffer.getvalue()
 
 
 @contextmanager
@@ -116,7 +133,7 @@ def draw_svg(name: str, title: str, description: str) -> Iterator[Drawing]:
         axes = figure.add_axes(_AXES_AREA)
         axes.patch.set_visible(False)
         axes.grid(axis="x", visible=False)
-        drawing = Drawing(axes)
+        drawing = Drawing(figure, axes)
         yield drawing
         _add_legend(axes)
         buffer = io.StringIO()
@@ -142,9 +159,10 @@ def _embed_svg(svg: str, name: str, title: str, description: str) -> str:
     body = re.sub(r"\bfont: ([\d.]+)px [^;\"]*", r"font-size: \1px", body)
     body = re.sub(r'(\bid="|url\(#|href="#)', rf"\1{name}-", body).replace("xlink:href", "href")
     body = re.sub(r">\s+<", "><", body).strip()
-    body = re.sub("|".join(_CSS_VARIABLES), lambda found: f"var(--{_CSS_VARIABLES[found[0]]})", body)
+    body = re.sub("|".join(_CSS_VARIABLES), lambda found: f"var(--{_CSS_VARIABLES[found[0]]}, {found[0]})", body)
     return (
-        f'<svg viewBox="0 0 {_CHART_WIDTH} {_CHART_HEIGHT}" role="img" aria-labelledby="{name}-title {name}-desc">'
+        f'<svg viewBox="0 0 {_CHART_WIDTH} {_CHART_HEIGHT}" width="{_CHART_WIDTH}" height="{_CHART_HEIGHT}" '
+        f'role="img" aria-labelledby="{name}-title {name}-desc">'
         f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>'
         f"{body}</svg>"
     )
@@ -186,7 +204,7 @@ def make_hourly_chart(
         axes.set_xlim(0, max(23, *(max(line.values, default=0) for line in lines)))
         axes.set_xticks(range(0, 24, 4), [f"{hour:02}:00" for hour in range(0, 24, 4)])
         _set_value_scale(axes, format, log)
-    return Chart(title, description, drawing.svg, _make_chart_table(title, "Hour (UTC)", lines, _format_hour, format))
+    return drawing.make_chart(title, description, _make_chart_table(title, "Hour (UTC)", lines, _format_hour, format))
 
 
 def make_daily_chart(
@@ -216,7 +234,7 @@ def make_daily_chart(
             axes.axvline(today_x, color=GRID_COLOUR, linewidth=1.2)
         _set_day_ticks(axes, lines, first)
         _set_value_scale(axes, format)
-    return Chart(title, description, drawing.svg, _make_chart_table(title, "Day (UTC)", lines, day, format))
+    return drawing.make_chart(title, description, _make_chart_table(title, "Day (UTC)", lines, day, format))
 
 
 def _fill_band(axes: Axes, low: Mapping[float, float], high: Mapping[float, float], colour: str) -> None:
@@ -252,7 +270,7 @@ def make_forecast_chart(
             _draw_line(axes, line, sorted(line.values))
         _set_day_ticks(axes, ends, first)
         _set_value_scale(axes, format)
-    return Chart(title, description, drawing.svg, _make_chart_table(title, "Day (UTC)", ends, day, format))
+    return drawing.make_chart(title, description, _make_chart_table(title, "Day (UTC)", ends, day, format))
 
 
 def make_cumulative_chart(name: str, title: str, description: str, lines: Sequence[ChartLine]) -> Chart:
@@ -275,7 +293,7 @@ def make_cumulative_chart(name: str, title: str, description: str, lines: Sequen
         ReportColumn("share", "Share", format_share),
         *(ReportColumn(x.label, x.label, format_duration) for x in lines),
     ]
-    return Chart(title, description, drawing.svg, ReportTable(title, columns, rows))
+    return drawing.make_chart(title, description, ReportTable(title, columns, rows))
 
 
 def _find_percentile(values: Mapping[float, float], share: float) -> float | None:

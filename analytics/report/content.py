@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from datetime import date
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date, timedelta
 from math import isfinite
+from statistics import median
 from typing import Any, Literal
 
 from analytics.database import Database
 from analytics.job import Span
-from analytics.schema import TABLES
+from analytics.schema import OPERATOR_NODE_SUFFIX, TABLES
 from analytics.settings import Settings
 from analytics.sql_functions import list_texts, quote_day
 from analytics.writing.runs import RunInfo
@@ -99,6 +100,88 @@ def _format_scaled(value: float | None, units: Sequence[tuple[int, str]]) -> str
 Severity = Literal["good", "warn", "bad", "plain"]
 Row = dict[str, Any]
 
+NORMAL_NIGHTS = 28
+MIN_NIGHTS = 3
+# Any new value is outside the range of a few nights.
+_MIN_NIGHTS_FOR_RANGE = 7
+# Relative to the normal value.
+_SMALL_CHANGE, _LARGE_CHANGE = 0.1, 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Normal:
+    """
+    What a figure is compared with: its values in the :data:`NORMAL_NIGHTS` nights before.
+
+    :param median: None of fewer than :data:`MIN_NIGHTS` nights.
+    :param before: value of the day before; None if unknown.
+    :param format: formats a value.
+    """
+
+    median: float | None
+    before: float | None
+    lowest: float
+    highest: float
+    nights: int
+    format: Callable[[float | None], str]
+
+    @property
+    def shown(self) -> str:
+        """The median, formatted."""
+        return "no normal yet" if self.median is None else self.format(self.median)
+
+    @property
+    def shown_before(self) -> str:
+        """The value of the day before, formatted."""
+        return self.format(self.before)
+
+    def describe_change(self, value: float | str | None) -> str:
+        """Compare with the median and the range: `3.4 times normal, highest of 28 nights`; empty if unknown."""
+        if self.median is None or value is None or isinstance(value, str):
+            return ""
+        change = _describe_ratio(value, self.median)
+        extreme = self.describe_extreme(value)
+        return f"{change}, {extreme}" if extreme else change
+
+    def describe_extreme(self, value: float | str | None) -> str:
+        """`highest of 28 nights` or `lowest of 28 nights`; empty within the range or near the median."""
+        if self.median is None or value is None or isinstance(value, str) or self.nights < _MIN_NIGHTS_FOR_RANGE:
+            return ""
+        if self.lowest <= value <= self.highest or abs(value - self.median) <= _LARGE_CHANGE * abs(self.median):
+            return ""
+        return f"{'highest' if value > self.highest else 'lowest'} of {self.nights} nights"
+
+
+def _describe_ratio(value: float, normal: float) -> str:
+    if abs(value - normal) <= _SMALL_CHANGE * abs(normal):
+        return "as normal"
+    if not normal:
+        return "above normal" if value > 0 else "below normal"
+    if value >= 2 * normal > 0:
+        return f"{value / normal:,.{1 if value < 10 * normal else 0}f} times normal"
+    return f"{value / normal - 1:+.0%}".replace("%", f"{_NO_BREAK_SPACE}%")
+
+
+def find_normal(values: Mapping[date, float], day: date, format: Callable[[float | None], str]) -> Normal:
+    """The normal value of a day. :param values: by day; days without one are missing."""
+    past = [values[before] for n in range(1, NORMAL_NIGHTS + 1) if (before := day - timedelta(n)) in values]
+    usual = median(past) if len(past) >= MIN_NIGHTS else None
+    lowest, highest = (min(past), max(past)) if past else (0, 0)
+    return Normal(usual, values.get(day - timedelta(1)), lowest, highest, len(past), format)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """:param text: a sentence. :param runbook: heading in docs/runbooks/alerts.md."""
+
+    text: str
+    runbook: str
+
+
+def is_operator(node: str | None) -> bool:
+    """Whether lines of this name are those of an operator's commands, not of a node."""
+    return (node or "").endswith(OPERATOR_NODE_SUFFIX)
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:
@@ -109,6 +192,9 @@ class Figure:
     :param value: value in summary.json.
     :param shown: formatted value with its unit.
     :param meaning: explanation.
+    :param normal: what the value is compared with.
+    :param section: id of the section to look at.
+    :param advice: what to do if it is WARNING or CRITICAL, with the heading of a runbook in docs/runbooks/alerts.md.
     """
 
     key: str
@@ -117,6 +203,19 @@ class Figure:
     shown: str
     meaning: str
     state: Severity = "plain"
+    normal: Normal | None = None
+    section: str = ""
+    advice: Advice | None = None
+
+    @property
+    def change(self) -> str:
+        """How the value compares with the normal one, in a few words; empty if unknown."""
+        return "" if self.normal is None else self.normal.describe_change(self.value)
+
+    @property
+    def is_unusual(self) -> bool:
+        """Whether the value is outside the range of the nights before."""
+        return self.normal is not None and bool(self.normal.describe_extreme(self.value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +253,17 @@ class ReportTable:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """:param description: text alternative. :param svg: complete and safe."""
+    """
+    :param description: text alternative.
+    :param svg: complete and safe.
+    :param render_png: draws the same chart on white, in twice the resolution.
+    """
 
     title: str
     description: str
     svg: str
-    table: ReportTable | None = None
+    table: ReportTable
+    render_png: Callable[[], bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,26 +318,28 @@ _SUM_DISTRIBUTION = """
     SELECT dt, metric, path, bucket, sum(n)::BIGINT AS n FROM rows WHERE metric IN ('push', 'ack') GROUP BY ALL
 """
 _SUM_SOCKETS = """
-    SELECT dt, hour(at) + minute(at) / 60 AS at_hour, sum(peak)::BIGINT AS peak FROM rows GROUP BY ALL
+    SELECT dt, hour("at") + minute("at") / 60 AS at_hour, sum(peak)::BIGINT AS peak FROM rows GROUP BY ALL
 """
 _SELECT_CHARTED = f"SELECT * FROM rows WHERE metric IN ({list_texts(CHARTED_METRICS)})"
 _RANKED_QUERY = TableQuery(order=("-rank",))
+# For normal values.
+_HISTORY_QUERY = TableQuery(days_before=NORMAL_NIGHTS, max_rows=20_000)
 _SERIES_KEY = ("dt", "metric")
 
 REPORT_QUERIES: dict[str, TableQuery] = {
-    "quality_daily": TableQuery(),
+    "quality_daily": _HISTORY_QUERY,
     "boots_daily": TableQuery(order=("missing", "doubled", "n")),
-    "inputs": TableQuery(order=("segments",), query=_SUM_SEGMENTS),
+    "inputs": TableQuery(days_before=NORMAL_NIGHTS, order=("segments",), query=_SUM_SEGMENTS),
     "ledger_daily": TableQuery(days_before=28, order=("dt",)),
-    "reconciliation_daily": TableQuery(order=("difference", "counted")),
-    "stores_daily": TableQuery(order=("total",)),
+    "reconciliation_daily": replace(_HISTORY_QUERY, order=("difference", "counted")),
+    "stores_daily": replace(_HISTORY_QUERY, order=("total",)),
     "messages_daily": TableQuery(),
     "lost_daily": TableQuery(),
     "traffic_daily": TableQuery(),
     "latency_daily": TableQuery(),
     "latency_hist": TableQuery(order=("bucket",), max_rows=_MAX_SERIES_ROWS, query=_SUM_DISTRIBUTION),
     "queue_hourly": TableQuery(order=("depth_max",), max_rows=5000),
-    "queue_risk": _RANKED_QUERY,
+    "queue_risk": replace(_HISTORY_QUERY, order=("-rank",)),
     "errors_daily": TableQuery(order=("is_new", "n")),
     "error_senders": _RANKED_QUERY,
     "limits_daily": TableQuery(order=("hits",)),
@@ -247,13 +353,13 @@ REPORT_QUERIES: dict[str, TableQuery] = {
     "sessions_daily": TableQuery(),
     "sockets_daily": TableQuery(order=("opened",)),
     "concurrency_10m": TableQuery(order=("at_hour",), query=_SUM_SOCKETS),
-    "push_daily": TableQuery(),
-    "wakeups_daily": TableQuery(),
+    "push_daily": _HISTORY_QUERY,
+    "wakeups_daily": _HISTORY_QUERY,
     "wakeups_missed_top": _RANKED_QUERY,
     "node_compare": TableQuery(order=("flagged", "ratio")),
     "series_hourly": TableQuery(days_before=28, order=_SERIES_KEY, max_rows=_MAX_SERIES_ROWS, query=_SELECT_CHARTED),
     "series_daily": TableQuery(days_before=56, order=_SERIES_KEY, max_rows=_MAX_SERIES_ROWS),
-    "anomalies": TableQuery(order=("z",)),
+    "anomalies": replace(_HISTORY_QUERY, order=("z",)),
     "forecast": TableQuery(order=("metric", "day")),
     "forecast_error": TableQuery(order=("metric",)),
     "cost_daily": TableQuery(order=("dur_ms",)),
@@ -296,6 +402,17 @@ class ReportData:
         """Values by day, in order, up to the day."""
         rows = [row for row in self.rows["series_daily"] if row["metric"] == metric]
         return {row["dt"]: row["value"] for row in sorted(rows, key=lambda row: row["dt"])}
+
+    def get_normal(self, metric: str) -> Normal:
+        """Normal value of a metric of series_daily."""
+        return find_normal(self.get_past_days(metric), self.day, get_formatter(metric))
+
+    def count_normal(self, table: str, count: Callable[[Row], float | None], format: Callable[[Any], str]) -> Normal:
+        """Normal sum over the rows of a night; 0 for an analysed night without rows."""
+        sums = {row["dt"]: 0.0 for row in self.rows["quality_daily"]}
+        for row in self.rows[table]:
+            sums[row["dt"]] = sums.get(row["dt"], 0) + (count(row) or 0)
+        return find_normal(sums, self.day, format)
 
 
 def load_report_data(

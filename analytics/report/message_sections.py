@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from statistics import median
 from typing import NamedTuple
 
-from analytics.jobs.column_functions import BUCKET_BASE
 from analytics.report.charts import (
     BAD_COLOUR,
     FIRST_COLOUR,
@@ -24,11 +24,13 @@ from analytics.report.content import (
     NO_VALUE,
     Chart,
     Figure,
+    Normal,
     ReportColumn,
     ReportData,
     ReportTable,
     Row,
     Section,
+    find_normal,
     format_count,
     format_days,
     format_duration,
@@ -37,8 +39,10 @@ from analytics.report.content import (
     format_share,
     format_size,
     format_text,
+    is_operator,
     limit_rows,
 )
+from analytics.sql_functions import BUCKET_BASE
 
 _CHART_DAYS = 28
 _DELIVERY_PATHS = {
@@ -58,6 +62,8 @@ def format_class(name: str) -> str:
 
 class LostMessages(NamedTuple):
     """
+    Messages that expired or were evicted before they were acknowledged.
+
     :param accepted: with a logged acceptance.
     :param unaccepted: without one.
     """
@@ -67,22 +73,44 @@ class LostMessages(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All expired, evicted and removed messages."""
+        """All lost messages."""
         return self.accepted + self.unaccepted
+
+
+_REMOVED_REASON = "purged"
+
+
+def select_lost_rows(data: ReportData) -> list[Row]:
+    """Rows of lost_daily without what owners or operators removed."""
+    return [row for row in data.get_rows("lost_daily") if row["reason"] != _REMOVED_REASON]
 
 
 def count_lost_messages(data: ReportData) -> LostMessages:
     """Count messages lost on the day."""
-    return LostMessages(data.sum_column("lost_daily", "n"), data.sum_column("ledger_daily", "lost_unaccepted"))
+    accepted = sum(data.sum_column("ledger_daily", ending) for ending in ("expired", "evicted"))
+    return LostMessages(accepted, data.sum_column("ledger_daily", "lost_unaccepted"))
+
+
+def make_lost_normal(data: ReportData) -> Normal:
+    """Normal number of lost messages."""
+    return make_ledger_normal(data, "expired", "evicted", "lost_unaccepted")
+
+
+def make_ledger_normal(data: ReportData, *entries: str) -> Normal:
+    """Normal sum of these entries of the message ledger."""
+    sums = {row["dt"]: sum(row[entry] or 0 for entry in entries) for row in data.rows["ledger_daily"]}
+    return find_normal(sums, data.day, format_count)
 
 
 def make_lost_section(data: ReportData) -> Section:
     """Messages that were not delivered."""
-    rows = data.get_rows("lost_daily")
+    rows = select_lost_rows(data)
     lost = count_lost_messages(data)
     total = lost.total
     pushed = sum(row["n"] for row in rows if row["pushed"])
-    accepted = data.get_row("ledger_daily").get("accepted")
+    bytes_lost = sum(row["bytes"] or 0 for row in rows)
+    ledger = data.get_row("ledger_daily")
+    accepted, removed = ledger.get("accepted"), ledger.get("removed")
     of_accepted = total / accepted if accepted else None
     figures = [
         Figure(
@@ -90,8 +118,9 @@ def make_lost_section(data: ReportData) -> Section:
             "Messages lost",
             total,
             format_count(total),
-            "Expired, evicted or removed on the day before being acknowledged: the sum of the next two.",
+            "Expired or evicted on the day before they were acknowledged: the sum of the next two.",
             "warn" if total else "good",
+            make_lost_normal(data),
         ),
         Figure(
             "messages_lost_accepted",
@@ -119,14 +148,16 @@ def make_lost_section(data: ReportData) -> Section:
             "Pushed, then lost",
             pushed,
             format_count(pushed),
-            "Sent to a recipient and never acknowledged: the wallet does not acknowledge, or its socket was dead.",
+            "Pushed to a recipient and never acknowledged: the wallet does not acknowledge, or its socket was dead.",
         ),
+        Figure("bytes_lost", "Bytes lost", bytes_lost, format_size(bytes_lost), "Payload bytes of these messages."),
         Figure(
-            "bytes_lost",
-            "Bytes lost",
-            data.sum_column("lost_daily", "bytes"),
-            format_size(data.sum_column("lost_daily", "bytes")),
-            "Payload bytes of these messages.",
+            "messages_removed",
+            "Removed by owner or operator",
+            removed,
+            format_count(removed),
+            "By mediatord queue purge or accounts remove, or as a v1 wallet hung up. Not lost, so omitted otherwise.",
+            normal=make_ledger_normal(data, "removed"),
         ),
     ]
     columns = [
@@ -146,8 +177,8 @@ def make_lost_section(data: ReportData) -> Section:
     return Section(
         "lost",
         "Lost messages",
-        "Messages that were accepted and not delivered. Reasons: ttl, the message expired; fifo_count and "
-        "fifo_bytes, the queue was full and its oldest message was evicted.",
+        "Messages that expired or were evicted before they were acknowledged. Reasons: ttl, the message expired; "
+        "fifo_count and fifo_bytes, the queue was full and its oldest message was evicted.",
         figures,
         _make_daily_charts(data, "lost-days", "Messages lost by day", "messages_lost", BAD_COLOUR),
         grids,
@@ -213,7 +244,7 @@ def make_usual_charts(
 def make_traffic_section(data: ReportData) -> Section:
     """Volume of traffic."""
     ledger = data.get_row("ledger_daily")
-    rows = data.get_rows("traffic_daily")
+    rows = [row for row in data.get_rows("traffic_daily") if not is_operator(row["node"])]
     requests = sum(row["n"] for row in rows if row["event"] == "req.done")
     carried = sum(row["bytes"] or 0 for row in rows if row["event"] == "msg.accept")
     figures = [
@@ -222,19 +253,33 @@ def make_traffic_section(data: ReportData) -> Section:
             "Messages accepted",
             ledger.get("accepted"),
             format_count(ledger.get("accepted")),
-            "Accepted from senders on the day.",
+            "Accepted from senders on the day, by the log; each message once.",
+            normal=make_ledger_normal(data, "accepted"),
         ),
         Figure(
             "messages_acknowledged",
-            "Messages delivered",
+            "Messages acknowledged",
             ledger.get("acked"),
             format_count(ledger.get("acked")),
-            "Acknowledged by recipients on the day.",
+            "Acknowledged by their recipients on the day, by the log; each message once.",
+            normal=make_ledger_normal(data, "acked"),
         ),
         Figure(
-            "bytes_accepted", "Bytes accepted", carried, format_size(carried), "Payloads of the accepted messages."
+            "bytes_accepted",
+            "Bytes accepted",
+            carried,
+            format_size(carried),
+            "Payloads of the accepted messages.",
+            normal=data.get_normal("bytes_accepted"),
         ),
-        Figure("requests", "Requests", requests, format_count(requests), "HTTP requests and WebSocket frames."),
+        Figure(
+            "requests",
+            "Requests",
+            requests,
+            format_count(requests),
+            "HTTP requests and WebSocket frames.",
+            normal=data.get_normal("requests"),
+        ),
     ]
     charts = [
         *make_usual_charts(data, "accepted-hours", "Messages accepted by hour", "messages_accepted", format_count),
@@ -254,7 +299,7 @@ def make_traffic_section(data: ReportData) -> Section:
     return Section(
         "traffic",
         "Traffic",
-        "Traffic of the day, compared with the median of the same weekday in the last four weeks.",
+        "Traffic of the day; the charts compare it with the usual values of that weekday.",
         figures,
         charts,
         [_make_state_table(data), ReportTable("Events by node and protocol", columns, rows[:40], "traffic_daily")],
@@ -283,7 +328,10 @@ def make_latency_section(data: ReportData) -> Section:
     rows = [row for row in data.get_rows("latency_daily") if row["node"] == "*"]
     by = {(row["metric"], row["path"]): row for row in rows}
     figures = [
-        _make_p95_figure(by, "push", "live", "Live push", "From acceptance to the push on an open socket"),
+        replace(
+            _make_p95_figure(by, "push", "live", "Live push", "From acceptance to the push on an open socket"),
+            normal=data.get_normal("latency_live_p95_ms"),
+        ),
         _make_p95_figure(by, "push", "pickup", "Pickup", "From acceptance to pickup by the recipient"),
         _make_p95_figure(by, "ack", "*", "Acknowledged", "From acceptance to acknowledgement by the recipient"),
         _make_p95_figure(by, "request", "*", "Requests", "From request to response"),
@@ -306,8 +354,8 @@ def make_latency_section(data: ReportData) -> Section:
     return Section(
         "latency",
         "Latency",
-        "Delivery times. Live: the recipient was connected. Pickup and poll: the recipient connected later, and the "
-        "time includes its absence.",
+        "Times from acceptance to push, fetch and acknowledgement. Live: the recipient was connected. Pickup and "
+        "poll: the recipient connected later, and the time includes its absence.",
         figures,
         [*_make_distribution_charts(data), *_make_latency_charts(data)],
         [ReportTable("Durations, all nodes", columns, table, "latency_daily", note)],
@@ -336,8 +384,10 @@ def _make_distribution_charts(data: ReportData) -> list[Chart]:
             shares[max(1.0, BUCKET_BASE ** (bucket + 1))] = so_far / total
         if shares:
             lines.append(ChartLine(label, {1.0: 0.0, **shares} if 1.0 not in shares else shares, colour))
-    title = "Delivered within"
-    description = "Share of messages delivered within a time since acceptance, by path; logarithmic time axis."
+    title = "Pushed or fetched within"
+    description = (
+        "Share of messages pushed or fetched within a time since acceptance, by path; logarithmic time axis."
+    )
     return [make_cumulative_chart("latency-shares", title, description, lines)] if lines else []
 
 
@@ -352,7 +402,7 @@ def _make_latency_charts(data: ReportData) -> list[Chart]:
     ]
     lines = [line for line in lines if line.values]
     title = "95th percentile by hour"
-    description = f"95th percentile of the time from acceptance to delivery, by hour on {data.day}; logarithmic."
+    description = f"95th percentile of the time from acceptance to push or fetch, by hour on {data.day}; logarithmic."
     return [make_hourly_chart("latency-hours", title, description, lines, format_duration, log=True)] if lines else []
 
 
@@ -370,6 +420,7 @@ def make_queues_section(data: ReportData) -> Section:
             most("depth_max"),
             format_count(most("depth_max")),
             "In all queues, sampled every minute.",
+            normal=data.get_normal("depth_max"),
         ),
         Figure(
             "queue_bytes_max",
@@ -377,6 +428,7 @@ def make_queues_section(data: ReportData) -> Section:
             most("bytes_max"),
             format_size(most("bytes_max")),
             "Payload bytes of queued messages.",
+            normal=data.get_normal("queue_bytes_max"),
         ),
         Figure(
             "oldest_ms_max",
@@ -391,6 +443,7 @@ def make_queues_section(data: ReportData) -> Section:
             most("lag_ms_max"),
             format_duration(most("lag_ms_max")),
             "Longest delay of timed calls in a node's event loop; all its connections wait that long.",
+            normal=data.get_normal("lag_ms_max"),
         ),
     ]
     capacity = data.settings.queue_max_messages
@@ -427,6 +480,7 @@ def make_errors_section(data: ReportData) -> Section:
             refused,
             format_count(refused),
             "Requests and frames with an error code or a status of 400 or above.",
+            normal=data.get_normal("requests_refused"),
         ),
         Figure(
             "error_share",
@@ -434,6 +488,7 @@ def make_errors_section(data: ReportData) -> Section:
             part,
             format_share(part),
             "Refused or failed requests divided by all requests.",
+            normal=data.get_normal("error_share"),
         ),
         Figure(
             "new_codes",
@@ -484,7 +539,14 @@ def make_limits_section(data: ReportData) -> Section:
     hits = sum(row["hits"] for row in rows)
     longest = max((row["longest_burst_s"] or 0 for row in rows), default=0)
     figures = [
-        Figure("limit_hits", "Rate-limit hits", hits, format_count(hits), "Requests refused by a rate limit."),
+        Figure(
+            "limit_hits",
+            "Rate-limit hits",
+            hits,
+            format_count(hits),
+            "Requests refused by a rate limit.",
+            normal=data.get_normal("limit_hits"),
+        ),
         Figure(
             "longest_burst_s",
             "Longest burst",
@@ -536,13 +598,14 @@ def make_replay_section(data: ReportData) -> Section:
             total,
             format_count(total),
             "Requests refused as replays or outside the time window.",
+            normal=data.get_normal("replays"),
         ),
         Figure(
             "replays_by_skew",
             "Probable clock skew",
             skewed,
             format_count(skewed),
-            "Timestamps five to ten minutes off.",
+            "Timestamps five to ten minutes early or late.",
         ),
     ]
     columns = [

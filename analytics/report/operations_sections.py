@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from datetime import date
 from typing import NamedTuple
 
 from analytics.jobs.time_series import METRICS, MIN_HISTORY_DAYS
@@ -26,6 +27,7 @@ from analytics.report.content import (
     format_size,
     format_text,
     get_formatter,
+    is_operator,
     limit_rows,
 )
 from analytics.report.message_sections import format_class
@@ -39,20 +41,28 @@ def make_sessions_section(data: ReportData) -> Section:
     )
     peak = data.get_past_days("connections_peak").get(data.day)
     figures = [
-        Figure("sockets_opened", "Sockets opened", opened, format_count(opened), "By all wallets, on all nodes."),
+        Figure(
+            "sockets_opened",
+            "Sockets opened",
+            opened,
+            format_count(opened),
+            "By all wallets, on all nodes.",
+            normal=data.get_normal("sockets_opened"),
+        ),
         Figure(
             "sockets_peak",
             "Concurrent sockets, maximum",
             peak,
             format_count(peak),
             "Sum over nodes of each node's maximum.",
+            normal=data.get_normal("connections_peak"),
         ),
         Figure(
             "sockets_unclosed",
             "Not closed",
             unclosed,
             format_count(unclosed),
-            "Still open when their process ended: a crash, or lost lines.",
+            "Still open when their process ended: a crash, or missing log lines.",
             "warn" if unclosed else "plain",
         ),
         Figure(
@@ -90,7 +100,7 @@ def make_sessions_section(data: ReportData) -> Section:
     return Section(
         "sessions",
         "Sessions",
-        "WebSockets of wallets. Close code 1000: normal; 1001: going away or shutdown; 1006: connection lost.",
+        "WebSockets of wallets. Close code 1000: regular; 1001: going away or shutdown; 1006: without a close frame.",
         figures,
         _make_concurrency_charts(data),
         [
@@ -153,25 +163,28 @@ class PushTotals(NamedTuple):
         return self.missed / self.wakeups if self.wakeups else None
 
 
-def sum_pushes(data: ReportData) -> PushTotals:
-    """Sum push notifications over all services."""
+def sum_pushes(data: ReportData, day: date) -> PushTotals:
+    """Sum the push notifications of a day over all services."""
     counts = Counter[str]()
-    for row in data.get_rows("push_daily"):
+    for row in data.rows["push_daily"]:
+        if row["dt"] != day:
+            continue
         counts[row["event"]] += row["n"]
         counts["sent"] += row["n"] if row["event"] == "push.wake" and row["result"] == "sent" else 0
-    every = _get_wakeups(data)
+    every = _get_wakeups(data, day)
     return PushTotals(
         counts["push.wake"], counts["sent"], counts["push.forget"], every.get("n") or 0, every.get("missed") or 0
     )
 
 
-def _get_wakeups(data: ReportData) -> Row:
-    return next((row for row in data.get_rows("wakeups_daily") if row["service"] == ALL_VALUES), {})
+def _get_wakeups(data: ReportData, day: date) -> Row:
+    rows = data.rows["wakeups_daily"]
+    return next((row for row in rows if row["dt"] == day and row["service"] == ALL_VALUES), {})
 
 
 def make_push_section(data: ReportData) -> Section:
     """Push notifications: requests, wake-ups and the responses to them, dead tokens."""
-    totals = sum_pushes(data)
+    totals = sum_pushes(data, data.day)
     figures = [
         Figure(
             "push_requests",
@@ -208,13 +221,13 @@ def make_push_section(data: ReportData) -> Section:
             format_share(totals.missed_share),
             "Wake-ups without pickup divided by all.",
         ),
-        *_make_pickup_figures(_get_wakeups(data)),
+        *_make_pickup_figures(_get_wakeups(data, data.day)),
         Figure(
             "push_devices_forgotten",
             "Dead tokens",
             totals.forgotten,
             format_count(totals.forgotten),
-            "Devices that were removed because their push service does not know them.",
+            "Devices forgotten because their push service does not know them.",
         ),
     ]
     return Section(
@@ -306,12 +319,18 @@ def _make_outcome_table(pushes: Sequence[Row]) -> ReportTable:
 
 def make_nodes_section(data: ReportData) -> Section:
     """Each node compared with the median."""
-    rows = data.get_rows("node_compare")
+    rows = [row for row in data.get_rows("node_compare") if not is_operator(row["node"])]
     flagged = [row for row in rows if row["flagged"]]
     names = {row["node"] for row in rows}
     factor = format_count(data.settings.node_factor)
     figures = [
-        Figure("nodes", "Nodes", len(names), format_count(len(names)), "Nodes that logged on the day."),
+        Figure(
+            "nodes",
+            "Nodes",
+            len(names),
+            format_count(len(names)),
+            "Nodes with traffic or gauges on the day.",
+        ),
         Figure(
             "nodes_flagged",
             "Outliers",
@@ -456,7 +475,12 @@ def make_recipients_section(data: ReportData) -> Section:
             format_count,
             f"Have queued messages and acknowledged none for {after} days.",
         ),
-        ("waiting", "Queued for dormant recipients", format_count, "Messages that will probably be lost."),
+        (
+            "waiting",
+            "Queued for dormant recipients",
+            format_count,
+            "Messages that will probably be lost.",
+        ),
         ("bytes", "Bytes for dormant recipients", format_size, "Payload bytes of these messages."),
     )
     figures = [
@@ -510,7 +534,7 @@ def make_anomalies_section(data: ReportData) -> Section:
             "Anomalies",
             len(rows),
             format_count(len(rows)),
-            "Hourly figures far from the baseline.",
+            "Hourly figures far from the usual ones.",
             "warn" if rows else "good",
         ),
         Figure("hours", "Hours with anomalies", hours, format_count(hours), "Of the 24 hours of the day."),
@@ -520,7 +544,7 @@ def make_anomalies_section(data: ReportData) -> Section:
         "Anomalies",
         f"Hours that deviate by more than {format_count(settings.anomaly_z)} times the usual spread from the median "
         f"of the same hour of the week in the previous {settings.baseline_days} days. With fewer than "
-        f"{settings.baseline_samples} such weeks, the baseline is the same hour of all days.",
+        f"{settings.baseline_samples} such weeks, the usual value is that of the same hour of all days.",
         figures,
         grids=[ReportTable("Anomalous hours", columns, rows[: settings.top], "anomalies", note)],
     )

@@ -1,5 +1,7 @@
 """
-Outputs of a report: `index.html`, `summary.json`, a CSV file for each table, and a file for Prometheus.
+Outputs of a report: `index.html`, `summary.json`, `report.eml`, a CSV file for each table, and a file for Prometheus.
+
+`report.eml` is the report as a message to mail: text, HTML without style sheets, and charts as PNG.
 
 The file for Prometheus is read by the textfile collector of the node exporter. Its gauges have no timestamps, which
 the collector would refuse. It is replaced atomically, only after a run that published results, so alerts see the last
@@ -15,24 +17,19 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import date, timedelta
+from email import policy
+from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 from markupsafe import Markup
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from analytics.database import Database
 from analytics.jobs.time_series import METRICS
 from analytics.reading.files import FileSystem
-from analytics.report.content import REPORT_QUERIES, Figure, ReportData, Row, Section, load_report_data
-from analytics.report.integrity_sections import (
-    make_checks,
-    make_integrity_section,
-    make_provenance_section,
-    make_quality_section,
-    summarize_checks,
-)
+from analytics.report.content import REPORT_QUERIES, ReportData, Row, Section, load_report_data
 from analytics.report.message_sections import (
     make_errors_section,
     make_latency_section,
@@ -41,6 +38,7 @@ from analytics.report.message_sections import (
     make_queues_section,
     make_replay_section,
     make_traffic_section,
+    select_lost_rows,
 )
 from analytics.report.operations_sections import (
     make_anomalies_section,
@@ -51,6 +49,15 @@ from analytics.report.operations_sections import (
     make_recipients_section,
     make_sessions_section,
     make_talkers_section,
+)
+from analytics.report.overview_sections import (
+    Overview,
+    make_checks,
+    make_integrity_section,
+    make_overview,
+    make_provenance_section,
+    make_quality_section,
+    make_words_section,
 )
 from analytics.schema import TABLES
 from analytics.settings import Settings
@@ -79,14 +86,15 @@ def write_report(
 
 def render_report(data: ReportData) -> dict[str, bytes]:
     """Render the files of a report, by name; a pure function of the data."""
-    checks = make_checks(data)
     sections = _make_sections(data)
+    overview = make_overview(data, sections)
     tables = {
         name: _render_csv(name, data.get_rows(name)) for name in REPORT_QUERIES if name not in _TABLES_WITHOUT_CSV
     }
     return {
-        "index.html": _render_html(data, checks, sections).encode(),
-        "summary.json": _render_summary(data, checks, sections),
+        "index.html": _render_html(data, overview, sections).encode(),
+        "report.eml": _render_mail(data, overview, sections),
+        "summary.json": _render_summary(data, overview, sections),
         **{f"{name}.csv": content.encode() for name, content in tables.items()},
     }
 
@@ -112,40 +120,109 @@ def _make_sections(data: ReportData) -> list[Section]:
         make_forecast_section(data),
         make_quality_section(data),
         make_provenance_section(data),
+        make_words_section(data),
     ]
 
 
-def _render_html(data: ReportData, checks: Sequence[Figure], sections: Sequence[Section]) -> str:
+def _render_html(data: ReportData, overview: Overview, sections: Sequence[Section]) -> str:
+    style = Markup(_TEMPLATE_DIRECTORY.joinpath("style.css").read_text(encoding="utf-8"))  # nosec B704 # a file of ours
+    titles = {section.id: section.title for section in sections}
+    return _render_template(
+        "report.html", data, overview, sections, titles=titles, run_info=data.run_info, style=style, safe=Markup
+    )
+
+
+def _render_template(
+    name: str, data: ReportData, overview: Overview, sections: Sequence[Section], **variables: object
+) -> str:
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATE_DIRECTORY),
-        autoescape=True,
+        autoescape=select_autoescape(["html"]),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style = Markup(_TEMPLATE_DIRECTORY.joinpath("style.css").read_text(encoding="utf-8"))  # nosec B704 # a file of ours
-    return environment.get_template("report.html").render(
+    return environment.get_template(name).render(
         day=data.day,
         final=data.run_info.is_final(data.day),
         final_on=data.day + timedelta(data.settings.look_back_days),
-        run_info=data.run_info,
-        verdict=summarize_checks(checks),
-        checks=checks,
+        overview=overview,
         sections=sections,
-        style=style,
-        safe=Markup,
+        **variables,
     )
 
 
-def _render_summary(data: ReportData, checks: Sequence[Figure], sections: Iterable[Section]) -> bytes:
-    state, sentence = summarize_checks(checks)
+# Sections whose first chart is in the mail.
+_MAIL_CHARTS = ("lost", "traffic", "latency", "queues", "errors")
+_MAIL_ROWS = 10
+
+
+def _render_mail(data: ReportData, overview: Overview, sections: Sequence[Section]) -> bytes:
+    """
+    The overview, the main charts, and the tables of the sections to look at, as a message without addresses.
+
+    Mail clients drop SVG and data: URIs, so charts are parts of the message; it also reads well without them. Without
+    a date, a message id and random boundaries, the same data give the same bytes: the mail server adds the first two.
+    """
+    by_id = {section.id: section for section in sections}
+    charts = [chart for name in _MAIL_CHARTS for chart in by_id[name].charts[:1]]
+    wanted = {figure.section for figure in overview.actions}
+    content_ids = [f"chart{number}.{data.day}@mediatord.invalid" for number in range(len(charts))]
+    state, verdict = overview.verdict
+    subject = f"{_STATE_NAMES[state]}: {verdict.partition('. ')[0]}, mediator {data.day}"
+    shown = [section for section in sections if section.id in wanted]
+    titles = {section.id: section.title for section in sections}
+    message = EmailMessage(policy.default)
+    message["Subject"] = subject
+    message["Auto-Submitted"] = "auto-generated"
+    message.set_content(_render_template("mail.txt", data, overview, shown), cte="quoted-printable")
+    message.add_alternative(
+        _render_template(
+            "mail.html",
+            data,
+            overview,
+            shown,
+            titles=titles,
+            subject=subject,
+            charts=charts,
+            content_ids=content_ids,
+            most_rows=_MAIL_ROWS,
+        ),
+        subtype="html",
+        cte="quoted-printable",
+    )
+    page = message.get_payload(1)
+    assert isinstance(page, EmailMessage)  # made by add_alternative
+    for chart, content_id in zip(charts, content_ids, strict=True):
+        page.add_related(chart.render_png(), "image", "png", cid=f"<{content_id}>", filename=f"{content_id}.png")
+    for number, part in enumerate(part for part in message.walk() if part.is_multipart()):
+        part.set_boundary(f"=_mediatord_{data.day}_{number}")
+    return message.as_bytes()
+
+
+_STATE_NAMES = {"good": "OK", "warn": "WARNING", "bad": "CRITICAL"}
+
+
+def _render_summary(data: ReportData, overview: Overview, sections: Iterable[Section]) -> bytes:
+    state, sentence = overview.verdict
     description = {
         "day": data.day,
         "final": data.run_info.is_final(data.day),
         "version": data.run_info.version,
         "state": state,
         "verdict": sentence,
-        "checks": {check.key: {"value": check.value, "state": check.state} for check in checks},
+        "checks": {check.key: {"value": check.value, "state": check.state} for check in make_checks(data)},
+        "overview": {
+            figure.key: {
+                "value": figure.value,
+                "normal": figure.normal and figure.normal.median,
+                "day_before": figure.normal and figure.normal.before,
+                "nights": figure.normal and figure.normal.nights,
+                "unusual": figure.is_unusual,
+                "section": figure.section,
+            }
+            for figure in overview.figures
+        },
         "figures": {
             section.id: {figure.key: figure.value for figure in section.figures}
             for section in sections
@@ -290,7 +367,7 @@ def _add_message_gauges(gauges: _GaugeRegistry, data: ReportData) -> None:
     ledger = data.get_row("ledger_daily")
     states = [((state,), ledger.get(state)) for state in _MESSAGE_STATES]
     gauges.add_gauges("day_messages", "Messages of the day by state", ["state"], states)
-    lost = [((row["reason"],), row["n"]) for row in data.get_rows("lost_daily")]
+    lost = [((row["reason"],), row["n"]) for row in select_lost_rows(data)]
     gauges.add_gauges("day_messages_lost", "Messages lost, by reason", ["reason"], lost)
     unaccepted = ledger.get("lost_unaccepted")
     gauges.set_gauge("day_messages_lost_unaccepted", "Messages lost without a logged acceptance", unaccepted)

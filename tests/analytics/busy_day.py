@@ -151,7 +151,18 @@ def make_store_rows() -> list[dict[str, Any]]:
 
 def make_message_rows() -> Rows:
     ledger = {"opening": 11_900, "accepted": 96_000, "acked": 93_800, "expired": 210, "evicted": 150, "removed": 40}
-    past = [{**ledger, "dt": DAY - timedelta(n), "open": 13_700, "orphans": 0, "difference": 0} for n in range(1, 9)]
+    past = [
+        {
+            **ledger,
+            "dt": DAY - timedelta(n),
+            "expired": 9 + n,
+            "evicted": 0,
+            "open": 13_700,
+            "orphans": 0,
+            "difference": 0,
+        }
+        for n in range(1, 29)
+    ]
     today = {
         **ledger,
         "open": 13_697,
@@ -210,6 +221,11 @@ def make_log_rows() -> Rows:
             {"node": "a", "kind": "events", "n": 9_599_799},
             {"node": "a", "kind": "misdated", "n": 201},
             {"node": HOSTILE, "kind": "unknown_event", "n": 3},
+            *(
+                {"dt": DAY - timedelta(n), "node": node, "kind": "events", "n": 4_800_000}
+                for n in range(1, 29)
+                for node in ("a", "b", HOSTILE)
+            ),
         ],
         "boots_daily": [
             {

@@ -294,6 +294,7 @@ def open_raw_log(directory: Path) -> duckdb.DuckDBPyConnection:
 def open_published(out: Path) -> duckdb.DuckDBPyConnection:
     """Views of the published tables of a results directory."""
     database = duckdb.connect()
+    database.execute("SET TimeZone = 'UTC'")
     for table in sorted((out / "tables").iterdir()):
         if any(table.rglob("*.parquet")):
             source = f"read_parquet('{table}/**/*.parquet', hive_partitioning = true, union_by_name = true)"

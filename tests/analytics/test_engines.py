@@ -13,7 +13,9 @@ import pytest
 from analytics.database import Database
 from analytics.engine import DuckDBEngine, SparkEngine
 from analytics.job import Job, JobRun, Span
+from analytics.jobs.log_quality import QUALITY_JOB
 from analytics.jobs.node_comparison import NODES_JOB
+from analytics.jobs.reconciliation import RECONCILIATION_JOB, STORES_JOB
 from analytics.jobs.refusals import ERRORS_JOB, LIMITS_JOB, REPLAY_JOB
 from analytics.jobs.traffic_and_latency import COST_JOB, LATENCY_JOB, QUEUES_JOB, TRAFFIC_JOB
 from analytics.jobs.wakeups import WAKEUPS_JOB
@@ -22,13 +24,16 @@ from analytics.settings import Settings
 from analytics.writing.warehouse import ALL_TABLES
 from tests.analytics.job_tables import at, day, event, make_rows, open_tables
 from tests.analytics.jobs import (
+    test_counter_reconciliation,
     test_errors,
     test_latency,
+    test_log_quality,
     test_node_comparison,
     test_queues,
     test_rate_limits,
     test_replays,
     test_request_cost,
+    test_store_reconciliation,
     test_traffic,
     test_wakeups,
 )
@@ -73,6 +78,16 @@ CASES = {
             "ledger_daily": test_queues.make_ledger_days(0, 1),
         },
         Settings(k_anonymity=1),
+    ),
+    "quality, reconciliation": Case(
+        (QUALITY_JOB, RECONCILIATION_JOB, STORES_JOB),
+        Span(day(0), day(2)),
+        [
+            *test_log_quality.make_every_finding()[0],
+            *test_counter_reconciliation.mix_lines(test_counter_reconciliation.simulate_three_days()),
+            *({**line, "seq": 1 + n} for n, line in enumerate(test_store_reconciliation.make_three_stores())),
+        ],
+        test_log_quality.make_every_finding()[1],
     ),
     "no lines": Case((TRAFFIC_JOB, LATENCY_JOB, QUEUES_JOB, COST_JOB, WAKEUPS_JOB), Span(day(0), day(0)), ()),
 }

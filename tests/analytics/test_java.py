@@ -170,7 +170,7 @@ def test_error_without_extra_names_command(tmp_path: Path) -> None:
     completed = run_program(hide_packages("pyspark", "matplotlib") + f"from analytics.cli import main\n{command}\n")
     assert completed.returncode == EXIT_FAILED
     assert completed.stderr == (
-        "mediatord-analytics: missing packages: pyspark, matplotlib; run: pip install 'mediatord[analytics]'\n"
+        "mediatord-analytics: missing packages: matplotlib, pyspark; run: pip install 'mediatord[analytics]'\n"
     )
 
 

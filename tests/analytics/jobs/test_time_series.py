@@ -83,7 +83,8 @@ def compute_bucket_center(bucket: int) -> float:
 HOURS: dict[str, tuple[float | None, float | None, float | None, float | None]] = {
     "messages_accepted": (100, 0, 0, 0),
     "messages_acknowledged": (80, 0, 0, 0),
-    "messages_lost": (7, 0, 0, 0),
+    # What was removed is not lost.
+    "messages_lost": (3, 0, 0, 0),
     "bytes_accepted": (11_000, 0, 0, 0),
     "requests": (200, 99, 0, 5),
     "requests_refused": (2, 1, 0, 0),
@@ -103,7 +104,7 @@ HOURS: dict[str, tuple[float | None, float | None, float | None, float | None]] 
 DAYS: dict[str, tuple[float | None, float | None]] = {
     "messages_accepted": (100, 0),
     "messages_acknowledged": (80, 0),
-    "messages_lost": (7, 0),
+    "messages_lost": (3, 0),
     "bytes_accepted": (11_000, 0),
     "requests": (299, 5),
     "requests_refused": (3, 0),

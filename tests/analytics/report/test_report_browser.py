@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import email
+import email.policy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 
 from analytics.report.outputs import render_report
 from tests.analytics.busy_day import BUSY_ROWS, make_report_data
-from tests.browser import VIEWS, Browser, PageInspection, chromium
+from tests.browser import DESKTOP_LIGHT, PHONE_LIGHT, VIEWS, Browser, PageInspection, chromium
 
 VIEW_NAMES = [view.name for view in VIEWS]
 
@@ -74,3 +76,33 @@ def test_inspection_detects_defects(browser: Browser, tmp_path: Path) -> None:
         assert inspection.overflowing and inspection.overflow > 0
         assert inspection.requests == inspection.cross_origin == ["http://127.0.0.1:9/x.png"]
         assert "here" in inspection.errors and inspection.scripts == 1
+
+
+def test_first_screen_of_a_phone_says_what_to_do(browser: Browser, tmp_path: Path) -> None:
+    """The verdict and the first action, on the worst day; the overview follows below all actions."""
+    (tmp_path / "index.html").write_bytes(render_report(make_report_data(BUSY_ROWS))["index.html"])
+
+    with browser.visit((tmp_path / "index.html").as_uri(), PHONE_LIGHT, offline=True) as visit:
+        ends = []
+        for selector in ("#verdict", ".actions li >> nth=0"):
+            box = visit.page.locator(selector).bounding_box()
+            assert box is not None
+            ends.append(box["y"] + box["height"])
+
+    assert ends == sorted(ends) and ends[-1] < PHONE_LIGHT.height
+
+
+def test_mail_fits_a_phone(browser: Browser, tmp_path: Path) -> None:
+    """Without its images; wide tables scroll."""
+    message = email.message_from_bytes(
+        render_report(make_report_data(BUSY_ROWS))["report.eml"], policy=email.policy.default
+    )
+    body = message.get_body(("html",))
+    assert body is not None
+    (tmp_path / "index.html").write_text(body.get_content().replace('src="cid:', 'title="'), "utf-8")
+
+    for view in (PHONE_LIGHT, DESKTOP_LIGHT):
+        with browser.visit((tmp_path / "index.html").as_uri(), view, offline=True) as visit:
+            inspection = visit.inspect("mail")
+        assert not (inspection.errors or inspection.requests or inspection.low_contrast or inspection.overflow)
+        assert inspection.smallest_text >= 12

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import duckdb
 import pytest
 import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from analytics.reading.files import FileSystem
+from analytics.database import Database
+from analytics.report.content import REPORT_QUERIES
 from analytics.report.outputs import make_registry, write_textfile
 from analytics.schema import TABLES
-from analytics.writing.warehouse import Warehouse
 from tests.analytics.busy_day import BUSY_ROWS, DAY, RUN_INFO, make_report_data
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from tests.analytics.job_tables import fill_table
 
 RULES = Path(__file__).parents[3] / "etc" / "prometheus" / "mediatord-analytics.rules.yml"
 
@@ -89,24 +88,20 @@ def test_omits_unknown_figures() -> None:
     assert not any(name.startswith(("mediatord_analytics_ledger", "mediatord_forecast")) for name, _ in found)
 
 
-def test_replaces_file_atomically(spark: SparkSession, tmp_path: Path) -> None:
-    struct = TABLES["ledger_daily"].struct()
-    rows = [tuple(row[name] for name in struct.names) for row in BUSY_ROWS["ledger_daily"]]
-    spark.createDataFrame(rows, struct).write.partitionBy("dt").parquet(f"{tmp_path}/tables/ledger_daily")
-    warehouse = Warehouse(spark, FileSystem(spark), str(tmp_path))
+def test_replaces_file_atomically(tmp_path: Path) -> None:
+    """A failure leaves the file of the day before."""
     path = tmp_path / "collector" / "mediatord-analytics.prom"
     path.parent.mkdir()
     path.write_text("the day before\n")
+    with Database(str(tmp_path)) as database:
+        with pytest.raises(duckdb.CatalogException, match="does not exist"):
+            write_textfile(database, DAY, str(path), RUN_INFO)
+        assert path.read_text() == "the day before\n"
 
-    class FailingWarehouse(Warehouse):
-        def read(self, *arguments: Any) -> Any:
-            raise OSError("no such disk")
+        for name in REPORT_QUERIES:
+            fill_table(database, TABLES[name], BUSY_ROWS["ledger_daily"] if name == "ledger_daily" else ())
+        write_textfile(database, DAY, str(path), RUN_INFO)
 
-    with pytest.raises(OSError, match="no such disk"):
-        write_textfile(FailingWarehouse(spark, FileSystem(spark), str(tmp_path)), DAY, str(path), RUN_INFO)
-    assert path.read_text() == "the day before\n"
-
-    write_textfile(warehouse, DAY, str(path), RUN_INFO)
     assert parse_samples(path.read_text())["mediatord_analytics_ledger_difference", ()] == 3
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
