@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from glob import glob
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -15,10 +16,12 @@ from analytics.database import Database
 from analytics.engine import DuckDBEngine, SparkEngine
 from analytics.job import Job, JobRun, Span
 from analytics.jobs.log_quality import QUALITY_JOB
+from analytics.jobs.message_ledger import LEDGER_JOB
 from analytics.jobs.node_comparison import NODES_JOB
 from analytics.jobs.reconciliation import RECONCILIATION_JOB, STORES_JOB
 from analytics.jobs.refusals import ERRORS_JOB, LIMITS_JOB, REPLAY_JOB
 from analytics.jobs.senders_and_recipients import RECIPIENTS_JOB, TALKERS_JOB
+from analytics.jobs.sessions import SESSIONS_JOB
 from analytics.jobs.time_series import SERIES_JOB
 from analytics.jobs.traffic_and_latency import COST_JOB, LATENCY_JOB, QUEUES_JOB, TRAFFIC_JOB
 from analytics.jobs.wakeups import WAKEUPS_JOB
@@ -31,6 +34,7 @@ from tests.analytics.jobs import (
     test_errors,
     test_latency,
     test_log_quality,
+    test_message_ledger,
     test_node_comparison,
     test_queues,
     test_rate_limits,
@@ -38,6 +42,7 @@ from tests.analytics.jobs import (
     test_replays,
     test_request_cost,
     test_senders_and_recipients,
+    test_sessions,
     test_store_reconciliation,
     test_time_series,
     test_traffic,
@@ -107,6 +112,19 @@ CASES = {
         ],
         test_log_quality.make_every_finding()[1],
     ),
+    "messages": Case(
+        (LEDGER_JOB,),
+        Span(day(1), day(3)),
+        [*test_message_ledger.make_unusual_histories()[0], *test_message_ledger.ExpectedLedger(5, 200).lines],
+        test_message_ledger.make_unusual_histories()[1],
+        large=("open",),
+    ),
+    "sockets": Case(
+        (SESSIONS_JOB,),
+        Span(day(1), day(2)),
+        [*test_sessions.make_restarts()[0], *test_sessions.make_socket_events(9, 3)],
+        {"concurrency_10m": test_sessions.make_restarts()[1]},
+    ),
     "no lines": Case(
         (TRAFFIC_JOB, LATENCY_JOB, QUEUES_JOB, COST_JOB, WAKEUPS_JOB, TALKERS_JOB, RECIPIENTS_JOB, SERIES_JOB),
         Span(day(0), day(0)),
@@ -146,9 +164,25 @@ def _make_spark_engine(
     return engine
 
 
-def _write_parquet(database: Database, table: str, directory: str) -> list[str]:
-    database.execute(f"COPY (FROM \"{table}\") TO '{directory}/{table}' (FORMAT parquet, PARTITION_BY (dt))")
-    return sorted(glob(f"{directory}/{table}/dt=*/*.parquet"))
+def _write_parquet(database: Database, table: str, directory: str, name: str = "") -> list[str]:
+    path = Path(directory, name or table)
+    path.mkdir(parents=True)
+    database.execute(f"COPY (FROM \"{table}\") TO '{path}' (FORMAT parquet, PARTITION_BY (dt))")
+    return sorted(glob(f"{path}/dt=*/*.parquet"))
+
+
+def test_spark_reads_files_of_several_directories(spark: SparkSession) -> None:
+    """As those that are published and those that the run has staged."""
+    with open_tables([event("gauge", at(0, 1))], {}) as database, tempfile.TemporaryDirectory() as directory:
+        engine = _make_spark_engine(spark, database, directory, [])
+        paths = [
+            path
+            for name in ("published", "staged")
+            for path in _write_parquet(database, "events", directory, f"{name}/events")
+        ]
+        engine.read(ALL_TABLES["events"], paths)
+        engine.scan("lines", "SELECT dt, count(*) AS n FROM events GROUP BY dt")
+        assert database.rows("FROM lines") == [{"dt": day(0), "n": 2}]
 
 
 def test_small_tables_are_sent_to_all_tasks(spark: SparkSession) -> None:
