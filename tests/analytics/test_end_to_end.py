@@ -279,7 +279,9 @@ class EndToEndTests(TestCase):
         self.assertEqual({row["total"] for row in rows if row["entry"] == "difference"}, {0})
         self.assertEqual({row["gap"] for row in rows if row["entry"] in ENTRY_EVENTS}, {0})
         self.assertEqual(len({row["store"] for row in rows}), 1)
-        last = {row["entry"]: row["total"] for row in rows if row["proto"] == "didcomm" and row["dt"] == rows[-1].dt}
+        last = {
+            row["entry"]: row["total"] for row in rows if row["proto"] == "didcomm" and row["dt"] == rows[-1]["dt"]
+        }
         for entry, event in ENTRY_EVENTS.items():
             logged = sum(row["logged"] for row in rows if row["entry"] == entry)
             self.assertEqual((logged, last[entry]), (self.ledger.events[event],) * 2, entry)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import analytics
+from analytics.database import Database
+from analytics.engine import AnalysisSession
 from analytics.errors import EXIT_OK
 from analytics.job import Span
+from analytics.jobs import JOBS
 from analytics.nightly import NightlyRequest, make_default_steps, run_nightly
 from analytics.reading.files import FileSystem
 from analytics.sample import generate_logs
@@ -24,9 +28,6 @@ from analytics.sample.ground_truth import SampleSpec
 from analytics.settings import Settings
 from analytics.writing.warehouse import Warehouse
 from tests.analytics.processes import list_process_tree, wait_for_exit
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 ROOT = Path(analytics.__file__).parents[1]
 DAY = date(2026, 11, 16)
@@ -51,11 +52,11 @@ class RunFixture:
     def out(self) -> Path:
         return self.folder / "out"
 
-    def start(self, **environ: str) -> subprocess.Popen[str]:
+    def start(self, engine: str = "spark", **environ: str) -> subprocess.Popen[str]:
         """Start the run in a process group of its own."""
         paths = ["--logs", "logs", "--out", "out", "--textfile", "night.prom", "--scratch", "scratch"]
         return subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, "nightly", *paths, "--day", str(DAY), "--memory", "512m"],
+            [sys.executable, "-c", PROGRAM, "nightly", *paths, "--day", str(DAY), "--engine", engine],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -64,14 +65,16 @@ class RunFixture:
             start_new_session=True,
         )
 
-    def run_and_stop(self, marker: str, number: signal.Signals, group: bool) -> tuple[int, list[str]]:
+    def run_and_stop(
+        self, marker: str, number: signal.Signals, group: bool, engine: str = "spark"
+    ) -> tuple[int, list[str]]:
         """
         Run, and send a signal as soon as a line of standard error contains a text.
 
         :param group: send the signal to the whole process group.
         :return: exit status and all lines of standard error, after all processes have ended.
         """
-        process = self.start()
+        process = self.start(engine)
         assert process.stderr
         lines: list[str] = []
         for line in process.stderr:
@@ -137,7 +140,7 @@ def test_sigint_while_java_hangs_at_start(fixture: RunFixture) -> None:
     assert (wait_for_exit([hanging]), fixture.list_leftovers()) == ([], [])
 
 
-def test_sigterm_during_ingest(fixture: RunFixture, spark: SparkSession) -> None:
+def test_sigterm_during_ingest(fixture: RunFixture, session: AnalysisSession) -> None:
     """Only a manifest remains, and the next run succeeds."""
     status, lines = fixture.run_and_stop("discover", signal.SIGTERM, group=True)
     assert (status, lines[-1]) == (143, "mediatord-analytics: stopped by SIGTERM\n")
@@ -148,18 +151,17 @@ def test_sigterm_during_ingest(fixture: RunFixture, spark: SparkSession) -> None
     ]
     assert ([path.name for path in fixture.out.iterdir()], fixture.list_leftovers()) == (["runs"], [])
 
-    files, span = FileSystem(spark), Span(DAY, DAY)
-    keys, scratch = str(fixture.folder / "keys"), str(fixture.folder)
-    request = NightlyRequest([str(fixture.folder / "logs")], str(fixture.out), span, Settings(), scratch, keys)
+    keys, span = str(fixture.folder / "keys"), Span(DAY, DAY)
+    request = NightlyRequest([str(fixture.folder / "logs")], str(fixture.out), span, Settings(), keys)
 
-    def report(files: FileSystem, warehouse: Warehouse, out: str, day: date, *_: object) -> str:
+    def report(files: FileSystem, database: Database, out: str, day: date, *_: object) -> str:
         files.write(f"{out}/report/{day}/index.html", b"")
         return ""
 
     # Jobs are not needed for this test.
     steps = replace(make_default_steps(), jobs=(), report=report)
-    assert run_nightly(spark, files, request, lambda _: None, steps).exit_status == EXIT_OK
-    assert DAY in Warehouse(spark, files, str(fixture.out)).days("events")
+    assert run_nightly(session, request, lambda _: None, steps).exit_status == EXIT_OK
+    assert DAY in Warehouse(session.database, session.files, str(fixture.out)).days("events")
 
 
 @pytest.mark.parametrize(
@@ -186,3 +188,35 @@ def test_stop_at_any_moment_is_atomic(fixture: RunFixture, marker: str, number: 
     manifest = fixture.load_manifests()[-1]
     outcome = (manifest["exit_status"], manifest.get("error"))
     assert outcome == ((EXIT_OK, None) if published else (status, f"stopped by {number.name}"))
+
+
+# Every step of a run; each of Spark's scans is within a job.
+STEPS = ("discover", "ingest", *(job.name for job in JOBS), "verdict", "report", "publish")
+
+
+def read_results(out: Path) -> dict[str, bytes]:
+    """Contents of all published files."""
+    return {
+        str(path.relative_to(out)): path.read_bytes()
+        for name in ("tables", "report")
+        for path in (out / name).rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("engine", ["duckdb", pytest.param("spark", marks=pytest.mark.exhaustive)])
+def test_run_after_kill_in_any_step_gives_same_files(fixture: RunFixture, engine: str) -> None:
+    """SIGKILL of all processes; nothing is published, or everything once the next run has begun."""
+    process = fixture.start(engine)
+    process.communicate()
+    assert process.returncode == EXIT_OK
+    undisturbed = read_results(fixture.out)
+    assert undisturbed
+    for step in STEPS:
+        shutil.rmtree(fixture.out)
+        fixture.run_and_stop(f"] {step} ", signal.SIGKILL, group=True, engine=engine)
+        process = fixture.start(engine)
+        process.communicate()
+        assert process.returncode == EXIT_OK
+        assert read_results(fixture.out) == undisturbed, step
+        assert fixture.list_leftovers() == []

@@ -270,7 +270,8 @@ def test_failed_run_changes_nothing_published(nightly: NightlyFixture) -> None:
     nightly.write_segment(0, "late", 0)
 
     def fail_ledger(run: JobRun) -> dict[str, str]:
-        return {"ledger_daily": "SELECT * REPLACE (error('no balance') AS dt) FROM (SELECT 1) LEFT JOIN ledger_daily ON true"}
+        others = ", ".join(f'0 AS "{column.name}"' for column in TABLES["ledger_daily"].columns[1:-1])
+        return {"ledger_daily": f"SELECT {run.first} AS dt, {others}, error('no balance')::DATE AS books"}
 
     with pytest.raises(AnalyticsError, match="job ledger: .*no balance"):
         nightly.run(0, steps=replace(STEPS, jobs=(BOOTS, replace(LEDGER, make_tables=fail_ledger))))

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from analytics.engine import AnalysisSession
 from analytics.errors import AnalyticsError
 from analytics.job import Job
-from analytics.reading.files import FileSystem
 from analytics.reading.segments import ReadSegment, Segment
 from analytics.settings import Settings
 from analytics.writing.retention import ExpiredItem, prune_expired
 from analytics.writing.warehouse import Warehouse
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 LAST = date(2026, 11, 20)
 SETTINGS = Settings(look_back_days=2, keep_events_days=10, keep_tables_days=20, keep_logs_days=5)
@@ -30,7 +27,7 @@ def days_ago(days: int) -> date:
 
 
 def make_job(**history_days: int) -> Job:
-    return Job("job", (), (), lambda frames, settings, span: {}, history_days)
+    return Job("job", (), (), lambda run: {}, history_days)
 
 
 @pytest.fixture
@@ -48,9 +45,9 @@ def out(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run_prune(spark: SparkSession, out: Path, settings: Settings = SETTINGS, *jobs: Job, **rest: Any) -> int:
-    files = FileSystem(spark)
-    return prune_expired(Warehouse(spark, files, str(out)), files, str(out), settings, jobs, **rest)
+def run_prune(session: AnalysisSession, out: Path, settings: Settings = SETTINGS, *jobs: Job, **rest: Any) -> int:
+    warehouse = Warehouse(session.database, session.files, str(out))
+    return prune_expired(warehouse, session.files, str(out), settings, jobs, **rest)
 
 
 def count_kept_days(out: Path, table: str) -> int:
@@ -60,13 +57,13 @@ def count_kept_days(out: Path, table: str) -> int:
     return len(days)
 
 
-def test_deletes_old_days(spark: SparkSession, out: Path) -> None:
+def test_deletes_old_days(session: AnalysisSession, out: Path) -> None:
     """Counted from the oldest day that may be computed again; tables with identifiers expire sooner."""
     expired: list[ExpiredItem] = []
-    assert run_prune(spark, out, dry_run=True, report_item=expired.append) == len(expired) > 0
+    assert run_prune(session, out, dry_run=True, report_item=expired.append) == len(expired) > 0
     assert {f"events of {days_ago(number)}" for number in range(13, 40)} <= {item.what for item in expired}
     assert count_kept_days(out, "events") == 40
-    assert run_prune(spark, out) == len(expired)
+    assert run_prune(session, out) == len(expired)
     assert {name: count_kept_days(out, name) for name in ("events", "open", "recipients_daily", "ledger_daily")} == {
         "events": 13,
         "open": 13,
@@ -76,13 +73,15 @@ def test_deletes_old_days(spark: SparkSession, out: Path) -> None:
     assert len(list((out / "report").iterdir())) == 23
     # A manifest is dated by its run, one day later.
     assert len(list((out / "runs").iterdir())) == 24
-    assert run_prune(spark, out) == 0
+    assert run_prune(session, out) == 0
 
 
-def test_keeps_history_of_jobs(spark: SparkSession, out: Path) -> None:
+def test_keeps_history_of_jobs(session: AnalysisSession, out: Path) -> None:
     """Figures for the whole history; identifiers no longer than the ledger needs, but at least so long."""
     settings = SETTINGS.model_copy(update={"keep_events_days": 1, "keep_tables_days": 1})
-    run_prune(spark, out, settings, make_job(series_daily=30, open=7, recipients_daily=35), make_job(series_daily=3))
+    run_prune(
+        session, out, settings, make_job(series_daily=30, open=7, recipients_daily=35), make_job(series_daily=3)
+    )
     found = {
         name: count_kept_days(out, name)
         for name in ("events", "open", "recipients_daily", "ledger_daily", "series_daily")
@@ -90,7 +89,7 @@ def test_keeps_history_of_jobs(spark: SparkSession, out: Path) -> None:
     assert found == {"events": 4, "open": 10, "recipients_daily": 10, "ledger_daily": 4, "series_daily": 33}
 
 
-def test_deletes_loaded_segments(spark: SparkSession, out: Path, tmp_path: Path) -> None:
+def test_deletes_loaded_segments(session: AnalysisSession, out: Path, tmp_path: Path) -> None:
     """Only those given, old enough, completely read and unchanged; with all their files."""
 
     def create_file(name: str) -> str:
@@ -127,20 +126,20 @@ def test_deletes_loaded_segments(spark: SparkSession, out: Path, tmp_path: Path)
         segment("had more"),
         segment("events deleted", others=(create_file("copy"),)),
     ]
-    run_prune(spark, out, segments=segments, known=known)
+    run_prune(session, out, segments=segments, known=known)
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == sorted(
         [*uncertain, "young", "never read", "changed", "growing", "differs", "differs.gz", "had more"]
     )
 
 
-def test_refuses_during_a_run(spark: SparkSession, out: Path) -> None:
+def test_refuses_during_a_run(session: AnalysisSession, out: Path) -> None:
     """It would delete the input of the run."""
     from analytics.writing.runs import hold_run_lock
 
-    with hold_run_lock(FileSystem(spark), str(out), "run"), pytest.raises(AnalyticsError, match="another run"):
-        run_prune(spark, out)
+    with hold_run_lock(session.files, str(out), "run"), pytest.raises(AnalyticsError, match="another run"):
+        run_prune(session, out)
     assert count_kept_days(out, "events") == 40
 
 
-def test_deletes_nothing_without_results(spark: SparkSession, tmp_path: Path) -> None:
-    assert run_prune(spark, tmp_path) == 0
+def test_deletes_nothing_without_results(session: AnalysisSession, tmp_path: Path) -> None:
+    assert run_prune(session, tmp_path) == 0
