@@ -149,7 +149,7 @@ class NightlyOutcome:
     """
     :param exit_status: of the process.
     :param report_path: of the last requested day; empty if nothing was written.
-    :param integrity_errors: sentences about lost messages and log lines.
+    :param integrity_errors: sentences about incomplete logs and ledgers.
     :param warnings: sentences for the operator.
     """
 
