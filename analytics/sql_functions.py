@@ -3,9 +3,10 @@ SQL that Spark and DuckDB share: functions under one name in both, and literals.
 
 A scan is one SQL statement that both engines run with the same result, so it uses what both have: the functions
 declared here, `"name"` for identifiers that are keywords, `count(*) FILTER (WHERE ...)`, `max_by`, `bit_or`,
-`greatest` and `least` (which ignore nulls), `hour`, `date_trunc('minute', ...)`, `LIKE`, `regexp_like`, `VALUES`,
-`SEMI JOIN`, `ANTI JOIN`, `QUALIFY`, window functions, `GROUP BY ALL`, `x IS DISTINCT FROM y`. It has no structs,
-arrays, lambdas, `EXCLUDE` or subtraction of dates. Times are microseconds since the epoch.
+`greatest` and `least` (which ignore nulls), `left`, `hour`, `date_trunc('minute', ...)`, `LIKE` without escapes,
+`regexp_like`, `VALUES`, `SEMI JOIN`, `ANTI JOIN`, `QUALIFY`, window functions, `GROUP BY ALL`,
+`x IS DISTINCT FROM y`. It has no structs, arrays, lambdas, `EXCLUDE` or subtraction of dates. Times are microseconds
+since the epoch.
 
 Percentiles come from histograms with logarithmic buckets: bucket b holds 1.02**b to 1.02**(b + 1) ms. Counts of
 nodes, paths and hours add up, so percentiles of any period come from stored counts and are the same on every run.

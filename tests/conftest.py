@@ -42,7 +42,7 @@ settings.load_profile("patient")
 # pytest-xdist runs a file in one process; the longest ones start first, so that the run does not end with one
 # process.
 LONGEST_FIRST = (
-    "analytics/jobs/test_message_ledger.py",  # and with it all others that share a Spark session
+    "analytics/test_engines.py",  # and with it all others that share a Spark session
     "model/test_model.py",
     "integration/test_bench.py",
     "monitoring/test_live.py",

@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, timedelta
+from decimal import ROUND_HALF_UP, Decimal
 from math import ceil, fsum, hypot, sqrt
 from statistics import median, quantiles
 from typing import Literal
@@ -256,14 +257,19 @@ def _assess_hour(cell: Row, settings: Settings) -> Iterator[Row]:
     by_chance = scale if metric.counted else 0
     floors = ((cell["noise"] or 0) * scale, expected * relative, by_chance, metric.floor)
     row = {name: cell[name] for name in ("dt", "hour", "metric", "value")} | {
-        "expected": round(expected, 6),
-        "spread": round(max(own, *floors), 6),
+        "expected": _round_half_up(expected, 6),
+        "spread": _round_half_up(max(own, *floors), 6),
         "samples": samples,
         "baseline": "hour_of_week" if weekly else "hour_of_day",
     }
-    row["z"] = round((row["value"] - row["expected"]) / row["spread"], 3)
+    row["z"] = _round_half_up((row["value"] - row["expected"]) / row["spread"], 3)
     if row["z"] > settings.anomaly_z or (metric.falls_too and row["z"] < -settings.anomaly_z):
         yield row | {"reason": _format_reason(row)}
+
+
+def _round_half_up(value: float, digits: int) -> float:
+    """Round as SQL does: 0.0000005 to 0.000001."""
+    return float(Decimal(repr(value)).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP))
 
 
 def _format_reason(row: Row) -> str:
@@ -379,7 +385,7 @@ def _predict(model: _Model, t: int) -> Row:
     away = abs(t - sum_t / n) / sqrt(sum(t * t for t in model.times) - sum_t * sum_t / n)
     trend = _INTERVAL_SIGMAS * model.sigma * fitted * away
     low, high = value - hypot(model.below * fitted, trend), value + hypot(model.above * fitted, trend)
-    return {name: round(max(end, 0.0), 3) for name, end in (("value", value), ("low", low), ("high", high))}
+    return {name: _round_half_up(max(end, 0.0), 3) for name, end in (("value", value), ("low", low), ("high", high))}
 
 
 def _measure_error(model: _Model, points: _Points, held_back: int) -> Iterator[Row]:
@@ -399,9 +405,9 @@ def _measure_error(model: _Model, points: _Points, held_back: int) -> Iterator[R
         yield {
             "held_back": len(actual),
             "trained_on": len(model.times),
-            "mape": round(off / total, 6),
-            "naive_mape": round(naive_off / total, 6),
-            "inside": round(inside / len(actual), 6),
+            "mape": _round_half_up(off / total, 6),
+            "naive_mape": _round_half_up(naive_off / total, 6),
+            "inside": _round_half_up(inside / len(actual), 6),
         }
 
 

@@ -21,7 +21,6 @@ import os
 import shutil
 import signal
 import zlib
-from array import array
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ProcessPoolExecutor, wait
@@ -30,7 +29,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from multiprocessing import active_children, get_context, parent_process
-from operator import itemgetter
 from pathlib import Path
 from threading import Thread
 from typing import IO, TYPE_CHECKING, Any
@@ -41,7 +39,7 @@ import pyarrow.parquet as pq
 
 from analytics.errors import STOP_HANDLER, STOP_SIGNALS, AnalyticsError
 from analytics.reading.files import get_local_path
-from analytics.reading.lines import TYPES, Event, make_columns, parse_lines
+from analytics.reading.lines import LINE_SCHEMA, parse_lines
 from analytics.reading.segments import (
     ACTIVE,
     CLOSED,
@@ -214,19 +212,19 @@ class _SegmentLoader:
         reading.separators |= parsed.separators
         reading.corrupt += len(parsed.damaged)
         self._quarantine += parsed.damaged
-        if not parsed.events:
-            return
-        columns = parsed.columns
-        fresh = self._seen.select_fresh(parsed.events)
-        if len(fresh) < len(parsed.events):
-            reading.doubled += len(parsed.events) - len(fresh)
-            columns = make_columns(fresh)
-        reading.events += len(fresh)
-        if "log.close" in parsed.columns:
+        reading.events += len(parsed.events)
+        if is_fresh := self._seen.find_fresh(parsed.events):
+            fresh = parsed.select(pa.array(is_fresh))
+            repeated = len(parsed.events) - len(fresh.events)
+            reading.events -= repeated
+            reading.doubled += repeated
+            parsed = fresh
+        by_event = parsed.split_by_event()
+        if "log.close" in by_event:
             reading.closed = True
-            said = pc.max(parsed.columns["log.close"]["lines"]).as_py()
+            said = pc.max(by_event["log.close"]["lines"]).as_py()
             reading.lines_said = max((n for n in (said, reading.lines_said) if n is not None), default=None)
-        self._events.add(columns)
+        self._events.add(by_event)
 
     def _write_quarantine(self) -> None:
         if not self._quarantine:
@@ -249,49 +247,42 @@ class _SeenLines:
 
     def __init__(self) -> None:
         self.ranges: dict[LineKey, tuple[int, int]] = {}
-        self._ascending: defaultdict[LineKey, array[int]] = defaultdict(lambda: array("q"))
+        self._ascending: defaultdict[LineKey, list[pa.Array]] = defaultdict(list)
         self._seen: dict[LineKey, set[int]] = {}
 
-    def select_fresh(self, events: list[Event]) -> list[Event]:
-        """Events whose number has not occurred before."""
-        keys = set(map(_get_line_key, events))
-        if len(keys) == 1:
-            return self._select(keys.pop(), events)
-        positions: list[tuple[int, Event]] = []
+    def find_fresh(self, events: pa.Table) -> list[bool]:
+        """For each event whether its number has not occurred before; empty if that is so of all."""
+        starts = events.group_by(["node", "boot"]).aggregate([("seq", "min"), ("seq", "max")]).to_pylist()
+        keys = [(start["node"], start["boot"]) for start in starts]
+        is_ascending = len(keys) == 1 and self._continues(keys[0], events["seq"].combine_chunks())
+        for key, start in zip(keys, starts, strict=True):
+            first, last = self.ranges.get(key, (start["seq_min"], start["seq_max"]))
+            self.ranges[key] = min(first, start["seq_min"]), max(last, start["seq_max"])
+        if is_ascending:
+            self._ascending[keys[0]].append(events["seq"].combine_chunks())
+            return []
         for key in keys:
-            own = [event for event in events if _get_line_key(event) == key]
-            positions += [(id(event), event) for event in self._select(key, own)]
-        fresh = {place for place, _ in positions}
-        return [event for event in events if id(event) in fresh]
+            if key not in self._seen:
+                self._seen[key] = {number for part in self._ascending.pop(key, []) for number in part.to_pylist()}
+        lines = zip(*(events[name].to_pylist() for name in ("node", "boot", "seq")), strict=True)
+        return [self._is_fresh((node, boot), number) for node, boot, number in lines]
 
-    def _select(self, key: LineKey, events: list[Event]) -> list[Event]:
-        numbers = list(map(_get_seq, events))
-        first, last = self.ranges.get(key, (numbers[0], numbers[0]))
-        self.ranges[key] = min(first, *numbers), max(last, *numbers)
-        before = self._ascending[key]
-        if key not in self._seen and _is_ascending(numbers) and (not before or before[-1] < numbers[0]):
-            before.extend(numbers)
-            return events
-        seen = self._seen.setdefault(key, set(before))
-        fresh = []
-        for number, event in zip(numbers, events, strict=True):
-            if number not in seen:
-                seen.add(number)
-                fresh.append(event)
-        return fresh
+    def _continues(self, key: LineKey, numbers: pa.Array) -> bool:
+        """Whether each number is higher than all before."""
+        if key in self._seen or (key in self.ranges and numbers[0].as_py() <= self.ranges[key][1]):
+            return False
+        return len(numbers) < 2 or pc.all(pc.greater(numbers[1:], numbers[:-1])).as_py()
 
-
-_get_line_key: Callable[[Event], LineKey] = itemgetter("node", "boot")
-_get_seq: Callable[[Event], int] = itemgetter("seq")
-
-
-def _is_ascending(numbers: Sequence[int]) -> bool:
-    """Whether each number is higher than the one before."""
-    return len(set(numbers)) == len(numbers) and all(map(int.__lt__, numbers, numbers[1:]))
+    def _is_fresh(self, key: LineKey, number: int) -> bool:
+        seen = self._seen[key]
+        if number in seen:
+            return False
+        seen.add(number)
+        return True
 
 
 _QUARANTINE_SCHEMA = pa.schema([("stem", pa.string()), ("cause", pa.string()), ("line", pa.string())])
-EVENT_SCHEMA = pa.schema([("stem", pa.string()), *TYPES.items()])
+EVENT_SCHEMA = LINE_SCHEMA.insert(0, pa.field("stem", pa.string()))
 # Values that repeat; to build dictionaries of the others takes a tenth of the time of writing.
 _UNIQUE_COLUMNS = {"conn", "crypto_ms", "dur_ms", "latency_ms", "msg", "req", "seq", "ts", "rcpt", "sender"}
 _PARQUET_OPTIONS: Mapping[str, Any] = {
@@ -308,13 +299,13 @@ class _EventFiles:
 
     def __init__(self, target: Path, segment: Segment) -> None:
         self._target, self._segment = target, segment
-        self._parts: defaultdict[tuple[date, str], list[pa.RecordBatch]] = defaultdict(list)
+        self._parts: defaultdict[tuple[date, str], list[pa.Table]] = defaultdict(list)
         self._writers: dict[date, tuple[str, pq.ParquetWriter]] = {}
 
-    def add(self, columns: Mapping[str, pa.RecordBatch]) -> None:
+    def add(self, by_event: Mapping[str, pa.Table]) -> None:
         """Add events to the block."""
-        for event, batch in columns.items():
-            for day, rows in self._split_by_day(batch):
+        for event, lines in by_event.items():
+            for day, rows in self._split_by_day(lines):
                 self._parts[day, event].append(rows)
 
     def write_block(self) -> None:
@@ -359,22 +350,22 @@ class _EventFiles:
             self._writers[day] = draft, pq.ParquetWriter(draft, EVENT_SCHEMA, **_PARQUET_OPTIONS)
         return self._writers[day][1]
 
-    def _split_by_day(self, batch: pa.RecordBatch) -> Iterator[tuple[date, pa.RecordBatch]]:
+    def _split_by_day(self, lines: pa.Table) -> Iterator[tuple[date, pa.Table]]:
         """A time far from the batch does not change the day."""
         own = self._segment.batch
-        ends = pc.min_max(batch["ts"]).as_py()
+        ends = pc.min_max(lines["ts"]).as_py()
         first, last = ends["min"].date(), ends["max"].date()
         if first == last:
-            yield first if abs(first - own) <= _DAY else own, batch
+            yield first if abs(first - own) <= _DAY else own, lines
             return
-        days = pc.cast(batch["ts"], pa.date32())
+        days = pc.cast(lines["ts"], pa.date32())
         near = pc.and_(pc.greater_equal(days, _as_day(own - _DAY)), pc.less_equal(days, _as_day(own + _DAY)))
         days = pc.if_else(near, days, _as_day(own))
         for day in sorted(pc.unique(days).to_pylist()):
-            yield day, batch.filter(pc.equal(days, _as_day(day)))
+            yield day, lines.filter(pc.equal(days, _as_day(day)))
 
-    def _make_table(self, batches: Sequence[pa.RecordBatch]) -> pa.Table:
-        own = pa.Table.from_batches(batches).combine_chunks()
+    def _make_table(self, parts: Sequence[pa.Table]) -> pa.Table:
+        own = pa.concat_tables(parts).combine_chunks()
         columns = [
             pa.repeat(self._segment.stem, len(own))
             if name == "stem"

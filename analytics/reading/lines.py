@@ -1,21 +1,20 @@
 """
-Parsing of log lines: bytes to columns, one Arrow record batch for each event.
+Parsing of log lines: bytes to tables of Arrow.
 
-A chunk of whole lines is parsed at once, and each column of each event is checked as a whole. If anything in a chunk
-is not as declared, its lines are checked one by one: damaged ones are classified, the others become columns as usual.
-So both ways accept the same lines.
+Arrow parses a chunk of whole lines at once. It spends time on every requested column, even without values; so only
+the fields of frequent events are requested, and the few lines of other events are parsed again with all fields. If
+anything in a chunk is not as declared, its halves are parsed, and finally its lines one by one: damaged ones are
+classified, the others become tables as usual. Both ways accept the same lines.
 
-An event has the columns of the envelope and of its own fields; other fields are ignored. An event that is not
-declared has the columns of all fields.
+Of an event only its own fields are read; others are ignored. An event that is not declared may have all fields.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache
 from typing import Any
@@ -23,6 +22,7 @@ from typing import Any
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.json as pj
 
 from analytics.schema import make_event_columns
 from mediatord.observability.event_schema import ENVELOPE, EVENTS, FIELDS
@@ -46,6 +46,7 @@ MAX_QUARANTINED_CHARS = 4096
 _MAX_BYTES_OF_CHAR = 4
 _RECORD_SEPARATOR = b"\x1e"
 _BLANKS = b" \t\r"
+_SMALL_CHUNK_BYTES = 1 << 16
 
 _ARROW_TYPES = {
     "string": pa.string(),
@@ -55,17 +56,24 @@ _ARROW_TYPES = {
     "boolean": pa.bool_(),
     "timestamp": pa.timestamp("us", tz="UTC"),
 }
-TYPES = {column.name: _ARROW_TYPES[column.type] for column in make_event_columns() if column.type != "date"}
-"""Arrow types of the columns of `events`, except for its partitions."""
+LINE_SCHEMA = pa.schema(
+    [
+        (column.name, _ARROW_TYPES[column.type])
+        for column in make_event_columns()
+        if column.name in ENVELOPE or column.name in FIELDS
+    ]
+)
+"""A column for each field that a line may have."""
 
-_KINDS = {name: kind for name, (kind, _) in {**ENVELOPE, **FIELDS}.items()}
-_PYTHON_TYPES = {
-    "string": frozenset({str}),
-    "integer": frozenset({int}),
-    "number": frozenset({float, int}),
-    "boolean": frozenset({bool}),
-}
-_OPTIONAL_TYPES = {kind: types | {type(None)} for kind, types in _PYTHON_TYPES.items()}
+FREQUENT_EVENTS = ("req.done", "msg.accept", "msg.push", "msg.ack")
+"""Nearly all lines are of these events."""
+
+_FREQUENT_FIELDS = {*ENVELOPE, *(name for event in FREQUENT_EVENTS for name in EVENTS[event].fields)}
+_TIME = LINE_SCHEMA.get_field_index("ts")
+_TEXT_SCHEMA = LINE_SCHEMA.set(_TIME, pa.field("ts", pa.string()))
+_FREQUENT_TEXT_SCHEMA = pa.schema([column for column in _TEXT_SCHEMA if column.name in _FREQUENT_FIELDS])
+_NUMBERS = [name for name, (kind, _) in FIELDS.items() if kind == "number"]
+_PYTHON_TYPES = {"string": (str,), "integer": (int,), "number": (float, int), "boolean": (bool,)}
 _TIME_LENGTH = len("2026-11-20T00:00:00.000000Z")
 _TIME_PATTERN = re.compile(
     r"([0-9]{4}-[0-9]{2}-[0-9]{2})T(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]\.[0-9]{6}Z", re.ASCII
@@ -73,29 +81,44 @@ _TIME_PATTERN = re.compile(
 _GLUED_PATTERN = re.compile(rb'.\{"v":', re.DOTALL)
 
 
-class _UndeclaredValueError(ValueError):
-    """A value that is not as declared."""
+class _UndeclaredLineError(ValueError):
+    """A line that is not as declared, or may not be."""
 
 
-# Errors of orjson, of Arrow and of Python for values that are not as declared.
-_PARSE_ERRORS = (ValueError, TypeError, KeyError, AttributeError, OverflowError)
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ParsedLines:
     """
     Lines of a chunk.
 
-    :ivar events: valid lines, in order.
-    :ivar columns: the same, by the name of the event.
-    :ivar damaged: causes and texts of the other lines.
-    :ivar separators: some line began with a record separator.
+    :param events: valid lines, in order; columns of frequent events.
+    :param others: those of them that are not of frequent events; all columns.
+    :param damaged: causes and texts of the other lines.
+    :param separators: some line began with a record separator.
     """
 
-    events: list[Event]
-    columns: Mapping[str, pa.RecordBatch]
-    damaged: list[tuple[str, str]] = field(default_factory=list)
+    events: pa.Table
+    others: pa.Table
+    damaged: Sequence[tuple[str, str]] = ()
     separators: bool = False
+
+    def select(self, mask: pa.BooleanArray) -> ParsedLines:
+        """Only these events."""
+        return replace(
+            self, events=self.events.filter(mask), others=self.others.filter(mask.filter(_is_other(self.events)))
+        )
+
+    def split_by_event(self) -> dict[str, pa.Table]:
+        """The envelope and the fields of each event, by its name."""
+        found = {}
+        for table, names in (
+            (self.events, FREQUENT_EVENTS),
+            (self.others, pc.unique(self.others["event"]).to_pylist()),
+        ):
+            for name in names:
+                lines = table.select(_list_fields(name)).filter(pc.equal(table["event"], name))
+                if len(lines):
+                    found[name] = lines
+        return found
 
 
 def parse_lines(chunk: bytes) -> ParsedLines:
@@ -105,104 +128,153 @@ def parse_lines(chunk: bytes) -> ParsedLines:
     :param chunk: the last line may lack its line feed.
     """
     try:
-        events = list(map(orjson.loads, chunk.removesuffix(b"\n").split(b"\n")))
-        return ParsedLines(events, make_columns(events))
-    except _PARSE_ERRORS:
-        return _parse_one_by_one(chunk)
+        return _parse_at_once(chunk)
+    except ValueError:
+        middle = chunk.rfind(b"\n", 0, len(chunk) // 2) + 1
+        if len(chunk) < _SMALL_CHUNK_BYTES or not middle:
+            return _parse_one_by_one(chunk)
+    first, second = parse_lines(chunk[:middle]), parse_lines(chunk[middle:])
+    return ParsedLines(
+        pa.concat_tables([first.events, second.events]),
+        pa.concat_tables([first.others, second.others]),
+        [*first.damaged, *second.damaged],
+        first.separators or second.separators,
+    )
 
 
-def make_columns(events: Iterable[Event]) -> dict[str, pa.RecordBatch]:
+def _is_other(events: pa.Table) -> pa.BooleanArray:
+    """Whether each line is not of a frequent event."""
+    return pc.invert(pc.is_in(events["event"].combine_chunks(), value_set=pa.array(FREQUENT_EVENTS)))
+
+
+def _parse_at_once(chunk: bytes) -> ParsedLines:
+    """:raise ValueError: a line is not as declared, or not obviously so."""
+    # Arrow accepts NaN and infinite numbers, and invalid UTF-8.
+    if not chunk.isascii() or b"NaN" in chunk or b"Inf" in chunk:
+        raise _UndeclaredLineError
+    events = _parse_objects(chunk, _FREQUENT_TEXT_SCHEMA)
+    is_other = _is_other(events)
+    lines = chunk.split(b"\n")
+    rest = [lines[number] for number in pc.indices_nonzero(is_other).to_pylist()]
+    others = _parse_objects(b"\n".join([*rest, b""]), _TEXT_SCHEMA) if rest else _make_table([])
+    # Of an object in which a field occurs twice, each way of parsing may see another event.
+    if not others["event"].combine_chunks().equals(events["event"].combine_chunks().filter(is_other)):
+        raise _UndeclaredLineError
+    return ParsedLines(events, others)
+
+
+def _parse_objects(chunk: bytes, schema: pa.Schema) -> pa.Table:
+    """:raise ValueError: a line is not as declared."""
+    lines = chunk.count(b"\n")
+    # Arrow ignores line feeds between objects, but each object must be a line.
+    if not (chunk.startswith(b"{") and chunk.endswith(b"}\n") and chunk.count(b"}\n{") == lines - 1):
+        raise _UndeclaredLineError
+    table = pj.read_json(
+        pa.BufferReader(chunk),
+        pj.ReadOptions(use_threads=False, block_size=len(chunk)),
+        pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
+    )
+    if len(table) != lines or any(table[name].null_count for name in ENVELOPE):
+        raise _UndeclaredLineError
+    return _convert_values(table)
+
+
+def _convert_values(table: pa.Table) -> pa.Table:
     """
-    Columns of events, by the name of the event.
+    Convert times, and negative zeros, which are integers for one parser and not for the other.
 
-    :raise ValueError: a value is not as declared; so may the other errors of a parser.
+    :raise ValueError: a time is invalid.
     """
-    groups: defaultdict[str, list[Event]] = defaultdict(list)
-    for event in events:
-        groups[event["event"]].append(event)
-    return {name: _make_batch(name, group) for name, group in groups.items()}
+    table = table.set_column(_TIME, "ts", _parse_times(table["ts"]))
+    for name in _NUMBERS:
+        if name not in table.column_names:
+            continue
+        table = table.set_column(table.schema.get_field_index(name), name, pc.add(table[name], 0.0))
+    return table
 
 
-def _make_batch(event: str, group: Sequence[Event]) -> pa.RecordBatch:
-    columns = {}
-    for name in ENVELOPE:
-        columns[name] = _make_array(name, [line[name] for line in group], _PYTHON_TYPES[_KINDS[name]])
-    for name in _list_own_fields(event):
-        columns[name] = _make_array(name, [line.get(name) for line in group], _OPTIONAL_TYPES[_KINDS[name]])
-    return pa.RecordBatch.from_pydict(columns)
-
-
-def _make_array(name: str, values: Sequence[Any], types: frozenset[type]) -> pa.Array:
-    found = set(map(type, values))
-    if not found <= types:
-        raise _UndeclaredValueError(name)
-    if name == "ts":
-        return _make_times(values)
-    if int in found and TYPES[name] == pa.float64():
-        # Arrow refuses large integers that are not exact.
-        values = [None if value is None else float(value) for value in values]
-    return pa.array(values, TYPES[name])
-
-
-def _make_times(values: Sequence[str]) -> pa.Array:
+def _parse_times(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     """Arrow accepts other formats, too, but of this length only one with a blank, and the year 0."""
-    texts = pa.array(values, pa.string())
     lengths = pc.min_max(pc.binary_length(texts)).as_py()
     separators = pc.min_max(pc.utf8_slice_codeunits(texts, 10, 11)).as_py()
-    if set(lengths.values()) != {_TIME_LENGTH} or set(separators.values()) != {"T"} or min(values) < "0001":
-        raise _UndeclaredValueError("ts")
-    return pc.cast(texts, TYPES["ts"])
+    if set(lengths.values()) - {_TIME_LENGTH, None} or set(separators.values()) - {"T", None}:
+        raise _UndeclaredLineError
+    if (pc.min(texts).as_py() or "1") < "0001":
+        raise _UndeclaredLineError
+    return pc.cast(texts, LINE_SCHEMA.field("ts").type)
 
 
 @cache
-def _list_own_fields(event: str) -> tuple[str, ...]:
+def _list_fields(event: str) -> list[str]:
+    """Names of the envelope and of the fields of an event."""
     declared = EVENTS.get(event)
-    return tuple(FIELDS) if declared is None else declared.fields
+    return [*ENVELOPE, *(FIELDS if declared is None else declared.fields)]
+
+
+@cache
+def _get_field_types(event: str) -> Mapping[str, tuple[tuple[type, ...], int]]:
+    """Types of the fields of an event, and the size of integers in bits."""
+    kinds = {name: kind for name, (kind, _) in {**ENVELOPE, **FIELDS}.items()}
+    return {
+        name: (_PYTHON_TYPES[kinds[name]], LINE_SCHEMA.field(name).type.bit_width if kinds[name] == "integer" else 0)
+        for name in _list_fields(event)
+    }
 
 
 def _parse_one_by_one(chunk: bytes) -> ParsedLines:
-    found = ParsedLines([], {})
+    events, damaged, separators = [], [], False
     for line in chunk.split(b"\n"):
         text = line.strip(_RECORD_SEPARATOR + _BLANKS)
-        found.separators |= line.lstrip(_BLANKS).startswith(_RECORD_SEPARATOR)
+        separators |= line.lstrip(_BLANKS).startswith(_RECORD_SEPARATOR)
         if text:
             cause, event = _parse_line(text)
             if cause:
-                found.damaged.append((cause, _make_valid_text(text)))
+                damaged.append((cause, _make_valid_text(text)))
             else:
-                found.events.append(event)
-    found.columns = make_columns(found.events)
-    return found
+                events.append(event)
+    table = _make_table(events)
+    return ParsedLines(table.select(_FREQUENT_TEXT_SCHEMA.names), table.filter(_is_other(table)), damaged, separators)
+
+
+def _make_table(events: Sequence[Event]) -> pa.Table:
+    arrays = []
+    for name, kind in zip(_TEXT_SCHEMA.names, _TEXT_SCHEMA.types, strict=True):
+        values = [event.get(name) for event in events]
+        if kind == pa.float64():
+            # Arrow refuses large integers that are not exact.
+            values = [None if value is None else float(value) for value in values]
+        arrays.append(pa.array(values, kind))
+    return _convert_values(pa.table(arrays, schema=_TEXT_SCHEMA))
 
 
 def _parse_line(text: bytes) -> tuple[str, Event]:
-    """:return: cause of its damage, or the event."""
+    """:return: cause of its damage, or the event with its own fields."""
     try:
         event = orjson.loads(text)
     except ValueError:
         return _classify_damage(text), {}
-    return (_find_fault(event), event) if isinstance(event, dict) else (_classify_damage(text), {})
-
-
-def _find_fault(event: Event) -> str:
-    """Why an object is not an event; empty if it is one."""
+    if not isinstance(event, dict):
+        return _classify_damage(text), {}
     name = event.get("event")
-    fields = (*ENVELOPE, *_list_own_fields(name if isinstance(name, str) else ""))
-    if not all(_is_as_declared(field_name, event.get(field_name)) for field_name in fields):
-        return INVALID_TYPE
-    if any(event.get(field_name) is None for field_name in ENVELOPE):
+    types = _get_field_types(name if isinstance(name, str) else "")
+    own = {field_name: event[field_name] for field_name in types.keys() & event.keys()}
+    return _find_fault(own, types), own
+
+
+def _find_fault(event: Event, types: Mapping[str, tuple[tuple[type, ...], int]]) -> str:
+    """Why an object is not an event; empty if it is one."""
+    for name, value in event.items():
+        allowed, bits = types[name]
+        if value is not None and (type(value) not in allowed or (bits and not _fits(value, bits))):
+            return INVALID_TYPE
+    if any(event.get(name) is None for name in ENVELOPE):
         return MISSING_FIELD
     return "" if _is_time(event["ts"]) else INVALID_TIME
 
 
-def _is_as_declared(name: str, value: Any) -> bool:
-    if value is None:
-        return True
-    kind = TYPES[name]
-    in_range = not pa.types.is_integer(kind) or type(value) is not int or value.bit_length() < kind.bit_width
-    # The lowest integer of each width has one bit more than the others.
-    is_lowest = pa.types.is_integer(kind) and type(value) is int and value == -(2 ** (kind.bit_width - 1))
-    return type(value) in _PYTHON_TYPES[_KINDS[name]] and (in_range or is_lowest)
+def _fits(value: int, bits: int) -> bool:
+    limit: int = 1 << (bits - 1)
+    return -limit <= value < limit
 
 
 def _is_time(text: str) -> bool:

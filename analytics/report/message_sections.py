@@ -9,7 +9,6 @@ from datetime import timedelta
 from statistics import median
 from typing import NamedTuple
 
-from analytics.jobs.column_functions import BUCKET_BASE
 from analytics.report.charts import (
     BAD_COLOUR,
     FIRST_COLOUR,
@@ -43,6 +42,7 @@ from analytics.report.content import (
     is_operator,
     limit_rows,
 )
+from analytics.sql_functions import BUCKET_BASE
 
 _CHART_DAYS = 28
 _DELIVERY_PATHS = {

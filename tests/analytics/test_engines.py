@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from glob import glob
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,8 +14,12 @@ import pytest
 from analytics.database import Database
 from analytics.engine import DuckDBEngine, SparkEngine
 from analytics.job import Job, JobRun, Span
+from analytics.jobs.log_quality import QUALITY_JOB
 from analytics.jobs.node_comparison import NODES_JOB
+from analytics.jobs.reconciliation import RECONCILIATION_JOB, STORES_JOB
 from analytics.jobs.refusals import ERRORS_JOB, LIMITS_JOB, REPLAY_JOB
+from analytics.jobs.senders_and_recipients import RECIPIENTS_JOB, TALKERS_JOB
+from analytics.jobs.time_series import SERIES_JOB
 from analytics.jobs.traffic_and_latency import COST_JOB, LATENCY_JOB, QUEUES_JOB, TRAFFIC_JOB
 from analytics.jobs.wakeups import WAKEUPS_JOB
 from analytics.reading.files import FileSystem
@@ -22,13 +27,19 @@ from analytics.settings import Settings
 from analytics.writing.warehouse import ALL_TABLES
 from tests.analytics.job_tables import at, day, event, make_rows, open_tables
 from tests.analytics.jobs import (
+    test_counter_reconciliation,
     test_errors,
     test_latency,
+    test_log_quality,
     test_node_comparison,
     test_queues,
     test_rate_limits,
+    test_recipients,
     test_replays,
     test_request_cost,
+    test_senders_and_recipients,
+    test_store_reconciliation,
+    test_time_series,
     test_traffic,
     test_wakeups,
 )
@@ -74,7 +85,33 @@ CASES = {
         },
         Settings(k_anonymity=1),
     ),
-    "no lines": Case((TRAFFIC_JOB, LATENCY_JOB, QUEUES_JOB, COST_JOB, WAKEUPS_JOB), Span(day(0), day(0)), ()),
+    "senders, recipients, series": Case(
+        (TALKERS_JOB, RECIPIENTS_JOB, SERIES_JOB),
+        Span(day(0), day(1)),
+        [
+            *test_senders_and_recipients.make_messages(Random(5)),
+            *test_recipients.LOG,
+            *test_time_series.EVENTS,
+            event("msg.ack", at(1, 3), rcpt="r0", epoch=None, size=1),
+        ],
+        {"recipients_daily": test_recipients.HISTORY, **test_time_series.TABLES},
+        Settings(top=7),
+    ),
+    "quality, reconciliation": Case(
+        (QUALITY_JOB, RECONCILIATION_JOB, STORES_JOB),
+        Span(day(0), day(2)),
+        [
+            *test_log_quality.make_every_finding()[0],
+            *test_counter_reconciliation.mix_lines(test_counter_reconciliation.simulate_three_days()),
+            *({**line, "seq": 1 + n} for n, line in enumerate(test_store_reconciliation.make_three_stores())),
+        ],
+        test_log_quality.make_every_finding()[1],
+    ),
+    "no lines": Case(
+        (TRAFFIC_JOB, LATENCY_JOB, QUEUES_JOB, COST_JOB, WAKEUPS_JOB, TALKERS_JOB, RECIPIENTS_JOB, SERIES_JOB),
+        Span(day(0), day(0)),
+        (),
+    ),
 }
 
 
@@ -84,9 +121,7 @@ def test_engines_give_equal_rows(name: str, spark: SparkSession) -> None:
     with open_tables(case.events, case.tables) as database:
         by_duckdb = _run(case, JobRun(database, DuckDBEngine(database), case.settings, case.span))
     with open_tables(case.events, case.tables) as database, tempfile.TemporaryDirectory() as directory:
-        engine = SparkEngine(spark, FileSystem(spark), database, f"{directory}/scans", f"{directory}/copies")
-        for table in ("events", *case.large):
-            engine.read(ALL_TABLES[table], _write_parquet(database, table, directory))
+        engine = _make_spark_engine(spark, database, directory, ("events", *case.large))
         by_spark = _run(case, JobRun(database, engine, case.settings, case.span))
     for table, rows in by_duckdb.items():
         assert by_spark[table] == rows, table
@@ -97,9 +132,34 @@ def _run(case: Case, run: JobRun) -> dict[str, list[dict[str, Any]]]:
     return {table: rows for job in case.jobs for table, rows in make_rows(job, run).items()}
 
 
+def _make_spark_engine(
+    spark: SparkSession,
+    database: Database,
+    directory: str,
+    tables: Iterable[str],
+    report_plan: Callable[[str], None] | None = None,
+) -> SparkEngine:
+    files = FileSystem(spark)
+    engine = SparkEngine(spark, files, database, f"{directory}/scans", f"{directory}/copies", report_plan)
+    for table in tables:
+        engine.read(ALL_TABLES[table], _write_parquet(database, table, directory))
+    return engine
+
+
 def _write_parquet(database: Database, table: str, directory: str) -> list[str]:
     database.execute(f"COPY (FROM \"{table}\") TO '{directory}/{table}' (FORMAT parquet, PARTITION_BY (dt))")
     return sorted(glob(f"{directory}/{table}/dt=*/*.parquet"))
+
+
+def test_small_tables_are_sent_to_all_tasks(spark: SparkSession) -> None:
+    """Otherwise Spark sorts the messages by party to join them, and one task gets all of a large one."""
+    plans: list[str] = []
+    with open_tables(test_recipients.LOG, {}) as database, tempfile.TemporaryDirectory() as directory:
+        engine = _make_spark_engine(spark, database, directory, ["events"], plans.append)
+        make_rows(TALKERS_JOB, JobRun(database, engine, Settings(), Span(day(0), day(0))))
+    (plan,) = (plan for plan in plans if plan.startswith("partner_counts\n"))
+    assert "BroadcastHashJoin" in plan
+    assert "SortMergeJoin" not in plan
 
 
 def test_no_scan_for_refusals_limits_replays_and_push_without_such_lines() -> None:

@@ -179,3 +179,11 @@ def test_reports_nothing_without_a_week_of_history() -> None:
     assert list(find_anomalies(with_outlier, Span(FIRST, FIRST + timedelta(7)))) == [
         (FIRST + timedelta(7), 9, "requests")
     ]
+
+
+def test_rounds_half_up() -> None:
+    """A median halfway between two decimals, which has no exact binary form."""
+    key = (FIRST + timedelta(28), 5, "error_share")
+    shares = (0.020384, 0.020385, 0.020384, 0.020385, 0.5)
+    series: Series = {(FIRST + timedelta(7 * week), *key[1:]): share for week, share in enumerate(shares)}
+    assert find_anomalies(series, Span(key[0], key[0]))[key]["expected"] == 0.020385

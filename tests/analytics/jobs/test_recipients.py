@@ -7,27 +7,27 @@ from analytics.jobs.senders_and_recipients import RECIPIENT_HISTORY_DAYS, RECIPI
 from tests.analytics.job_tables import at, day, event, run_job, select_columns
 
 COLUMNS = ("dt", "rcpt", "epoch", "accepted", "acked", "since", "acked_on")
+LOG = [
+    event("msg.accept", at(0, 3), rcpt="r"),
+    event("msg.accept", at(0, 2), rcpt="r"),
+    event("msg.ack", at(0, 5), rcpt="r"),
+    event("msg.push", at(0, 9), rcpt="r"),
+    event("msg.accept", at(0, 6), rcpt="r", epoch=2),
+    event("msg.accept", at(0, 7), rcpt="known"),
+    event("msg.accept", at(0, 7), rcpt="late", epoch=None),
+    event("msg.accept", at(0, 7)),
+]
+HISTORY = [
+    {"dt": day(-9), "rcpt": "known", "epoch": 1, "since": day(-60), "acked_on": day(-20)},
+    {"dt": day(-8), "rcpt": "known", "epoch": 1, "since": day(-60), "acked_on": day(-8)},
+    {"dt": day(-1), "rcpt": "elsewhere", "epoch": 1, "since": day(-1)},
+]
 
 
 def test_counts_activity_of_a_day() -> None:
     """Counts, first and last time, by recipient and key epoch; history carries over."""
-    log = [
-        event("msg.accept", at(0, 3), rcpt="r"),
-        event("msg.accept", at(0, 2), rcpt="r"),
-        event("msg.ack", at(0, 5), rcpt="r"),
-        event("msg.push", at(0, 9), rcpt="r"),
-        event("msg.accept", at(0, 6), rcpt="r", epoch=2),
-        event("msg.accept", at(0, 7), rcpt="known"),
-        event("msg.accept", at(0, 7), rcpt="late", epoch=None),
-        event("msg.accept", at(0, 7)),
-    ]
-    history = [
-        {"dt": day(-9), "rcpt": "known", "epoch": 1, "since": day(-60), "acked_on": day(-20)},
-        {"dt": day(-8), "rcpt": "known", "epoch": 1, "since": day(-60), "acked_on": day(-8)},
-        {"dt": day(-1), "rcpt": "elsewhere", "epoch": 1, "since": day(-1)},
-    ]
-    tables = {"recipients_daily": history}
-    found = run_job(RECIPIENTS_JOB, Span(day(0), day(0)), log, tables=tables)["recipients_daily"]
+    tables = {"recipients_daily": HISTORY}
+    found = run_job(RECIPIENTS_JOB, Span(day(0), day(0)), LOG, tables=tables)["recipients_daily"]
     assert select_columns(found, *COLUMNS) == [
         (day(0), "known", 1, 1, 0, day(-60), day(-8)),
         (day(0), "late", 0, 1, 0, day(0), None),

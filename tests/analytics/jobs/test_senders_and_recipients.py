@@ -21,7 +21,7 @@ TOP = 7
 
 def test_agrees_with_plain_python() -> None:
     """Two days with a few large senders, anonymous senders, ties and missing fields."""
-    log = list(_make_messages(Random(5)))
+    log = make_messages(Random(5))
     found = run_job(
         TALKERS_JOB,
         Span(day(0), day(1)),
@@ -51,7 +51,8 @@ def test_hides_concentration_of_fewer_than_k() -> None:
     ]
 
 
-def _make_messages(random: Random) -> Sequence[dict[str, Any]]:
+def make_messages(random: Random) -> list[dict[str, Any]]:
+    """Of two days."""
     lines = []
     for number in range(600):
         sender, rcpt = (int(random.paretovariate(0.6)) % 150 for _ in range(2))

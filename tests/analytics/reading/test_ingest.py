@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
+from analytics.database import Row
 from analytics.engine import AnalysisSession
 from analytics.job import Span
+from analytics.reading import ingest as ingest_module
 from analytics.reading.ingest import ingest_segments
 from analytics.reading.segments import Segment, discover_segments
-from analytics.run_plan import make_plan, stage_input
+from analytics.run_plan import load_read_segments, make_plan, stage_input
 from analytics.writing.warehouse import Warehouse
 from tests.analytics.lines import DAY, SegmentWriter, write_file
 
@@ -43,21 +48,38 @@ class IngestFixture:
 
     def run(self, discover: list[Segment] | None = None) -> Tables:
         """Ingest segments. Asserts that every line is accounted for. :return: rows of all tables."""
+        warehouse, read = self._stage(discover or self.discover())
+        tables = read_tables(warehouse)
+        assert tables["inputs"] == sorted(read, key=lambda row: (row["dt"], row["stem"]))
+        assert {path.name for path in self.staging.iterdir()} <= {"events", "quarantine", "inputs"}
+        assert {path.suffix for path in self.staging.rglob("*") if path.is_file()} == {".parquet"}
+        return tables
+
+    def publish(self) -> list[Row]:
+        """Ingest what has changed, and publish it. :return: rows of `inputs`, without paths."""
+        warehouse, _ = self._stage(self.discover())
+        warehouse.publish(str(self.root / "runs" / "run.json"), b"{}", [])
+        return [{**row, "path": ""} for row in read_tables(warehouse)["inputs"]]
+
+    def _stage(self, segments: Sequence[Segment]) -> tuple[Warehouse, Sequence[Row]]:
         warehouse = Warehouse(self.session.database, self.session.files, str(self.root), "run")
-        plan = make_plan(WINDOW, 0, discover or self.discover(), {})
+        before = load_read_segments(warehouse, {segment.batch for segment in segments})
+        plan = make_plan(WINDOW, 0, segments, before)
         staged = stage_input(
             warehouse,
             self.session.database,
             plan,
-            {},
-            lambda segments: ingest_segments(self.session, segments, warehouse.staging),
+            before,
+            lambda changed: ingest_segments(self.session, changed, warehouse.staging),
         )
-        tables = {name: warehouse.rows(name, WINDOW) for name in ("events", "quarantine", "inputs")}
-        assert tables["inputs"] == sorted(staged.read, key=lambda row: (row["dt"], row["stem"]))
-        check_balance(tables)
-        assert {path.name for path in self.staging.iterdir()} <= {"events", "quarantine", "inputs"}
-        assert {path.suffix for path in self.staging.rglob("*") if path.is_file()} == {".parquet"}
-        return tables
+        return warehouse, staged.read
+
+
+def read_tables(warehouse: Warehouse) -> Tables:
+    """All rows. Asserts that every line is accounted for."""
+    tables = {name: warehouse.rows(name, WINDOW) for name in ("events", "quarantine", "inputs")}
+    check_balance(tables)
+    return tables
 
 
 WINDOW = Span(DAY.date() - timedelta(30), DAY.date() + timedelta(30))
@@ -370,3 +392,85 @@ def test_segment_without_events_has_no_events_table(ingest: IngestFixture) -> No
     ingest.put(f"{stem}.jsonl", b"nothing\n")
     tables = ingest.run()
     assert [row["cause"] for row in tables["quarantine"]] == ["not_json"] and not tables["events"]
+
+
+def read_staged(root: Path) -> dict[str, bytes]:
+    """Contents of the staged files of events and damaged lines."""
+    files = [path for name in ("events", "quarantine") for path in (root / name).rglob("*.parquet")]
+    return {str(path.relative_to(root)): path.read_bytes() for path in files}
+
+
+def write_varied_logs(ingest: IngestFixture) -> None:
+    """Segments of two days, plain and compressed, with frequent and rare events, damage and duplicates."""
+    writer = SegmentWriter(now=DAY + timedelta(hours=20))
+    for number, (count, pack) in enumerate(((13_000, bytes), (4000, gzip.compress), (300, bytes))):
+        stem, lines = writer.segment(count)
+        lines[150:150] = [b"damaged\n", make_line(seq=10**6), make_line(seq=10**6, event="new"), lines[100]]
+        ingest.put(f"{stem}.jsonl{'.gz' if pack is gzip.compress else ''}", pack(b"".join(lines)))
+        if number == 2:
+            ingest.put(f"{stem}-2.jsonl", lines[:50])
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"CHUNK_BYTES": 30_000},
+        {"CHUNK_BYTES": 1 << 17, "_COMPRESSED_PIECE_BYTES": 999},
+        {"_SMALL_INPUT_BYTES": 0},
+    ],
+    ids=["lines", "pieces", "processes"],
+)
+def test_bytes_depend_on_lines_only(
+    session: AnalysisSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, int]
+) -> None:
+    """Not on the size of chunks, on processes or on earlier runs."""
+    if "CHUNK_BYTES" in limits:  # other processes have the default
+        monkeypatch.setattr(ingest_module, "BLOCK_BYTES", 1 << 20)
+    found = []
+    for changed in ({}, {}, limits):
+        for name, value in changed.items():
+            monkeypatch.setattr(ingest_module, name, value)
+        root = tmp_path / str(len(found))
+        root.mkdir()
+        fixture = IngestFixture(session, root)
+        write_varied_logs(fixture)
+        assert [row["doubled"] for row in fixture.run()["inputs"]] == [2, 3, 2, 50]
+        found.append(read_staged(fixture.staging))
+    assert len(found[0]) == 8
+    assert found[0] == found[1] == found[2]
+
+
+def test_readers_skip_other_events(ingest: IngestFixture) -> None:
+    """A frequent event has row groups of its own, with statistics of its name."""
+    stem, lines = SegmentWriter().segment(12_000)
+    ingest.put(f"{stem}.jsonl", lines)
+    ingest.run()
+    (path,) = ingest.staging.glob("events/**/*.parquet")
+    metadata = pq.ParquetFile(path).metadata
+    event = metadata.schema.names.index("event")
+    statistics = [metadata.row_group(number).column(event).statistics for number in range(metadata.num_row_groups)]
+    assert [(one.min, one.max) for one in statistics] == [("msg.ack", "msg.ack"), ("log.close", "log.open")]
+
+
+def test_order_of_ingest_does_not_matter(session: AnalysisSession, tmp_path: Path) -> None:
+    """A repeated line stays in the lowest segment, whichever was read first; files and counts are the same."""
+    writer = SegmentWriter()
+    segments = [writer.segment(50) for _ in range(3)]
+    first, second, third = (stem for stem, _ in segments)
+    content = {first: segments[0][1], second: [*segments[0][1][10:], *segments[1][1]], third: segments[1][1]}
+    found = []
+    for number, order in enumerate(
+        ([[first, second, third]], [[third], [first], [second]], [[second, third], [first]])
+    ):
+        (tmp_path / str(number)).mkdir()
+        fixture = IngestFixture(session, tmp_path / str(number))
+        for stems in order:
+            for stem in stems:
+                ingest_path = fixture.logs / f"{stem}.jsonl"
+                ingest_path.write_bytes(b"".join(content[stem]))
+                os.utime(ingest_path, (0, 0))
+            rows = fixture.publish()
+        found.append((rows, read_staged(fixture.root / "tables")))
+    assert [row["doubled"] for row in found[0][0]] == [0, 42, 52]
+    assert len(found[0][1]) == 2
+    assert found[0] == found[1] == found[2]
