@@ -15,10 +15,12 @@ from analytics.database import Database
 from analytics.engine import DuckDBEngine, SparkEngine
 from analytics.job import Job, JobRun, Span
 from analytics.jobs.log_quality import QUALITY_JOB
+from analytics.jobs.message_ledger import LEDGER_JOB
 from analytics.jobs.node_comparison import NODES_JOB
 from analytics.jobs.reconciliation import RECONCILIATION_JOB, STORES_JOB
 from analytics.jobs.refusals import ERRORS_JOB, LIMITS_JOB, REPLAY_JOB
 from analytics.jobs.senders_and_recipients import RECIPIENTS_JOB, TALKERS_JOB
+from analytics.jobs.sessions import SESSIONS_JOB
 from analytics.jobs.time_series import SERIES_JOB
 from analytics.jobs.traffic_and_latency import COST_JOB, LATENCY_JOB, QUEUES_JOB, TRAFFIC_JOB
 from analytics.jobs.wakeups import WAKEUPS_JOB
@@ -31,6 +33,7 @@ from tests.analytics.jobs import (
     test_errors,
     test_latency,
     test_log_quality,
+    test_message_ledger,
     test_node_comparison,
     test_queues,
     test_rate_limits,
@@ -38,6 +41,7 @@ from tests.analytics.jobs import (
     test_replays,
     test_request_cost,
     test_senders_and_recipients,
+    test_sessions,
     test_store_reconciliation,
     test_time_series,
     test_traffic,
@@ -106,6 +110,19 @@ CASES = {
             *({**line, "seq": 1 + n} for n, line in enumerate(test_store_reconciliation.make_three_stores())),
         ],
         test_log_quality.make_every_finding()[1],
+    ),
+    "messages": Case(
+        (LEDGER_JOB,),
+        Span(day(1), day(3)),
+        [*test_message_ledger.make_unusual_histories()[0], *test_message_ledger.ExpectedLedger(5, 200).lines],
+        test_message_ledger.make_unusual_histories()[1],
+        large=("open",),
+    ),
+    "sockets": Case(
+        (SESSIONS_JOB,),
+        Span(day(1), day(2)),
+        [*test_sessions.make_restarts()[0], *test_sessions.make_socket_events(9, 3)],
+        {"concurrency_10m": test_sessions.make_restarts()[1]},
     ),
     "no lines": Case(
         (TRAFFIC_JOB, LATENCY_JOB, QUEUES_JOB, COST_JOB, WAKEUPS_JOB, TALKERS_JOB, RECIPIENTS_JOB, SERIES_JOB),

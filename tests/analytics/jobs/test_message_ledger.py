@@ -153,7 +153,11 @@ def test_late_segment_removes_orphans() -> None:
     assert [{name: row[name] for name in COLUMNS} for row in with_late] == expected.ledger()
 
 
-def test_ledger_of_unusual_message_histories() -> None:
+CARRIED: Row = {"dt": day(0), "rcpt": "r9", "proto": "decentrl", "node": "z", "size": 5, "pushes": 4, "epoch": 1}
+
+
+def make_unusual_histories() -> tuple[list[Row], dict[str, list[Row]]]:
+    """Lines of the second day and the end of the first, and other tables."""
     noon, soon = at(1, 12), at(1, 13)
     lines = [
         # Acknowledged before the acceptance was logged, around midnight.
@@ -195,16 +199,21 @@ def test_ledger_of_unusual_message_histories() -> None:
         make_line("req.done", noon),
         make_ending(soon, "acked", "carried", at(-1)),
     ]
-    carried = {"dt": day(0), "rcpt": "r9", "proto": "decentrl", "node": "z", "size": 5, "pushes": 4, "epoch": 1}
     before: dict[str, list[Row]] = {
         "open": [
-            {**carried, "msg": "carried", "accepted_at": at(-1)},
-            {**carried, "msg": "for ever", "accepted_at": at(-2), "ttl_s": None},
+            {**CARRIED, "msg": "carried", "accepted_at": at(-1)},
+            {**CARRIED, "msg": "for ever", "accepted_at": at(-2), "ttl_s": None},
             # Of an earlier day, superseded by the day before.
-            {**carried, "dt": day(-1), "msg": "older", "accepted_at": at(-2)},
+            {**CARRIED, "dt": day(-1), "msg": "older", "accepted_at": at(-2)},
         ],
         "ledger_daily": [{"dt": day(n), "books": day(-1)} for n in (-1, 0)],
     }
+    return lines, before
+
+
+def test_ledger_of_unusual_message_histories() -> None:
+    lines, before = make_unusual_histories()
+    noon = at(1, 12)
 
     result = run_ledger(lines, Span(day(1), day(1)), before)
 
@@ -226,7 +235,7 @@ def test_ledger_of_unusual_message_histories() -> None:
     defaults = {"dt": day(1), "rcpt": "r1", "proto": "didcomm", "node": "a", "size": 100, "epoch": 1, "pushes": 0}
     assert result["open"] == [
         {**defaults, "msg": "brief", "accepted_at": noon, "ttl_s": 3600},
-        {**carried, "dt": day(1), "msg": "for ever", "accepted_at": at(-2), "ttl_s": None},
+        {**CARRIED, "dt": day(1), "msg": "for ever", "accepted_at": at(-2), "ttl_s": None},
         {**defaults, "msg": "misdated", "accepted_at": at(1), "ttl_s": 86_400},
     ]
     assert result["lost_daily"] == [

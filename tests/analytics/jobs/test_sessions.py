@@ -74,7 +74,9 @@ def test_concurrency_of_days_at_once_and_in_parts() -> None:
     assert not any(row["unclosed"] or row["storm_minutes"] for row in all_at_once["sockets_daily"])
 
 
-def test_concurrency_across_restarts_and_crashes() -> None:
+def make_restarts() -> tuple[list[Row], list[Row]]:
+    """Lines of the second day, and `concurrency_10m` of the first."""
+
     def make_lines(node: str, boot: str, *rows: tuple[float, str, Row]) -> list[Row]:
         return [make_line(name, at(1, hour), node=node, boot=boot, **fields) for hour, name, fields in rows]
 
@@ -98,6 +100,11 @@ def test_concurrency_across_restarts_and_crashes() -> None:
         {"dt": day(0), "node": node, "at": at(0, 23, minute), "peak": 9, "at_end": open_at_end}
         for node, minute, open_at_end in [("a", 40, 7), ("a", 50, 3), ("b", 50, 2), ("e", 50, 1), ("f", 50, 0)]
     ]
+    return lines, before
+
+
+def test_concurrency_across_restarts_and_crashes() -> None:
+    lines, before = make_restarts()
 
     result = run_job(SESSIONS_JOB, Span(day(1), day(1)), lines, tables={"concurrency_10m": before})
 
