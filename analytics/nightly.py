@@ -4,7 +4,7 @@ A nightly run: discover segments, plan, ingest, run all jobs, check integrity, w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, timedelta
@@ -293,8 +293,6 @@ class _NightlyRun:
         if request.textfile is not None and newest:
             # From here on only the textfile can fail.
             with self._step("textfile"):
-                # Publication has moved the files that were read until now.
-                self._open_tables(TABLES, request.span)
                 self._steps.textfile(
                     self._session.database, request.span.last, request.textfile, self._make_run_info()
                 )
@@ -332,7 +330,9 @@ class _NightlyRun:
     def _run_jobs(self, span: Span) -> None:
         report_plan = self._progress if self._request.explain else None
         engine = self._session.make_engine(self._warehouse.staging, report_plan)
-        days = self._open_tables(ALL_TABLES, span)
+        days = {name: widen_by_history(name, span, self._steps.jobs) for name in ALL_TABLES}
+        for name in ALL_TABLES:
+            self._warehouse.open_table(name, days[name])
         for name in _SCANNED_TABLES:
             engine.read(ALL_TABLES[name], self._warehouse.list_files(name, days[name]))
         run = JobRun(self._session.database, engine, self._request.settings, span)
@@ -346,13 +346,6 @@ class _NightlyRun:
                 self._warehouse.open_table(name, days[name])
             self._manifest.jobs.append(result)
             self._report_step(result.job, result.seconds)
-
-    def _open_tables(self, names: Iterable[str], span: Span) -> dict[str, Span]:
-        """Open tables for jobs and reports of a span; return the days of each."""
-        days = {name: widen_by_history(name, span, self._steps.jobs) for name in names}
-        for name, wanted in days.items():
-            self._warehouse.open_table(name, wanted)
-        return days
 
     def _ingest(self, todo: RunPlan) -> set[date]:
         """:return: days with events of read segments, before or after ingest."""

@@ -27,7 +27,6 @@ from analytics.sample import generate_logs
 from analytics.sample.ground_truth import SampleSpec
 from analytics.schema import TABLES, Table, make_events_table
 from analytics.settings import Settings
-from analytics.sql_functions import quote_day
 from analytics.writing.retention import prune_expired
 from analytics.writing.runs import LOCK_PREFIX, RunInfo, _get_process_identity, describe_changes
 from analytics.writing.warehouse import Warehouse
@@ -143,8 +142,7 @@ def write_report(
 
 
 def write_textfile(database: Database, at: date, path: str, facts: RunInfo) -> None:
-    row = database.row(f"SELECT dt FROM ledger_daily WHERE dt = {quote_day(at)}")
-    Path(path).write_text(str(row["dt"]))
+    Path(path).write_text(str(at))
 
 
 STEPS = NightlySteps(
@@ -272,9 +270,7 @@ def test_failed_run_changes_nothing_published(nightly: NightlyFixture) -> None:
     nightly.write_segment(0, "late", 0)
 
     def fail_ledger(run: JobRun) -> dict[str, str]:
-        return {
-            "ledger_daily": "SELECT * REPLACE (error('no balance') AS dt) FROM (SELECT 1) LEFT JOIN ledger_daily ON true"
-        }
+        return {"ledger_daily": "SELECT * REPLACE (error('no balance') AS dt) FROM (SELECT 1) LEFT JOIN ledger_daily ON true"}
 
     with pytest.raises(AnalyticsError, match="job ledger: .*no balance"):
         nightly.run(0, steps=replace(STEPS, jobs=(BOOTS, replace(LEDGER, make_tables=fail_ledger))))
