@@ -10,4 +10,6 @@ if __package__ in (None, ""):
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 
-main()
+# Processes that read segments import the main program, too.
+if __name__ == "__main__":
+    main()

@@ -634,7 +634,7 @@ def prune(**options: Any) -> None:
 def _find_and_delete(
     options: Mapping[str, Any], settings: Settings, report_item: Callable[[ExpiredItem], None]
 ) -> None:
-    if _uses_local_paths(options):
+    if _uses_local_paths(options) and all(get_local_path(url) for url in (options["out"], *options["logs"])):
         options = {**options, "engine": "duckdb"}  # nothing of this needs Spark
     with ProgressReporter() as progress, _open_analysis(options, progress) as session:
         from analytics.jobs import JOBS

@@ -11,6 +11,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any, Protocol
 
 from analytics.database import Database, Row
@@ -113,11 +114,15 @@ class SparkEngine:
     def read(self, table: Table, paths: Sequence[str]) -> None:
         """As :class:`Engine`."""
         struct = table.struct()
-        if paths:
-            base = paths[0].partition("/dt=")[0]
-            frame = self._spark.read.schema(struct).option("basePath", base).parquet(*paths).select(struct.names)
-        else:
-            frame = self._spark.createDataFrame([], struct)
+        # Published and staged files are below different directories, and the paths name the days.
+        bases: dict[str, list[str]] = {}
+        for path in paths:
+            bases.setdefault(path.partition("/dt=")[0], []).append(path)
+        read = self._spark.read.schema(struct)
+        frames = [read.option("basePath", base).parquet(*own).select(struct.names) for base, own in bases.items()]
+        frame = (
+            reduce(lambda one, other: one.union(other), frames) if frames else self._spark.createDataFrame([], struct)
+        )
         frame.createOrReplaceTempView(table.name)
 
     def scan(self, name: str, query: str, small: Sequence[str] = ()) -> None:

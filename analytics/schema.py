@@ -666,10 +666,6 @@ TABLES: dict[str, Table] = {table.name: table for table in _TABLES}
 # Column of the JSON reader for the text of damaged lines.
 CORRUPT_RECORD_COLUMN = "_corrupt_record"
 
-# Nearly all lines are of these events. Only their own fields are read of them: Spark spends time on every requested
-# column, even without values.
-FREQUENT_EVENTS = ("req.done", "msg.accept", "msg.push", "msg.ack")
-
 _SQL_TYPES: dict[FieldType, str] = {"string": "string", "integer": "bigint", "number": "double", "boolean": "boolean"}
 _NARROWER_TYPES = {"v": "int", "epoch": "int", "ts": "timestamp"}
 
@@ -709,14 +705,6 @@ def make_line_struct() -> StructType:
         [StructField(field.name, StringType()) if field.name in texts else field for field in fields]
         + [StructField(CORRUPT_RECORD_COLUMN, StringType())]
     )
-
-
-def make_frequent_struct() -> StructType:
-    """Subset of :func:`make_line_struct` for :data:`FREQUENT_EVENTS`."""
-    from pyspark.sql.types import StructType
-
-    names = {*ENVELOPE, *(name for event in FREQUENT_EVENTS for name in EVENTS[event].fields), CORRUPT_RECORD_COLUMN}
-    return StructType([field for field in make_line_struct().fields if field.name in names])
 
 
 def list_known_events() -> list[str]:

@@ -29,6 +29,7 @@ TIERS = ("unit", "system", "exhaustive")
 TIER_OF_PATH: tuple[tuple[str, str], ...] = (
     ("admin/test_browser.py", "system"),
     ("analytics/test_analytics_cluster.py", "exhaustive"),
+    ("analytics/test_object_storage.py", "exhaustive"),
     ("analytics/sample/test_incidents.py", "exhaustive"),
     ("analytics/test_interrupted_runs.py", "exhaustive"),
     ("analytics/*", "system"),

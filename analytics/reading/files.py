@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from analytics.errors import EXIT_FAILED, EXIT_USAGE, AnalyticsError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 _SCHEME_PATTERN = re.compile(r"([a-z][a-z0-9+.-]*):", re.IGNORECASE)
 
@@ -439,19 +439,3 @@ def write_durably(path: Path, data: bytes) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-
-
-# Nearly unique values: building dictionaries for them takes a tenth of the time of writing.
-_HIGH_CARDINALITY_COLUMNS = ("conn", "crypto_ms", "dur_ms", "latency_ms", "msg", "req", "seq", "ts")
-_PARQUET_OPTIONS = {
-    "compression": "zstd",
-    **{f"parquet.enable.dictionary#{name}": "false" for name in _HIGH_CARDINALITY_COLUMNS},
-    # Nobody else reads a staging directory, so rows may be written to their final place.
-    "mapreduce.fileoutputcommitter.algorithm.version": "2",
-    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
-}
-
-
-def append_parquet(frame: DataFrame, path: str, *partitions: str) -> None:
-    """Append rows to a staged table at `path`, in a directory for each value of the columns `partitions`."""
-    frame.write.mode("append").options(**_PARQUET_OPTIONS).partitionBy(*partitions).parquet(path)

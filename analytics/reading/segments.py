@@ -152,7 +152,7 @@ class _SegmentSearch:
             first, ended, _ = self._files.read(file.path, MAX_LINE_BYTES).partition(b"\n")
         except AnalyticsError:  # closed meanwhile
             return None
-        segment = parse_segment_name(_extract_segment_name(first), file, "plain", True) if ended else None
+        segment = parse_segment_name(extract_segment_name(first), file, "plain", True) if ended else None
         if segment is None:
             self._kinds["nameless"].append(file.path)
             stamp = file.modified.strftime("%Y%m%dT%H%M%SZ")
@@ -212,7 +212,7 @@ def _get_preference(one: Segment) -> tuple[bool, int, str]:
     return one.packed in COMPRESSIONS.values(), one.size, one.path
 
 
-def _extract_segment_name(line: bytes) -> str:
+def extract_segment_name(line: bytes) -> str:
     """Name of the segment in its first line; empty if there is none."""
     try:
         about = json.loads(line.lstrip(b"\x1e"))

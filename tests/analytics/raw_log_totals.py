@@ -4,7 +4,8 @@ The main totals of log files by DuckDB, from their raw lines and from the publis
 An independent implementation: it shares no code with the analysis, and derives every total from the lines of all
 days at once, where the analysis carries results from day to day. Definitions are those of the reference of tables.
 
-`python -m tests.analytics.raw_log_totals LOGS OUT FIRST LAST` prints the totals that differ.
+`python -m tests.analytics.raw_log_totals LOGS OUT FIRST LAST` prints the totals that differ. Rankings are equal only
+with the setting `k_anonymity: 1`, and if parties are pseudonyms in the log already.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from glob import glob
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -163,9 +164,25 @@ def _make_spark_engine(
     return engine
 
 
-def _write_parquet(database: Database, table: str, directory: str) -> list[str]:
-    database.execute(f"COPY (FROM \"{table}\") TO '{directory}/{table}' (FORMAT parquet, PARTITION_BY (dt))")
-    return sorted(glob(f"{directory}/{table}/dt=*/*.parquet"))
+def _write_parquet(database: Database, table: str, directory: str, name: str = "") -> list[str]:
+    path = Path(directory, name or table)
+    path.mkdir(parents=True)
+    database.execute(f"COPY (FROM \"{table}\") TO '{path}' (FORMAT parquet, PARTITION_BY (dt))")
+    return sorted(glob(f"{path}/dt=*/*.parquet"))
+
+
+def test_spark_reads_files_of_several_directories(spark: SparkSession) -> None:
+    """As those that are published and those that the run has staged."""
+    with open_tables([event("gauge", at(0, 1))], {}) as database, tempfile.TemporaryDirectory() as directory:
+        engine = _make_spark_engine(spark, database, directory, [])
+        paths = [
+            path
+            for name in ("published", "staged")
+            for path in _write_parquet(database, "events", directory, f"{name}/events")
+        ]
+        engine.read(ALL_TABLES["events"], paths)
+        engine.scan("lines", "SELECT dt, count(*) AS n FROM events GROUP BY dt")
+        assert database.rows("FROM lines") == [{"dt": day(0), "n": 2}]
 
 
 def test_small_tables_are_sent_to_all_tasks(spark: SparkSession) -> None:

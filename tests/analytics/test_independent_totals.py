@@ -251,6 +251,16 @@ def test_engines_publish_equal_rows(nights: Nights) -> None:
         assert rows[0] == rows[1], name
 
 
+def test_comparison_finds_a_changed_row(nights: Nights) -> None:
+    raw, published = nights.after.raw, dict(nights.after.published["duckdb"])
+    (day, reason, n, size), *others = published["lost"]
+    published["lost"] = [(day, reason, n + 1, size), *others]
+    assert describe_differences(raw, published) == [
+        f"lost: {(day, reason, n, size)} only in raw lines",
+        f"lost: {(day, reason, n + 1, size)} only in published",
+    ]
+
+
 @pytest.mark.parametrize("name", TOTALS)
 def test_every_total_has_rows(nights: Nights, name: str) -> None:
     """Otherwise nothing is compared."""

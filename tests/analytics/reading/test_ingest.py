@@ -352,6 +352,19 @@ def test_reads_compressed_replacement_of_vanished_file(ingest: IngestFixture) ->
     }
 
 
+def test_reads_active_segment_that_was_closed_meanwhile(ingest: IngestFixture) -> None:
+    """Not the next one, which has its name."""
+    writer = SegmentWriter()
+    (stem, lines), (_, more) = writer.segment(3), writer.segment(9)
+    ingest.put("events.jsonl", lines[:2])
+    discover = ingest.discover()
+    ingest.put(f"{stem}.jsonl", lines)
+    ingest.put("events.jsonl", more[:4])
+    tables = ingest.run(discover)
+    (row,) = tables["inputs"]
+    assert (row["stem"], row["state"], row["lines"]) == (stem, "closed", len(lines))
+
+
 def test_reads_other_copy_of_vanished_file(ingest: IngestFixture) -> None:
     """In any directory."""
     stem, lines = SegmentWriter().segment(3)
@@ -403,10 +416,13 @@ def read_staged(root: Path) -> dict[str, bytes]:
 def write_varied_logs(ingest: IngestFixture) -> None:
     """Segments of two days, plain and compressed, with frequent and rare events, damage and duplicates."""
     writer = SegmentWriter(now=DAY + timedelta(hours=20))
-    for number, (count, pack) in enumerate(((13_000, bytes), (4000, gzip.compress), (300, bytes))):
+    for number, count in enumerate((13_000, 4000, 300)):
         stem, lines = writer.segment(count)
         lines[150:150] = [b"damaged\n", make_line(seq=10**6), make_line(seq=10**6, event="new"), lines[100]]
-        ingest.put(f"{stem}.jsonl{'.gz' if pack is gzip.compress else ''}", pack(b"".join(lines)))
+        if number == 1:
+            ingest.put(f"{stem}.jsonl.gz", gzip.compress(b"".join(lines)))
+        else:
+            ingest.put(f"{stem}.jsonl", lines)
         if number == 2:
             ingest.put(f"{stem}-2.jsonl", lines[:50])
 
@@ -426,7 +442,7 @@ def test_bytes_depend_on_lines_only(
     """Not on the size of chunks, on processes or on earlier runs."""
     if "CHUNK_BYTES" in limits:  # other processes have the default
         monkeypatch.setattr(ingest_module, "BLOCK_BYTES", 1 << 20)
-    found = []
+    found: list[dict[str, bytes]] = []
     for changed in ({}, {}, limits):
         for name, value in changed.items():
             monkeypatch.setattr(ingest_module, name, value)

@@ -1,18 +1,9 @@
-"""The Spark schema agrees with the daemon's event schema."""
+"""The schema of events agrees with the daemon's event schema."""
 
 from __future__ import annotations
 
-from pyspark.sql import SparkSession
-from pyspark.sql.types import StringType, TimestampType
-
-from analytics.schema import (
-    CORRUPT_RECORD_COLUMN,
-    FREQUENT_EVENTS,
-    make_event_columns,
-    make_events_struct,
-    make_frequent_struct,
-    make_line_struct,
-)
+from analytics.reading.lines import LINE_SCHEMA
+from analytics.schema import make_event_columns
 from mediatord.observability.event_schema import ENVELOPE, EVENTS, FIELDS, build_json_schema
 
 JSON_TYPES = {
@@ -42,25 +33,9 @@ def test_every_column_belongs_to_an_event() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_line_schema_has_stored_columns_and_corrupt_record(spark: SparkSession) -> None:
-    """The time is parsed as text."""
-    stored, parsed = make_events_struct(), make_line_struct()
-    assert [field.simpleString() for field in stored.fields[:5]] == [
-        "dt:date",
-        "batch:date",
-        "stem:string",
-        "v:int",
-        "ts:timestamp",
-    ]
-    assert parsed.names == [*stored.names[3:], CORRUPT_RECORD_COLUMN]
-    assert parsed["ts"].dataType == StringType()
-    assert stored["ts"].dataType == TimestampType()
-    assert all(parsed[name] == stored[name] for name in parsed.names if name not in ("ts", CORRUPT_RECORD_COLUMN))
-
-
-def test_frequent_schema_has_all_fields_of_frequent_events(spark: SparkSession) -> None:
-    frequent, full = make_frequent_struct(), make_line_struct()
-    for event in FREQUENT_EVENTS:
-        assert {*ENVELOPE, *EVENTS[event].fields} <= set(frequent.names)
-    assert all(frequent[name] == full[name] for name in frequent.names)
-    assert len(frequent) < len(full) / 2
+def test_arrow_types_of_lines_are_those_of_columns() -> None:
+    """Times are in UTC."""
+    names = {"int32": "int", "int64": "bigint", "double": "double", "string": "string", "bool": "boolean"}
+    names["timestamp[us, tz=UTC]"] = "timestamp"
+    types = {column.name: column.type for column in make_event_columns()[3:]}
+    assert {column.name: names[str(column.type)] for column in LINE_SCHEMA} == types

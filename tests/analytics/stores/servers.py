@@ -129,18 +129,18 @@ def start_hdfs(directory: Path) -> Iterator[Store]:
 
     jars = f"{_ROOT}/.hdfs/jars/*:{Path(pyspark.__file__).parent}/jars/*"
     details, log = directory / "details.json", directory / "log"
+    java = [str(find_java().home / "bin/java"), "-Xmx256m", f"-Dtest.build.data={directory}/data", "-cp", jars]
     options = ["-format", "-writeDetails", str(details)]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [find_java().home / "bin/java", "-Xmx256m", f"-Dtest.build.data={directory}/data", "-cp", jars]
-            + ["org.apache.hadoop.test.MiniDFSClusterManager", *options],
+            [*java, "org.apache.hadoop.test.MiniDFSClusterManager", *options],
             cwd=directory,
             stdout=output,
             stderr=output,
         )
         try:
             port = _wait_for_port(details, process, log)
-            # Other than its default, three copies need three data nodes.
+            # The default of three copies needs three data nodes.
             yield Store(f"hdfs://127.0.0.1:{port}", {"dfs.replication": "1"})
         finally:
             process.kill()
