@@ -149,7 +149,7 @@ class NightlyOutcome:
     """
     :param exit_status: of the process.
     :param report_path: of the last requested day; empty if nothing was written.
-    :param integrity_errors: sentences about incomplete logs and ledgers.
+    :param integrity_errors: sentences about lost messages and log lines.
     :param warnings: sentences for the operator.
     """
 
@@ -293,6 +293,7 @@ class _NightlyRun:
         if request.textfile is not None and newest:
             # From here on only the textfile can fail.
             with self._step("textfile"):
+                self._open_tables(request.span)
                 self._steps.textfile(
                     self._session.database, request.span.last, request.textfile, self._make_run_info()
                 )
@@ -330,9 +331,7 @@ class _NightlyRun:
     def _run_jobs(self, span: Span) -> None:
         report_plan = self._progress if self._request.explain else None
         engine = self._session.make_engine(self._warehouse.staging, report_plan)
-        days = {name: widen_by_history(name, span, self._steps.jobs) for name in ALL_TABLES}
-        for name in ALL_TABLES:
-            self._warehouse.open_table(name, days[name])
+        days = self._open_tables(span)
         for name in _SCANNED_TABLES:
             engine.read(ALL_TABLES[name], self._warehouse.list_files(name, days[name]))
         run = JobRun(self._session.database, engine, self._request.settings, span)
@@ -346,6 +345,13 @@ class _NightlyRun:
                 self._warehouse.open_table(name, days[name])
             self._manifest.jobs.append(result)
             self._report_step(result.job, result.seconds)
+
+    def _open_tables(self, span: Span) -> dict[str, Span]:
+        """Let the database read all tables. :return: the days of each."""
+        days = {name: widen_by_history(name, span, self._steps.jobs) for name in ALL_TABLES}
+        for name in ALL_TABLES:
+            self._warehouse.open_table(name, days[name])
+        return days
 
     def _ingest(self, todo: RunPlan) -> set[date]:
         """:return: days with events of read segments, before or after ingest."""
