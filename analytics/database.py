@@ -73,8 +73,7 @@ class Database:
 
     def define(self, name: str, query: str) -> None:
         """Create or replace a table with the rows of a query."""
-        if self._is_view(name):
-            self.connection.execute(f'DROP VIEW "{name}"')
+        self._drop_view(name)
         self.connection.execute(f'CREATE OR REPLACE TABLE "{name}" AS {query}')
 
     def define_view(self, name: str, query: str) -> None:
@@ -91,6 +90,7 @@ class Database:
         """
         import pyarrow
 
+        self._drop_view(name)
         self.connection.execute(f'CREATE OR REPLACE TABLE "{name}" ({columns})')
         if found := [pyarrow.array(values) for values in zip(*rows, strict=True)]:
             # Parameters of a statement cost milliseconds for each row.
@@ -134,6 +134,10 @@ class Database:
     def close(self) -> None:
         """Close the database; its file is deleted with the scratch directory."""
         self.connection.close()
+
+    def _drop_view(self, name: str) -> None:
+        if self._is_view(name):
+            self.connection.execute(f'DROP VIEW "{name}"')
 
     def _is_view(self, name: str) -> bool:
         return bool(self.rows(f"SELECT 1 FROM duckdb_views() WHERE view_name = {quote_text(name)} AND NOT internal"))

@@ -372,11 +372,11 @@ class _NightlyRun:
         return staged.days
 
     def _write_reports(self) -> list[str]:
-        """Write reports of the last day and of earlier days that have one."""
-        out, span = self._request.out, self._manifest.span
-        there = set(self._files.list_names(f"{out}/report") if self._files.exists(f"{out}/report") else ())
-        days = [day for day in span.days if str(day) in there and day != span.last] + [span.last]
+        """Write the report of every computed day."""
+        days = self._manifest.span.days
         for day in days:
+            self._request.stop.check()
+            self._report_status(self._format_step(self._count + 1, f"report of {day}"))
             self._steps.report(
                 self._files,
                 self._session.database,

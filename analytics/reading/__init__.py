@@ -1,1 +1,0 @@
-"""Reading log segments: files, discovery of segments, parsing into the table `events`."""

@@ -1,1 +1,0 @@
-"""Writing results: the warehouse of tables, publication of runs, retention."""

@@ -196,6 +196,17 @@ def test_small_tables_are_sent_to_all_tasks(spark: SparkSession) -> None:
     assert "SortMergeJoin" not in plan
 
 
+def test_tables_of_a_second_run_replace_views_of_the_first(tmp_path: Path) -> None:
+    """Spark's results are views. The second run may have no such lines, and make an empty table instead."""
+    with Database(str(tmp_path)) as database:
+        database.define_view("limited_parties", "SELECT 1 AS hits")
+        database.insert("limited_parties", "hits BIGINT", ())
+        assert database.rows("FROM limited_parties") == []
+        database.define_view("limited_parties", "SELECT 2 AS hits")
+        database.define("limited_parties", "SELECT 3 AS hits")
+        assert database.rows("FROM limited_parties") == [{"hits": 3}]
+
+
 def test_no_scan_for_refusals_limits_replays_and_push_without_such_lines() -> None:
     """If the day before had no push either; a day before that was not analysed may have had some."""
     served = [event("req.done", at(0, 1), sender="s", status=200), event("msg.accept", at(0, 1), sender="s")]
