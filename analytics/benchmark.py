@@ -19,7 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import median, median_low
 from threading import Event, Thread
 from time import perf_counter, thread_time
 from typing import Any
@@ -66,7 +66,7 @@ class SparkWork:
     """
     What Spark did in a run, by its event log.
 
-    :param skew: longest task / median task of the stage with the longest total duration of at least two tasks.
+    :param skew: longest task / median (of two: shorter) task of the stage with the longest total duration of at least two tasks.
     """
 
     executions: int
@@ -259,7 +259,7 @@ def read_spark_work(event_log: Path) -> SparkWork:
                 shuffled += metrics.get("Shuffle Write Metrics", {}).get("Shuffle Bytes Written", 0)
     heaviest = max((times for times in tasks.values() if len(times) > 1), key=sum, default=[1])
     counted = sum(map(len, tasks.values()))
-    return SparkWork(executions, len(tasks), counted, shuffled, max(heaviest) / max(median(heaviest), 1))
+    return SparkWork(executions, len(tasks), counted, shuffled, max(heaviest) / max(median_low(heaviest), 1))
 
 
 def digest_files(directory: Path) -> dict[str, str]:
