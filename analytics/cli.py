@@ -532,7 +532,7 @@ def nightly(**options: Any) -> int:
     Repeated runs give the same results. Late segments of earlier days are included (look_back_days).
 
     Exit status: 0 published; 1 failed, nothing published; 2 usage error; 3 no log segments of these days; 4
-    published, but messages or log lines are missing.
+    published, but the logs or a ledger are incomplete.
     """
     span = make_span(options["only"], options["first"], options["last"])
     _check_directories(options)

@@ -347,9 +347,10 @@ def find_integrity_errors(database: Database, span: Span) -> list[str]:
     """
     Describe integrity errors of a span, one sentence for each day and kind; exit status 4 if there are any.
 
-    An error means that messages or log lines are lost: a ledger that does not balance, endings without a logged
+    An error means that the logs or a ledger are incomplete: a ledger that does not balance, endings without a logged
     acceptance, vanished messages, a store ledger with a difference, counters that differ from log lines, gaps in
-    `seq`. Other findings, such as acceptances lost in a crash and duplicate or damaged lines, are only reported.
+    `seq`. Other findings, such as acceptances without a line in a crash and duplicate or damaged lines, are reported
+    only.
     """
     days = f"dt BETWEEN {quote_day(span.first)} AND {quote_day(span.last)}"
     store_difference = "CASE WHEN entry = 'difference' THEN abs(total) END"

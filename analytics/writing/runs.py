@@ -273,7 +273,7 @@ class RunManifest:
     :ivar kept: batch to the number of its segments whose earlier content was kept.
     :ivar found: count of each kind of :data:`analytics.reading.segments.FILE_FINDINGS`.
     :ivar changes: settings and versions that changed since the run before, as sentences.
-    :ivar integrity_errors: signs of lost messages or log lines, as sentences; exit status 4.
+    :ivar integrity_errors: signs of incomplete logs or ledgers, as sentences; exit status 4.
     :ivar warnings: for the operator, as sentences.
     :ivar seconds: durations of all steps except the jobs.
     """
