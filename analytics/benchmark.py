@@ -1,195 +1,125 @@
 """
-`goals`: measures speed, memory and exactness against targets, as ratios within one run on one machine.
+`goals`: measures speed, memory and exactness of nightly runs with both engines, and compares them with targets.
 
-Some measurements need a process of their own: `python -m analytics.benchmark TASK ARGUMENTS`, with JSON arguments
-and a JSON result. DuckDB does the same work for comparison and checks what Spark has written.
+The unit of time is one thread that parses the same lines with orjson, in the same run on the same machine.
+`python -m analytics.benchmark COMMAND` runs a command and prints, as JSON, what it and its descendants used.
 """
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
-import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from threading import Event, Thread
-from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from time import perf_counter, thread_time
+from typing import Any
 
 import orjson
 
-from analytics.errors import AnalyticsError
-from analytics.sample.bulk_log import BULK_DAY, BulkTruth, generate_bulk_logs
-from mediatord.observability.event_schema import ENVELOPE, FIELDS
+from analytics.errors import EXIT_INTEGRITY, EXIT_OK, AnalyticsError
+from analytics.sample.bulk_log import BASE_LINES, BULK_DAY, BulkTruth, generate_bulk_logs
 
-if TYPE_CHECKING:
-    import duckdb
-    from pyspark.sql import DataFrame, SparkSession
-
-_DUCKDB_TYPES = {"string": "VARCHAR", "integer": "BIGINT", "number": "DOUBLE", "boolean": "BOOLEAN"}
-_DUCKDB_QUERY = """
-    SELECT date_trunc('hour', ts) AS hour, node, event, path, count(*), sum(size),
-        quantile_cont(latency_ms, [0.5, 0.95, 0.99]), count(DISTINCT rcpt)
-    FROM {source} GROUP BY ALL
-"""
-
-
-def connect_duckdb(threads: int) -> duckdb.DuckDBPyConnection:
-    """Open a database in memory."""
-    import duckdb
-
-    database = duckdb.connect(config={"threads": threads, "memory_limit": "2GB"})
-    # It writes to standard output.
-    database.execute("SET enable_progress_bar = false")
-    return database
-
-
-def make_raw_table(files: Sequence[str]) -> str:
-    """Log segments as a DuckDB table with all declared fields; null where a line is invalid."""
-    columns = {name: _DUCKDB_TYPES[kind] for name, (kind, _) in {**ENVELOPE, **FIELDS}.items()} | {"ts": "TIMESTAMP"}
-    declared = ", ".join(f"'{name}': '{kind}'" for name, kind in columns.items())
-    listed = ", ".join(f"'{file}'" for file in files)
-    return f"read_json([{listed}], format='newline_delimited', ignore_errors=true, columns={{{declared}}})"
-
-
-def time_duckdb(files: Sequence[str], target: str, threads: int) -> dict[str, float]:
-    """Time the equivalents of ingest and of the query, on raw lines and on Parquet, in seconds."""
-    database, seconds = connect_duckdb(threads), dict[str, float]()
-
-    def timed(name: str, query: str) -> None:
-        started = perf_counter()
-        database.execute(query).fetchall()
-        seconds[name] = perf_counter() - started
-
-    timed(
-        "ingest",
-        f"COPY (SELECT *, ts::DATE AS dt FROM {make_raw_table(files)} WHERE event IS NOT NULL)"
-        f" TO '{target}' (FORMAT parquet, COMPRESSION zstd, PARTITION_BY (dt))",
-    )
-    timed("query_raw", _DUCKDB_QUERY.format(source=make_raw_table(files)))
-    timed("query_parquet", _DUCKDB_QUERY.format(source=f"read_parquet('{target}/**/*.parquet')"))
-    return seconds
-
-
-def digest_tables(tables: Path) -> dict[str, str]:
-    """Number of rows and two order-independent checksums of every table."""
-    database = connect_duckdb(2)
-    found = {}
-    for table in sorted(tables.iterdir()):
-        if any(table.rglob("*.parquet")):
-            rows = database.execute(
-                f"SELECT count(*), bit_xor(hash(t)), sum(hash(t)) FROM {_make_parquet_table(table)} t"
-            ).fetchone()
-            found[table.name] = " ".join(map(str, rows or ()))
-    return found
-
-
-def read_totals(tables: Path) -> Mapping[str, Any]:
-    """Totals of the ingested day, with the names of the ground truth."""
-    database = connect_duckdb(2)
-
-    def one(table: str, query: str) -> dict[str, Any]:
-        found = database.execute(f"SELECT {query} FROM {_make_parquet_table(tables / table)}")
-        values = found.fetchone() or ()
-        return dict(zip((column[0] for column in found.description or ()), values, strict=True))
-
-    events = database.execute(
-        f"SELECT event, count(*) FROM {_make_parquet_table(tables / 'events')} GROUP BY event"
-    ).fetchall()
-    ledger = one(
-        "ledger_daily",
-        "accepted, acked, expired, evicted, removed, open, orphans + around_crash + before_books AS orphans,"
-        " difference, again",
-    )
-    drift = database.execute(
-        f"SELECT counter, sum(difference)::BIGINT FROM {_make_parquet_table(tables / 'reconciliation_daily')}"
-        " GROUP BY counter HAVING sum(difference) <> 0"
-    ).fetchall()
-    return {
-        "events": dict(events),
-        "damaged": one("inputs", "sum(corrupt)::BIGINT AS n")["n"],
-        "missing": one("boots_daily", "sum(missing)::BIGINT AS n")["n"],
-        "drift": dict(drift),
-        **ledger,
-    }
-
-
-def _make_parquet_table(table: Path) -> str:
-    return f"read_parquet('{table}/**/*.parquet', hive_partitioning=true, union_by_name=true)"
-
-
-# Ratio of lines of large to small files.
-SMALL_DIVISOR = 4
+ENGINES = ("spark", "duckdb")
+# Lines of the logs besides the large one, whose size is an option.
+_LOG_LINES = {"medium": 885_000, "small": 73_000, "sixteenfold": 16 * 73_000, "skewed": 885_000}
+# Share of one account in the skewed log.
+_SKEW = 0.5
 _GIB = 2**30
+_MAX_CPUS = 2
+_QUICK_SCALE = 0.1
+_QUICK_DIVISOR = 20
+_SAMPLE_INTERVAL_S = 0.1
+_PR_SET_CHILD_SUBREAPER = 36
+_ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """
+    What a command used, with all its descendants.
+
+    :param cpu: processor seconds.
+    :param peak: maximum of proportional bytes (PSS), sampled.
+    """
+
+    seconds: float
+    cpu: float
+    peak: int = 0
+
+    def __str__(self) -> str:
+        peak = f", {self.peak / _GIB:.2f} GiB" if self.peak else ""
+        return f"{self.seconds:.1f} s, {self.cpu:.1f} s of CPU{peak}"
+
+
+@dataclass(frozen=True, slots=True)
+class SparkWork:
+    """
+    What Spark did in a run, by its event log.
+
+    :param skew: longest task / median task of the stage with the longest total duration of at least two tasks.
+    """
+
+    executions: int
+    stages: int
+    tasks: int
+    shuffled_bytes: int
+    skew: float
 
 
 @dataclass(slots=True)
 class Measurements:
     """
-    Durations are medians in seconds.
+    Usage is the median of all repetitions; peaks are maxima.
 
-    :ivar lines: log lines of the large files; `size`: their bytes.
-    :ivar scan: parsing the large files with orjson in one thread.
-    :ivar night: a nightly run over the large files, from start to end of the process.
-    :ivar after_ingest: part of `night` after the ingest.
-    :ivar cold_ingest: part of `night` for the ingest.
-    :ivar peak: maximum resident bytes of all processes of that run.
-    :ivar ingest: warm ingest of the large files with two threads; `ingest_small`: of the small files.
-    :ivar ingest_alone: warm ingest of the large files with one thread.
-    :ivar parse: warm parsing of the large files, without writing.
-    :ivar declared: warm query on raw lines with a declared schema; `inferred`: with an inferred one.
-    :ivar wrong: differences between tables and ground truth.
-    :ivar unequal: tables that differ after a second run.
-    :ivar tables: number of compared tables.
-    :ivar steps: seconds by step of the nightly run.
-    :ivar duck: seconds by operation of DuckDB.
+    :ivar lines: log to its number of lines.
+    :ivar scans: log to the usage of one thread that parses it.
+    :ivar nights: engine to log to usage of a nightly run.
+    :ivar skewed: work of Spark on the skewed log.
+    :ivar wrong: figures that differ from the ground truth.
+    :ivar unequal: files of tables that differ between runs over the same log.
+    :ivar compared: number of compared files.
     """
 
-    lines: int = 0
-    size: int = 0
-    scan: float = 0.0
-    night: float = 0.0
-    cold_ingest: float = 0.0
-    after_ingest: float = 0.0
-    peak: int = 0
-    ingest: float = 0.0
-    ingest_small: float = 0.0
-    ingest_alone: float = 0.0
-    parse: float = 0.0
-    declared: float = 0.0
-    inferred: float = 0.0
-    wrong: Sequence[str] = ()
-    unequal: Sequence[str] = ()
-    tables: int = 0
-    steps: Mapping[str, float] = field(default_factory=dict)
-    duck: Mapping[str, float] = field(default_factory=dict)
+    lines: dict[str, int] = field(default_factory=dict)
+    scans: dict[str, Usage] = field(default_factory=dict)
+    nights: dict[str, dict[str, Usage]] = field(default_factory=lambda: {engine: {} for engine in ENGINES})
+    skewed: SparkWork = SparkWork(0, 0, 0, 0, 0.0)
+    wrong: list[str] = field(default_factory=list)
+    unequal: list[str] = field(default_factory=list)
+    compared: int = 0
 
     def format_details(self) -> list[str]:
         """Details that are not targets, as lines."""
-        slowest = sorted(self.steps.items(), key=lambda step: -step[1])[:8]
-        return [
-            "",
-            f"{self.lines:,} lines, {self.size / 1e6:,.0f} MB; seconds: scan {self.scan:.1f},"
-            f" nightly run {self.night:.1f}, ingest cold {self.cold_ingest:.1f} and warm {self.ingest:.1f},"
-            f" query on raw lines {self.declared:.1f}",
-            "DuckDB, seconds, cold: " + ", ".join(f"{name} {value:.1f}" for name, value in self.duck.items()),
-            "slowest steps of the nightly run, seconds: "
-            + ", ".join(f"{name} {value:.1f}" for name, value in slowest),
-        ]
+        found = [""]
+        for log, lines in self.lines.items():
+            used = {"scan": self.scans.get(log)} | {engine: nights.get(log) for engine, nights in self.nights.items()}
+            found += [f"{log}, {lines:,} lines, {name}: {usage}" for name, usage in used.items() if usage]
+        work = self.skewed
+        found.append(
+            f"Spark on the skewed log: {work.executions} executions, {work.stages} stages, {work.tasks} tasks,"
+            f" {work.shuffled_bytes / 1e6:,.1f} MB shuffled"
+        )
+        return found
 
 
 @dataclass(frozen=True, slots=True)
 class TargetResult:
-    """:param met: None if not judged."""
+    """
+    :param engine: measured engine, or `both`.
+    :param met: None if not judged.
+    """
 
-    name: str
+    engine: str
     about: str
     measured: str
     goal: str
@@ -198,261 +128,177 @@ class TargetResult:
     def format_line(self) -> str:
         """Format a line of the table."""
         status = {True: "met", False: "NOT MET", None: "not judged"}[self.met]
-        return f"{self.name}  {self.about:<52} {self.measured:>10}  {self.goal:>9}  {status}"
+        return f"{self.engine:<6}  {self.about:<60} {self.measured:>10}  {self.goal:>9}  {status}"
 
 
 def judge_targets(figures: Measurements, *, timed: bool) -> list[TargetResult]:
-    """:param timed: whether there was enough data to judge times."""
+    """:param timed: whether there was enough data to judge times and memory."""
 
-    def ratio(name: str, about: str, above: float, below: float, limit: float, least: bool = False) -> TargetResult:
-        value = above / below
-        sign = ">=" if least else "<="
-        met = (value >= limit if least else value <= limit) if timed else None
-        return TargetResult(name, about, f"{value:.2f}x", f"{sign} {limit:.1f}x", met)
+    def limit(engine: str, about: str, value: float, most: float, unit: str) -> TargetResult:
+        return TargetResult(
+            engine, about, f"{value:.2f} {unit}", f"<= {most:g} {unit}", value <= most if timed else None
+        )
 
-    def nothing(name: str, about: str, found: Sequence[Any]) -> TargetResult:
-        return TargetResult(name, about + "".join(f"; {one}" for one in found), str(len(found)), "0", not found)
+    def none(about: str, found: Sequence[str]) -> TargetResult:
+        return TargetResult("both", about + "".join(f"; {one}" for one in found), str(len(found)), "0", not found)
 
-    peak = figures.peak / _GIB
+    results = []
+    for engine, nights in figures.nights.items():
+        large, medium, small = nights["large"], nights["medium"], nights["small"]
+        scans, lines = figures.scans, figures.lines
+        sizes = {log: f"night of {count:,} lines" for log, count in lines.items()}
+        results += [
+            limit(engine, f"{sizes['large']}, time / scan", large.seconds / scans["large"].seconds, 5, "x"),
+            limit(engine, f"{sizes['medium']}, CPU / scan", medium.cpu / scans["medium"].cpu, 15, "x"),
+            limit(engine, f"{sizes['medium']}, peak memory", medium.peak / _GIB, 2, "GiB"),
+            limit(engine, f"{sizes['small']}, CPU", small.cpu, 30, "s"),
+            limit(engine, f"{sizes['small']}, time", small.seconds, 40, "s"),
+            limit(
+                engine,
+                f"{sizes['sixteenfold']}, time / of a sixteenth",
+                nights["sixteenfold"].seconds / small.seconds,
+                17,
+                "x",
+            ),
+        ]
     return [
-        ratio("G1", "nightly run / scan by one thread", figures.night, figures.scan, 5.0),
-        ratio("G2", "ingest of all files / of a quarter, warm", figures.ingest, figures.ingest_small, 4.4),
-        ratio("G3", "ingest / parsing only, warm", figures.ingest, figures.parse, 2.6),
-        ratio(
-            "G4",
-            "query with inferred / with declared schema, warm",
-            figures.inferred,
-            figures.declared,
-            1.7,
-            least=True,
-        ),
-        ratio("G5", "steps after the ingest / ingest, cold", figures.after_ingest, figures.cold_ingest, 0.6),
-        TargetResult(
-            "G6",
-            "peak memory of a nightly run, heap of 1 GiB",
-            f"{peak:.2f} GiB",
-            "<= 2 GiB",
-            peak <= 2 if timed else None,
-        ),
-        ratio(
-            "G7", "ingest by one thread / by two threads, warm", figures.ingest_alone, figures.ingest, 1.6, least=True
-        ),
-        nothing("G8", "figures that differ from the ground truth", figures.wrong),
-        nothing("G9", f"tables that differ after a second run, of {figures.tables}", figures.unequal),
+        *results,
+        limit("spark", "one account with half of all events, longest / median task", figures.skewed.skew, 2, "x"),
+        none("figures that differ from the ground truth", figures.wrong),
+        none(f"files that differ between runs or engines, of {figures.compared}", figures.unequal),
     ]
 
 
-_SAMPLE_INTERVAL_S = 0.1
+def scan_lines(logs: Path) -> tuple[Usage, Counter[str], int]:
+    """Unit of all ratios: parse every line with orjson in this thread; also events and damaged lines."""
+    started, cpu = perf_counter(), thread_time()
+    events: Counter[str] = Counter()
+    damaged = 0
+    for path in sorted(logs.rglob("events-*.jsonl")):
+        with path.open("rb", 1 << 20) as file:
+            for line in file:
+                try:
+                    events[orjson.loads(line)["event"]] += 1
+                except (orjson.JSONDecodeError, KeyError):
+                    damaged += 1
+    return Usage(perf_counter() - started, thread_time() - cpu), events, damaged
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessResult:
+def measure_command(command: Sequence[str]) -> Usage:
     """
-    :param seconds: duration.
-    :param peak: maximum of resident bytes of all its processes together.
-    :param output: standard output.
-    :param stderr_lines: lines of standard error, with seconds since the start.
-    """
-
-    status: int
-    seconds: float
-    peak: int
-    output: str
-    stderr_lines: Sequence[tuple[float, str]]
-
-
-def run_python(arguments: Sequence[str], fine: Sequence[int] = (0,)) -> ProcessResult:
-    """
-    Run `python` with these arguments.
-
-    :param fine: accepted exit statuses.
-    :raise AnalyticsError: another exit status.
-    """
-    started = perf_counter()
-    with tempfile.TemporaryFile("w+") as output:
-        child = subprocess.Popen(
-            [sys.executable, *arguments], stdout=output, stderr=subprocess.PIPE, text=True, cwd=_ROOT
-        )
-        watch = _MemorySampler(child.pid)
-        watch.start()
-        assert child.stderr is not None
-        stderr_lines = [(perf_counter() - started, line.rstrip()) for line in child.stderr]
-        status = child.wait()
-        seconds = perf_counter() - started
-        peak = watch.stop()
-        output.seek(0)
-        printed = output.read()
-    if status not in fine:
-        last = stderr_lines[-1][1] if stderr_lines else "no output"
-        raise AnalyticsError(f"{' '.join(arguments[:3])} exited with status {status}: {last}")
-    return ProcessResult(status, seconds, peak, printed, stderr_lines)
-
-
-def run_task(task: str, **arguments: Any) -> Mapping[str, Any]:
-    """
-    Run a task in a separate process and return its result.
+    Run a command.
 
     :raise AnalyticsError: it failed.
     """
-    found: Mapping[str, Any] = json.loads(
-        run_python(["-m", "analytics.benchmark", task, json.dumps(arguments)]).output
-    )
-    return found
+    measured = [sys.executable, "-m", "analytics.benchmark", *command]
+    completed = subprocess.run(measured, capture_output=True, text=True, cwd=_ROOT, check=False)
+    if completed.returncode not in (EXIT_OK, EXIT_INTEGRITY):
+        last = ["no output", *completed.stderr.splitlines()][-1]
+        raise AnalyticsError(f"{' '.join(command[:4])} exited with status {completed.returncode}: {last}")
+    return Usage(**json.loads(completed.stdout))
 
 
-_ROOT = Path(__file__).resolve().parents[1]
+def _measure_in_this_process(command: Sequence[str]) -> int:
+    """Run a command as the only one of this process, and print its usage."""
+    # Orphans become children of this process, so their CPU counts.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    ended, peak, started = Event(), 0, perf_counter()
 
+    def sample_memory() -> None:
+        nonlocal peak
+        while not ended.wait(_SAMPLE_INTERVAL_S):
+            peak = max(peak, sum(map(read_proportional_bytes, list_descendants(os.getpid()))))
 
-class _MemorySampler(Thread):
-    def __init__(self, pid: int) -> None:
-        super().__init__(daemon=True)
-        self._pid = pid
-        self._over = Event()
-        self._peak = 0
-
-    def run(self) -> None:
-        while not self._over.wait(_SAMPLE_INTERVAL_S):
-            self._peak = max(self._peak, sum_resident_bytes(self._pid))
-
-    def stop(self) -> int:
-        """Stop, and return the peak."""
-        self._over.set()
-        self.join()
-        return self._peak
-
-
-def sum_resident_bytes(pid: int, parent: tuple[int, ...] = (0, 0)) -> int:
-    """
-    Resident bytes of a process and its descendants.
-
-    :param parent: total and resident pages of its parent. A process that was just forked shares those pages.
-    """
+    sampler = Thread(target=sample_memory)
+    sampler.start()
+    status = subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode
+    seconds = perf_counter() - started
     try:
-        size, held = map(int, Path(f"/proc/{pid}/statm").read_text().split()[:2])
-        tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    except (OSError, ValueError):  # it has just ended
+        while True:
+            os.wait()
+    except ChildProcessError:
+        ended.set()
+    sampler.join()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    json.dump({"seconds": seconds, "cpu": used.ru_utime + used.ru_stime, "peak": peak}, sys.stdout)
+    return status
+
+
+def list_descendants(pid: int) -> Iterator[int]:
+    """Descendants of a process."""
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found = children.read_text().split()
+        except OSError:  # the thread has just ended
+            continue
+        for child in map(int, found):
+            yield child
+            yield from list_descendants(child)
+
+
+def read_proportional_bytes(pid: int) -> int:
+    """Resident bytes of a process, of which those shared by N processes count as 1/N."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:  # it has just ended
         return 0
-    # The parent goes on meanwhile, and pages of files are mapped lazily.
-    is_forked = abs(size - parent[0]) < 0.01 * parent[0] and abs(held - parent[1]) < 0.1 * parent[1]
-    own = 0 if is_forked else held * os.sysconf("SC_PAGE_SIZE")
-    return own + sum(sum_resident_bytes(child, (size, held)) for child in children)
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:"))
 
 
-_HEAP_SIZE = "1g"
-# 4: done, but lines are missing, as generated.
-_ACCEPTED_STATUSES = (0, 4)
+def read_spark_work(event_log: Path) -> SparkWork:
+    """Read the uncompressed event log of an application."""
+    tasks = defaultdict[int, list[int]](list)
+    executions, shuffled = 0, 0
+    with event_log.open("rb") as file:
+        for event in map(orjson.loads, file):
+            kind = event["Event"]
+            executions += kind.endswith("SparkListenerSQLExecutionStart")
+            if kind == "SparkListenerTaskEnd":
+                about, metrics = event["Task Info"], event.get("Task Metrics", {})
+                tasks[event["Stage ID"]].append(about["Finish Time"] - about["Launch Time"])
+                shuffled += metrics.get("Shuffle Write Metrics", {}).get("Shuffle Bytes Written", 0)
+    heaviest = max((times for times in tasks.values() if len(times) > 1), key=sum, default=[1])
+    counted = sum(map(len, tasks.values()))
+    return SparkWork(executions, len(tasks), counted, shuffled, max(heaviest) / max(median(heaviest), 1))
 
 
-def measure_all(
-    work: Path, scale: float, small: float, repeat: int, cpus: Sequence[int], report: Callable[[str], None]
-) -> Measurements:
-    """
-    :param work: directory for log lines, which are kept, and results, which are not.
-    :param small: scale of the smaller files.
-    :param cpus: for measurements; generating log lines may use all.
-    :raise AnalyticsError: a step failed.
-    """
-    logs, less, master = work / f"logs-{scale:g}", work / f"logs-{small:g}", f"local[{len(cpus)}]"
-    for directory, size in ((logs, scale), (less, small)):
-        directory.mkdir(parents=True, exist_ok=True)
-        report(
-            f"log lines: {generate_bulk_logs(directory, size, processes=os.cpu_count() or 1).lines:,} in {directory}"
-        )
-    truth = generate_bulk_logs(logs, scale)
-    os.sched_setaffinity(0, cpus)
-    figures = Measurements(lines=truth.lines, size=truth.size)
+def digest_files(directory: Path) -> dict[str, str]:
+    """Path to digest of all files."""
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in directory.rglob("*")
+        if path.is_file()
+    }
 
-    scans = [run_task("scan", logs=str(logs)) for _ in range(repeat)]
-    figures.scan = median(scan["seconds"] for scan in scans)
-    report(f"scan: {figures.scan:.1f} s")
-    _measure_nightly_runs(figures, work, logs, master, max(2, repeat), truth, report)
 
-    both = run_task("ingests", master=master, warm=str(less), logs=[str(less), str(logs)], repeat=repeat)
-    figures.ingest, figures.ingest_small = median(both[str(logs)]["ingest"]), median(both[str(less)]["ingest"])
-    figures.parse = median(both[str(logs)]["parse"])
-    report(
-        f"ingest: {figures.ingest:.1f} s, of a quarter {figures.ingest_small:.1f} s,"
-        f" parsing only {figures.parse:.1f} s"
+def read_totals(tables: Path) -> Mapping[str, Any]:
+    """Totals of the day, with the names of the ground truth."""
+    import duckdb
+
+    database = duckdb.connect()
+
+    def rows(query: str, table: str, rest: str = "") -> list[dict[str, Any]]:
+        found = database.execute(f"SELECT {query} FROM read_parquet('{tables / table}/**/*.parquet') {rest}")
+        names = [column[0] for column in found.description or ()]
+        return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+
+    (ledger,) = rows(
+        "accepted, acked, expired, evicted, removed, open, orphans + around_crash + before_books AS orphans,"
+        " difference, again",
+        "ledger_daily",
     )
-    alone = run_task("ingests", master="local[1]", warm=str(less), logs=[str(logs)], repeat=repeat)
-    figures.ingest_alone = median(alone[str(logs)]["ingest"])
-    report(f"ingest by one thread: {figures.ingest_alone:.1f} s")
-
-    schemas = run_task("schemas", master=master, logs=str(logs), repeat=repeat)
-    figures.declared, figures.inferred = median(schemas["declared"]), median(schemas["inferred"])
-    report(f"query: {figures.declared:.1f} s, with inferred schema {figures.inferred:.1f} s")
-    ducks = [run_task("duck", logs=str(logs), threads=len(cpus)) for _ in range(repeat)]
-    figures.duck = {name: median(one[name] for one in ducks) for name in ducks[0]}
-    return figures
-
-
-def _measure_nightly_runs(
-    figures: Measurements,
-    work: Path,
-    logs: Path,
-    master: str,
-    repeat: int,
-    truth: BulkTruth,
-    report: Callable[[str], None],
-) -> None:
-    """Whole runs into separate directories, whose results must be equal."""
-    seconds, ingests, rests, found = [], [], [], list[Mapping[str, str]]()
-    for number in range(repeat):
-        out = work / f"results-{number}"
-        shutil.rmtree(out, ignore_errors=True)
-        ended = run_python(_make_nightly_command(logs, out, master, work / "pseudonyms.keys"), _ACCEPTED_STATUSES)
-        ingest, rest = _split_seconds(ended, out)
-        report(
-            f"nightly run: {ended.seconds:.1f} s, {ended.peak / 2**30:.2f} GiB;"
-            f" ingest {ingest:.1f} s, rest {rest:.1f} s"
-        )
-        seconds.append(ended.seconds)
-        ingests.append(ingest)
-        rests.append(rest)
-        found.append(digest_tables(out / "tables"))
-        figures.peak = max(figures.peak, ended.peak)
-        figures.steps = _load_step_seconds(out)
-        if not number:
-            figures.wrong = find_differences(read_totals(out / "tables"), truth)
-        shutil.rmtree(out)
-    figures.night, figures.cold_ingest, figures.after_ingest = median(seconds), median(ingests), median(rests)
-    figures.tables = len(found[0])
-    names = {name for one in found for name in one}
-    figures.unequal = sorted(name for name in names if len({one.get(name) for one in found}) > 1)
-
-
-def _make_nightly_command(logs: Path, out: Path, master: str, keys: Path) -> list[str]:
-    options = ["--logs", str(logs), "--out", str(out), "--keys", str(keys)]
-    return [
-        "-m",
-        "analytics",
-        "nightly",
-        *options,
-        "--day",
-        str(BULK_DAY),
-        "--master",
-        master,
-        "--memory",
-        _HEAP_SIZE,
-    ]
-
-
-def _split_seconds(ended: ProcessResult, out: Path) -> tuple[float, float]:
-    """Seconds of the ingest, and from its end to the last output."""
-    ingested_at = next(at for at, line in ended.stderr_lines if "] ingest " in line)
-    return _load_manifest(out)["seconds"]["ingest"], ended.stderr_lines[-1][0] - ingested_at
-
-
-def _load_step_seconds(out: Path) -> dict[str, float]:
-    manifest = _load_manifest(out)
-    return {**manifest["seconds"], **{job["job"]: job["seconds"] for job in manifest["jobs"]}}
-
-
-def _load_manifest(out: Path) -> dict[str, Any]:
-    (path,) = (out / "runs").glob("*.json")
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    drift = "GROUP BY counter HAVING sum(difference) <> 0"
+    events = rows("event, count(*) AS n", "events", "GROUP BY event")
+    return {
+        "events": {row["event"]: row["n"] for row in events},
+        "damaged": rows("sum(corrupt)::BIGINT AS n", "inputs")[0]["n"],
+        "missing": rows("sum(missing)::BIGINT AS n", "boots_daily")[0]["n"],
+        "drift": {
+            row["counter"]: row["n"]
+            for row in rows("counter, sum(difference)::BIGINT AS n", "reconciliation_daily", drift)
+        },
+        **ledger,
+    }
 
 
 def find_differences(totals: Mapping[str, Any], truth: BulkTruth) -> list[str]:
@@ -470,133 +316,79 @@ def find_differences(totals: Mapping[str, Any], truth: BulkTruth) -> list[str]:
     return found
 
 
-def scan_lines(logs: str) -> dict[str, Any]:
-    """Baseline of all ratios: one thread parses every line with orjson and counts events."""
-    started = perf_counter()
-    events: Counter[str] = Counter()
-    damaged = 0
-    for path in _list_segments(logs):
-        with open(path, "rb", 1 << 20) as file:
-            for line in file:
-                try:
-                    events[orjson.loads(line)["event"]] += 1
-                except (orjson.JSONDecodeError, KeyError):
-                    damaged += 1
-    return {"seconds": perf_counter() - started, "events": events, "damaged": damaged}
+class _Benchmark:
+    """
+    :ivar figures: what was measured.
+
+    :param work: directory for logs, which are kept, and results, which are not.
+    :param lines: log to its number of lines.
+    """
+
+    def __init__(self, work: Path, lines: Mapping[str, int], repeat: int, report: Callable[[str], None]) -> None:
+        self.figures = Measurements()
+        self._repeat, self._report = repeat, report
+        self._logs = {log: work / f"logs-{log}-{count}" for log, count in lines.items()}
+        self._truths = {log: self._generate(log, count) for log, count in lines.items()}
+        self._results, self._event_logs = work / "results", work / "spark-events"
+        self._keys = work / "pseudonyms.keys"
+
+    def _generate(self, log: str, lines: int) -> BulkTruth:
+        # Half a line more, because the scale is rounded.
+        scale, skew = (lines + 0.5) / BASE_LINES, _SKEW if log == "skewed" else 0.0
+        truth = generate_bulk_logs(self._logs[log], scale, skew=skew, processes=os.cpu_count() or 1)
+        self.figures.lines[log] = truth.lines
+        return truth
+
+    def measure(self) -> Measurements:
+        """:raise AnalyticsError: a run failed."""
+        for log in ("large", "medium"):
+            used = _summarize([scan_lines(self._logs[log])[0] for _ in range(self._repeat)])
+            self.figures.scans[log] = used
+            self._report(f"scan, {log}: {used}")
+        for log in ("small", "medium", "sixteenfold", "large"):
+            self._compare_engines(log)
+        self._measure_skewed()
+        return self.figures
+
+    def _compare_engines(self, log: str) -> None:
+        """Runs over one log, whose results must be equal."""
+        digests: list[Mapping[str, str]] = []
+        for engine in ENGINES:
+            # At least two of the smallest, to compare them.
+            repeat = max(2, self._repeat) if log == "small" else self._repeat
+            runs = []
+            for _ in range(repeat):
+                runs.append(self._run_nightly(engine, log))
+                digests.append(digest_files(self._results / "tables"))
+            self.figures.nights[engine][log] = _summarize(runs)
+        names = sorted({name for one in digests for name in one})
+        self.figures.compared += len(names)
+        self.figures.unequal += [f"{log}: {name}" for name in names if len({one.get(name) for one in digests}) > 1]
+
+    def _measure_skewed(self) -> None:
+        shutil.rmtree(self._event_logs, ignore_errors=True)
+        self._event_logs.mkdir()
+        names = {"enabled": "true", "dir": self._event_logs.as_uri(), "compress": "false", "rolling.enabled": "false"}
+        options = [word for name, value in names.items() for word in ("--conf", f"spark.eventLog.{name}={value}")]
+        self.figures.nights["spark"]["skewed"] = self._run_nightly("spark", "skewed", *options)
+        (event_log,) = self._event_logs.iterdir()
+        self.figures.skewed = read_spark_work(event_log)
+        shutil.rmtree(self._event_logs)
+
+    def _run_nightly(self, engine: str, log: str, *options: str) -> Usage:
+        """Replace the results, and compare them with the truth."""
+        shutil.rmtree(self._results, ignore_errors=True)
+        command = [sys.executable, "-m", "analytics", "nightly", "--engine", engine, "--day", str(BULK_DAY)]
+        paths = {"--logs": self._logs[log], "--out": self._results, "--keys": self._keys}
+        used = measure_command([*command, *(str(word) for pair in paths.items() for word in pair), *options])
+        self._report(f"{engine}, {log}: {used}")
+        wrong = find_differences(read_totals(self._results / "tables"), self._truths[log])
+        self.figures.wrong += [f"{engine}, {log}: {one}" for one in wrong]
+        return used
 
 
-def time_ingest_and_parse(master: str, warm: str, logs: Sequence[str], repeat: int) -> dict[str, Any]:
-    """Time ingest, and parsing only, of several directories, warm, in seconds."""
-    with _open_local_session(master) as spark:
-        _time_ingest(spark, warm)
-        _time_parse(spark, warm)
-        return {
-            directory: {
-                "ingest": [_time_ingest(spark, directory) for _ in range(repeat)],
-                "parse": [_time_parse(spark, directory) for _ in range(repeat)],
-            }
-            for directory in logs
-        }
-
-
-def time_schemas(master: str, logs: str, repeat: int) -> dict[str, Any]:
-    """Time the query with a declared and with an inferred schema, warm, in seconds."""
-    with _open_local_session(master) as spark:
-        from pyspark.sql.types import StructType
-
-        from analytics.schema import make_line_struct
-
-        def declared() -> DataFrame:
-            return spark.read.schema(StructType(make_line_struct().fields[:-1])).json(_list_segments(logs))
-
-        def inferred() -> DataFrame:
-            return spark.read.json(_list_segments(logs))
-
-        _measure_seconds(lambda: _run_query(declared()))
-        return {
-            "declared": [_measure_seconds(lambda: _run_query(declared())) for _ in range(repeat)],
-            "inferred": [_measure_seconds(lambda: _run_query(inferred())) for _ in range(repeat)],
-        }
-
-
-def time_duckdb_task(logs: str, threads: int) -> dict[str, Any]:
-    """Time DuckDB, cold, in seconds."""
-
-    with _make_task_directory() as target:
-        return dict(time_duckdb(_list_segments(logs), f"{target}/parquet", threads))
-
-
-def _time_ingest(spark: SparkSession, logs: str) -> float:
-    from analytics.reading.files import FileSystem
-    from analytics.reading.ingest import ingest_segments
-    from analytics.reading.segments import discover_segments
-
-    files = FileSystem(spark)
-    segments = discover_segments(files, [logs]).segments
-    with _make_task_directory() as staging:
-        return _measure_seconds(lambda: ingest_segments(spark, files, segments, staging))
-
-
-def _time_parse(spark: SparkSession, logs: str) -> float:
-    """The column for damaged lines makes Spark read every field."""
-    from analytics.schema import CORRUPT_RECORD_COLUMN, make_line_struct
-
-    frame = spark.read.schema(make_line_struct()).option("columnNameOfCorruptRecord", CORRUPT_RECORD_COLUMN)
-    return _measure_seconds(lambda: frame.json(_list_segments(logs)).write.format("noop").mode("overwrite").save())
-
-
-def _run_query(lines: DataFrame) -> None:
-    from pyspark.sql import functions as F
-
-    hour = F.substring("ts", 1, 13).alias("hour")
-    grouped = lines.groupBy(hour, "node", "event", "path").agg(
-        F.count(F.lit(1)),
-        F.sum("size"),
-        F.percentile_approx("latency_ms", [0.5, 0.95, 0.99], 1000),
-        F.countDistinct("rcpt"),
-    )
-    grouped.write.format("noop").mode("overwrite").save()
-
-
-def _measure_seconds(use: Callable[[], object]) -> float:
-    started = perf_counter()
-    use()
-    return perf_counter() - started
-
-
-def _list_segments(logs: str) -> list[str]:
-    return [str(path) for path in sorted(Path(logs).rglob("events-*.jsonl"))]
-
-
-@contextmanager
-def _open_local_session(master: str) -> Iterator[SparkSession]:
-    from analytics.java import find_java, set_java_home
-    from analytics.spark_session import SessionOptions, open_session
-
-    set_java_home(find_java())
-    with open_session(SessionOptions(master=master, memory="1g")) as spark:
-        yield spark
-
-
-@contextmanager
-def _make_task_directory() -> Iterator[str]:
-    directory = tempfile.mkdtemp(prefix="mediatord-analytics-goals-")
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory)
-
-
-TASKS: Mapping[str, Callable[..., dict[str, Any]]] = {
-    "scan": scan_lines,
-    "ingests": time_ingest_and_parse,
-    "schemas": time_schemas,
-    "duck": time_duckdb_task,
-}
-
-
-_MAX_CPUS = 2
-_QUICK_SCALE = 0.1
+def _summarize(runs: Sequence[Usage]) -> Usage:
+    return Usage(median(one.seconds for one in runs), median(one.cpu for one in runs), max(one.peak for one in runs))
 
 
 def run_benchmark(
@@ -606,22 +398,26 @@ def run_benchmark(
     Measure and judge all targets.
 
     :param directory: for log lines, which are kept, and results, which are not.
-    :param scale: size of the input, in units of 600 000 lines.
+    :param scale: size of the large log, in units of 600 000 lines.
     :param quick: little input, once; speed and memory are not judged.
     :param report: receives a line for each measurement.
-    :raise AnalyticsError: a step failed.
+    :raise AnalyticsError: a run failed.
     """
+    lines = {"large": int(scale * BASE_LINES), **_LOG_LINES}
     if quick:
-        scale, repeat = _QUICK_SCALE, 1
+        lines = {log: count // _QUICK_DIVISOR for log, count in lines.items()}
+        lines["large"], repeat = int(_QUICK_SCALE * BASE_LINES), 1
     cpus = sorted(os.sched_getaffinity(0))
     used = f"{min(_MAX_CPUS, len(cpus))} of {len(cpus)} CPUs"
-    report(f"{scale * 600_000:,.0f} log lines in {directory}, medians of {repeat}, on {used}")
+    report(f"{lines['large']:,} log lines in {directory}, medians of {repeat}, on {used}")
+    benchmark = _Benchmark(directory, lines, repeat, report)
     try:
-        figures = measure_all(directory, scale, scale / SMALL_DIVISOR, repeat, cpus[:_MAX_CPUS], report)
+        os.sched_setaffinity(0, cpus[:_MAX_CPUS])
+        figures = benchmark.measure()
     finally:
         os.sched_setaffinity(0, cpus)
     return judge_targets(figures, timed=not quick), figures
 
 
 if __name__ == "__main__":
-    json.dump(TASKS[sys.argv[1]](**json.loads(sys.argv[2])), sys.stdout)
+    sys.exit(_measure_in_this_process(sys.argv[1:]))

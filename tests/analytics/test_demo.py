@@ -1,8 +1,7 @@
-"""`demo` and `goals`: arguments, generated bulk logs, and the judgement of measurements."""
+"""`demo`: arguments and directories; generated bulk logs."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -11,14 +10,6 @@ import orjson
 import pytest
 from click.testing import CliRunner
 
-from analytics.benchmark import (
-    Measurements,
-    find_differences,
-    judge_targets,
-    run_python,
-    run_task,
-    sum_resident_bytes,
-)
 from analytics.cli import demo, prepare_demo_directory
 from analytics.errors import AnalyticsError
 from analytics.sample.bulk_log import BUSIEST_ACCOUNT, BulkTruth, generate_bulk_logs
@@ -81,80 +72,6 @@ def test_skew_gives_share_of_events_to_one_account(tmp_path: Path, skew: float, 
     assert least <= own / identified <= most
 
 
-def test_scan_counts_every_line(bulk: tuple[Path, BulkTruth]) -> None:
-    directory, truth = bulk
-    scan = run_task("scan", logs=str(directory))
-    assert scan["events"] == dict(truth.events)
-    assert scan["damaged"] == truth.damaged
-
-
-def test_measures_time_and_memory_of_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its grandchild holds the memory for a second, and until it was measured."""
-    measure, found = sum_resident_bytes, tmp_path / "found"
-
-    def record_resident_bytes(pid: int, *parent: tuple[int, int]) -> int:
-        held = measure(pid, *parent)
-        if held > 150_000_000:
-            found.touch()
-        return held
-
-    monkeypatch.setattr("analytics.benchmark.sum_resident_bytes", record_resident_bytes)
-    allocating = (
-        "import pathlib, time; held = b'x' * 150_000_000; time.sleep(1)\n"
-        f"for _ in range(6000):\n  if pathlib.Path({str(found)!r}).exists(): break\n  time.sleep(0.01)"
-    )
-    child = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {allocating!r}])"
-    measurement = run_python(["-c", child])
-    assert measurement.peak > 150_000_000
-    assert measurement.seconds >= 1
-    with pytest.raises(AnalyticsError, match="status 3: what is wrong"):
-        run_python(["-c", "import sys; print('what is wrong', file=sys.stderr); sys.exit(3)"])
-
-
-def test_judges_targets() -> None:
-    figures = Measurements(scan=10, night=49, ingest=43, ingest_small=10, parse=20, declared=10, inferred=18)
-    figures.cold_ingest, figures.after_ingest, figures.ingest_alone, figures.peak = 40, 25, 70, 2**31
-    figures.wrong, figures.unequal = ["open: 3, not 4"], ["ledger_daily"]
-    results = {result.name: result.met for result in judge_targets(figures, timed=True)}
-    assert results == {
-        "G1": True,
-        "G2": True,
-        "G3": True,
-        "G4": True,
-        "G5": False,
-        "G6": True,
-        "G7": True,
-        "G8": False,
-        "G9": False,
-    }
-    untimed = {result.name: result.met for result in judge_targets(figures, timed=False)}
-    assert {name for name, met in untimed.items() if met is None} == {"G1", "G2", "G3", "G4", "G5", "G6", "G7"}
-
-
-def test_names_differences_from_truth() -> None:
-    truth = BulkTruth(lines=3, events=Counter({"msg.accept": 2}), accepted=2, open=2)
-    counts = {
-        "events": {"msg.accept": 2},
-        "damaged": 0,
-        "missing": 0,
-        "accepted": 2,
-        "open": 2,
-        "orphans": 0,
-        "difference": 0,
-        "again": 0,
-        "acked": 0,
-        "expired": 0,
-        "evicted": 0,
-        "removed": 0,
-        "drift": {},
-    }
-    assert find_differences(counts, truth) == []
-    assert find_differences({**counts, "open": 1, "drift": {"x": 1}}, truth) == [
-        "open: 1, not 2",
-        "counters: {'x': 1}, not {}",
-    ]
-
-
 def test_demo_replaces_only_demo_directories(tmp_path: Path) -> None:
     other_directory = tmp_path / "theirs"
     other_directory.mkdir()
@@ -173,8 +90,3 @@ def test_rejects_invalid_arguments(arguments: list[str]) -> None:
     result = CliRunner().invoke(demo, arguments)
     assert result.exit_code == 2
     assert "Error:" in result.output
-
-
-def test_tasks_print_json(bulk: tuple[Path, BulkTruth]) -> None:
-    result = run_python(["-m", "analytics.benchmark", "duck", json.dumps({"logs": str(bulk[0]), "threads": 2})])
-    assert set(json.loads(result.output)) == {"ingest", "query_raw", "query_parquet"}
