@@ -147,7 +147,7 @@ security: ## rate the sandboxing of the systemd units; worse than 2.0 is an erro
 wheel: $(VENV)/.installed-build ## build sdist and wheel into dist/
 	@$(BIN)/python -m deb.wheel dist
 
-deb: $(VENV)/.installed-test ## build a Debian package with everything but Spark into dist/
+deb: $(VENV)/.installed-test ## build a Debian package with everything but the nightly analysis into dist/
 	@$(BIN)/python -m deb.build dist
 
 package-test: $(VENV)/.installed-test ## install the wheel into a new environment and run the quickstart
@@ -196,7 +196,7 @@ $(VENV)/.installed: setup.cfg
 	@touch $@
 
 $(VENV)/.installed-analytics: $(VENV)/.installed
-	@echo "installing Spark and a Java for it, about 0.6 GB ..."
+	@echo "installing the nightly analysis with Spark and Java, about 1 GB ..."
 	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[analytics]'
 	@touch $@
 

@@ -166,8 +166,13 @@ def open_session(options: SessionOptions, stop: StopHandler = STOP_HANDLER) -> I
 
 def get_default_memory() -> str:
     """A quarter of the memory available to this process, at most 1g: neither engine holds lines in memory."""
+    return f"{min(1024, get_available_memory() // 2**22)}m"
+
+
+def get_available_memory() -> int:
+    """Bytes of memory that this process may use: of the machine, or fewer if its control groups allow fewer."""
     installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return f"{min([1024, *(limit // 2**22 for limit in (installed, *_read_cgroup_limits()))])}m"
+    return min([installed, *_read_cgroup_limits()])
 
 
 def _read_cgroup_limits() -> Iterator[int]:

@@ -56,7 +56,7 @@ from analytics.reading.segments import (
     extract_segment_name,
     find_successor,
 )
-from analytics.spark_session import is_local_master
+from analytics.spark_session import get_available_memory, is_local_master
 from analytics.sql_functions import quote_text
 from mediatord.observability.event_schema import MAX_LINE_BYTES
 
@@ -151,8 +151,8 @@ def run_task(task: SegmentTask) -> SegmentReading:
     """
     Read a segment and write its files.
 
-    A process needs about 200 MiB, whatever the size of the segment: for the columns of a block (32 MiB of text), the
-    objects of a chunk (4 MiB), and 75 MiB of code.
+    A process needs about 200 MiB (`_PROCESS_BYTES`), whatever the size of the segment: for the columns of a block
+    (32 MiB of text), the objects of a chunk (4 MiB), and 75 MiB of code.
     """
     reading = SegmentReading(task.segment)
     try:
@@ -504,6 +504,7 @@ def _gc_disabled() -> Iterator[None]:
 
 TaskRunner = Callable[[Sequence[SegmentTask]], Iterable[SegmentReading]]
 
+_PROCESS_BYTES = 200 << 20
 # Below this, starting processes costs more than it gains.
 _SMALL_INPUT_BYTES = 32 << 20
 _COMPRESSION_RATIO = 10
@@ -578,7 +579,7 @@ def _open_runner(session: AnalysisSession, segments: Sequence[Segment]) -> Itera
         yield lambda tasks: context.parallelize(tasks, len(tasks)).map(run_task).collect() if tasks else []
         return
     size = sum(one.size * (1 if one.packed == "plain" else _COMPRESSION_RATIO) for one in segments)
-    processes = min(_count_processors(), len(segments))
+    processes = min(count_processes(_count_processors(), get_available_memory()), len(segments))
     if processes < 2 or size < _SMALL_INPUT_BYTES:
         yield lambda tasks: map(run_task, tasks)
         return
@@ -618,6 +619,11 @@ def _exit_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+def count_processes(processors: int, memory: int) -> int:
+    """How many processes read segments: all of them take at most half of this memory."""
+    return max(1, min(processors, memory // 2 // _PROCESS_BYTES))
 
 
 def _count_processors() -> int:

@@ -241,29 +241,34 @@ def make_usual_charts(
     return [make_hourly_chart(name, title, description, lines, format, log)]
 
 
+def make_volume_figures(data: ReportData) -> list[Figure]:
+    """Messages accepted and acknowledged, by the message ledger."""
+    ledger = data.get_row("ledger_daily")
+    figures = (
+        ("accepted", "messages_accepted", "Messages accepted", "Accepted from senders on the day"),
+        ("acked", "messages_acknowledged", "Messages acknowledged", "Acknowledged by their recipients on the day"),
+    )
+    return [
+        Figure(
+            key,
+            label,
+            ledger.get(entry),
+            format_count(ledger.get(entry)),
+            f"{meaning}, by the log; each message once.",
+            normal=make_ledger_normal(data, entry),
+            section="traffic",
+        )
+        for entry, key, label, meaning in figures
+    ]
+
+
 def make_traffic_section(data: ReportData) -> Section:
     """Volume of traffic."""
-    ledger = data.get_row("ledger_daily")
     rows = [row for row in data.get_rows("traffic_daily") if not is_operator(row["node"])]
     requests = sum(row["n"] for row in rows if row["event"] == "req.done")
     carried = sum(row["bytes"] or 0 for row in rows if row["event"] == "msg.accept")
     figures = [
-        Figure(
-            "messages_accepted",
-            "Messages accepted",
-            ledger.get("accepted"),
-            format_count(ledger.get("accepted")),
-            "Accepted from senders on the day, by the log; each message once.",
-            normal=make_ledger_normal(data, "accepted"),
-        ),
-        Figure(
-            "messages_acknowledged",
-            "Messages acknowledged",
-            ledger.get("acked"),
-            format_count(ledger.get("acked")),
-            "Acknowledged by their recipients on the day, by the log; each message once.",
-            normal=make_ledger_normal(data, "acked"),
-        ),
+        *make_volume_figures(data),
         Figure(
             "bytes_accepted",
             "Bytes accepted",

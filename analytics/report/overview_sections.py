@@ -34,6 +34,7 @@ from analytics.report.message_sections import (
     count_lost_messages,
     make_ledger_normal,
     make_lost_normal,
+    make_volume_figures,
     select_lost_rows,
 )
 from analytics.report.operations_sections import sum_pushes
@@ -108,7 +109,15 @@ def make_overview(data: ReportData, sections: Sequence[Section]) -> Overview:
                 _make_node_figure(data),
             ],
         ),
-        FigureGroup("What else changed?", [by_key["anomalies"], *_make_load_figures(data), *_make_push_checks(data)]),
+        FigureGroup(
+            "What else changed?",
+            [
+                by_key["anomalies"],
+                *make_volume_figures(data),
+                *_make_load_figures(data),
+                *(by_key[key] for key in ("wakeups_missed_share", "push_devices_forgotten_share") if key in by_key),
+            ],
+        ),
     ]
     figures = [figure for group in groups for figure in group.figures]
     return Overview(
@@ -425,8 +434,6 @@ def _make_node_figure(data: ReportData) -> Figure:
 
 # Of series_daily: metric, label, section, meaning.
 _LOAD_FIGURES = (
-    ("messages_accepted", "Messages accepted", "traffic", "Accepted from senders on the day."),
-    ("messages_acknowledged", "Messages acknowledged", "traffic", "Acknowledged by their recipients on the day."),
     ("latency_live_p95_ms", "Live push, p95", "latency", "95 of 100 live pushes took at most this long."),
     ("error_share", "Requests refused or failed", "errors", "Share of all requests."),
     ("depth_max", "Queued messages, maximum", "queues", "In all queues, sampled every minute."),

@@ -96,6 +96,7 @@ class Warehouse:
         self._local = local
         self._staged: dict[str, Span] = {}
         self._replaced: set[str] = set()
+        self._copies: dict[str, Path] = {}
         self._listings: dict[str, Sequence[str]] = {}
         self._published: dict[str, dict[str, list[str]]] = {}
 
@@ -183,18 +184,22 @@ class Warehouse:
             f"COPY (SELECT {columns} FROM {_STAGED_TABLE} WHERE dt = {quote_day(day)})"
             f" TO {quote_text(str(path))} (FORMAT parquet, COMPRESSION zstd)"
         )
-        if get_local_path(url) is None:
-            self._files.upload(path, url)
+        self._upload(path, url)
 
     def _localize(self, url: str) -> str:
         """Local path of a file; a remote one is copied once."""
-        here = get_local_path(url)
+        here = get_local_path(url) or self._copies.get(url)
         if here is None:
-            here = Path(self._local, "copies", url.partition(f"{self._out}/")[2] or url)
-            if not here.exists():
-                here.parent.mkdir(parents=True, exist_ok=True)
-                self._files.download(url, here)
+            here = self._copies[url] = Path(self._local, "copies", url.partition(f"{self._out}/")[2] or url)
+            here.parent.mkdir(parents=True, exist_ok=True)
+            self._files.download(url, here)
         return str(here)
+
+    def _upload(self, path: Path, url: str) -> None:
+        """Write a file from a local one, which is read instead of it from now on; neither is done if it is local."""
+        if get_local_path(url) is None:
+            self._files.upload(path, url)
+            self._copies[url] = path
 
     def find_event_files(self, stems: Collection[str], batches: Iterable[date]) -> dict[str, list[str]]:
         """Event files of segments of these batches, staged or kept: `events/dt=.../batch=.../<stem>.parquet`."""
@@ -238,8 +243,8 @@ class Warehouse:
         self._replaced.add(path)
         if not rewrite(source, str(here)):
             self._files.delete(target)
-        elif get_local_path(target) is None:
-            self._files.upload(here, target)
+        else:
+            self._upload(here, target)
 
     def stage_inputs(self, rows: Iterable[Mapping[str, Any]], batches: Iterable[date]) -> None:
         """Replace the rows of `inputs` of these batches."""
@@ -265,6 +270,7 @@ class Warehouse:
         self._published.clear()
         self._staged.clear()
         self._replaced.clear()
+        self._copies.clear()
 
     def discard_staged(self) -> None:
         """Delete staged files, unless their publication was decided."""

@@ -26,12 +26,15 @@ import duckdb
 import pytest
 
 import analytics
+from analytics.database import Database
 from analytics.errors import EXIT_OK, EXIT_USAGE, AnalyticsError
+from analytics.job import Span
 from analytics.reading.files import FileSystem
 from analytics.sample import generate_logs
 from analytics.sample.ground_truth import SampleSpec
 from analytics.spark_session import SMALL_INPUT_CONF
 from analytics.writing.runs import commit_publication, has_journal, recover_publication
+from analytics.writing.warehouse import Warehouse
 from tests.analytics.processes import list_process_tree, wait_for_exit
 from tests.analytics.publication import MANIFEST, MOVES, NEW, OLD, STAGED, KilledFileSystem, KilledProcess
 from tests.analytics.stores.servers import S3Server, Store, start_hdfs, start_s3
@@ -158,6 +161,7 @@ def test_publication_is_atomic_if_killed_on_hdfs(spark: SparkSession, hdfs: Stor
 PROGRAM = """
 import os, signal
 from analytics.cli import main
+from analytics.job import Span
 from analytics.reading.files import FileSystem
 from tests.analytics.processes import list_process_tree
 move, left = FileSystem.move, iter(range(MOVES))
@@ -316,3 +320,36 @@ def check_interrupted(files: FileSystem, store: Store) -> None:
     assert has_journal(files, out)
     assert files.list(f"{out}/tables") and files.list(f"{out}/_staging")
     assert not files.exists(f"{out}/report") and not files.exists(f"{out}/runs")
+
+
+def test_reads_what_it_last_wrote(spark: SparkSession, store: Store, tmp_path: Path) -> None:
+    """Local copies are replaced with the files: by a second version of a staged one, and by publication."""
+    files, url = store.open_files(spark), f"{store.url}/copies"
+    span = Span(DAY, DAY)
+
+    def make_rows(n: int) -> list[dict[str, Any]]:
+        return [{"dt": DAY, "node": "a", "proto": "didcomm", "event": "msg.ack", "n": n, "bytes": 0}]
+
+    with Database(str(tmp_path)) as database:
+        for run in ("first", "second"):
+            warehouse = Warehouse(database, files, url, run, str(tmp_path / "local"))
+            before = [row["n"] for row in warehouse.rows("traffic_daily", span)]
+            for n in (2, 3) if before else (0, 1):
+                warehouse.stage("traffic_daily", make_rows(n), span)
+                assert [row["n"] for row in warehouse.rows("traffic_daily", span)] == [n]
+            warehouse.publish(f"{url}/runs/{run}.json", b"{}", [])
+            assert [row["n"] for row in warehouse.rows("traffic_daily", span)] == [n]
+        assert before == [1]
+        # A file of segments is rewritten where it is staged.
+        files.write(f"{url}/_staging/third/events/dt={DAY}/batch={DAY}/stem.parquet", b"with repeated lines")
+        warehouse = Warehouse(database, files, url, "third", str(tmp_path / "local"))
+        [path] = warehouse.find_event_files(["stem"], [DAY])["stem"]
+        [copy] = warehouse.localize_files([path])
+        assert Path(copy).read_bytes() == b"with repeated lines"
+
+        def rewrite(source: str, target: str) -> int:
+            return Path(target).write_bytes(Path(source).read_bytes()[:4])
+
+        warehouse.rewrite_file(path, rewrite)
+        [copy] = warehouse.localize_files([path])
+        assert Path(copy).read_bytes() == files.read(f"{warehouse.staging}/{path}") == b"with"

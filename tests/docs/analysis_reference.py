@@ -1,56 +1,36 @@
 """
-Generated parts of docs/reference/analytics.md: tables and figures. `mediatord-analytics schema TABLE` prints columns.
+The generated list of tables in docs/reference/analytics.md. `mediatord-analytics schema TABLE` prints columns.
 
-`python -m tests.docs.analysis_reference docs/reference/analytics.md` updates them.
+`python -m tests.docs.analysis_reference docs/reference/analytics.md` updates it.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from textwrap import fill
 
-from analytics.jobs.time_series import METRICS
 from analytics.schema import TABLES, Table
 
-
-def make_parts() -> dict[str, str]:
-    """What stands between the marks `<!-- name -->` and `<!-- end of name -->`, by name."""
-    return {
-        "tables": _render_overview(TABLES.values()),
-        "figures": fill(", ".join(f"`{name}`" for name in METRICS), 118) + "\n",
-    }
+_PLACE = re.compile(r"(<!-- tables -->\n).*?(<!-- end of tables -->)", re.DOTALL)
 
 
 def update_document(text: str) -> str:
     """
-    A document with all parts as they are now.
+    A document with the list as it is now.
 
-    :raise ValueError: one has no place in it.
+    :raise ValueError: there is no place for it.
     """
-    for name, part in make_parts().items():
-        marks = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        place = re.compile(rf"({marks[0]}).*?({marks[1]})", re.DOTALL)
-        if not place.search(text):
-            raise ValueError(f"no place for {name}")
-        text = place.sub(lambda match, part=part: f"{match[1]}\n{part}\n{match[2]}", text)  # type: ignore[misc]
-    return text
-
-
-def _render_overview(tables: Iterable[Table]) -> str:
-    return _render_list(map(_describe_table, tables))
+    if not _PLACE.search(text):
+        raise ValueError("no place for tables")
+    items = (_describe_table(table) for table in TABLES.values())
+    part = "\n\n".join(fill(item, 118, break_long_words=False, break_on_hyphens=False) for item in items)
+    return _PLACE.sub(lambda match: f"{match[1]}\n{part}\n\n{match[2]}", text)
 
 
 def _describe_table(table: Table) -> str:
-    key = ", ".join(f"`{name}`" for name in table.key if name != "dt")
-    mark = ", private" if table.private else ""
-    return f"`{table.name}`{mark}{f' ({key})' if key else ''}: {table.meaning}"
-
-
-def _render_list(items: Iterable[str]) -> str:
-    return "\n\n".join(fill(item, 118, break_long_words=False, break_on_hyphens=False) for item in items) + "\n"
+    return f"`{table.name}`{', private' if table.private else ''}: {table.meaning}"
 
 
 if __name__ == "__main__":

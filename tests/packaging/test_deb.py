@@ -88,7 +88,8 @@ def test_programs_are_installed(machine: DebianMachine) -> None:
     assert "mediatord==" in machine.run_checked("cat", "/usr/share/doc/mediatord/bundled.txt")
     for name in COMPLETION_FILES:
         assert "_COMPLETE=" in machine.path(f"/usr/share/{name}").read_text()
-    assert machine.run("mediatord-analytics-setup", "--nonsense").returncode == 2
+    for wrong in (["--nonsense"], ["--engine"], ["--engine", "other"]):
+        assert machine.run("mediatord-analytics-setup", *wrong).returncode == 2, wrong
     assert machine.run_checked("dpkg", "--verify", "mediatord") == ""
 
 
@@ -237,9 +238,13 @@ def test_missing_keys_are_not_recreated(machine: DebianMachine) -> None:
 
 
 def test_purge_leaves_only_users(machine: DebianMachine) -> None:
-    """A purge removes all files; the users stay."""
+    """A purge removes all files, also one of mediatord-analytics-setup; the users stay."""
+    engine = machine.path("/etc/systemd/system/mediatord-analytics.service.d/engine.conf")
+    engine.parent.mkdir(parents=True)
+    engine.write_text("[Service]\nEnvironment=ENGINE=duckdb\n")
     machine.run_checked("dpkg", "--purge", "mediatord")
     for name in ("/etc/mediatord", "/opt/mediatord", "/var/cache/mediatord-analytics", *STATE):
         assert not machine.path(name).exists(), name
+    assert not engine.parent.exists()
     assert not machine.path("/etc/systemd/system/multi-user.target.wants/mediatord.service").is_symlink()
     machine.run_checked("getent", "passwd", "mediatord")

@@ -177,5 +177,5 @@ def test_extras_install_their_packages(programs: Path, tmp_path: Path) -> None:
     """The requested extra installs the MongoDB driver; all extras are declared."""
     program = "import txmongo, importlib.metadata as m; print(m.metadata('mediatord').get_all('Provides-Extra'))"
     extras = run_outside_tree(programs / "python", "-c", program, directory=tmp_path)
-    for extra in ("mongodb", "mongo", "analytics"):
+    for extra in ("mongodb", "mongo", "analytics-duckdb", "analytics"):
         assert repr(extra) in extras

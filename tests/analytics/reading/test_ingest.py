@@ -18,7 +18,7 @@ from analytics.database import Row
 from analytics.engine import AnalysisSession
 from analytics.job import Span
 from analytics.reading import ingest as ingest_module
-from analytics.reading.ingest import ingest_segments
+from analytics.reading.ingest import count_processes, ingest_segments
 from analytics.reading.segments import Segment, discover_segments
 from analytics.run_plan import load_read_segments, make_plan, stage_input
 from analytics.writing.warehouse import Warehouse
@@ -490,3 +490,11 @@ def test_order_of_ingest_does_not_matter(session: AnalysisSession, tmp_path: Pat
     assert [row["doubled"] for row in found[0][0]] == [0, 42, 52]
     assert len(found[0][1]) == 2
     assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize(
+    ("processors", "mebibytes", "expected"), [(2, 24_000, 2), (32, 4096, 10), (32, 64_000, 32), (2, 300, 1)]
+)
+def test_processes_take_at_most_half_of_the_memory(processors: int, mebibytes: int, expected: int) -> None:
+    """Many processors do not need more memory than there is; one process always reads."""
+    assert count_processes(processors, mebibytes << 20) == expected

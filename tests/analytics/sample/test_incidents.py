@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import date, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,7 +16,7 @@ from analytics.engine import AnalysisSession
 from analytics.errors import EXIT_INTEGRITY, EXIT_OK
 from analytics.job import Span
 from analytics.nightly import NightlyOutcome, NightlyRequest, run_nightly
-from analytics.reading.files import FileSystem
+from analytics.reading.files import LocalFileSystem
 from analytics.sample import generate_logs
 from analytics.sample.ground_truth import (
     INCIDENT_SCHEDULE,
@@ -28,9 +28,6 @@ from analytics.sample.ground_truth import (
 )
 from analytics.settings import Settings
 from analytics.writing.warehouse import Warehouse
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 SPEC = SampleSpec(
     wallets=250, messages_per_day=1000, gauge_s=600, segment_hours=6, queue_max_messages=200, compress=False
@@ -73,14 +70,14 @@ def read(warehouse: Warehouse, table: str, where: str = "true") -> list[Row]:
 
 
 @pytest.fixture(scope="module")
-def month(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnalysedMonth]:
-    """Analysed once: all days, and the last day again after a late segment arrived."""
+def month(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnalysedMonth]:
+    """Analysed once, without Spark: all days, and the last day again after a late segment arrived."""
     directory = tmp_path_factory.mktemp("month")
     truth = generate_logs(directory / "logs", SPEC)
     scratch = directory / "scratch"
     scratch.mkdir()
     with Database(str(scratch)) as database:
-        session = AnalysisSession(FileSystem(spark), database, str(scratch), spark)
+        session = AnalysisSession(LocalFileSystem(), database, str(scratch))
         warehouse = Warehouse(database, session.files, str(directory / "out"))
         first = _run(session, directory, Span(SPEC.first_day, SPEC.last_day))
         before = {name: read(warehouse, name) for name in ("ledger_daily", "boots_daily", "reconciliation_daily")}
