@@ -66,7 +66,8 @@ class SparkWork:
     """
     What Spark did in a run, by its event log.
 
-    :param skew: longest task / median (of two: shorter) task of the stage with the longest total duration of at least two tasks.
+    :param skew: longest task / median task (of two: the shorter one), of the stage whose tasks, at least two, took
+        longest together.
     """
 
     executions: int
