@@ -519,7 +519,7 @@ def ingest_segments(session: AnalysisSession, segments: Sequence[Segment], stagi
 
     :return: rows of `inputs` about them, by stem.
     """
-    with _open_runner(session, segments) as run:
+    with _open_runner(session, segments, staging) as run:
         ingestion = _Ingestion(session, staging, run)
         readings = {reading.segment.stem: reading for reading in ingestion.read(segments)}
         for _ in range(_MAX_ATTEMPTS):
@@ -571,10 +571,11 @@ class _Ingestion:
 
 
 @contextmanager
-def _open_runner(session: AnalysisSession, segments: Sequence[Segment]) -> Iterator[TaskRunner]:
+def _open_runner(session: AnalysisSession, segments: Sequence[Segment], staging: str) -> Iterator[TaskRunner]:
     """What runs tasks: workers of a cluster, processes, or this process if there is little to read."""
     spark = session.spark
-    if spark is not None and not is_local_master(spark.sparkContext.master or "local") and _is_shared(segments):
+    paths = [staging, *(segment.path for segment in segments)]
+    if spark is not None and can_workers_read(spark.sparkContext.master or "local", paths):
         context = spark.sparkContext
         yield lambda tasks: context.parallelize(tasks, len(tasks)).map(run_task).collect() if tasks else []
         return
@@ -630,9 +631,14 @@ def _count_processors() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _is_shared(segments: Sequence[Segment]) -> bool:
-    """Whether workers can open the files: a cluster mounts local directories on all machines."""
-    return all(get_local_path(segment.path) is not None for segment in segments)
+def can_workers_read(master: str, paths: Sequence[str]) -> bool:
+    """
+    Whether workers of a cluster read segments: all machines have mounted local directories, but not the driver's
+    scratch, where copies of other files are.
+
+    :param paths: of segments, and of what is written.
+    """
+    return not is_local_master(master) and None not in map(get_local_path, paths)
 
 
 def find_repeated_lines(database: Database, paths: Sequence[str]) -> dict[str, list[int]]:

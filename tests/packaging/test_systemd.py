@@ -95,7 +95,7 @@ def restored_machine(machine: BootedDebianMachine) -> Iterator[BootedDebianMachi
 def add_drop_in(machine: DebianMachine, unit: str, *lines: str) -> None:
     """Add a drop-in to a unit, as `systemctl edit` does."""
     directory = machine.path(f"/etc/systemd/system/{unit}.d")
-    directory.mkdir()
+    directory.mkdir(exist_ok=True)
     (directory / "override.conf").write_text("\n".join(lines) + "\n")
     machine.run_checked("systemctl", "daemon-reload")
 
@@ -281,7 +281,7 @@ def test_workers_are_sandboxed_and_replaced(restored_machine: BootedDebianMachin
 
 
 def test_nightly_analysis_runs_sandboxed(restored_machine: BootedDebianMachine) -> None:
-    """The sandbox lets Spark and Java run, on a host whose name has no address."""
+    """The sandbox lets Spark and Java run, on a host whose name has no address; and DuckDB."""
     # Copy the trusted certificates of this host, for its package index.
     authorities = Path("/etc/ssl/certs/ca-certificates.crt")
     shutil.copy(authorities, restored_machine.path(str(authorities)))
@@ -292,12 +292,16 @@ def test_nightly_analysis_runs_sandboxed(restored_machine: BootedDebianMachine) 
     )
     (command,) = re.findall(r"argv\[\]=(.*? nightly .*?) ;", restored_machine.unit_property(ANALYTICS, "ExecStart"))
     today = datetime.now(UTC).date().isoformat()
-    add_drop_in(restored_machine, ANALYTICS, "[Service]", "ExecStart=", f"ExecStart={command} --day {today}")
-    # Closes the segment of the event log.
-    restored_machine.run_checked("systemctl", "restart", SERVICE)
-    started = restored_machine.run("systemctl", "start", ANALYTICS)
-    assert started.returncode == 0, restored_machine.journal(ANALYTICS)[-4000:]
-    assert restored_machine.path(f"/var/lib/mediatord-analytics/report/{today}/index.html").stat().st_size > 10_000
+    report = restored_machine.path(f"/var/lib/mediatord-analytics/report/{today}/index.html")
+    for engine in ("duckdb", "spark"):
+        lines = ("[Service]", "ExecStart=", f"ExecStart={command} --day {today}", f"Environment=ENGINE={engine}")
+        add_drop_in(restored_machine, ANALYTICS, *lines)
+        # Closes the segment of the event log.
+        restored_machine.run_checked("systemctl", "restart", SERVICE)
+        report.unlink(missing_ok=True)
+        started = restored_machine.run("systemctl", "start", ANALYTICS)
+        assert started.returncode == 0, restored_machine.journal(ANALYTICS)[-4000:]
+        assert report.stat().st_size > 10_000
     assert (
         "mediatord_day_" in restored_machine.path("/var/lib/mediatord-metrics/mediatord-analytics.prom").read_text()
     )

@@ -18,7 +18,7 @@ from analytics.database import Row
 from analytics.engine import AnalysisSession
 from analytics.job import Span
 from analytics.reading import ingest as ingest_module
-from analytics.reading.ingest import count_processes, ingest_segments
+from analytics.reading.ingest import can_workers_read, count_processes, ingest_segments
 from analytics.reading.segments import Segment, discover_segments
 from analytics.run_plan import load_read_segments, make_plan, stage_input
 from analytics.writing.warehouse import Warehouse
@@ -498,3 +498,17 @@ def test_order_of_ingest_does_not_matter(session: AnalysisSession, tmp_path: Pat
 def test_processes_take_at_most_half_of_the_memory(processors: int, mebibytes: int, expected: int) -> None:
     """Many processors do not need more memory than there is; one process always reads."""
     assert count_processes(processors, mebibytes << 20) == expected
+
+
+@pytest.mark.parametrize(
+    ("master", "out", "segment", "expected"),
+    [
+        ("spark://host:7077", "/out", "file:/logs/a.jsonl", True),
+        ("spark://host:7077", "s3a://bucket/out", "file:/logs/a.jsonl", False),
+        ("spark://host:7077", "/out", "hdfs://host/logs/a.jsonl", False),
+        ("local[2]", "/out", "file:/logs/a.jsonl", False),
+    ],
+)
+def test_workers_read_mounted_directories_only(master: str, out: str, segment: str, expected: bool) -> None:
+    """If logs or results are elsewhere, the driver reads copies: workers cannot open its scratch directory."""
+    assert can_workers_read(master, [out, segment]) is expected
