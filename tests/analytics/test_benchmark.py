@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
@@ -22,6 +23,7 @@ from analytics.benchmark import (
     read_proportional_bytes,
     read_spark_work,
     scan_lines,
+    shares_memory,
 )
 from analytics.errors import AnalyticsError
 from analytics.sample.bulk_log import BulkTruth, generate_bulk_logs
@@ -59,6 +61,20 @@ def test_shared_memory_of_fork_counts_once() -> None:
         assert 96 << 20 < sum(map(read_proportional_bytes, (child.pid, forked))) < 190 << 20
         assert child.stdin is not None
         child.stdin.close()
+
+
+def test_knows_processes_that_share_all_memory() -> None:
+    """As a thread does; a forked process only has a copy."""
+    ended = Event()
+    thread = Thread(target=ended.wait)
+    thread.start()
+    try:
+        assert thread.native_id is not None
+        assert shares_memory(os.getpid(), thread.native_id)
+        assert not shares_memory(os.getpid(), os.getppid())
+    finally:
+        ended.set()
+        thread.join()
 
 
 def test_measures_orphans_of_command() -> None:
