@@ -159,6 +159,7 @@ def stage_input(
     warehouse.replace_segments(stems)
     after = warehouse.find_event_files(stems, plan.batches)
     days = {parse_day(path) for files in (before, after) for paths in files.values() for path in paths}
+    days |= warehouse.split_shared_files(plan.batches, stems)
     shrunk = [row for row in less if row["state"] != VANISHED]
     kept = _update_kept_rows(warehouse, plan.batches, stems, shrunk)
     for batch in plan.batches:
