@@ -166,8 +166,12 @@ def open_session(options: SessionOptions, stop: StopHandler = STOP_HANDLER) -> I
 
 def get_default_memory() -> str:
     """A quarter of the memory available to this process, at most 1g: neither engine holds lines in memory."""
-    installed = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return f"{min([1024, *(limit // 2**22 for limit in (installed, *_read_cgroup_limits()))])}m"
+    return f"{min(1024, get_memory_limit() // 2**22)}m"
+
+
+def get_memory_limit() -> int:
+    """Bytes of memory that are available to this process: those of the machine, or of its control groups."""
+    return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_read_cgroup_limits()])
 
 
 def _read_cgroup_limits() -> Iterator[int]:

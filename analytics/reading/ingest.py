@@ -56,7 +56,7 @@ from analytics.reading.segments import (
     extract_segment_name,
     find_successor,
 )
-from analytics.spark_session import is_local_master
+from analytics.spark_session import get_memory_limit, is_local_master
 from analytics.sql_functions import quote_text
 from mediatord.observability.event_schema import MAX_LINE_BYTES
 
@@ -455,6 +455,8 @@ class _TextOfSegment:
         """An archive may have several members, and zero bytes after them."""
         unpacker = None
         for data in self._read_file(_COMPRESSED_PIECE_BYTES):
+            if unpacker is None:
+                data = data.lstrip(b"\0")
             while data and not self.damaged:
                 unpacker = unpacker or zlib.decompressobj(wbits=31)
                 try:
@@ -507,6 +509,8 @@ TaskRunner = Callable[[Sequence[SegmentTask]], Iterable[SegmentReading]]
 # Below this, starting processes costs more than it gains.
 _SMALL_INPUT_BYTES = 32 << 20
 _COMPRESSION_RATIO = 10
+# Three times what a process needs, because it shares the memory with the engine and with the cache of files.
+_BYTES_PER_PROCESS = 600 << 20
 _POLL_S = 0.1
 # A file may be compressed while it is read, and its copy, too.
 _MAX_ATTEMPTS = 3
@@ -578,7 +582,7 @@ def _open_runner(session: AnalysisSession, segments: Sequence[Segment]) -> Itera
         yield lambda tasks: context.parallelize(tasks, len(tasks)).map(run_task).collect() if tasks else []
         return
     size = sum(one.size * (1 if one.packed == "plain" else _COMPRESSION_RATIO) for one in segments)
-    processes = min(_count_processors(), len(segments))
+    processes = min(_count_processors(), len(segments), get_memory_limit() // _BYTES_PER_PROCESS)
     if processes < 2 or size < _SMALL_INPUT_BYTES:
         yield lambda tasks: map(run_task, tasks)
         return
