@@ -184,7 +184,12 @@ class Warehouse:
         url = f"{self._out}/{self._get_staged_path(table.name)}/dt={day}/part-0.parquet"
         path = get_local_path(url) or Path(self._local, table.name, f"dt={day}", "part-0.parquet")
         path.parent.mkdir(parents=True, exist_ok=True)
-        columns = ", ".join(_make_parquet_column(column) for column in table.columns if column.name != "dt")
+        # DuckDB declares a column as never null if it is so on all days of a run: a file must not depend on others.
+        columns = ", ".join(
+            f'CASE WHEN dt = {quote_day(day)} THEN {_convert_for_parquet(column)} END AS "{column.name}"'
+            for column in table.columns
+            if column.name != "dt"
+        )
         self._database.execute(
             f"COPY (SELECT {columns} FROM {_STAGED_TABLE} WHERE dt = {quote_day(day)})"
             f" TO {quote_text(str(path))} (FORMAT parquet, COMPRESSION zstd)"
@@ -265,7 +270,9 @@ class Warehouse:
         here.parent.mkdir(parents=True, exist_ok=True)
         table = ALL_TABLES[name]
         columns = ", ".join(
-            _make_parquet_column(column) for column in table.columns if column.name not in _PARTITIONS
+            f'{_convert_for_parquet(column)} AS "{column.name}"'
+            for column in table.columns
+            if column.name not in _PARTITIONS
         )
         order = "node, boot, seq" if name == "events" else "ALL"
         self._database.execute(
@@ -418,10 +425,10 @@ class Warehouse:
         return found
 
 
-def _make_parquet_column(column: Column) -> str:
+def _convert_for_parquet(column: Column) -> str:
     """Times in Parquet are in UTC, not local."""
     name = f'"{column.name}"'
-    return f"CAST({name} AS TIMESTAMPTZ) AS {name}" if column.type == "timestamp" else name
+    return f"CAST({name} AS TIMESTAMPTZ)" if column.type == "timestamp" else name
 
 
 def _get_published_path(table: str) -> str:

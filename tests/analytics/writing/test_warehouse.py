@@ -128,6 +128,18 @@ def test_accepts_other_integers_and_nulls(session: AnalysisSession, tmp_path: Pa
     assert (row["node"], row["n"], row["bytes"]) == (None, 1, None)
 
 
+def test_files_do_not_depend_on_other_days(session: AnalysisSession, tmp_path: Path) -> None:
+    """Whether a column has nulls on another day of the run."""
+    rows = make_traffic([(BEFORE, "msg.ack", 1), (D, "msg.ack", 2)])
+    rows[0]["bytes"] = None
+    for name, span in (("both", BOTH), ("one", Span(D, D))):
+        warehouse = open_warehouse(session, str(tmp_path / name), "run")
+        warehouse.stage("traffic_daily", [row for row in rows if row["dt"] in span], span)
+        warehouse.publish(f"{tmp_path}/{name}/runs/run.json", b"{}", [])
+    path = f"tables/traffic_daily/dt={D}/part-0.parquet"
+    assert (tmp_path / "both" / path).read_bytes() == (tmp_path / "one" / path).read_bytes()
+
+
 class RemoteFileSystem:
     """Files at `remote:/...`, in a local directory."""
 
