@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from analytics.database import FORBIDDEN_CHARACTERS, check_directory_name
 from analytics.errors import EXIT_FAILED, EXIT_USAGE, STOP_HANDLER, AnalyticsError, StoppedBySignal, find_root_cause
 from analytics.java import JavaNotFound, find_java, require_packages, set_java_home
 from analytics.job import Span
@@ -242,6 +243,8 @@ def check_writable_directory(option: str, url: str) -> None:
     path = get_local_path(url)
     if path is None:
         return
+    if option in ("--out", "--scratch"):
+        check_directory_name(str(path.absolute()), FORBIDDEN_CHARACTERS)
     try:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
