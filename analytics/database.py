@@ -155,7 +155,7 @@ class Database:
 
 def check_directory_name(path: str, forbidden: str) -> None:
     """
-    Refuse names that DuckDB takes for something else: `name=value` for a column, `?` for options, others for patterns.
+    Refuse names that DuckDB takes for something else: `name=value` for a column, `?` for options, patterns.
 
     :raise AnalyticsError: the path has one of these characters.
     """

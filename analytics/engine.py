@@ -22,7 +22,7 @@ from analytics.sql_functions import create_spark_functions, quote_text
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from analytics.reading.files import FileSystem
+    from analytics.files import FileSystem
 
 
 ReportPlan = Callable[[str], None]

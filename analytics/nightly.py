@@ -24,8 +24,8 @@ from analytics.errors import (
     StopHandler,
     find_root_cause,
 )
+from analytics.files import FileSystem
 from analytics.job import EVENT_HISTORY_DAYS, Job, JobRun, Span
-from analytics.reading.files import FileSystem
 from analytics.reading.segments import ReadSegment, make_segment_warnings
 from analytics.run_plan import (
     RunPlan,

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from analytics.database import Database, Row
 from analytics.errors import AnalyticsError
+from analytics.files import FileSystem
 from analytics.job import Span
-from analytics.reading.files import FileSystem
 from analytics.reading.ingest import copy_without_rows, find_repeated_lines
 from analytics.reading.segments import (
     SHRUNK,

@@ -38,7 +38,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from analytics.errors import STOP_HANDLER, STOP_SIGNALS, AnalyticsError
-from analytics.reading.files import get_local_path
+from analytics.files import get_local_path
 from analytics.reading.lines import LINE_SCHEMA, parse_lines
 from analytics.reading.segments import (
     ACTIVE,

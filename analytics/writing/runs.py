@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from analytics.errors import AnalyticsError
+from analytics.files import FileSystem, get_local_path
 from analytics.job import Span
-from analytics.reading.files import FileSystem, get_local_path
 from analytics.settings import Settings
 from mediatord import __version__
 from mediatord.observability.event_schema import SCHEMA_VERSION

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import date, timedelta
@@ -10,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from analytics.database import Database, get_duckdb_type
+from analytics.files import FileSystem, get_local_path
 from analytics.job import Span
-from analytics.reading.files import FileSystem, get_local_path
 from analytics.schema import TABLES, Column, Table, make_events_table
 from analytics.sql_functions import quote_day, quote_text
 from analytics.writing.runs import STAGING_DIRECTORY, DirectoryMove, commit_publication, has_journal

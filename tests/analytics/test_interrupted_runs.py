@@ -20,10 +20,10 @@ import analytics
 from analytics.database import Database
 from analytics.engine import AnalysisSession
 from analytics.errors import EXIT_OK
+from analytics.files import FileSystem
 from analytics.job import Span
 from analytics.jobs import JOBS
 from analytics.nightly import NightlyRequest, make_default_steps, run_nightly
-from analytics.reading.files import FileSystem
 from analytics.sample import generate_logs
 from analytics.sample.ground_truth import SampleSpec
 from analytics.settings import Settings

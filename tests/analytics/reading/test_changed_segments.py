@@ -18,10 +18,10 @@ import pytest
 from analytics.database import Database
 from analytics.engine import AnalysisSession
 from analytics.errors import EXIT_OK
+from analytics.files import FileSystem
 from analytics.job import Span
 from analytics.jobs.log_quality import QUALITY_JOB
 from analytics.nightly import NightlyOutcome, NightlyRequest, NightlySteps, run_nightly
-from analytics.reading.files import FileSystem
 from analytics.reading.ingest import ingest_segments
 from analytics.reading.segments import Discovery, discover_segments
 from analytics.settings import Settings

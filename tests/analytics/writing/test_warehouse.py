@@ -14,8 +14,8 @@ import pytest
 from analytics.database import get_duckdb_type
 from analytics.engine import AnalysisSession
 from analytics.errors import AnalyticsError
+from analytics.files import FileSystem, LocalFileSystem
 from analytics.job import Span
-from analytics.reading.files import FileSystem, LocalFileSystem
 from analytics.schema import TABLES
 from analytics.writing.runs import commit_publication, recover_publication
 from analytics.writing.warehouse import TableMismatchError, Warehouse
