@@ -30,10 +30,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, TextIO, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from analytics.database import FORBIDDEN_CHARACTERS, check_directory_name
 from analytics.errors import EXIT_FAILED, EXIT_USAGE, STOP_HANDLER, AnalyticsError, StoppedBySignal, find_root_cause
+from analytics.files import get_local_path
 from analytics.java import JavaNotFound, find_java, require_packages, set_java_home
 from analytics.job import Span
-from analytics.reading.files import get_local_path
 from analytics.sample import generate_logs
 from analytics.sample.ground_truth import SampleSpec, SampleTruth
 from analytics.settings import Settings, load_settings, render_default_settings
@@ -242,6 +243,8 @@ def check_writable_directory(option: str, url: str) -> None:
     path = get_local_path(url)
     if path is None:
         return
+    if option in ("--out", "--scratch"):
+        check_directory_name(str(path.absolute()), FORBIDDEN_CHARACTERS)
     try:
         path.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path).close()
@@ -407,7 +410,7 @@ def _open_analysis(
 
     threads = len(os.sched_getaffinity(0))
     if options["engine"] == "duckdb":
-        from analytics.reading.files import LocalFileSystem
+        from analytics.files import LocalFileSystem
 
         require_packages(("duckdb", "pyarrow"))
         memory = parse_size(options["memory"] or get_default_memory())
@@ -415,7 +418,7 @@ def _open_analysis(
             yield AnalysisSession(LocalFileSystem(), database, scratch)
         return
     with _open_spark(options, progress, small=small) as (spark, scratch):
-        from analytics.reading.files import FileSystem
+        from analytics.files import FileSystem
 
         with Database(scratch, threads=threads) as database:
             yield AnalysisSession(FileSystem(spark), database, scratch, spark)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from analytics.errors import EXIT_USAGE, AnalyticsError
 from analytics.schema import Column, Table
 from analytics.sql_functions import create_duckdb_functions, quote_text
 
@@ -25,25 +26,32 @@ _TYPES = {
     "timestamp": "TIMESTAMP",
 }
 MIB = 2**20
+# Of each thread's intermediate results.
+_THREAD_BYTES = 128 * MIB
+FORBIDDEN_CHARACTERS = "=?*[]"
 
 
 class Database:
     """
     :param scratch: an existing directory; rows that do not fit in memory spill to it.
     :param memory: bytes of memory.
+    :raise AnalyticsError: DuckDB cannot use a directory of this name.
     """
 
     def __init__(self, scratch: str, memory: int = 512 * MIB, threads: int = 2) -> None:
         import duckdb
 
+        check_directory_name(scratch, FORBIDDEN_CHARACTERS)
         self._scratch = scratch
         self.connection = duckdb.connect(
             f"{scratch}/night.duckdb",
             config={
-                "threads": threads,
+                "threads": max(1, min(threads, memory // _THREAD_BYTES)),
                 "memory_limit": f"{memory // MIB}MiB",
                 "temp_directory": f"{scratch}/spill",
+                # Nothing is loaded from the network.
                 "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
                 "TimeZone": "UTC",
             },
         )
@@ -111,6 +119,8 @@ class Database:
         if not files:
             return make_empty_query(table)
         partitions = _find_partitions(files[0])
+        for file in files:
+            check_directory_name(file.partition("/dt=")[0], FORBIDDEN_CHARACTERS)
         listed = ", ".join(quote_text(file) for file in [self._write_schema_file(table, partitions), *files])
         types = ", ".join(f"'{name}': DATE" for name in partitions)
         columns = ", ".join(
@@ -141,6 +151,16 @@ class Database:
 
     def _is_view(self, name: str) -> bool:
         return bool(self.rows(f"SELECT 1 FROM duckdb_views() WHERE view_name = {quote_text(name)} AND NOT internal"))
+
+
+def check_directory_name(path: str, forbidden: str) -> None:
+    """
+    Refuse names that DuckDB takes for something else: `name=value` for a column, `?` for options, patterns.
+
+    :raise AnalyticsError: the path has one of these characters.
+    """
+    if found := set(forbidden).intersection(path):
+        raise AnalyticsError(f"{path}: the name of a directory contains {min(found)!r}", EXIT_USAGE)
 
 
 def get_duckdb_type(column: Column) -> str:

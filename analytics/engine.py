@@ -8,6 +8,7 @@ same statements (:mod:`analytics.sql_functions`) and give the same rows.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -16,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from analytics.database import Database, Row
 from analytics.schema import Table
-from analytics.sql_functions import create_spark_functions
+from analytics.sql_functions import create_spark_functions, quote_text
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from analytics.reading.files import FileSystem
+    from analytics.files import FileSystem
 
 
 ReportPlan = Callable[[str], None]
@@ -117,7 +118,9 @@ class SparkEngine:
         # Published and staged files are below different directories, and the paths name the days.
         bases: dict[str, list[str]] = {}
         for path in paths:
-            bases.setdefault(path.partition("/dt=")[0], []).append(path)
+            base = path.partition("/dt=")[0]
+            # Spark reads paths as patterns, except this option.
+            bases.setdefault(base, []).append(re.sub(r"([\\*?\[\]{}])", r"\\\1", path))
         read = self._spark.read.schema(struct)
         frames = [read.option("basePath", base).parquet(*own).select(struct.names) for base, own in bases.items()]
         frame = (
@@ -136,7 +139,7 @@ class SparkEngine:
         frame.write.mode("overwrite").parquet(target)
         self._spark.read.schema(frame.schema).parquet(target).createOrReplaceTempView(name)
         parts = self._files.localize(target, f"{self._local}/{name}")
-        listed = ", ".join(f"'{part}'" for part in parts if part.endswith(".parquet"))
+        listed = ", ".join(quote_text(part) for part in parts if part.endswith(".parquet"))
         times = [column for column, kind in frame.dtypes if kind == "timestamp"]
         naive = ", ".join(f'CAST("{column}" AS TIMESTAMP) AS "{column}"' for column in times)
         self._database.define_view(

@@ -24,8 +24,8 @@ from analytics.errors import (
     StopHandler,
     find_root_cause,
 )
+from analytics.files import FileSystem
 from analytics.job import EVENT_HISTORY_DAYS, Job, JobRun, Span
-from analytics.reading.files import FileSystem
 from analytics.reading.segments import ReadSegment, make_segment_warnings
 from analytics.run_plan import (
     RunPlan,
@@ -349,8 +349,10 @@ class _NightlyRun:
     def _open_tables(self, span: Span) -> dict[str, Span]:
         """Let the database read all tables. :return: the days of each."""
         days = {name: widen_by_history(name, span, self._steps.jobs) for name in ALL_TABLES}
-        for name in ALL_TABLES:
-            self._warehouse.open_table(name, days[name])
+        for name in days:
+            # Scans of Spark read events themselves, wherever they are.
+            if name != "events" or self._session.spark is None:
+                self._warehouse.open_table(name, days[name])
         return days
 
     def _ingest(self, todo: RunPlan) -> set[date]:

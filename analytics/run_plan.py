@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from analytics.database import Database, Row
 from analytics.errors import AnalyticsError
+from analytics.files import FileSystem
 from analytics.job import Span
-from analytics.reading.files import FileSystem
 from analytics.reading.ingest import copy_without_rows, find_repeated_lines
 from analytics.reading.segments import (
     SHRUNK,
@@ -159,6 +159,7 @@ def stage_input(
     warehouse.replace_segments(stems)
     after = warehouse.find_event_files(stems, plan.batches)
     days = {parse_day(path) for files in (before, after) for paths in files.values() for path in paths}
+    days |= warehouse.split_shared_files(plan.batches, stems)
     shrunk = [row for row in less if row["state"] != VANISHED]
     kept = _update_kept_rows(warehouse, plan.batches, stems, shrunk)
     for batch in plan.batches:
@@ -330,7 +331,7 @@ def check_disk_space(files: FileSystem, needed: DiskNeeds, out: str, scratch: st
     :param keep_free: bytes that must stay free.
     :raise AnalyticsError: there is too little space.
     """
-    spill = Path(scratch).absolute().as_uri()
+    spill = f"file:{Path(scratch).absolute()}"
     free_out, free_scratch = files.get_free_bytes(out), files.get_free_bytes(spill)
     is_shared = free_out == free_scratch or files.get_disk_id(out) == files.get_disk_id(spill)
     together = needed.out + needed.scratch if is_shared else 0

@@ -38,7 +38,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from analytics.errors import STOP_HANDLER, STOP_SIGNALS, AnalyticsError
-from analytics.reading.files import get_local_path
+from analytics.files import get_local_path
 from analytics.reading.lines import LINE_SCHEMA, parse_lines
 from analytics.reading.segments import (
     ACTIVE,
@@ -193,8 +193,7 @@ class _SegmentLoader:
         self._segment, self._reading = task.segment, reading
         self._seen = _SeenLines()
         self._events = _EventFiles(Path(task.target), task.segment)
-        self._quarantine: list[tuple[str, str]] = []
-        self._target = Path(task.target)
+        self._quarantine = _QuarantineFile(Path(task.target), task.segment)
 
     def load(self, file: IO[bytes]) -> None:
         """Read the lines of a file, and write them."""
@@ -205,10 +204,10 @@ class _SegmentLoader:
                 if ends_block:
                     self._events.write_block()
             self._events.write_block()
-            self._reading.files += self._events.close()
+            self._reading.files += self._events.close() + self._quarantine.close()
         finally:
             self._events.discard()
-        self._write_quarantine()
+            self._quarantine.discard()
         reading = self._reading
         reading.unfinished = int(text.has_unfinished_line)
         reading.ranges = self._seen.ranges
@@ -219,7 +218,7 @@ class _SegmentLoader:
         reading = self._reading
         reading.separators |= parsed.separators
         reading.corrupt += len(parsed.damaged)
-        self._quarantine += parsed.damaged
+        self._quarantine.add(parsed.damaged)
         reading.events += len(parsed.events)
         if is_fresh := self._seen.find_fresh(parsed.events):
             fresh = parsed.select(pa.array(is_fresh))
@@ -233,17 +232,6 @@ class _SegmentLoader:
             said = pc.max(by_event["log.close"]["lines"]).as_py()
             reading.lines_said = max((n for n in (said, reading.lines_said) if n is not None), default=None)
         self._events.add(by_event)
-
-    def _write_quarantine(self) -> None:
-        if not self._quarantine:
-            return
-        causes, lines = zip(*self._quarantine, strict=True)
-        stems = [self._segment.stem] * len(causes)
-        table = pa.table({"stem": stems, "cause": causes, "line": lines}, schema=_QUARANTINE_SCHEMA)
-        name = f"quarantine/dt={self._segment.batch}/{self._segment.stem}.parquet"
-        with _replace_file(self._target / name) as draft:
-            pq.write_table(table, draft, compression="zstd")
-        self._reading.files.append(name)
 
 
 class _SeenLines:
@@ -300,6 +288,50 @@ _PARQUET_OPTIONS: Mapping[str, Any] = {
     # Readers skip row groups of other events.
     "write_statistics": ["event"],
 }
+
+
+class _QuarantineFile:
+    """The file of a segment in the table `quarantine`, if it has damaged lines."""
+
+    def __init__(self, target: Path, segment: Segment) -> None:
+        self._target, self._stem = target, segment.stem
+        self._name = f"quarantine/dt={segment.batch}/{segment.stem}.parquet"
+        self._draft = _get_draft_path(target / self._name)
+        self._lines: list[tuple[str, str]] = []
+        self._writer: pq.ParquetWriter | None = None
+
+    def add(self, damaged: Sequence[tuple[str, str]]) -> None:
+        """Add causes and texts of lines; only a few are kept in memory."""
+        self._lines += damaged
+        whole = len(self._lines) - len(self._lines) % _MANY_ROWS
+        for start in range(0, whole, _MANY_ROWS):
+            self._write(self._lines[start : start + _MANY_ROWS])
+        del self._lines[:whole]
+
+    def close(self) -> list[str]:
+        """Complete the file; its name below the target directory."""
+        if self._lines:
+            self._write(self._lines)
+        if self._writer is None:
+            return []
+        self._writer.close()
+        self._writer = None
+        os.replace(self._draft, self._target / self._name)
+        return [self._name]
+
+    def discard(self) -> None:
+        """Delete the file if it is not complete."""
+        if self._writer is not None:
+            self._writer.close()
+            os.unlink(self._draft)
+
+    def _write(self, lines: Sequence[tuple[str, str]]) -> None:
+        if self._writer is None:
+            Path(self._draft).parent.mkdir(parents=True, exist_ok=True)
+            self._writer = pq.ParquetWriter(self._draft, _QUARANTINE_SCHEMA, compression="zstd")
+        causes, texts = zip(*lines, strict=True)
+        stems = [self._stem] * len(lines)
+        self._writer.write_table(pa.table({"stem": stems, "cause": causes, "line": texts}, schema=_QUARANTINE_SCHEMA))
 
 
 class _EventFiles:
@@ -455,6 +487,8 @@ class _TextOfSegment:
         """An archive may have several members, and zero bytes after them."""
         unpacker = None
         for data in self._read_file(_COMPRESSED_PIECE_BYTES):
+            if unpacker is None:
+                data = data.lstrip(b"\0")
             while data and not self.damaged:
                 unpacker = unpacker or zlib.decompressobj(wbits=31)
                 try:

@@ -73,6 +73,21 @@ _TIME = LINE_SCHEMA.get_field_index("ts")
 _TEXT_SCHEMA = LINE_SCHEMA.set(_TIME, pa.field("ts", pa.string()))
 _FREQUENT_TEXT_SCHEMA = pa.schema([column for column in _TEXT_SCHEMA if column.name in _FREQUENT_FIELDS])
 _NUMBERS = [name for name, (kind, _) in FIELDS.items() if kind == "number"]
+
+
+def _get_limit(name: str) -> int:
+    """
+    What the absolute value of a number is below: integers that JSON has exactly, durations of some 270 years.
+
+    Jobs convert durations to microseconds, and add numbers up, in 64 bits.
+    """
+    limit = 1 << (43 if name.endswith("_ms") else 33 if name.endswith("_s") else 53)
+    return min(limit, 1 << 31) if LINE_SCHEMA.field(name).type == pa.int32() else limit
+
+
+_LIMITS = {
+    name: _get_limit(name) for name, (kind, _) in {**ENVELOPE, **FIELDS}.items() if kind in ("integer", "number")
+}
 _PYTHON_TYPES = {"string": (str,), "integer": (int,), "number": (float, int), "boolean": (bool,)}
 _TIME_LENGTH = len("2026-11-20T00:00:00.000000Z")
 _TIME_PATTERN = re.compile(
@@ -183,9 +198,13 @@ def _convert_values(table: pa.Table) -> pa.Table:
     """
     Convert times, and negative zeros, which are integers for one parser and not for the other.
 
-    :raise ValueError: a time is invalid.
+    :raise ValueError: a time is invalid, or a number is out of range.
     """
     table = table.set_column(_TIME, "ts", _parse_times(table["ts"]))
+    for name in _LIMITS.keys() & set(table.column_names):
+        ends = pc.min_max(table[name]).as_py()
+        if ends["min"] is not None and not -_LIMITS[name] < ends["min"] <= ends["max"] < _LIMITS[name]:
+            raise _UndeclaredLineError
     for name in _NUMBERS:
         if name not in table.column_names:
             continue
@@ -213,12 +232,9 @@ def _list_fields(event: str) -> list[str]:
 
 @cache
 def _get_field_types(event: str) -> Mapping[str, tuple[tuple[type, ...], int]]:
-    """Types of the fields of an event, and the size of integers in bits."""
+    """Types of the fields of an event, and the limits of numbers."""
     kinds = {name: kind for name, (kind, _) in {**ENVELOPE, **FIELDS}.items()}
-    return {
-        name: (_PYTHON_TYPES[kinds[name]], LINE_SCHEMA.field(name).type.bit_width if kinds[name] == "integer" else 0)
-        for name in _list_fields(event)
-    }
+    return {name: (_PYTHON_TYPES[kinds[name]], _LIMITS.get(name, 0)) for name in _list_fields(event)}
 
 
 def _parse_one_by_one(chunk: bytes) -> ParsedLines:
@@ -264,17 +280,12 @@ def _parse_line(text: bytes) -> tuple[str, Event]:
 def _find_fault(event: Event, types: Mapping[str, tuple[tuple[type, ...], int]]) -> str:
     """Why an object is not an event; empty if it is one."""
     for name, value in event.items():
-        allowed, bits = types[name]
-        if value is not None and (type(value) not in allowed or (bits and not _fits(value, bits))):
+        allowed, limit = types[name]
+        if value is not None and (type(value) not in allowed or (limit and not -limit < value < limit)):
             return INVALID_TYPE
     if any(event.get(name) is None for name in ENVELOPE):
         return MISSING_FIELD
     return "" if _is_time(event["ts"]) else INVALID_TIME
-
-
-def _fits(value: int, bits: int) -> bool:
-    limit: int = 1 << (bits - 1)
-    return -limit <= value < limit
 
 
 def _is_time(text: str) -> bool:

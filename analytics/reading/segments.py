@@ -17,7 +17,7 @@ from datetime import UTC, date, datetime
 from typing import Any
 
 from analytics.errors import AnalyticsError
-from analytics.reading.files import FileInfo, FileSystem
+from analytics.files import FileInfo, FileSystem
 from mediatord.observability.event_schema import MAX_LINE_BYTES
 from mediatord.observability.segments import ACTIVE_SEGMENT_FILE, MARKER_DIRECTORY, MARKER_FILE
 
@@ -41,7 +41,7 @@ _MAX_NAMED = 5
 class Segment:
     """
     :param stem: name without suffix, the same for the plain and the compressed file.
-    :param path: of the file, as :meth:`analytics.reading.files.FileSystem.list` returns it.
+    :param path: of the file, as :meth:`analytics.files.FileSystem.list` returns it.
     :param size: bytes of the file.
     :param packed: plain, gzip or zstd, by the suffix; any other suffix itself: such a file cannot be read.
     :param active: still being written.

@@ -27,8 +27,8 @@ from markupsafe import Markup
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from analytics.database import Database
+from analytics.files import FileSystem
 from analytics.jobs.time_series import METRICS
-from analytics.reading.files import FileSystem
 from analytics.report.content import REPORT_QUERIES, ReportData, Row, Section, load_report_data
 from analytics.report.message_sections import (
     make_errors_section,

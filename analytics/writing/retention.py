@@ -16,8 +16,8 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from analytics.files import FileSystem, get_local_path
 from analytics.job import Job
-from analytics.reading.files import FileSystem, get_local_path
 from analytics.reading.segments import CLOSED, CRASHED, EMPTY, PARTIAL, ReadSegment, has_segment_changed
 from analytics.settings import Settings
 from analytics.writing.runs import (

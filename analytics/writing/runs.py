@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from analytics.errors import AnalyticsError
+from analytics.files import FileSystem, get_local_path
 from analytics.job import Span
-from analytics.reading.files import FileSystem, get_local_path
 from analytics.settings import Settings
 from mediatord import __version__
 from mediatord.observability.event_schema import SCHEMA_VERSION
@@ -149,6 +149,7 @@ def commit_publication(
         "manifest": manifest.decode(),
     }
     files.write(f"{out}/{_PREPARED_FILE}", manifest_path.encode())
+    files.sync(out)
     files.write(f"{out}/{JOURNAL_FILE}", json.dumps(content).encode())
     _complete_publication(files, out, content)
 
@@ -193,6 +194,7 @@ def _complete_publication(files: FileSystem, out: str, content: Mapping[str, Any
     for move in content["moves"]:
         _replace_directory(files, out, DirectoryMove(**move))
     files.write(content["manifest_path"], content["manifest"].encode())
+    files.sync(out)
     files.delete(f"{out}/{JOURNAL_FILE}")
     files.delete(f"{out}/{STAGING_DIRECTORY}")
 

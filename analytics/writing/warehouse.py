@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from analytics.database import Database, get_duckdb_type
+from analytics.files import FileSystem, get_local_path
 from analytics.job import Span
-from analytics.reading.files import FileSystem, get_local_path
 from analytics.schema import TABLES, Column, Table, make_events_table
 from analytics.sql_functions import quote_day, quote_text
 from analytics.writing.runs import STAGING_DIRECTORY, DirectoryMove, commit_publication, has_journal
@@ -75,6 +75,11 @@ COMPUTED_DAYS_TABLE = "ledger_daily"
 # Written by ingest, and replaced file by file: a file of `events` or `quarantine` has the rows of one segment.
 BATCH_TABLES = ("events", "quarantine", "inputs")
 ALL_TABLES: dict[str, Table] = {**TABLES, "events": make_events_table()}
+
+
+_PARTITIONS = ("dt", "batch")
+# Of files with rows of several segments.
+_SHARED_FILE_PREFIX = "part-"
 
 
 class Warehouse:
@@ -179,7 +184,12 @@ class Warehouse:
         url = f"{self._out}/{self._get_staged_path(table.name)}/dt={day}/part-0.parquet"
         path = get_local_path(url) or Path(self._local, table.name, f"dt={day}", "part-0.parquet")
         path.parent.mkdir(parents=True, exist_ok=True)
-        columns = ", ".join(_make_parquet_column(column) for column in table.columns if column.name != "dt")
+        # DuckDB declares a column as never null if it is so on all days of a run: a file must not depend on others.
+        columns = ", ".join(
+            f'CASE WHEN dt = {quote_day(day)} THEN {_convert_for_parquet(column)} END AS "{column.name}"'
+            for column in table.columns
+            if column.name != "dt"
+        )
         self._database.execute(
             f"COPY (SELECT {columns} FROM {_STAGED_TABLE} WHERE dt = {quote_day(day)})"
             f" TO {quote_text(str(path))} (FORMAT parquet, COMPRESSION zstd)"
@@ -227,6 +237,54 @@ class Warehouse:
             for path in self._list_staged(name):
                 if parse_stem(path) in stems:
                     self._files.delete(f"{self.staging}/{path}")
+
+    def split_shared_files(self, batches: Collection[date], read: Collection[str]) -> set[date]:
+        """
+        Replace files with rows of several segments, which earlier versions wrote, by one for each segment.
+
+        :param read: segments that ingest has staged; their earlier rows are dropped.
+        :return: days of these rows.
+        """
+        days = set()
+        for name in ("events", "quarantine"):
+            shared: dict[str, list[str]] = {}
+            for path in self._list_published(name):
+                folder, _, file = path.rpartition("/")
+                if file.startswith(_SHARED_FILE_PREFIX) and _parse_batch(path) in batches:
+                    shared.setdefault(folder, []).append(path)
+            for folder, paths in shared.items():
+                self._replaced.update(paths)
+                stems = self._define_rows_of_files(name, paths)
+                if name == "events" and not stems.isdisjoint(read):
+                    days.add(parse_day(paths[0]))
+                for stem in sorted(stems.difference(read)):
+                    self._write_staged(f"{folder}/{stem}.parquet", f"stem = {quote_text(stem)}", name)
+        return days
+
+    def _define_rows_of_files(self, name: str, paths: Iterable[str]) -> set[str]:
+        """Read published files into a table; return the stems in it."""
+        files = [self._localize(f"{self._out}/{TABLES_DIRECTORY}/{path}") for path in paths]
+        self._database.define(_STAGED_TABLE, self._database.make_parquet_query(ALL_TABLES[name], files))
+        return {row["stem"] for row in self._database.rows(f"SELECT DISTINCT stem FROM {_STAGED_TABLE}")}
+
+    def _write_staged(self, path: str, condition: str, name: str) -> None:
+        """Write rows of the staged table to a staged file, in order."""
+        url = f"{self.staging}/{path}"
+        here = get_local_path(url) or Path(self._local, "rewritten", path)
+        here.parent.mkdir(parents=True, exist_ok=True)
+        table = ALL_TABLES[name]
+        columns = ", ".join(
+            f'{_convert_for_parquet(column)} AS "{column.name}"'
+            for column in table.columns
+            if column.name not in _PARTITIONS
+        )
+        order = "node, boot, seq" if name == "events" else "ALL"
+        self._database.execute(
+            f"COPY (SELECT {columns} FROM {_STAGED_TABLE} WHERE {condition} ORDER BY {order})"
+            f" TO {quote_text(str(here))} (FORMAT parquet, COMPRESSION zstd)"
+        )
+        if get_local_path(url) is None:
+            self._files.upload(here, url)
 
     def rewrite_file(self, path: str, rewrite: Callable[[str, str], int]) -> None:
         """
@@ -369,10 +427,10 @@ class Warehouse:
         return found
 
 
-def _make_parquet_column(column: Column) -> str:
+def _convert_for_parquet(column: Column) -> str:
     """Times in Parquet are in UTC, not local."""
     name = f'"{column.name}"'
-    return f"CAST({name} AS TIMESTAMPTZ) AS {name}" if column.type == "timestamp" else name
+    return f"CAST({name} AS TIMESTAMPTZ)" if column.type == "timestamp" else name
 
 
 def _get_published_path(table: str) -> str:
@@ -387,6 +445,11 @@ def _get_paths_in_table(paths: Iterable[str], name: str) -> list[str]:
 def parse_day(path: str) -> date:
     """Day of a path `<name>/dt=<day>/...`."""
     return date.fromisoformat(path.split("/")[1].removeprefix("dt="))
+
+
+def _parse_batch(path: str) -> date:
+    """Batch of a path `events/dt=<day>/batch=<day>/...`; of other tables, the day."""
+    return date.fromisoformat(path.rpartition("/")[0].rpartition("=")[2])
 
 
 def parse_stem(path: str) -> str:

@@ -10,8 +10,8 @@ import pytest
 from analytics.database import Database
 from analytics.engine import AnalysisSession
 from analytics.errors import AnalyticsError
+from analytics.files import FileSystem, LocalFileSystem
 from analytics.java import find_java, require_packages, set_java_home
-from analytics.reading.files import FileSystem, LocalFileSystem
 from analytics.spark_session import SessionOptions, open_session
 
 if TYPE_CHECKING:

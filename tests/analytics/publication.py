@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from analytics.reading.files import FileSystem
+from analytics.files import FileSystem
 from analytics.writing.runs import DirectoryMove
 
 OLD = {

@@ -33,10 +33,10 @@ from analytics.cli import (
     parse_spark_conf,
 )
 from analytics.errors import EXIT_FAILED, EXIT_USAGE, AnalyticsError
+from analytics.files import get_local_path
 from analytics.job import Span
 from analytics.nightly import NightlyOutcome
 from analytics.privacy import PseudonymKeyFile
-from analytics.reading.files import get_local_path
 from analytics.settings import Settings
 from analytics.writing.retention import ExpiredItem
 

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from analytics.errors import EXIT_FAILED, AnalyticsError
-from analytics.reading.files import FileSystem
+from analytics.files import FileSystem
 from analytics.reading.segments import Segment
 from analytics.run_plan import DiskNeeds, check_disk_space, estimate_disk_needs
 

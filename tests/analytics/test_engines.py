@@ -14,6 +14,7 @@ import pytest
 
 from analytics.database import Database
 from analytics.engine import DuckDBEngine, SparkEngine
+from analytics.files import FileSystem
 from analytics.job import Job, JobRun, Span
 from analytics.jobs.log_quality import QUALITY_JOB
 from analytics.jobs.message_ledger import LEDGER_JOB
@@ -25,7 +26,6 @@ from analytics.jobs.sessions import SESSIONS_JOB
 from analytics.jobs.time_series import SERIES_JOB
 from analytics.jobs.traffic_and_latency import COST_JOB, LATENCY_JOB, QUEUES_JOB, TRAFFIC_JOB
 from analytics.jobs.wakeups import WAKEUPS_JOB
-from analytics.reading.files import FileSystem
 from analytics.settings import Settings
 from analytics.writing.warehouse import ALL_TABLES
 from tests.analytics.job_tables import at, day, event, make_rows, open_tables

@@ -18,9 +18,9 @@ import pytest
 from analytics.database import Database, Row
 from analytics.engine import AnalysisSession
 from analytics.errors import EXIT_FAILED, EXIT_INTEGRITY, EXIT_NO_INPUT, EXIT_OK, AnalyticsError
+from analytics.files import FileSystem, LocalFileSystem
 from analytics.job import Job, JobRun, Span
 from analytics.nightly import BACKFILL_COMMAND, NightlyOutcome, NightlyRequest, NightlySteps, run_nightly
-from analytics.reading.files import FileSystem, LocalFileSystem
 from analytics.reading.segments import Discovery, Segment
 from analytics.run_plan import load_read_segments
 from analytics.sample import generate_logs

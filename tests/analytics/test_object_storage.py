@@ -28,8 +28,8 @@ import pytest
 import analytics
 from analytics.database import Database
 from analytics.errors import EXIT_OK, EXIT_USAGE, AnalyticsError
+from analytics.files import FileSystem
 from analytics.job import Span
-from analytics.reading.files import FileSystem
 from analytics.sample import generate_logs
 from analytics.sample.ground_truth import SampleSpec
 from analytics.spark_session import SMALL_INPUT_CONF
@@ -162,7 +162,7 @@ PROGRAM = """
 import os, signal
 from analytics.cli import main
 from analytics.job import Span
-from analytics.reading.files import FileSystem
+from analytics.files import FileSystem
 from tests.analytics.processes import list_process_tree
 move, left = FileSystem.move, iter(range(MOVES))
 def move_or_die(files, source, target):

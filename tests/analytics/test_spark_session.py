@@ -251,10 +251,10 @@ def test_failed_java_start_is_one_line(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_default_memory_is_at_most_half() -> None:
+def test_default_memory_is_at_most_a_quarter() -> None:
     megabytes = int(get_default_memory().removesuffix("m"))
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert 0 < megabytes <= min(4096, total // 2**21)
+    assert 0 < megabytes <= min(1024, total // 2**22)
 
 
 def test_kills_starting_java_though_a_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:

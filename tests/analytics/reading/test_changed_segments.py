@@ -11,15 +11,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from analytics.database import Database
 from analytics.engine import AnalysisSession
 from analytics.errors import EXIT_OK
+from analytics.files import FileSystem
 from analytics.job import Span
 from analytics.jobs.log_quality import QUALITY_JOB
 from analytics.nightly import NightlyOutcome, NightlyRequest, NightlySteps, run_nightly
-from analytics.reading.files import FileSystem
 from analytics.reading.ingest import ingest_segments
 from analytics.reading.segments import Discovery, discover_segments
 from analytics.settings import Settings
@@ -192,3 +194,25 @@ def test_repeated_lines_of_deleted_segment_count_once(runs: NightlyRuns) -> None
         assert runs.inputs() == {stem: ("closed", 5, 0, ""), late: ("closed", 3, 3, "")}
     (totals,) = [row for row in runs.rows("quality_daily") if row["kind"] == "doubled"]
     assert totals["n"] == 3
+
+
+def test_splits_files_of_several_segments(runs: NightlyRuns) -> None:
+    """Of earlier versions: rows of a segment that is read again are replaced, those of others stay."""
+    grown, lines = SegmentWriter("grown").segment(3)
+    other, more = SegmentWriter("other").segment(2)
+    path = runs.put(grown, lines[:-1])
+    runs.put(other, more)
+    runs.run()
+    (folder,) = (runs.root / "out/tables/events").glob("dt=*/batch=*")
+    both = pa.concat_tables([pq.read_table(file, partitioning=None) for file in sorted(folder.iterdir())])
+    for file in folder.iterdir():
+        file.unlink()
+    pq.write_table(both, folder / "part-00000-1f.c000.zstd.parquet")
+    before = runs.rows("events")
+
+    path.write_bytes(path.read_bytes() + lines[-1] + b"\n")
+    runs.run()
+    assert runs.inputs() == {grown: ("closed", 5, 0, ""), other: ("closed", 4, 0, "")}
+    assert {row["stem"] for row in before} == {grown, other}
+    assert [row for row in runs.rows("events") if row["stem"] == other] == [r for r in before if r["stem"] == other]
+    assert [file.name for file in sorted(folder.iterdir())] == [f"{grown}.parquet", f"{other}.parquet"]

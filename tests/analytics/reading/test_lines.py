@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import orjson
+import pyarrow as pa
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +22,7 @@ PYTHON_TYPES: dict[str, tuple[type, ...]] = {
     "number": (int, float),
     "boolean": (bool,),
 }
+INT32 = {column.name for column in LINE_SCHEMA if column.type == pa.int32()}
 TIME = "2026-11-20T10:00:00.000000Z"
 
 
@@ -31,9 +33,9 @@ def parse_reference_line(line: bytes) -> Event | None:
         names = [*ENVELOPE, *(EVENTS[found["event"]].fields if found["event"] in EVENTS else FIELDS)]
         event = {name: found[name] for name in names if found.get(name) is not None}
         for name, value in event.items():
-            bits = 31 if name in ("v", "epoch") else 63
+            bits = 43 if name.endswith("_ms") else 33 if name.endswith("_s") else 53
             assert type(value) in PYTHON_TYPES[TYPES[name]]
-            assert TYPES[name] != "integer" or -(2**bits) <= value < 2**bits
+            assert TYPES[name] not in ("integer", "number") or abs(value) < 2 ** (31 if name in INT32 else bits)
         assert set(ENVELOPE) <= set(event) and len(event["ts"]) == len(TIME) and event["ts"].isascii()
         at = datetime.strptime(event["ts"], "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC)
         assert at.strftime("%Y").zfill(4) + at.strftime("-%m-%dT%H:%M:%S.%fZ") == event["ts"]
@@ -100,6 +102,9 @@ any_lines = st.one_of(changed_lines(), st.binary(max_size=40), st.integers(0, 99
 @example([make_line()[:-1] + b',"other":[{}', b"{}]}", make_line() + make_line()])
 @example([make_line("gauge", lag_ms=-0.0), make_line("gauge").replace(b"}", b',"lag_ms":-0}')])
 @example([make_line("gauge", lag_ms=2**63), make_line("gauge", lag_ms=float("inf"))])
+@example([make_line("msg.ack", latency_ms=2.0**43), make_line("msg.ack", latency_ms=-(2.0**43) + 1)])
+@example([make_line("gauge", depth=2**53), make_line("gauge", depth=-(2**53)), make_line("gauge", depth=2**53 - 1)])
+@example([make_line("msg.accept", ttl_s=2**33), make_line("msg.accept", ttl_s=2**33 - 1)])
 @example([make_line(depth="x"), make_line(other=float("nan"))])
 @example([make_line(ts="0000-01-01T00:00:00.000000Z"), make_line(ts="2026-11-20T24:00:00.000000Z")])
 @example([make_line()[:-1] + b',"event":"gauge"}'])

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from analytics.errors import EXIT_USAGE, AnalyticsError
-from analytics.reading.files import FileSystem
+from analytics.files import FileSystem
 from analytics.reading.segments import Discovery, discover_segments
 from tests.analytics.lines import SegmentWriter, write_file
 

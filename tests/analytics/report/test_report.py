@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from analytics.database import Database
+from analytics.files import LocalFileSystem
 from analytics.job import Span
-from analytics.reading.files import LocalFileSystem
 from analytics.report.content import (
     REPORT_QUERIES,
     ReportData,

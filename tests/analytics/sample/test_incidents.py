@@ -14,9 +14,9 @@ import pytest
 from analytics.database import Database, Row
 from analytics.engine import AnalysisSession
 from analytics.errors import EXIT_INTEGRITY, EXIT_OK
+from analytics.files import LocalFileSystem
 from analytics.job import Span
 from analytics.nightly import NightlyOutcome, NightlyRequest, run_nightly
-from analytics.reading.files import LocalFileSystem
 from analytics.sample import generate_logs
 from analytics.sample.ground_truth import (
     INCIDENT_SCHEDULE,

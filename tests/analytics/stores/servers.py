@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from analytics.files import FileSystem
 from analytics.java import find_java
-from analytics.reading.files import FileSystem
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

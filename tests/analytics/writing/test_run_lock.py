@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from analytics.reading.files import FileSystem
+from analytics.files import FileSystem
 from analytics.writing.runs import LOCK_PREFIX, hold_run_lock
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,8 @@ import pytest
 from analytics.database import get_duckdb_type
 from analytics.engine import AnalysisSession
 from analytics.errors import AnalyticsError
+from analytics.files import FileSystem, LocalFileSystem
 from analytics.job import Span
-from analytics.reading.files import FileSystem, LocalFileSystem
 from analytics.schema import TABLES
 from analytics.writing.runs import commit_publication, recover_publication
 from analytics.writing.warehouse import TableMismatchError, Warehouse
@@ -125,6 +126,54 @@ def test_accepts_other_integers_and_nulls(session: AnalysisSession, tmp_path: Pa
     warehouse.stage("traffic_daily", _SELECT.format("* REPLACE (NULL AS node, n::HUGEINT AS n, NULL AS bytes)"), BOTH)
     [row] = warehouse.rows("traffic_daily", BOTH)
     assert (row["node"], row["n"], row["bytes"]) == (None, 1, None)
+
+
+def test_files_do_not_depend_on_other_days(session: AnalysisSession, tmp_path: Path) -> None:
+    """Whether a column has nulls on another day of the run."""
+    rows = make_traffic([(BEFORE, "msg.ack", 1), (D, "msg.ack", 2)])
+    rows[0]["bytes"] = None
+    for name, span in (("both", BOTH), ("one", Span(D, D))):
+        warehouse = open_warehouse(session, str(tmp_path / name), "run")
+        warehouse.stage("traffic_daily", [row for row in rows if row["dt"] in span], span)
+        warehouse.publish(f"{tmp_path}/{name}/runs/run.json", b"{}", [])
+    path = f"tables/traffic_daily/dt={D}/part-0.parquet"
+    assert (tmp_path / "both" / path).read_bytes() == (tmp_path / "one" / path).read_bytes()
+
+
+class RemoteFileSystem:
+    """Files at `remote:/...`, in a local directory."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(LocalFileSystem(), name)
+
+        def call(*args: Any) -> Any:
+            local = [
+                str(one).replace("remote:", str(self._root)) if str(one).startswith("remote:") else one
+                for one in args
+            ]
+            found = method(*local)
+            if name != "list":
+                return found
+            return [replace(file, path=file.path.replace(f"file:{self._root}", "remote:")) for file in found]
+
+        return call
+
+
+def test_reads_published_remote_files_again(session: AnalysisSession, tmp_path: Path) -> None:
+    """Copies of what a run has replaced are not read after its publication."""
+    files: Any = RemoteFileSystem(tmp_path / "remote")
+    for number in (1, 2):
+        warehouse = Warehouse(
+            session.database, files, "remote:/out", f"run{number}", str(tmp_path / f"local{number}")
+        )
+        # As a run does, which reads the history of its span.
+        warehouse.open_table("traffic_daily", BOTH)
+        warehouse.stage("traffic_daily", make_traffic([(D, "msg.ack", number)]), BOTH)
+        warehouse.publish(f"remote:/out/runs/{number}.json", b"{}", [])
+        assert list_rows(warehouse, BOTH) == [(D, "msg.ack", number)]
 
 
 def test_reads_files_without_later_columns(session: AnalysisSession, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from analytics.errors import EXIT_FAILED, EXIT_USAGE, AnalyticsError
-from analytics.reading.files import FileInfo, FileSystem, _list_remote_files
+from analytics.files import FileInfo, FileSystem, _list_remote_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

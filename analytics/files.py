@@ -175,6 +175,11 @@ class FileSystem:
             if not system.delete(path, True) and system.exists(path):
                 raise AnalyticsError(f"{url}: cannot delete")
 
+    def sync(self, url: str) -> None:
+        """Return when everything that was written below a local path is on disk; other file systems see to it."""
+        if get_local_path(url) is not None:
+            os.sync()
+
     def make_directories(self, url: str) -> None:
         """Create a directory and its parents, unless they exist."""
         system, path = self._resolve(url)
