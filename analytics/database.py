@@ -49,13 +49,13 @@ class Database:
                 "threads": max(1, min(threads, memory // _THREAD_BYTES)),
                 "memory_limit": f"{memory // MIB}MiB",
                 "temp_directory": f"{scratch}/spill",
-                # Nothing is loaded from the network.
+                # Nothing is loaded from elsewhere.
                 "autoinstall_known_extensions": False,
                 "autoload_known_extensions": False,
-                "TimeZone": "UTC",
             },
         )
-        self.connection.execute("SET enable_progress_bar = false")
+        for statement in ("LOAD icu", "LOAD parquet", "SET TimeZone = 'UTC'", "SET enable_progress_bar = false"):
+            self.connection.execute(statement)
         create_duckdb_functions(self.connection)
 
     def __enter__(self) -> Self:
