@@ -26,7 +26,7 @@ from deb.tree import ROOT, build_wheel, source_date
 HERE = Path(__file__).parent
 PYTHON = os.environ.get("DEB_PYTHON", "/usr/bin/python3")
 MAINTAINER = os.environ.get("DEBEMAIL", "mediatord <root@localhost>")
-_SHARED = ("etc/prometheus", "etc/grafana", "etc/nginx")
+_SHARED = ("etc/prometheus", "etc/grafana", "etc/nginx", "etc/spark")
 _LINKS = {
     "usr/bin/mediatord": "/opt/mediatord/bin/mediatord",
     "usr/bin/mediatord-analytics": "/opt/mediatord/bin/mediatord-analytics",

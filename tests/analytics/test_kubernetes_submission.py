@@ -1,4 +1,4 @@
-"""What `spark-submit` asks a Kubernetes cluster for; its API server is a stub, nothing runs."""
+"""What the example for Kubernetes asks a cluster for; its API server is a stub, nothing runs."""
 
 from __future__ import annotations
 
@@ -9,31 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from tests.analytics.test_analytics_cluster import find_spark_home, make_environment
 
+SCRIPT = Path(__file__).parents[2] / "etc/spark/nightly-on-kubernetes.sh"
 PROGRAM = "local:///opt/mediatord/analytics/__main__.py"
-NIGHTLY = ["nightly", "--logs", "s3a://logs/mediator", "--out", "s3a://analysis/mediator"]
-NIGHTLY += ["--keys", "/keys/pseudonyms.keys", "--day", "2026-11-16"]
-_CLAIM = "spark.kubernetes.driver.volumes.persistentVolumeClaim.keys"
-CONF = {
-    "spark.kubernetes.namespace": "analytics",
-    "spark.kubernetes.container.image": "registry.example/mediatord-analytics:1",
-    "spark.kubernetes.authenticate.driver.serviceAccountName": "analytics",
-    "spark.kubernetes.submission.waitAppCompletion": "false",
-    f"{_CLAIM}.options.claimName": "analytics-keys",
-    f"{_CLAIM}.mount.path": "/keys",
-    "spark.kubernetes.driver.secretKeyRef.AWS_ACCESS_KEY_ID": "analytics-s3:id",
-    "spark.kubernetes.driver.secretKeyRef.AWS_SECRET_ACCESS_KEY": "analytics-s3:key",
-    "spark.kubernetes.executor.secretKeyRef.AWS_ACCESS_KEY_ID": "analytics-s3:id",
-    "spark.kubernetes.executor.secretKeyRef.AWS_SECRET_ACCESS_KEY": "analytics-s3:key",
-    "spark.executor.instances": "2",
-    "spark.driver.memory": "1g",
-    "spark.driver.memoryOverhead": "1g",
-    "spark.executor.memory": "2g",
-    "spark.hadoop.fs.s3a.endpoint.region": "eu-central-1",
-}
+OPTIONS = ["--logs", "s3a://logs/mediator", "--out", "s3a://analysis/mediator"]
+OPTIONS += ["--keys", "/keys/pseudonyms.keys", "--day", "2026-11-16"]
+IMAGE = "registry.example/mediatord-analytics:1"
 
 
 @dataclass
@@ -93,24 +78,25 @@ def test_driver_pod_runs_the_night() -> None:
     """With the arguments, the volume of the pseudonym keys and the keys of S3, and memory for Python and DuckDB."""
     kubernetes = KubernetesStub()
     with kubernetes.serve():
-        options = [word for name, value in CONF.items() for word in ("--conf", f"{name}={value}")]
-        submit = [str(find_spark_home() / "bin/spark-submit"), "--master", f"k8s://{kubernetes.url}"]
-        submit += ["--deploy-mode", "cluster", "--name", "mediatord-analytics", *options]
         completed = subprocess.run(
-            [*submit, PROGRAM, *NIGHTLY],
+            [SCRIPT, *OPTIONS],
             capture_output=True,
             text=True,
-            env={**make_environment(), "SPARK_LOCAL_IP": "127.0.0.1"},
+            env={
+                **make_environment(),
+                "API": kubernetes.url,
+                "IMAGE": IMAGE,
+                "REGION": "eu-central-1",
+                "SPARK_HOME": str(find_spark_home()),
+                "SPARK_LOCAL_IP": "127.0.0.1",
+            },
             check=False,
         )
     assert completed.returncode == 0, completed.stderr
     pod = kubernetes.objects["Pod"]["spec"]
     [driver] = pod["containers"]
-    assert driver["args"][-len(NIGHTLY) - 1 :] == [PROGRAM, *NIGHTLY]
-    assert (driver["image"], pod["serviceAccountName"]) == (
-        CONF["spark.kubernetes.container.image"],
-        "analytics",
-    )
+    assert driver["args"][-len(OPTIONS) - 2 :] == [PROGRAM, "nightly", *OPTIONS]
+    assert (driver["image"], pod["serviceAccountName"]) == (IMAGE, "analytics")
     assert driver["resources"]["limits"] == {"memory": "2048Mi"}
     secrets = {
         one["name"]: one["valueFrom"]["secretKeyRef"] for one in driver["env"] if one["name"].startswith("AWS_")
@@ -126,5 +112,5 @@ def test_driver_pod_runs_the_night() -> None:
     assert claim["claimName"] == "analytics-keys"
     # The driver reads the rest, among it what concerns executors, from a file.
     properties = kubernetes.objects["ConfigMap"]["data"]["spark.properties"].splitlines()
-    for name in ("spark.executor.memory", "spark.executor.instances", "spark.hadoop.fs.s3a.endpoint.region"):
-        assert f"{name}={CONF[name]}" in properties
+    for setting in ("executor.memory=2g", "executor.instances=2", "hadoop.fs.s3a.endpoint.region=eu-central-1"):
+        assert f"spark.{setting}" in properties

@@ -84,7 +84,7 @@ def test_wheel_contains_modules_and_data(wheel: Path) -> None:
     shared = {name.partition(".data/data/share/mediatord/")[2] for name in names} - {""}
     data = {
         f"{name}/{path.name}"
-        for name in ("nginx", "prometheus", "grafana")
+        for name in ("nginx", "prometheus", "grafana", "spark")
         for path in (ROOT / "etc" / name).iterdir()
     }
     data |= {f"systemd/{path.name}" for path in (ROOT / "systemd").iterdir()}
