@@ -40,9 +40,10 @@ def make_scratch_directory(parent: str | None) -> Iterator[str]:
     Create a scratch directory, and delete those of killed processes, which would fill the disk.
 
     :param parent: its parent; None: the system's.
+    :return: its absolute path.
     :raise OSError: it cannot be created.
     """
-    directory = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=parent))
+    directory = Path(tempfile.mkdtemp(prefix=SCRATCH_PREFIX, dir=parent)).absolute()
     # The lock ends with this process. It gets its name once it is held.
     with (directory / "new").open("wb") as file:
         try:

@@ -104,4 +104,4 @@ def test_relative_scratch_is_local(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             return GIB
 
     check_disk_space(RecordingDiskSpace(), DiskNeeds(0, 0), "/out", "spill", 0)  # type: ignore[arg-type]
-    assert urls == ["/out", (tmp_path / "spill").as_uri()]
+    assert urls == ["/out", f"file:{tmp_path}/spill"]
