@@ -294,7 +294,7 @@ def test_ports_are_replaced() -> None:
 
 @pytest.mark.system
 @pytest.mark.parametrize(
-    ("commands", "status"), [("true\nsleep 30 &\nfalse", 1), ("echo one\nexport A=two\necho $A", 0)]
+    ("commands", "status"), [("true\nsleep 900 &\nfalse", 1), ("echo one\nexport A=two\necho $A", 0)]
 )
 def test_sessions(commands: str, status: int, session: Path) -> None:
     """A failing command ends the session, and stops what is in the background; variables stay."""
@@ -302,6 +302,6 @@ def test_sessions(commands: str, status: int, session: Path) -> None:
     script.write_text(build_script([Step(command, ()) for command in commands.splitlines()]), "utf-8")
     began = time.monotonic()
     found = run_script(script, session, session, dict(os.environ))
-    assert (found, time.monotonic() - began < 20) == (status, True)
+    assert (found, time.monotonic() - began < 300) == (status, True)
     if status == 0:
         assert (session / "output-2").read_text("utf-8") == "two\n"
