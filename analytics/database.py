@@ -42,7 +42,7 @@ class Database:
         import duckdb
 
         check_directory_name(scratch, FORBIDDEN_CHARACTERS)
-        self._scratch = scratch
+        self.scratch = scratch
         self.connection = duckdb.connect(
             f"{scratch}/night.duckdb",
             config={
@@ -133,7 +133,7 @@ class Database:
 
     def _write_schema_file(self, table: Table, partitions: Sequence[str]) -> str:
         """Write a Parquet file without rows that has all columns, so that each column is in a file."""
-        directory = "/".join([self._scratch, "schemas", table.name, *(f"{name}=1970-01-01" for name in partitions)])
+        directory = "/".join([self.scratch, "schemas", table.name, *(f"{name}=1970-01-01" for name in partitions)])
         path = f"{directory}/schema.parquet"
         if not Path(path).exists():
             Path(directory).mkdir(parents=True)

@@ -663,9 +663,6 @@ _TABLES = (
 TABLES: dict[str, Table] = {table.name: table for table in _TABLES}
 
 
-# Column of the JSON reader for the text of damaged lines.
-CORRUPT_RECORD_COLUMN = "_corrupt_record"
-
 _SQL_TYPES: dict[FieldType, str] = {"string": "string", "integer": "bigint", "number": "double", "boolean": "boolean"}
 _NARROWER_TYPES = {"v": "int", "epoch": "int", "ts": "timestamp"}
 
@@ -688,23 +685,6 @@ def make_event_columns() -> tuple[Column, ...]:
 def make_events_table() -> Table:
     """The table `events`; partitioned by `dt`, the day of the event, and `batch`."""
     return Table("events", "one row for each event", make_event_columns(), key=(), private=True)
-
-
-def make_events_struct() -> StructType:
-    """Schema of the Parquet of `events`, including partition columns."""
-    return make_events_table().struct()
-
-
-def make_line_struct() -> StructType:
-    """Schema for parsing a line: the time as text, and :data:`CORRUPT_RECORD_COLUMN` last."""
-    from pyspark.sql.types import StringType, StructField, StructType
-
-    fields = make_events_struct().fields[len(_INGEST_COLUMNS) :]
-    texts = {"ts"}
-    return StructType(
-        [StructField(field.name, StringType()) if field.name in texts else field for field in fields]
-        + [StructField(CORRUPT_RECORD_COLUMN, StringType())]
-    )
 
 
 def list_known_events() -> list[str]:

@@ -1,8 +1,9 @@
 """
 The Spark session of a run, and its scratch directory.
 
-Values set here are defaults: `spark-submit`, `--conf` and spark-defaults.conf override them, except two settings that
-results depend on. A local master is one Java process that listens on loopback only; nothing is assumed of others.
+Values set here are defaults: `spark-submit`, `--conf` and spark-defaults.conf override them, except the time zone,
+which results depend on. A local master is one Java process that listens on loopback only; nothing is assumed of
+others.
 """
 
 from __future__ import annotations
@@ -71,14 +72,11 @@ _LOOPBACK = "127.0.0.1"
 _JAVA_EXIT_TIMEOUT_S = 20.0
 _JAVA_LOG = "java.log"
 
-# Days are in UTC, and a recomputed day replaces only itself.
-_REQUIRED_CONF = {
-    "spark.sql.session.timeZone": "UTC",
-    "spark.sql.sources.partitionOverwriteMode": "dynamic",
-}
+# Days are in UTC.
+_REQUIRED_CONF = {"spark.sql.session.timeZone": "UTC"}
 _DEFAULT_CONF = {
     "spark.app.name": "mediatord-analytics",
-    # Spark's 300 seconds are too few on a busy machine, where several jobs compute small tables at the same time.
+    # Spark's 300 seconds are too few on a busy machine.
     "spark.sql.broadcastTimeout": "3600",
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "100000",
     "spark.sql.parquet.compression.codec": "zstd",

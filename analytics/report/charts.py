@@ -170,7 +170,6 @@ def _embed_svg(svg: str, name: str, title: str, description: str) -> str:
 
 Formatter = Callable[[float], str]
 _DURATION_TICKS = (1, 10, 100, 1000, 10_000, 60_000, 600_000, 3_600_000, 36_000_000, 86_400_000)
-COLOURS = (FIRST_COLOUR, SECOND_COLOUR, THIRD_COLOUR)
 
 
 @dataclass(frozen=True, slots=True)

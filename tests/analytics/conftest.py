@@ -10,7 +10,7 @@ import pytest
 from analytics.database import Database
 from analytics.engine import AnalysisSession
 from analytics.errors import AnalyticsError
-from analytics.files import FileSystem, LocalFileSystem
+from analytics.files import LocalFileSystem
 from analytics.java import find_java, require_packages, set_java_home
 from analytics.spark_session import SessionOptions, open_session
 
@@ -33,16 +33,13 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnalysisSession]:
-    """A session without Spark."""
-    scratch = str(tmp_path_factory.mktemp("scratch"))
-    with Database(scratch) as database:
-        yield AnalysisSession(LocalFileSystem(), database, scratch)
+def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
+    """A database of its own for each test."""
+    with Database(str(tmp_path_factory.mktemp("scratch"))) as found:
+        yield found
 
 
 @pytest.fixture
-def spark_session(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnalysisSession]:
-    """A session with Spark."""
-    scratch = str(tmp_path_factory.mktemp("scratch"))
-    with Database(scratch) as database:
-        yield AnalysisSession(FileSystem(spark), database, scratch, spark)
+def session(database: Database) -> AnalysisSession:
+    """A session without Spark."""
+    return AnalysisSession(LocalFileSystem(), database, database.scratch)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,14 +51,6 @@ ARGUMENTS: Mapping[str, Sequence[tuple[Any, ...]]] = {
     "size_class": [(number,) for number in _INTEGERS],
     "pushes_class": [(number,) for number in _INTEGERS],
 }
-
-
-@pytest.fixture
-def database() -> Iterator[Database]:
-    with tempfile.TemporaryDirectory() as scratch:
-        found = Database(scratch)
-        yield found
-        found.close()
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-import tempfile
-from collections.abc import Iterator
-
-import pytest
 
 from analytics.database import Database
 from analytics.sql_functions import compute_percentiles
 
 SHARES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
 _HISTOGRAM = "SELECT name, latency_bucket(ms) AS bucket, count(*) AS n FROM durations GROUP BY ALL"
-
-
-@pytest.fixture
-def database() -> Iterator[Database]:
-    with tempfile.TemporaryDirectory() as scratch:
-        found = Database(scratch)
-        yield found
-        found.close()
 
 
 def nearest_rank(values: list[float], share: float) -> float:
